@@ -1,0 +1,189 @@
+"""What every mechanism is: two verbs over queries, keys and values, and what it declares about itself."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from lintra.ops.positions import Rotation
+
+State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What a mechanism can do. What it cannot is refused when it is built."""
+
+    causal: bool
+    bidirectional: bool
+    cross: bool  # queries of one sequence, keys and values of another
+    recurrent: bool  # has a step
+    state: Literal["constant", "window", "grows", "none"]  # how large the state gets
+    cost: str  # of a whole sequence of t tokens, per head; d is the size of a head
+
+
+class AttentionConfig(Protocol):
+    """The `Config` of a mechanism's file."""
+
+    def build(
+        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
+    ) -> "Attention": ...
+
+
+class Attention(nn.Module):
+    """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t h e]; h a multiple of g.
+
+    `forward` takes a whole sequence; `extend` any number of tokens after a state; `step` is the recurrence
+    as its paper prints it, one token at a time. A causal mechanism needs to define only `start` and `step`:
+    the loop over them here serves until there is a fast form, and as its reference afterwards.
+
+    `mask` [b s] is True for real tokens. What stands in a padded place changes nothing, and y is 0 there.
+    `rotate` turns queries and keys by their positions (rotary embedding).
+    """
+
+    paper: ClassVar[str]
+    can: ClassVar[Capabilities]
+    reads: ClassVar[dict[str, int]] = {}  # what it takes from the layer's input beyond q, k, v: name -> width
+
+    def __init__(
+        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
+    ):
+        super().__init__()
+        name = type(self).__module__.rpartition(".")[2]
+        if causal and not self.can.causal:
+            raise ValueError(
+                f"attention {name!r} has no causal form ({self.paper}); build it with causal=False"
+            )
+        if not causal and not self.can.bidirectional:
+            raise ValueError(f"attention {name!r} is causal only ({self.paper}); build it with causal=True")
+        self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
+        self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
+        self.causal = causal
+        for what in ("heads", "kv_heads", "dim", "value_dim"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} must be at least 1, got {getattr(self, what)}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+
+    def forward(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b t g d"],
+        v: Float[Tensor, "b t g e"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        rotate: Rotation | None = None,
+        **reads: Tensor,
+    ) -> Float[Tensor, "b t h e"]:
+        """A whole sequence attending to itself."""
+        state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
+        return self.extend(q, k, v, state, mask=mask, rotate=rotate, **reads)[0]
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """The state before any token, for `batch` sequences of activations of `dtype`."""
+        raise NotImplementedError(f"attention {type(self).__module__!r} has no recurrent form")
+
+    def extend(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b t g d"],
+        v: Float[Tensor, "b t g e"],
+        state: State,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        rotate: Rotation | None = None,
+        **reads: Tensor,
+    ) -> tuple[Float[Tensor, "b t h e"], State]:
+        """Any number of tokens after `state`. Padded ones leave the state as it was."""
+        self.check(q, k, v)
+        self.check_causal()
+        q, k, v = zero_padding(mask, q, k, v)
+        ys = [q.new_zeros(q.shape[0], 0, self.heads, self.value_dim)]
+        for i in range(q.shape[1]):
+            one = slice(i, i + 1)
+            y, after = self.step(
+                q[:, one],
+                k[:, one],
+                v[:, one],
+                state,
+                rotate=None if rotate is None else rotate.at(one),
+                **{name: x[:, one] for name, x in reads.items()},
+            )
+            if mask is not None:
+                y = zero_padding(mask[:, one], y)[0]
+                after = select(mask[:, i], after, state)
+            ys.append(y)
+            state = after
+        return torch.cat(ys, 1), state
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State,
+        *,
+        rotate: Rotation | None = None,
+        **reads: Tensor,
+    ) -> tuple[Tensor, State]:
+        """One token, q [b 1 h d]: the recurrence."""
+        raise NotImplementedError(f"attention {type(self).__module__!r} has no recurrent form")
+
+    def remember(self, k: Tensor, v: Tensor, mask: Bool[Tensor, "b s"] | None = None) -> State:
+        """What cross-attention keeps of another sequence, k [b s g d], v [b s g e]."""
+        raise NotImplementedError(f"attention {type(self).__module__!r} has no cross form")
+
+    def read(self, q: Float[Tensor, "b t h d"], memory: State) -> Float[Tensor, "b t h e"]:
+        """Every query reads all of the memory."""
+        raise NotImplementedError(f"attention {type(self).__module__!r} has no cross form")
+
+    def check(self, q: Tensor | None, k: Tensor, v: Tensor) -> None:
+        """Raises ValueError unless heads and widths are those this mechanism was built for."""
+        for name, x, expected in (
+            ("q", q, (self.heads, self.dim)),
+            ("k", k, (self.kv_heads, self.dim)),
+            ("v", v, (self.kv_heads, self.value_dim)),
+        ):
+            if x is not None and tuple(x.shape[2:]) != expected:
+                raise ValueError(
+                    f"{name} must be [batch, time, {expected[0]} heads, {expected[1]}] as built, "
+                    f"got shape {list(x.shape)}"
+                )
+
+    def check_causal(self) -> None:
+        """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""
+        if not self.causal:
+            raise ValueError("extend and step need a mechanism built with causal=True")
+
+    def check_cross(self) -> None:
+        """Raises ValueError where cross-attention is asked of a causal mechanism."""
+        if self.causal:
+            raise ValueError("remember and read need a mechanism built with causal=False")
+
+
+def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there does not survive."""
+    if mask is None:
+        return tensors
+    return tuple(x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0.0) for x in tensors)
+
+
+def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
+    """The new state where `keep`, the old one elsewhere, for every sample of the batch."""
+    return map_state(lambda a, b: torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
+
+
+def map_state(function: Any, state: State, *others: State) -> State:
+    """A state of the same form with `function` applied to every tensor, as in `map`.
+
+    `map_state(lambda x: x[index], state)` reorders the batch (beam search); `x.detach()`, `x.to(device)` and
+    `x.clone()` go the same way.
+    """
+    if isinstance(state, Tensor):
+        return function(state, *others)
+    parts = [map_state(function, *each) for each in zip(state, *others, strict=True)]
+    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)

@@ -1,0 +1,191 @@
+"""Linear attention: Katharopoulos et al. 2020, "Transformers are RNNs", arXiv:2006.16236.
+
+The exponential of softmax is replaced by a product of features, phi(q) . phi(k), so that the keys and
+values can be summed once (equations 4 to 6) and, when causal, carried along as the state of an RNN
+(equations 9 to 12, 16 to 20):
+
+    kv_i = kv_{i-1} + phi(k_i) v_i^T      z_i = z_{i-1} + phi(k_i)      y_i = phi(q_i)^T kv_i / phi(q_i) . z_i
+
+Cost of t tokens: 2 t f e multiplications and additions a head to train, f e a token to generate; the state
+holds f (e + 1) numbers whatever the length.
+
+With rotary positions the features are turned in the numerator alone, so that the weights in the
+denominator stay positive (Su et al. 2021, arXiv:2104.09864, equation 19).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lintra import ops
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._feature_maps import (
+    T2R,
+    Dpfp,
+    EluPlusOne,
+    FeatureMap,
+    Hedgehog,
+    Identity,
+    Relu,
+    SquaredRelu,
+    Taylor2,
+)
+from lintra.ops import LinearState
+from lintra.ops._check import sum_dtype
+from lintra.ops.features import apply_feature_map
+from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.positions import Rotation
+
+__all__ = [
+    "T2R",
+    "Config",
+    "Dpfp",
+    "EluPlusOne",
+    "FeatureMap",
+    "Hedgehog",
+    "Identity",
+    "LinearAttention",
+    "LinearState",
+    "Relu",
+    "SquaredRelu",
+    "Taylor2",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Linear attention."""
+
+    feature_map: FeatureMap = field(default_factory=EluPlusOne)  # applied to q and k
+    normalize: bool = True  # divide by the sum of the weights
+    eps: float = 1e-6  # added to the denominator; no unit
+    chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+    impl: Impl = "auto"  # which implementation of the sum
+
+    def __post_init__(self):
+        if not self.eps >= 0:
+            raise ValueError(f"eps must be at least 0, got {self.eps}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+        if self.normalize and not self.feature_map.positive:
+            name = type(self.feature_map).__name__
+            raise ValueError(f"feature_map {name} gives weights of both signs: it needs normalize=False")
+
+    def build(
+        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
+    ) -> "LinearAttention":
+        return LinearAttention(
+            self, heads=heads, dim=dim, causal=causal, kv_heads=kv_heads, value_dim=value_dim
+        )
+
+
+class LinearAttention(Attention):
+    """Linear attention. State: kv [b g f e] and z [b g f]."""
+
+    paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(**shape)
+        self.config = config
+        self.features = config.feature_map.size(self.dim)
+        self.query_map = config.feature_map.build(self.heads, self.dim)
+        self.key_map = config.feature_map.build(self.kv_heads, self.dim)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        if self.causal:
+            return super().forward(q, k, v, mask=mask, rotate=rotate)
+        self.check(q, k, v)
+        (q,) = zero_padding(mask, q)
+        return zero_padding(mask, self._sum(q, k, v, None, mask, rotate)[0])[0]
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LinearState:
+        dtype = sum_dtype(dtype or torch.get_default_dtype())
+        shape = (batch, self.kv_heads, self.features)
+        return LinearState(
+            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        self.check(q, k, v)
+        self.check_causal()
+        return self._sum(q, k, v, state, mask, rotate)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rotate: Rotation | None = None
+    ) -> tuple[Tensor, LinearState]:
+        """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        dtype, group = state.kv.dtype, self.heads // self.kv_heads
+        q, k = (x.to(dtype) for x in self._features(q, k))
+        turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
+        kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
+        z = state.z + k[:, 0]
+        y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(group, 1))
+        if self.config.normalize:
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+            y = divide(y, weight + self.config.eps)
+        return y.to(v.dtype), LinearState(kv, z)
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinearState:
+        self.check(None, k, v)
+        self.check_cross()
+        nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
+        return self._sum(nobody, k, v, None, mask, None)[1]
+
+    def read(self, q: Tensor, memory: LinearState) -> Tensor:
+        self.check_cross()
+        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
+        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
+        return self._sum(q, nothing, values, memory, None, None)[0]
+
+    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        fused = self.config.feature_map.fused
+        return apply_feature_map(fused, self.query_map(q)), apply_feature_map(fused, self.key_map(k))
+
+    def _sum(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState | None,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+    ) -> tuple[Tensor, LinearState]:
+        config = self.config
+        fused = config.feature_map.fused
+        options = {"mask": mask, "causal": self.causal, "chunk": config.chunk, "impl": config.impl}
+        if rotate is not None or fused is None:
+            (k,) = zero_padding(mask, k)
+            (q,) = zero_padding(mask if self.causal else None, q)
+        if rotate is None:
+            q, k = self.query_map(q), self.key_map(k)
+            options |= {"normalize": config.normalize, "eps": config.eps, "feature_map": fused}
+            return ops.linear_attention(q, k, v, state=state, **options)
+        options |= {"normalize": False}
+        dtype = sum_dtype(v.dtype)
+        q, k = (x.to(dtype) for x in self._features(q, k))
+        y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v.to(dtype), state=state, **options)
+        # The denominator is the same sum over unturned features with the value 1.
+        ones = k.new_ones(*k.shape[:3], 1)
+        counted = None if state is None else LinearState(state.z[..., None], state.z)
+        weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
+        if config.normalize:
+            y = divide(y, weight[..., 0] + config.eps)
+        return y.to(v.dtype), LinearState(kv, z)

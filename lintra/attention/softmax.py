@@ -1,0 +1,211 @@
+"""Softmax attention: Vaswani et al. 2017, arXiv:1706.03762, equation 1. The baseline.
+
+    y_i = sum_j exp(scale q_i . k_j) v_j / sum_j exp(scale q_i . k_j)
+
+over the keys a query may see, through PyTorch's scaled_dot_product_attention. Generation keeps every key and
+value: a state that grows by d + e numbers a token and key-value head. With `window`, a query sees the last
+`window` real tokens up to its own and the state stops growing.
+
+Cost of t tokens: t^2 (d + e) multiplications and additions a head. With padding or a window the pattern is
+passed as t s booleans a sample.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check
+from lintra.ops.positions import Rotation, token_positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Softmax attention."""
+
+    window: int | None = None  # tokens a query sees, its own included; None: all
+    scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
+    dropout: float = 0.0  # probability of dropping a weight in training
+
+    def __post_init__(self):
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 token, got {self.window}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def build(
+        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
+    ) -> "SoftmaxAttention":
+        return SoftmaxAttention(
+            self, heads=heads, dim=dim, causal=causal, kv_heads=kv_heads, value_dim=value_dim
+        )
+
+
+class SoftmaxState(NamedTuple):
+    """The cache: k [b s g d], v [b s g e] in the dtype they came in, position [b s], -1 where padded.
+
+    Copies are kept, no sums: the activations' own dtype loses nothing.
+    """
+
+    k: Tensor
+    v: Tensor
+    position: Tensor
+
+
+class SoftmaxMemory(NamedTuple):
+    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]."""
+
+    k: Tensor
+    v: Tensor
+    real: Tensor
+
+
+class SoftmaxAttention(Attention):
+    """Softmax attention. State: the keys and values so far."""
+
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=True, recurrent=True, state="grows", cost="O(t^2 d)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(**shape)
+        self.config = config
+        if config.window is not None and not self.causal:
+            raise ValueError("attention 'softmax' has a window only when causal; build it with causal=True")
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        if self.causal:
+            return super().forward(q, k, v, mask=mask, rotate=rotate)
+        q, k, v = self._enter(q, k, v, mask, rotate)
+        y = self._attend(q, k, v, None if mask is None else mask[:, None])
+        return zero_padding(mask, y)[0]
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> SoftmaxState:
+        return SoftmaxState(
+            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, device=device, dtype=torch.int64),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: SoftmaxState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, SoftmaxState]:
+        self.check_causal()
+        q, k, v = self._enter(q, k, v, mask, rotate)
+        self._check_state(state, k, v)
+        here = token_positions(_seen(state), q.shape[1], mask)
+        after = SoftmaxState(*(torch.cat(pair, 1) for pair in zip(state, (k, v, here), strict=True)))
+        window = self.config.window
+        fresh = state.k.shape[1] == 0
+        if fresh and mask is None and (window is None or window >= q.shape[1]):
+            y = self._attend(q, k, v, None, causal=True)
+        else:
+            y = zero_padding(mask, self._attend(q, after.k, after.v, self._visible(here, after.position)))[0]
+        return y, after if window is None else _latest(after, window - 1)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rotate: Rotation | None = None
+    ) -> tuple[Tensor, SoftmaxState]:
+        """One token against the cache, weight by weight: the reference of `extend`."""
+        q, k, v = self._enter(q, k, v, None, rotate)
+        here = token_positions(_seen(state), 1, None)
+        after = SoftmaxState(*(torch.cat(pair, 1) for pair in zip(state, (k, v, here), strict=True)))
+        group = self.heads // self.kv_heads
+        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
+        scores = scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(group, 2))
+        scores = scores.masked_fill(~self._visible(here, after.position)[:, :, None], -torch.inf)
+        y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(group, 2))
+        return y, after if self.config.window is None else _latest(after, self.config.window - 1)
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> SoftmaxMemory:
+        self.check(None, k, v)
+        self.check_cross()
+        k, v = zero_padding(mask, k, v)
+        return SoftmaxMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
+
+    def read(self, q: Tensor, memory: SoftmaxMemory) -> Tensor:
+        self.check_cross()
+        return self._attend(q, memory.k, memory.v, memory.real[:, None])
+
+    def _enter(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Checked, padding zeroed, turned."""
+        _check.qkv(q, k, v, mask, causal=True)
+        self.check(q, k, v)
+        q, k, v = zero_padding(mask, q, k, v)
+        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
+
+    def _check_state(self, state: SoftmaxState, k: Tensor, v: Tensor) -> None:
+        if not isinstance(state, SoftmaxState):
+            raise TypeError(f"state must be a SoftmaxState, got {type(state).__name__}")
+        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
+        _check.shape("state.k", state.k, "b s g d", sizes)
+        _check.shape("state.v", state.v, "b s g e", sizes)
+        _check.shape("state.position", state.position, "b s", sizes)
+        if state.k.shape[1]:  # an empty cache takes the dtype of its first tokens, which autocast decides
+            _check.alike("state.k", state.k, "k", k)
+            _check.alike("state.v", state.v, "v", v)
+
+    def _visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """Which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
+        distance = query[:, :, None] - key[:, None]
+        visible = (distance >= 0) & (key >= 0)[:, None]
+        return visible if self.config.window is None else visible & (distance < self.config.window)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """y [b t h e]; 0 in a row of `visible` [b t s] or [b 1 s] that is all False."""
+        if q.numel() == 0 or k.numel() == 0:
+            return v.new_zeros(*q.shape[:3], v.shape[3])
+        blind = None
+        if visible is not None:
+            visible = visible[:, None]
+            blind = ~visible.any(-1, keepdim=True)
+            # A softmax over nothing is NaN: a blind row sees everything and its result is dropped.
+            visible = visible | blind
+        y = functional.scaled_dot_product_attention(
+            q.movedim(1, 2),
+            k.movedim(1, 2),
+            v.movedim(1, 2),
+            attn_mask=visible,
+            is_causal=causal,
+            dropout_p=self.config.dropout if self.training else 0.0,
+            scale=self.config.scale,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return (y if blind is None else y.masked_fill(blind, 0.0)).movedim(1, 2)
+
+
+def _seen(state: SoftmaxState) -> Tensor:
+    """How many real tokens came before [b]."""
+    if state.position.shape[1] == 0:
+        return state.position.new_zeros(state.position.shape[0])
+    return state.position.amax(1) + 1
+
+
+def _latest(state: SoftmaxState, count: int) -> SoftmaxState:
+    """The last `count` real tokens of each sample; padding goes first."""
+    order = state.position.argsort(dim=1, stable=True)[:, max(0, state.position.shape[1] - count) :]
+    return SoftmaxState(
+        *(
+            x.gather(1, order.reshape(*order.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+            for x in state
+        )
+    )

@@ -1,0 +1,259 @@
+"""A model on disk: config.json, with a format version, beside model.safetensors. Nothing is pickled.
+
+{"format": 1, "model": "decoder", "config": {"vocabulary": 256, "attention": {"name": "linear", ...}, ...}}
+"""
+
+import ctypes
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from lintra import attention, models, registry
+from lintra.attention import AttentionConfig, State
+from lintra.attention._feature_maps import FeatureMap
+from lintra.models.decoder import Decoder
+
+FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+class Error(ValueError):
+    """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
+
+
+def save(model: Decoder, folder: str | Path) -> None:
+    """Writes config.json and model.safetensors into a new `folder`, or in place of a model that is there.
+
+    The folder appears complete or not at all: what was there before survives a full disk or a killed
+    process. Raises Error where `folder` holds something that is not a model of ours.
+    """
+    folder = Path(folder)
+    if folder.exists() and not _is_model(folder):
+        raise Error(f"{folder} exists and is not a saved model: choose another folder")
+    write_atomically(folder, lambda place: write_model(model, place))
+
+
+def write_model(model: Decoder, folder: Path) -> None:
+    """The two files of a model into `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = type(model).__module__.rpartition(".")[2]
+    content = {"format": FORMAT, "model": name, "config": to_json(model.config)}
+    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    save_file({name: x.contiguous() for name, x in model.state_dict().items()}, folder / WEIGHTS)
+
+
+def load(folder: str | Path, device: str | torch.device = "cpu") -> Decoder:
+    """The model in `folder`, in evaluation mode; of a training run, its newest checkpoint.
+
+    Raises Error if anything is missing, damaged, of another format version, or does not fit its configuration.
+    """
+    folder = newest(Path(folder))
+    content = read_json(folder / CONFIG)
+    if not isinstance(content, dict) or "format" not in content:
+        raise Error(f"{folder / CONFIG} is not a lintra model: it has no format version")
+    if content["format"] != FORMAT:
+        raise Error(f"{folder / CONFIG} has format {content['format']!r}, this lintra reads format {FORMAT}")
+    try:
+        module = registry.load(models, content.get("model", ""), "model")
+        model = from_json(module.Config, content.get("config"), "config").build()
+    except (ValueError, TypeError) as error:
+        raise Error(f"{folder / CONFIG}: {error}") from error
+    tensors = read_tensors(folder / WEIGHTS, device)
+    _fit(folder / WEIGHTS, tensors, model)
+    model.load_state_dict(tensors, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model.to(device).eval()
+
+
+def newest(folder: Path) -> Path:
+    """`folder` if it holds a model, else its newest `step-*` folder. Raises Error if there is neither."""
+    if not folder.is_dir():
+        raise Error(f"{folder} does not exist or is no folder")
+    if (folder / CONFIG).exists():
+        return folder
+    steps = sorted(x for x in folder.glob("step-*") if (x / CONFIG).exists())
+    if not steps:
+        raise Error(f"{folder} holds no model: there is no {CONFIG} in it and no step-* folder with one")
+    return steps[-1]
+
+
+def save_state(state: State, file: str | Path) -> None:
+    """A state of generation into one safetensors file, to be resumed elsewhere. Atomic."""
+    tensors = {str(i): x.contiguous() for i, x in enumerate(_leaves(state))}
+    write_atomically(Path(file), lambda place: save_file(tensors, place))
+
+
+def load_state(like: State, file: str | Path) -> State:
+    """The state in `file`, of the form of `like`, such as `model.start(batch)`. Raises Error if it is not."""
+    wanted = list(_leaves(like))
+    tensors = read_tensors(Path(file), wanted[0].device if wanted else "cpu")
+    if sorted(tensors, key=int) != [str(i) for i in range(len(wanted))]:
+        raise Error(f"{file} holds {len(tensors)} tensors, a state of this model {len(wanted)}")
+    values = iter(tensors[str(i)] for i in range(len(wanted)))
+
+    def take(x: torch.Tensor) -> torch.Tensor:
+        value = next(values)
+        if value.dim() != x.dim() or value.shape[:1] != x.shape[:1]:
+            raise Error(
+                f"{file} has a tensor {list(value.shape)} where this model's state has {list(x.shape)}"
+            )
+        return value
+
+    return attention.map_state(take, like)
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path`.
+
+    Until then `path` is as it was, and after an error too. Raises Error if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise Error(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        write(work / path.name)
+        _flush(work / path.name)
+        _put(work / path.name, path)
+    except (OSError, SafetensorError) as error:
+        raise Error(f"{path} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file. Raises Error with its name."""
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise Error(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Error(f"{file} is damaged: {error}") from error
+
+
+def read_tensors(file: Path, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file. Raises Error with its name."""
+    try:
+        with safe_open(file, framework="pt", device=str(device)) as content:
+            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)
+    except FileNotFoundError as error:
+        raise Error(f"{file} does not exist") from error
+    except (OSError, SafetensorError) as error:
+        raise Error(f"{file} is damaged or no safetensors file: {error}") from error
+
+
+def to_json(value: Any) -> Any:
+    """A configuration as JSON: a dataclass becomes an object, with its `name` where there is a choice."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    content = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {"name": _key(type(value)), **content}
+
+
+def from_json(kind: Any, content: Any, where: str) -> Any:
+    """What `to_json` wrote, checked against the fields' types. Raises ValueError that names the place."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} must be an object, got {content!r}")
+    content = dict(content)
+    kind = _choose(kind, content.pop("name", None), where)
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    unknown = sorted(set(content) - set(fields))
+    if unknown:
+        raise ValueError(f"{where} has the unknown field {unknown[0]!r}; the fields are {', '.join(fields)}")
+    values = {name: _value(fields[name], x, f"{where}.{name}") for name, x in content.items()}
+    try:
+        return kind(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def _value(hint: Any, content: Any, where: str) -> Any:
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
+        return from_json(hint, content, where)
+    for option in options:
+        if typing.get_origin(option) is typing.Literal:
+            fits = content in typing.get_args(option)
+        elif option is float:
+            fits = isinstance(content, int | float) and not isinstance(content, bool)
+        else:
+            fits = isinstance(content, option) and not (option is int and isinstance(content, bool))
+        if fits:
+            return content
+    raise ValueError(f"{where} must be {hint}, got {content!r}")
+
+
+def _key(kind: type) -> str:
+    """The name of a class among its kind: the file of a mechanism, else the class itself."""
+    return kind.__module__.rpartition(".")[2] if kind.__name__ == "Config" else kind.__name__
+
+
+def _choose(kind: Any, name: str | None, where: str) -> type:
+    if kind is AttentionConfig:
+        return attention.load(str(name)).Config
+    options = (kind,)
+    if kind is FeatureMap:
+        options = tuple(FeatureMap.__subclasses__())
+    elif isinstance(kind, types.UnionType):
+        options = typing.get_args(kind)
+    for option in options:
+        if name == _key(option):
+            return option
+    raise ValueError(f"{where} must be one of {', '.join(map(_key, options))}, got {name!r}")
+
+
+def _fit(file: Path, tensors: dict[str, torch.Tensor], model: Decoder) -> None:
+    wanted = model.state_dict()
+    for problem, names in (("lacks", wanted.keys() - tensors), ("has the unknown", tensors.keys() - wanted)):
+        if names:
+            raise Error(f"{file} {problem} tensor {min(names)!r}")
+    for name, x in wanted.items():
+        if tensors[name].shape != x.shape:
+            raise Error(f"{file}: {name} must be {list(x.shape)}, got {list(tensors[name].shape)}")
+
+
+def _is_model(folder: Path) -> bool:
+    return folder.is_dir() and {x.name for x in folder.iterdir()} == {CONFIG, WEIGHTS}
+
+
+def _leaves(state: State) -> list[torch.Tensor]:
+    leaves: list[torch.Tensor] = []
+    attention.map_state(lambda x: leaves.append(x) or x, state)
+    return leaves
+
+
+def _put(new: Path, path: Path) -> None:
+    """Renames `new` to `path`. A folder cannot be renamed onto another: the two are exchanged."""
+    if not path.is_dir():
+        new.replace(path)
+        return
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
+    if exchange is not None and exchange(here, os.fsencode(new), here, os.fsencode(path), swap) == 0:
+        return
+    path.rename(new.with_name("before"))
+    new.rename(path)
+
+
+def _flush(path: Path) -> None:
+    """To the disk before the rename, so that a power cut leaves the old or the new, not an empty file."""
+    for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,209 @@
+"""Generation as an RNN: the prompt in parallel, then one token at a time with the same weights.
+
+`generate_reference` recomputes the whole sequence for every token. Both draw the same numbers, so they give
+the same tokens for the same seed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lintra.models.decoder import Decoder
+from lintra.nn.mask import lengths_to_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How a symbol is drawn from a distribution.
+
+    temperature divides the log-probabilities, 0 takes the most probable symbol; top_k keeps the k most
+    probable symbols; top_p the fewest that hold at least that share of the probability (Holtzman et al. 2020,
+    arXiv:1904.09751, section 3.1). Both filters apply after the temperature.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k must be at least 1 symbol, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+
+    def probabilities(self, log_probs: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        """What is drawn from."""
+        if self.temperature == 0:
+            return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
+        log_probs = log_probs / self.temperature
+        if self.top_k is not None and self.top_k < log_probs.shape[1]:
+            least = log_probs.topk(self.top_k, 1).values[:, -1:]
+            log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
+        probs = log_probs.softmax(1)
+        if self.top_p is None:
+            return probs
+        ordered, order = probs.sort(1, descending=True)
+        enough = ordered.cumsum(1) - ordered >= self.top_p
+        probs = probs.masked_fill(enough.gather(1, order.argsort(1)), 0.0)
+        return probs / probs.sum(1, keepdim=True)
+
+    def draw(self, log_probs: Float[Tensor, "b n"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+        """The symbol at which the cumulative probability passes `uniform`, numbers in [0, 1)."""
+        cumulative = self.probabilities(log_probs).double().cumsum(1)
+        level = (uniform.double() * cumulative[:, -1])[:, None]
+        return torch.searchsorted(cumulative, level, right=True)[:, 0].clamp(max=log_probs.shape[1] - 1)
+
+
+def generate(model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options) -> Int[Tensor, "b n"]:
+    """The `steps` tokens that follow the prompt, [b steps]. Arguments as of `stream`."""
+    return _run(model, stream, prompt, **options)
+
+
+def generate_reference(
+    model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options
+) -> Int[Tensor, "b n"]:
+    """`generate` by the definition, without a state: for every token the whole sequence once more."""
+    return _run(model, stream_reference, prompt, **options)
+
+
+def stream(
+    model: Decoder,
+    prompt: Int[Tensor, "b t"] | None = None,
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    lengths: Int[Tensor, "b"] | None = None,
+) -> Iterator[Int[Tensor, "b"]]:
+    """Yields the next token of every sequence, [b], `steps` times; memory grows only if the state does.
+
+    prompt: what comes first, without the start symbol; None for nothing, then `batch` says how many sequences
+    (default 1). lengths [b]: how many tokens of each prompt are real, counted from its left. seed fixes the
+    draws; None draws differently each time. The global random generator is not used. The model stays in
+    evaluation mode until the stream ends. temperature, top_k, top_p: see `Sampler`.
+    Raises ValueError for steps < 0, an empty prompt where the model has no start symbol, lengths or a batch
+    that do not fit the prompt, and what `Sampler` refuses.
+    """
+    begin = _begin(model, prompt, steps, batch, lengths)
+    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p)
+    return _recurrent(model, *begin, sampler, _uniforms(steps, begin[0], seed))
+
+
+def stream_reference(
+    model: Decoder,
+    prompt: Int[Tensor, "b t"] | None = None,
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    lengths: Int[Tensor, "b"] | None = None,
+) -> Iterator[Int[Tensor, "b"]]:
+    """`stream` by the definition: every token from the parallel form of everything before it."""
+    begin = _begin(model, prompt, steps, batch, lengths)
+    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p)
+    return _recomputed(model, *begin, sampler, _uniforms(steps, begin[0], seed))
+
+
+@torch.no_grad()
+def _recurrent(
+    model: Decoder, tokens: Tensor, mask: Tensor | None, sampler: Sampler, uniforms: Iterator[Tensor]
+) -> Iterator[Tensor]:
+    with _evaluation(model):
+        state = None
+        for uniform in uniforms:
+            params, state = model.extend(tokens, state, mask=mask)
+            token = sampler.draw(model.output.log_probs(_last(params, mask)), uniform)
+            yield token
+            tokens, mask = token[:, None], None
+
+
+@torch.no_grad()
+def _recomputed(
+    model: Decoder, tokens: Tensor, mask: Tensor | None, sampler: Sampler, uniforms: Iterator[Tensor]
+) -> Iterator[Tensor]:
+    with _evaluation(model):
+        for uniform in uniforms:
+            token = sampler.draw(model.output.log_probs(_last(model(tokens, mask=mask), mask)), uniform)
+            yield token
+            tokens = torch.cat((tokens, token[:, None]), 1)
+            mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
+
+
+def _run(
+    model: Decoder, streaming: Callable[..., Iterator[Tensor]], prompt: Tensor | None, **options
+) -> Tensor:
+    tokens = list(streaming(model, prompt, **options))
+    if tokens:
+        return torch.stack(tokens, 1)
+    batch = options.get("batch") or 1 if prompt is None else len(prompt)
+    return torch.empty(batch, 0, dtype=torch.int64)
+
+
+def _begin(
+    model: Decoder, prompt: Tensor | None, steps: int, batch: int | None, lengths: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The first tokens [b t], the start symbol included, and which of them are real [b t] (None: all)."""
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, got {steps}")
+    if batch is not None and batch < 1:
+        raise ValueError(f"batch must be at least 1 sequence, got {batch}")
+    device = model.head.weight.device
+    if prompt is None:
+        if lengths is not None:
+            raise ValueError("lengths belong to a prompt, and there is none")
+        prompt = torch.empty(batch or 1, 0, dtype=torch.int64, device=device)
+    elif prompt.dim() != 2 or prompt.is_floating_point():
+        raise ValueError(f"prompt must be integers [b t], got {prompt.dtype} of shape {list(prompt.shape)}")
+    elif batch not in (None, len(prompt)):
+        raise ValueError(f"batch must be that of the prompt, {len(prompt)}, or None; got {batch}")
+    if lengths is not None and tuple(lengths.shape) != (len(prompt),):
+        raise ValueError(f"lengths must be [{len(prompt)}], one a prompt, got {list(lengths.shape)}")
+    tokens = prompt.to(device)
+    mask = None if lengths is None else lengths_to_mask(lengths.to(device), tokens.shape[1])
+    if model.start_token is not None:
+        tokens = torch.cat((tokens.new_full((len(tokens), 1), model.start_token), tokens), 1)
+        mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
+    elif tokens.shape[1] == 0 or (mask is not None and not bool(mask.any(1).all())):
+        raise ValueError("this model has no start symbol: every prompt must have at least one token")
+    return tokens, mask
+
+
+def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:
+    """One number in [0, 1) for each sequence and step, the same on every device."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    for _ in range(steps):
+        yield torch.rand(len(tokens), dtype=torch.float64, generator=generator).to(tokens.device)
+
+
+def _last(params: Tensor, mask: Tensor | None) -> Tensor:
+    """The parameters after the last real token of each sequence, [b t p] -> [b p]."""
+    if mask is None:
+        return params[:, -1]
+    last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1)
+    return params[torch.arange(len(params), device=params.device), last]
+
+
+@contextmanager
+def _evaluation(model: Decoder) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

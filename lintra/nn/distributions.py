@@ -1,0 +1,92 @@
+"""What a network's last numbers mean: a distribution over the symbols 0 .. n-1."""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+
+class Distribution:
+    """Base: `size` parameters for `vocabulary` symbols."""
+
+    def __init__(self, vocabulary: int, size: int):
+        self.vocabulary, self.size = vocabulary, size
+
+    def log_prob(self, params: Float[Tensor, "*b p"], target: Int[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """The natural logarithm of the probability of each target."""
+        raise NotImplementedError
+
+    def log_probs(self, params: Float[Tensor, "*b p"]) -> Float[Tensor, "*b n"]:
+        """The natural logarithms of the probabilities of all symbols."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """One logit for each symbol."""
+
+    def build(self, vocabulary: int) -> Distribution:
+        return Categorical(vocabulary, vocabulary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogisticMixture:
+    """A mixture of logistic densities over levels, each level the mass of its interval.
+
+    Salimans et al. 2017, arXiv:1701.05517, section 2.1.
+    """
+
+    components: int = 10
+
+    def __post_init__(self):
+        if self.components < 1:
+            raise ValueError(f"components must be at least 1, got {self.components}")
+
+    def build(self, vocabulary: int) -> Distribution:
+        if vocabulary < 2:
+            raise ValueError(f"a mixture over levels needs a vocabulary of at least 2, got {vocabulary}")
+        return DiscretisedLogistics(vocabulary, 3 * self.components)
+
+
+class Categorical(Distribution):
+    """params [.. n] are logits."""
+
+    def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
+        loss = functional.cross_entropy(_exact(params).flatten(0, -2), target.flatten(), reduction="none")
+        return -loss.reshape(target.shape)
+
+    def log_probs(self, params: Tensor) -> Tensor:
+        return torch.log_softmax(_exact(params), -1)
+
+
+class DiscretisedLogistics(Distribution):
+    """params [.. 3 m]: mixture logits, means and log scales of m components; levels stand on [-1, 1]."""
+
+    min_log_scale, max_log_scale = -7.0, 7.0  # a fifth of a level of 256; a thousand times the range
+
+    def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
+        params = _exact(params)
+        logits, mean, log_scale = params.chunk(3, -1)
+        log_scale = log_scale.clamp(self.min_log_scale, self.max_log_scale)
+        half = 1 / (self.vocabulary - 1)
+        target = target[..., None]
+        centre = (2 * half * target.to(params.dtype) - 1 - mean) * (-log_scale).exp()
+        reach = half * (-log_scale).exp()
+        # sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)): no difference of near numbers.
+        # The first level reaches down to -inf, the last one up to inf.
+        below_upper = functional.logsigmoid(centre + reach).masked_fill(target == self.vocabulary - 1, 0.0)
+        above_lower = functional.logsigmoid(reach - centre).masked_fill(target == 0, 0.0)
+        between = torch.log(-torch.expm1(-2 * reach))
+        between = between.masked_fill((target == 0) | (target == self.vocabulary - 1), 0.0)
+        mass = below_upper + above_lower + between
+        return torch.logsumexp(torch.log_softmax(logits, -1) + mass, -1)
+
+    def log_probs(self, params: Tensor) -> Tensor:
+        return self.log_prob(params[..., None, :], torch.arange(self.vocabulary, device=params.device))
+
+
+def _exact(params: Tensor) -> Tensor:
+    """Logarithms of probabilities need more digits than 16 bits have."""
+    return params if params.dtype == torch.float64 else params.float()

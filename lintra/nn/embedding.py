@@ -1,0 +1,35 @@
+"""From symbols to vectors. Symbols are 0 .. n-1; `start` adds one more, n, that stands before the first."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class TokenEmbedding(nn.Module):
+    """A learned vector for each symbol."""
+
+    def __init__(self, vocabulary: int, width: int, start: bool):
+        super().__init__()
+        self.table = nn.Embedding(vocabulary + start, width)
+        # The scale at which a sinusoidal code (entries of size about 0.7) neither drowns nor is drowned.
+        nn.init.normal_(self.table.weight, std=0.5)
+
+    def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        return self.table(tokens)
+
+
+class ValueEmbedding(nn.Module):
+    """A linear map of the symbol's place on a scale from -1 to 1: for levels, where 7 is near 8."""
+
+    def __init__(self, vocabulary: int, width: int, start: bool):
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.linear = nn.Linear(1, width)
+        self.first = nn.Parameter(torch.randn(width) * 0.5) if start else None
+
+    def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        value = tokens.to(self.linear.weight.dtype) * (2 / max(1, self.vocabulary - 1)) - 1
+        x = self.linear(value[..., None])
+        if self.first is None:
+            return x
+        return torch.where((tokens == self.vocabulary)[..., None], self.first.to(x.dtype), x)

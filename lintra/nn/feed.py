@@ -1,0 +1,36 @@
+"""The feed-forward half of a block."""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+FeedKind = Literal["gelu", "swiglu"]
+
+
+class Feed(nn.Module):
+    """Two linear maps, each token by itself: x [b t c] -> [b t c].
+
+    "gelu": W2 gelu(W1 x), `multiple` * c hidden units. "swiglu": W2 (silu(W1 x) * W3 x), with two thirds of
+    them so that both kinds have about the same parameters. Shazeer 2020, arXiv:2002.05202, equation 6.
+    """
+
+    def __init__(self, width: int, *, multiple: float = 4, kind: FeedKind = "gelu", dropout: float = 0.0):
+        super().__init__()
+        if kind not in ("gelu", "swiglu"):
+            raise ValueError(f"kind must be 'gelu' or 'swiglu', got {kind!r}")
+        hidden = round(width * multiple * (2 / 3 if kind == "swiglu" else 1))
+        if hidden < 1:
+            raise ValueError(f"multiple must give at least one hidden unit, got {multiple} of width {width}")
+        self.kind = kind
+        self.up = nn.Linear(width, 2 * hidden if kind == "swiglu" else hidden)
+        self.down = nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
+        x = self.up(x)
+        if self.kind == "gelu":
+            return self.down(self.dropout(functional.gelu(x)))
+        gate, x = x.chunk(2, -1)
+        return self.down(self.dropout(functional.silu(gate) * x))

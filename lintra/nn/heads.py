@@ -1,0 +1,117 @@
+"""From a layer's input to what a mechanism reads, and back."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from lintra.attention import AttentionConfig, State
+from lintra.attention._base import zero_padding
+from lintra.ops import _check
+from lintra.ops.positions import Rotation, token_positions
+
+
+class HeadsState(NamedTuple):
+    """seen [b]: real tokens so far; attention: the mechanism's state."""
+
+    seen: Tensor
+    attention: State
+
+
+class Heads(nn.Module):
+    """Multi-head attention by any mechanism, x [b t c] -> [b t c], for use inside any network.
+
+    `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
+    (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
+    Raises ValueError unless width is a multiple of heads and heads of kv_heads.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        attention: AttentionConfig,
+        *,
+        heads: int,
+        kv_heads: int | None = None,
+        causal: bool = True,
+        rotary: float | None = None,
+        bias: bool = True,
+    ):
+        super().__init__()
+        if heads < 1 or width % heads:
+            raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
+        self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
+        self.dim = width // heads
+        if rotary is not None and (rotary <= 1 or self.dim % 2):
+            raise ValueError(
+                f"rotary needs a base above 1 and an even head size, got {rotary} and {self.dim}"
+            )
+        self.rotary = rotary
+        self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
+        # One product gives q, k, v; the mechanism reads them as strided views of it.
+        self.widths = [heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
+        self.inward = nn.Linear(width, sum(self.widths), bias=bias)
+        self.reads = nn.ModuleDict(
+            {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.reads.items()}
+        )
+        self.outward = nn.Linear(heads * self.dim, width, bias=bias)
+
+    def forward(
+        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """A whole sequence attending to itself; 0 in padded places."""
+        q, k, v, reads = self._project(x, mask)
+        seen = x.new_zeros(x.shape[0], dtype=torch.int64)
+        y = self.attention(q, k, v, mask=mask, rotate=self._rotation(seen, x.shape[1], mask), **reads)
+        return zero_padding(mask, self.outward(y.flatten(2)))[0]
+
+    def start(self, batch: int) -> HeadsState:
+        """The state before any token."""
+        weight = self.inward.weight
+        return HeadsState(
+            torch.zeros(batch, dtype=torch.int64, device=weight.device),
+            self.attention.start(batch, device=weight.device, dtype=weight.dtype),
+        )
+
+    def extend(
+        self,
+        x: Float[Tensor, "b t c"],
+        state: HeadsState | None = None,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
+        """Any number of tokens after `state` (None: before any token)."""
+        state = self.start(x.shape[0]) if state is None else state
+        q, k, v, reads = self._project(x, mask)
+        if state.seen.shape[0] != x.shape[0]:
+            raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {x.shape[0]}")
+        rotate = self._rotation(state.seen, x.shape[1], mask)
+        y, after = self.attention.extend(q, k, v, state.attention, mask=mask, rotate=rotate, **reads)
+        new = x.shape[1] if mask is None else mask.sum(1)
+        return zero_padding(mask, self.outward(y.flatten(2)))[0], HeadsState(state.seen + new, after)
+
+    def remember(self, x: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
+        """What cross-attention keeps of another sequence."""
+        _, k, v, _ = self._project(x, mask)
+        return self.attention.remember(k, v, mask)
+
+    def read(self, x: Float[Tensor, "b t c"], memory: State) -> Float[Tensor, "b t c"]:
+        """Cross-attention: every token of x reads the memory."""
+        q = self._project(x, None)[0]
+        return self.outward(self.attention.read(q, memory).flatten(2))
+
+    def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        sizes = {"c": self.inward.in_features}
+        _check.shape("x", x, "b t c", sizes)
+        _check.floating("x", x)
+        if mask is not None:
+            _check.mask(mask, "b t", sizes, x.device)
+        (x,) = zero_padding(mask, x)
+        q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.inward(x).split(self.widths, -1))
+        return q, k, v, {name: project(x) for name, project in self.reads.items()}
+
+    def _rotation(self, seen: Tensor, time: int, mask: Tensor | None) -> Rotation | None:
+        if self.rotary is None:
+            return None
+        return Rotation(token_positions(seen, time, mask), self.rotary)

@@ -1,0 +1,19 @@
+"""Padding masks."""
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[Tensor, "b t"]:
+    """True for the first lengths[i] tokens of sample i. `time` is the padded length, default the longest.
+
+    Raises ValueError for lengths that are no integers [b] or not between 0 and `time`.
+    """
+    if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
+        raise ValueError(f"lengths must be integers [b], got {lengths.dtype} of shape {list(lengths.shape)}")
+    longest = int(lengths.max()) if lengths.numel() else 0
+    time = longest if time is None else time
+    if lengths.numel() and (longest > time or int(lengths.min()) < 0):
+        raise ValueError(f"lengths must be between 0 and {time} tokens, got {lengths.tolist()}")
+    return torch.arange(time, device=lengths.device) < lengths[:, None]

@@ -1,0 +1,41 @@
+"""Position codes that are added to, or concatenated with, an embedding. Rotary: `lintra.ops.positions`."""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+
+class Sinusoidal(nn.Module):
+    """Sines and cosines of geometric wavelengths. Vaswani et al. 2017, arXiv:1706.03762, section 3.5."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        if width % 2:
+            raise ValueError(f"a sinusoidal position code needs an even width, got {width}")
+        rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000) / width))
+        self.register_buffer("rates", rates.float(), persistent=False)
+
+    def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        angle = position[..., None] * self.rates
+        return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
+
+
+class Learned(nn.Module):
+    """One learned vector for each of the first `max_length` positions."""
+
+    def __init__(self, max_length: int, width: int):
+        super().__init__()
+        self.table = nn.Embedding(max_length, width)
+        nn.init.normal_(self.table.weight, std=0.02)
+
+    def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Raises ValueError past the last position."""
+        length = self.table.num_embeddings
+        known = position.device.type == "cpu" and not torch.compiler.is_compiling()
+        if known and position.numel() and int(position.max()) >= length:
+            raise ValueError(
+                f"learned positions reach max_length={length} tokens, got token {int(position.max()) + 1}"
+            )
+        return self.table(position)

@@ -1,0 +1,79 @@
+"""What every op demands of its arguments, said the same way everywhere."""
+
+import torch
+from torch import Tensor
+
+
+def shape(name: str, x: Tensor, letters: str, sizes: dict[str, int]) -> None:
+    """Binds each letter of `letters` ("b t h d") to the size of that axis of `x`, or raises ValueError.
+
+    `sizes` holds the letters bound so far and receives the new ones.
+    """
+    axes = letters.split()
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor [{letters}], got {type(x).__name__}")
+    if x.dim() != len(axes):
+        raise ValueError(f"{name} must have the {len(axes)} axes [{letters}], got shape {list(x.shape)}")
+    for axis, size in zip(axes, x.shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            expected = " ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
+            raise ValueError(
+                f"{name} must be [{expected}], got shape {list(x.shape)}: {axis} is {sizes[axis]} elsewhere"
+            )
+
+
+def floating(name: str, x: Tensor) -> None:
+    """Raises TypeError unless `x` is of a floating type the ops compute with."""
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+
+
+def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    """Raises unless `x` has the device and dtype of `other`."""
+    if x.device != other.device:
+        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, got {x.device}")
+    if x.dtype != other.dtype:
+        raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, got {x.dtype}")
+
+
+def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -> None:
+    """Raises unless `x` is a boolean padding mask of these axes on `device`."""
+    shape("mask", x, letters, sizes)
+    if x.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True for a real token, got {x.dtype}")
+    if x.device != device:
+        raise ValueError(f"mask must be on the device of q, {device}, got {x.device}")
+
+
+def qkv(q: Tensor, k: Tensor, v: Tensor, mask_: Tensor | None, *, causal: bool) -> dict[str, int]:
+    """Raises unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together; the sizes of the
+    letters if they do."""
+    sizes: dict[str, int] = {}
+    shape("q", q, "b t h d", sizes)
+    floating("q", q)
+    if causal and isinstance(k, Tensor) and k.dim() == 4 and k.shape[1] != q.shape[1]:
+        raise ValueError(
+            f"causal attention needs as many queries as keys, got t={q.shape[1]} and s={k.shape[1]}: "
+            "what came before goes in as `state`"
+        )
+    shape("k", k, "b s g d", sizes)
+    shape("v", v, "b s g e", sizes)
+    heads(sizes["h"], sizes["g"])
+    alike("k", k, "q", q)
+    alike("v", v, "q", q)
+    if mask_ is not None:
+        mask(mask_, "b s", sizes, q.device)
+    return sizes
+
+
+def heads(query_heads: int, kv_heads: int) -> None:
+    """Raises ValueError unless the key-value heads divide the query heads."""
+    if kv_heads < 1 or query_heads % kv_heads:
+        raise ValueError(
+            f"the query heads must be a multiple of the key-value heads, got h={query_heads}, g={kv_heads}"
+        )
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums and states are kept in: float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

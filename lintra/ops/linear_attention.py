@@ -1,0 +1,355 @@
+"""The causal sum behind every kernel attention: the definition, the same thing in chunks, one step.
+
+    kv_t = exp(log_decay_t) kv_{t-1} + exp(log_input_t) phi(k_t) v_t^T
+    z_t  = exp(log_decay_t) z_{t-1}  + exp(log_input_t) phi(k_t)
+    y_t  = phi(q_t)^T kv_t / (phi(q_t) . z_t + eps)
+
+Katharopoulos et al. 2020, arXiv:2006.16236, equations 8 to 20; the decay as in Sun et al. 2023,
+arXiv:2307.08621, equation 5. Letters: b batch, t query time, s key time, h heads, g key-value heads,
+r = h / g query heads to a key-value head, f features, e width of v, n chunks, c tokens to a chunk.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lintra.ops import _check, _dispatch
+from lintra.ops.features import FeatureMapName, apply_feature_map
+from lintra.ops.linear_attention_native import linear_attention_native
+
+Impl = Literal["auto", "reference", "torch", "native"]
+
+
+class LinearState(NamedTuple):
+    """What the past amounts to: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs)."""
+
+    kv: Tensor
+    z: Tensor
+
+
+class Sum(NamedTuple):
+    """The arguments of one sum after `_prepare`: features, values and states, all in the sum dtype."""
+
+    q: Float[Tensor, "b t h f"]
+    k: Float[Tensor, "b s g f"]
+    v: Float[Tensor, "b s g e"]
+    log_decay: Float[Tensor, "b s g"] | None
+    log_input: Float[Tensor, "b s g"] | None
+    state: LinearState
+
+
+class Ratio(NamedTuple):
+    """y before the division, in the sum dtype; the denominator is without eps."""
+
+    numerator: Float[Tensor, "b t h e"]
+    denominator: Float[Tensor, "b t h"]
+    state: LinearState
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
+    state: LinearState | None = None,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    feature_map: FeatureMapName | None = None,
+    chunk: int = 64,
+    impl: Impl = "auto",
+) -> tuple[Tensor, LinearState]:
+    """Linear attention over features, its denominator inside, from a state and to a state.
+
+    q [b t h f], k [b s g f], v [b s g e] -> y [b t h e] in v's dtype and the state after the last token.
+    Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are
+    natural logarithms; `state` is what came before (None: nothing). `mask` [b s] is True for real tokens:
+    padded ones count as zero features and do not decay the state, and when causal their y is 0.
+    causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
+    normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0.
+    `feature_map` ("elu+1" or "relu") is applied to q and k inside; None means they are features already.
+    chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
+    impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU) or "auto".
+    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
+    """
+    q, k, v = _autocast(q, k, v)
+    _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, chunk)
+    chosen = _dispatch.choose("linear_attention", impl, q)
+    if state is None:
+        state = _empty_state(k, v)
+    if chosen == "native":
+        y, kv, z = linear_attention_native(
+            q, k, v, log_decay, log_input, *state, mask, causal, normalize, eps, feature_map
+        )
+        return y, LinearState(kv, z)
+    with torch.autocast(q.device.type, enabled=False):
+        arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
+        if chosen == "reference":
+            numerator, denominator, state = linear_attention_reference(*arguments, causal)
+        elif not causal:
+            numerator, denominator, state = _bidirectional(*arguments)
+        elif q.shape[1] == 1:
+            numerator, denominator, state = _step(*arguments)
+        else:
+            numerator, denominator, state = _chunked(*arguments, chunk)
+        return (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype), state
+
+
+def linear_attention_reference(
+    q: Float[Tensor, "b t h f"],
+    k: Float[Tensor, "b s g f"],
+    v: Float[Tensor, "b s g e"],
+    log_decay: Float[Tensor, "b s g"] | None,
+    log_input: Float[Tensor, "b s g"] | None,
+    state: LinearState,
+    causal: bool,
+) -> Ratio:
+    """The definition, O(t s): the weight of every key for every query, then the future struck out."""
+    t, s, g = q.shape[1], *k.shape[1:3]
+    log_decay = k.new_zeros(k.shape[:3]) if log_decay is None else log_decay
+    log_input = k.new_zeros(k.shape[:3]) if log_input is None else log_input
+    elapsed = log_decay.cumsum(1)
+    if causal:
+        future = torch.ones(t, s, dtype=torch.bool, device=q.device).triu(1)
+        weight = elapsed[:, :, None] - elapsed[:, None] + log_input[:, None]  # [b t s g]
+        weight = weight.masked_fill(future[None, :, :, None], -math.inf).exp()
+        past = elapsed.exp()  # [b t g]
+    else:
+        weight = log_input.exp()[:, None].expand(-1, t, -1, -1)
+        past = q.new_ones(q.shape[0], t, g)
+    q = q.unflatten(2, (g, -1))  # [b t g r f]
+    scores = torch.einsum("btgrf,bsgf,btsg->btgrs", q, k, weight)
+    numerator = torch.einsum("btgrs,bsge->btgre", scores, v)
+    numerator = numerator + torch.einsum("btg,btgrf,bgfe->btgre", past, q, state.kv)
+    denominator = scores.sum(-1) + torch.einsum("btg,btgrf,bgf->btgr", past, q, state.z)
+
+    remaining = log_decay.sum(1, keepdim=True)
+    k = k * (remaining - elapsed + log_input).exp()[..., None]
+    kept = remaining[:, 0].exp()[..., None]  # [b g 1]
+    final = LinearState(
+        kept[..., None] * state.kv + torch.einsum("bsgf,bsge->bgfe", k, v), kept * state.z + k.sum(1)
+    )
+    return Ratio(numerator.flatten(2, 3), denominator.flatten(2, 3), final)
+
+
+def _chunked(
+    q: Float[Tensor, "b t h f"],
+    k: Float[Tensor, "b t g f"],
+    v: Float[Tensor, "b t g e"],
+    log_decay: Float[Tensor, "b t g"] | None,
+    log_input: Float[Tensor, "b t g"] | None,
+    state: LinearState,
+    chunk: int,
+) -> Ratio:
+    """The causal sum with quadratic blocks of `chunk` tokens and a state carried between them.
+
+    What a chunk adds to the state is one matrix product for all chunks at once.
+    """
+    t, h, g = *q.shape[1:3], k.shape[2]
+    r, c = h // g, max(1, min(chunk, t))
+    future = torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(r, 0)
+    q = _split(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr f]: time, then the heads of a group
+    k, v = _split(k, c), _split(v, c)  # [b g n c f], [b g n c e]
+    scores = q @ k.mT  # [b g n cr c]
+    decay = None
+    if log_decay is None and log_input is None:
+        scores = scores.masked_fill(future, 0.0)
+        added_k = k
+    else:
+        nothing = k.new_zeros(k.shape[:4])
+        log_input = nothing if log_input is None else _split(log_input, c)
+        elapsed = nothing if log_decay is None else _split(log_decay, c).cumsum(-1)  # [b g n c]
+        weight = elapsed[..., :, None] - elapsed[..., None, :] + log_input[..., None, :]
+        # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
+        scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
+        added_k = k * (elapsed[..., -1:] - elapsed + log_input).exp()[..., None]
+        q = q * elapsed.exp().repeat_interleave(r, -1)[..., None]
+        decay = None if log_decay is None else elapsed[..., -1].exp()  # [b g n]
+    kv = _scan(added_k.mT @ v, state.kv, decay)  # [b g n+1 f e]
+    z = _scan(added_k.sum(-2), state.z, decay)  # [b g n+1 f]
+    numerator = scores @ v + q @ kv[:, :, :-1]
+    denominator = scores.sum(-1) + (q @ z[:, :, :-1, :, None])[..., 0]
+
+    def join(x: Tensor) -> Tensor:
+        """[b g n cr ...] -> [b t h ...]"""
+        return x.unflatten(3, (c, r)).flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3)
+
+    return Ratio(join(numerator), join(denominator), LinearState(kv[:, :, -1], z[:, :, -1]))
+
+
+def _split(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:
+    """Time in chunks of `c`, the last one filled with zeros (which add nothing to any sum)."""
+    missing = -x.shape[1] % c
+    if missing:
+        x = torch.cat((x, x.new_zeros(x.shape[0], missing, *x.shape[2:])), 1)
+    return x.unflatten(1, (x.shape[1] // c, c)).movedim(3, 1)
+
+
+def _scan(
+    added: Float[Tensor, "b g n *rest"],
+    start: Float[Tensor, "b g *rest"],
+    decay: Float[Tensor, "b g n"] | None,
+) -> Float[Tensor, "b g m *rest"]:
+    """The states before each of n chunks and after the last one, m = n + 1."""
+    if decay is None:
+        return torch.cat((start[:, :, None], added), 2).cumsum(2)
+    states = [start]
+    for i in range(added.shape[2]):
+        kept = decay[:, :, i].reshape(decay.shape[:2] + (1,) * (start.dim() - 2))
+        states.append(kept * states[-1] + added[:, :, i])
+    return torch.stack(states, 2)
+
+
+def _bidirectional(
+    q: Float[Tensor, "b t h f"],
+    k: Float[Tensor, "b s g f"],
+    v: Float[Tensor, "b s g e"],
+    log_decay: None,
+    log_input: Float[Tensor, "b s g"] | None,
+    state: LinearState,
+) -> Ratio:
+    """Every query reads the totals over all keys: two matrix products."""
+    if log_input is not None:
+        k = k * log_input.exp()[..., None]
+    kv = state.kv + k.permute(0, 2, 3, 1) @ v.movedim(1, 2)
+    z = state.z + k.sum(1)
+    return _read(q, LinearState(kv, z))
+
+
+def _step(
+    q: Float[Tensor, "b 1 h f"],
+    k: Float[Tensor, "b 1 g f"],
+    v: Float[Tensor, "b 1 g e"],
+    log_decay: Float[Tensor, "b 1 g"] | None,
+    log_input: Float[Tensor, "b 1 g"] | None,
+    state: LinearState,
+) -> Ratio:
+    """The recurrence as printed at the top, for one token."""
+    kv, z = state
+    if log_decay is not None:
+        kept = log_decay[:, 0].exp()[..., None]
+        kv, z = kept[..., None] * kv, kept * z
+    return _bidirectional(q, k, v, None, log_input, LinearState(kv, z))
+
+
+def _read(q: Float[Tensor, "b t h f"], state: LinearState) -> Ratio:
+    q = q.unflatten(2, (state.z.shape[1], -1)).permute(0, 2, 1, 3, 4)  # [b g t r f]
+    rows = q.flatten(2, 3)
+    numerator = (rows @ state.kv).unflatten(2, q.shape[2:4])
+    denominator = (rows @ state.z[..., None]).unflatten(2, q.shape[2:4])[..., 0]
+    return Ratio(numerator.movedim(1, 2).flatten(2, 3), denominator.movedim(1, 2).flatten(2, 3), state)
+
+
+def divide(numerator: Float[Tensor, "b t h e"], denominator: Float[Tensor, "b t h"]) -> Tensor:
+    """The ratio; 0 where there is nothing to divide by, with no gradient there."""
+    nothing = (denominator == 0)[..., None]
+    return (numerator / denominator[..., None].masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
+
+
+def _empty_state(k: Tensor, v: Tensor) -> LinearState:
+    b, g, f, e = k.shape[0], *k.shape[2:], v.shape[3]
+    dtype = _check.sum_dtype(k.dtype)
+    return LinearState(k.new_zeros(b, g, f, e, dtype=dtype), k.new_zeros(b, g, f, dtype=dtype))
+
+
+def _autocast(*tensors: Tensor) -> list[Tensor]:
+    """Under autocast, what the layers around pass in is brought to autocast's dtype, as for a matmul."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if x.dtype in (torch.float16, torch.bfloat16, torch.float32) else x for x in tensors]
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    log_input: Tensor | None,
+    state: LinearState,
+    mask: Tensor | None,
+    causal: bool,
+    feature_map: FeatureMapName | None,
+) -> Sum:
+    """Features in the sum dtype, padded places zero whatever stood there, NaN included.
+
+    Padding is selected away on both sides of the feature map: before it so that no NaN meets a gradient,
+    after it because a feature map may send 0 to something else.
+    """
+    dtype = _check.sum_dtype(q.dtype)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    if mask is not None:
+        padded = ~mask[..., None]
+        k, v = k.masked_fill(padded[..., None], 0.0), v.masked_fill(padded[..., None], 0.0)
+        log_decay = None if log_decay is None else log_decay.masked_fill(padded, 0.0)
+        log_input = None if log_input is None else log_input.masked_fill(padded, 0.0)
+        if causal:
+            q = q.masked_fill(padded[..., None], 0.0)
+    q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
+    if mask is not None:
+        k = k.masked_fill(padded[..., None], 0.0)
+        if causal:
+            q = q.masked_fill(padded[..., None], 0.0)
+    log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
+    return Sum(q, k, v, log_decay, log_input, state)
+
+
+def _validate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    log_input: Tensor | None,
+    state: LinearState | None,
+    mask: Tensor | None,
+    causal: bool,
+    eps: float,
+    chunk: int,
+) -> None:
+    sizes = _check.qkv(q, k, v, mask, causal=causal)
+    for name, x in (("log_decay", log_decay), ("log_input", log_input)):
+        if x is not None:
+            _check.shape(name, x, "b s g", sizes)
+            _check.floating(name, x)
+            if x.device != q.device:
+                raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    if state is not None:
+        if not isinstance(state, tuple) or len(state) != 2:
+            raise TypeError(f"state must be a LinearState(kv, z), got {type(state).__name__}")
+        for name, x, letters in (("state.kv", state[0], "b g d e"), ("state.z", state[1], "b g d")):
+            _check.shape(name, x, letters, sizes)
+            if x.dtype != _check.sum_dtype(q.dtype) or x.device != q.device:
+                raise TypeError(
+                    f"{name} must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
+                    f"got {x.dtype} on {x.device}"
+                )
+    if log_decay is not None:
+        if not causal:
+            raise ValueError("log_decay needs causal=True: without an order of time nothing decays")
+        _validate_decay(log_decay, mask)
+    if not eps >= 0:
+        raise ValueError(f"eps must be at least 0, got {eps}")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1 token, got {chunk}")
+
+
+def _validate_decay(log_decay: Tensor, mask: Tensor | None) -> None:
+    """Only where reading the values costs nothing: not on a GPU, not while a graph is being made."""
+    if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
+        return
+    with torch.no_grad():
+        wrong = ~((log_decay <= 0) & log_decay.isfinite())
+        if mask is not None:
+            wrong = wrong & mask[..., None]
+        if bool(wrong.any()):
+            raise ValueError(
+                "log_decay must be finite and at most 0 (a decay of at most 1), got "
+                f"{log_decay[wrong][0].item():g}"
+            )

@@ -1,0 +1,39 @@
+"""Where tokens stand, and the rotary embedding of it. Su et al. 2021, arXiv:2104.09864, equation 34."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+def token_positions(
+    seen: Int[Tensor, "b"], time: int, mask: Bool[Tensor, "b t"] | None
+) -> Int[Tensor, "b t"]:
+    """The place of each of `time` new tokens among the real ones, `seen` of them earlier; -1 if padded."""
+    if mask is None:
+        return seen[:, None] + torch.arange(time, device=seen.device)
+    return torch.where(mask, seen[:, None] + mask.cumsum(1) - 1, -1)
+
+
+class Rotation(NamedTuple):
+    """Turns vectors by angles that grow with their position, so that q . k depends on the distance only."""
+
+    position: Int[Tensor, "b t"]
+    base: float  # the longest wavelength is 2 pi base tokens
+
+    def __call__(self, x: Float[Tensor, "b t h f"]) -> Float[Tensor, "b t h f"]:
+        """Pairs (i, i + f/2) of x turned by position * base^(-2i/f). Raises ValueError for odd f."""
+        f = x.shape[-1]
+        if f % 2:
+            raise ValueError(f"rotary embedding turns pairs: the width must be even, got {f}")
+        # float64: at position 65,536 a float32 angle is already off by 0.004 radian.
+        exponent = torch.arange(f // 2, dtype=torch.float64, device=x.device) * (-2 / f)
+        angle = self.position[..., None].double() * self.base**exponent
+        cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
+        a, b = x.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+    def at(self, time: slice) -> "Rotation":
+        """The rotation of those tokens alone."""
+        return self._replace(position=self.position[:, time])

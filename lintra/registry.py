@@ -1,0 +1,17 @@
+"""A folder as the list of choices: the name of a file is its key. Files that begin with _ are not choices."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
+
+
+def names(package: ModuleType) -> list[str]:
+    """The keys, in alphabetical order."""
+    return sorted(m.name for m in iter_modules(package.__path__) if not m.name.startswith("_"))
+
+
+def load(package: ModuleType, name: str, what: str) -> ModuleType:
+    """The module of that key. Raises ValueError, with the choices, for another `name`."""
+    if name not in names(package):
+        raise ValueError(f"{what} must be one of {', '.join(names(package))}; got {name!r}")
+    return import_module(f"{package.__name__}.{name}")
