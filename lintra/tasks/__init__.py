@@ -1,0 +1,19 @@
+"""The problems to train on. One file, one task: the folder is the registry."""
+
+import sys
+from types import ModuleType
+
+from lintra import registry
+from lintra.tasks._base import Batch, DataError, Samples, Task
+
+__all__ = ["Batch", "DataError", "Samples", "Task", "load", "names"]
+
+
+def names() -> list[str]:
+    """The tasks there are, in alphabetical order."""
+    return registry.names(sys.modules[__name__])
+
+
+def load(name: str) -> ModuleType:
+    """The task's module, with its `Config` and its class. Raises ValueError for an unknown name."""
+    return registry.load(sys.modules[__name__], name, "task")

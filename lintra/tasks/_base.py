@@ -1,0 +1,103 @@
+"""What every task is: data, a default network, a loss and a score."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lintra.attention import AttentionConfig
+from lintra.models import decoder
+from lintra.models.decoder import Decoder
+
+Batch = dict[str, Tensor]
+
+
+class DataError(ValueError):
+    """Data that is missing, damaged or not to be had; the message says which file and what to do."""
+
+
+class Samples(Dataset[Batch], ABC):
+    """A data set that is read a batch at a time, since reading sample by sample is slow.
+
+    PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """The samples at these places, collated. IndexError if one is outside."""
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: value[0] for name, value in self.__getitems__([index]).items()}
+
+
+class Task(ABC):
+    """One problem: its data, the network it is usually solved with, its loss and its score."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def train(self) -> Samples:
+        """The samples to learn from."""
+
+    @property
+    @abstractmethod
+    def validate(self) -> Samples:
+        """The samples to be judged by, none of them in `train`."""
+
+    def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
+        """Samples of equal shapes -> one batch. What `Samples.__getitems__` gives is one already."""
+        if isinstance(samples, dict):
+            return samples
+        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+    @abstractmethod
+    def model(self, attention: AttentionConfig) -> decoder.Config:
+        """The task's default network around this mechanism's config."""
+
+    @abstractmethod
+    def loss(self, model: Decoder, batch: Batch) -> Tensor:
+        """The mean of -log p over the batch's predictions, in nats; a scalar with a gradient."""
+
+    @abstractmethod
+    def weight(self, batch: Batch) -> Tensor:
+        """How many predictions that mean is over: processes that share a batch average by it."""
+
+    @abstractmethod
+    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """Means over the batch's predictions, without gradients, and their number as "weight"."""
+
+
+class NextToken(Task):
+    """A task in which each token is predicted from those before it, the first from the start token.
+
+    Batches hold "tokens" [b t] int64 and, where only some of them count, "counted" [b t] bool.
+    """
+
+    def loss(self, model: Decoder, batch: Batch) -> Tensor:
+        _, log_prob = predict(model, batch)
+        return -mean(log_prob, batch)
+
+    def weight(self, batch: Batch) -> Tensor:
+        return counted(batch).sum()
+
+
+def predict(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats."""
+    params = model(model.shift(batch["tokens"]))
+    return params, model.output.log_prob(params, batch["tokens"])
+
+
+def counted(batch: Batch) -> Tensor:
+    """[b t] bool: which tokens are predictions that count; all, unless the batch says otherwise."""
+    return batch.get("counted", torch.ones_like(batch["tokens"], dtype=torch.bool))
+
+
+def mean(values: Tensor, batch: Batch) -> Tensor:
+    """The mean of `values` [b t] over the tokens that count."""
+    return values.where(counted(batch), 0).sum() / counted(batch).sum()

@@ -1,0 +1,78 @@
+"""Files of data sets: where they are kept, how they are fetched and unpacked."""
+
+import gzip
+import importlib
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+
+from lintra.tasks._base import DataError
+
+Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8
+
+
+class Splits(NamedTuple):
+    """The two parts of a data set, not read yet."""
+
+    train: Shards
+    test: Shards
+
+
+def cache_dir(name: str) -> Path:
+    """The user's folder for what is downloaded of one data set (~/.cache/lintra/... on Linux)."""
+    return Path(_pooch().os_cache("lintra")) / name
+
+
+def fetch(url: str, sha256: str, folder: Path) -> Path:
+    """Download a file into `folder`, unless it is there already and right; its path.
+
+    $LINTRA_MIRROR, if set, stands for everything in `url` before the file's name. The file appears only
+    when it is whole and its sum is right; one that was there before stays until then. Raises DataError.
+    """
+    pooch, name = _pooch(), url.rpartition("/")[-1]
+    if mirror := os.environ.get("LINTRA_MIRROR"):
+        url = f"{mirror.rstrip('/')}/{name}"
+    whole = pooch.HTTPDownloader(stream=False, timeout=30)  # streamed, a refused one leaves its socket open
+    try:
+        return Path(pooch.retrieve(url, f"sha256:{sha256}", fname=name, path=folder, downloader=whole))
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"cannot download {url} to {folder}: {reason}. Try again, or fetch the file by other means "
+            "and name its folder as data_dir"
+        ) from error
+
+
+def unpack(path: Path) -> bytes:
+    """The content of a file, decompressed if its name ends in .gz or .xz. Raises DataError."""
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    try:
+        with opener(path, "rb") as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path} cannot be read, it may be cut short ({error}); fetch it again") from error
+
+
+def all_or_none(folder: Path, names: Sequence[str]) -> list[Path] | None:
+    """The files of these names in `folder`, None if it has none of them. DataError if only some are there."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if len(missing) == len(names):
+        return None
+    if missing:
+        raise DataError(f"{folder} has only a part of {', '.join(names)}: {', '.join(missing)} missing")
+    return [folder / name for name in names]
+
+
+def _pooch() -> ModuleType:
+    try:
+        return importlib.import_module("pooch")
+    except ImportError as error:
+        raise ImportError(
+            "downloading data needs pooch: pip install 'lintra[train]', or name a data_dir"
+        ) from error

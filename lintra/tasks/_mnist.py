@@ -1,0 +1,59 @@
+"""MNIST: 28 x 28 grey digits, LeCun, Cortes and Burges.
+
+Its files are IDX: the bytes 0 0 8 d (8: the values are bytes, d: how many axes), d sizes as 32-bit big-endian
+numbers, the values.
+"""
+
+import hashlib
+import struct
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from lintra.tasks import _files
+from lintra.tasks._base import DataError
+
+SHAPE = (28, 28, 1)
+TRAIN_IMAGES, TEST_IMAGES = 60_000, 10_000
+FORMS = "train-images-idx3-ubyte and t10k-images-idx3-ubyte, plain or .gz"
+SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_NAMES = ("train-images-idx3-ubyte", "t10k-images-idx3-ubyte")
+_SHA256 = {  # of the unpacked files, so that any compression of them will do, and of the files as published
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+}
+
+
+def find(folder: Path) -> _files.Splits | None:
+    """The data set in this folder, None if there is nothing of it. Raises DataError."""
+    names = [name if (folder / name).is_file() else f"{name}.gz" for name in _NAMES]
+    if paths := _files.all_or_none(folder, names):
+        train, test = paths
+        return _files.Splits([partial(_read, train, TRAIN_IMAGES)], [partial(_read, test, TEST_IMAGES)])
+    return None
+
+
+def download(folder: Path) -> None:
+    """Make sure that `folder` holds the data set. Raises DataError."""
+    for name in _NAMES:
+        _files.fetch(f"{SOURCE}/{name}.gz", _SHA256[f"{name}.gz"], folder)
+
+
+def _read(path: Path, count: int) -> np.ndarray:
+    """The images of an IDX file -> [count 28 28 1] uint8. Raises DataError."""
+    content = _files.unpack(path)
+    header = struct.Struct(">4s3I")
+    if len(content) < header.size or content[:4] != b"\0\0\x08\x03":
+        raise DataError(f"{path} is no IDX file of images: it starts with {content[:4]!r}, not 00 00 08 03")
+    sizes = header.unpack_from(content)[1:]
+    if sizes != (expected := (count, *SHAPE[:2])):
+        raise DataError(f"{path} says it holds images x rows x columns {sizes}, expected {expected}")
+    values = np.frombuffer(content, np.uint8, offset=header.size)
+    if values.size != np.prod(sizes):
+        raise DataError(f"{path} holds {values.size} values, {np.prod(sizes)} expected; fetch it again")
+    if hashlib.sha256(content).hexdigest() != _SHA256[path.name.removesuffix(".gz")]:
+        raise DataError(f"{path} differs from the published file (its sha256 is another); fetch it again")
+    return values.reshape(count, *SHAPE)

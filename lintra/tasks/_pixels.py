@@ -1,0 +1,85 @@
+"""Images as sequences: row after row, the channels of a pixel side by side, every value predicted."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lintra.models.decoder import Decoder
+from lintra.tasks._base import Batch, NextToken, Samples, counted, mean, predict
+
+Split = Literal["train", "test"]
+
+
+class PixelSamples(Samples):
+    """Images [n h w ch] uint8 -> samples {"tokens": [h*w*ch] int64}. Held in memory as bytes."""
+
+    def __init__(self, images: np.ndarray):
+        self.values = torch.from_numpy(images).flatten(1)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        return {"tokens": self.values[torch.as_tensor(indices)].long()}
+
+
+class PixelTask(NextToken):
+    """Learn to draw images of `image_shape` (h, w, ch), whose values are 0 .. levels - 1."""
+
+    image_shape: tuple[int, int, int]
+    levels: int
+
+    @abstractmethod
+    def images(self, split: Split) -> np.ndarray:
+        """[n h w ch] uint8. Raises DataError."""
+
+    @cached_property
+    def train(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return PixelSamples(self.images("train"))
+
+    @cached_property
+    def validate(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return PixelSamples(self.images("test"))
+
+    @torch.no_grad()
+    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats per value, and the same in bits as "bits_per_dim"."""
+        _, log_prob = predict(model, batch)
+        loss = -mean(log_prob, batch)
+        return {
+            "loss": loss,
+            "bits_per_dim": loss / math.log(2),
+            "weight": counted(batch).sum().to(loss.dtype),
+        }
+
+    def to_images(self, tokens: Tensor) -> Tensor:
+        """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""
+        size = math.prod(self.image_shape)
+        if tokens.ndim != 2 or tokens.shape[1] != size:
+            raise ValueError(f"tokens must be whole images [b {size}], got shape {list(tokens.shape)}")
+        if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.levels:
+            raise ValueError(
+                f"tokens must lie in 0 .. {self.levels - 1}, got {int(tokens.min())} .. {int(tokens.max())}"
+            )
+        scaled = tokens.long() * 255 // (self.levels - 1)
+        return scaled.to(torch.uint8).unflatten(1, self.image_shape)
+
+    def prompts(self, n: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
+        """The upper `fraction` of the first n validation images, and the images -> [n t'], [n h*w*ch] int64.
+
+        t' is a whole number of rows, at least one and fewer than all. Raises ValueError.
+        """
+        if not 1 <= n <= len(self.validate):
+            raise ValueError(f"n must lie in 1 .. {len(self.validate)}, the validation images, got {n}")
+        height, width, channels = self.image_shape
+        if not 0 < fraction < 1:
+            raise ValueError(f"fraction must lie between 0 and 1, both excluded, got {fraction}")
+        rows = min(max(round(fraction * height), 1), height - 1)
+        images = self.validate.__getitems__(range(n))["tokens"]
+        return images[:, : rows * width * channels], images

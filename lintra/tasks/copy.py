@@ -1,0 +1,118 @@
+"""The copy task: say again what was said.
+
+A sequence is `separator, s, separator, s`: s has a random length and random symbols, the loss counts
+only its second appearance. Katharopoulos et al. 2020, arXiv:2006.16236, section 4.1 and figure 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lintra.attention import AttentionConfig
+from lintra.models import decoder
+from lintra.models.decoder import Decoder
+from lintra.tasks._base import Batch, NextToken, Samples, counted, mean, predict
+
+SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
+_FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
+
+# What lintra.train.Config is preset to: the paper's.
+TRAINING = {"steps": 10_000, "batch": 64, "lr": 1e-3, "schedule": "step", "drop_at": 3_000}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Copy a random sequence of symbols (the paper's synthetic task)."""
+
+    symbols: int = 10  # how many different symbols
+    length: int = 128  # tokens of a whole sequence; s has length/4 up to (length-1)/2, this excluded
+    train_samples: int = 1_000_000  # sequences in an epoch
+    validate_samples: int = 1_000  # sequences to validate on
+    data_seed: int = 0  # another seed, other sequences
+
+    def __post_init__(self):
+        if self.symbols < 1:
+            raise ValueError(f"symbols must be at least 1, got {self.symbols}")
+        if self.length < 8:
+            raise ValueError(f"length must be at least 8 tokens, got {self.length}")
+        if not 1 <= self.train_samples <= _FIRST_VALIDATION:
+            raise ValueError(f"train_samples must lie in 1 .. {_FIRST_VALIDATION}, got {self.train_samples}")
+        if self.validate_samples < 1:
+            raise ValueError(f"validate_samples must be at least 1, got {self.validate_samples}")
+        if not 0 <= self.data_seed < 2**64:
+            raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
+
+    def build(self) -> "Copy":
+        return Copy(self)
+
+
+class CopySamples(Samples):
+    """Samples {"tokens": [t] int64, "counted": [t] bool}; each follows from data_seed and its number."""
+
+    def __init__(self, config: Config, numbers: range):
+        self.config = config
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        tokens = np.full((len(indices), self.config.length), SEPARATOR)
+        counts = np.zeros(tokens.shape, dtype=bool)
+        for row, index in enumerate(indices):
+            s = self._symbols(self.numbers[index])
+            second = len(s) + 2
+            tokens[row, 1 : second - 1] = s
+            tokens[row, second : second + len(s)] = s
+            counts[row, second : second + len(s)] = True
+        return {"tokens": torch.from_numpy(tokens), "counted": torch.from_numpy(counts)}
+
+    def _symbols(self, number: int) -> np.ndarray:
+        """The s of one sample, from a generator keyed by (data_seed, number): no order matters."""
+        key = np.array([self.config.data_seed, number], np.uint64)
+        draw = np.random.Generator(np.random.Philox(key=key))
+        size = draw.integers(self.config.length // 4, (self.config.length - 1) // 2)
+        return draw.integers(1, self.config.symbols + 1, size)
+
+
+class Copy(NextToken):
+    name = "copy"
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    @property
+    def train(self) -> CopySamples:
+        return CopySamples(self.config, range(self.config.train_samples))
+
+    @property
+    def validate(self) -> CopySamples:
+        last = _FIRST_VALIDATION + self.config.validate_samples
+        return CopySamples(self.config, range(_FIRST_VALIDATION, last))
+
+    def model(self, attention: AttentionConfig) -> decoder.Config:
+        """The paper's: 4 layers, 8 heads of 32, feed-forward 4x."""
+        return decoder.Config(
+            vocabulary=self.config.symbols + 1,
+            attention=attention,
+            layers=4,
+            heads=8,
+            width=256,
+            feed=4,
+            position="concatenated",
+            output=decoder.Logits(),
+        )
+
+    @torch.no_grad()
+    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats per symbol, and which part of the second s is the most probable symbol."""
+        params, log_prob = predict(model, batch)
+        guess = model.output.log_probs(params).argmax(-1)
+        return {
+            "loss": -mean(log_prob, batch),
+            "accuracy": mean((guess == batch["tokens"]).to(log_prob.dtype), batch),
+            "weight": counted(batch).sum().to(log_prob.dtype),
+        }

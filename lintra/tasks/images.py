@@ -1,0 +1,107 @@
+"""Draw MNIST or CIFAR-10 images value by value (Katharopoulos et al. 2020, arXiv:2006.16236, tables 1 and 2).
+
+An image is a sequence of 784 grey levels, or of 3,072 with r, g and b of a pixel side by side. Every value is
+predicted, the first from the start token; the paper's released code leaves the first one out (783 and
+3,071 predictions), which changes the mean by 0.01 bits at most.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+from lintra.attention import AttentionConfig
+from lintra.models import decoder
+from lintra.tasks import _cifar10, _files, _mnist
+from lintra.tasks._base import DataError
+from lintra.tasks._pixels import PixelTask, Split
+
+Data = Literal["mnist", "cifar10"]
+_SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}
+
+# What lintra.train.Config is preset to: the paper's, whose 250 epochs of MNIST are 1.5 million steps.
+TRAINING = {"steps": 1_500_000, "batch": 10, "lr": 1e-4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Draw MNIST or CIFAR-10 images (the paper's tables 1 and 2)."""
+
+    data: Data = "mnist"  # which images
+    data_dir: str | None = None  # where their files are; else $LINTRA_DATA, else they are downloaded
+    limit: int | None = None  # train on the first so many images only
+    validate_images: int | None = 256  # validate on the first so many test images; None: on all
+
+    def __post_init__(self):
+        if self.data not in _SOURCES:
+            raise ValueError(f"data must be one of {', '.join(_SOURCES)}, got {self.data!r}")
+        source = _SOURCES[self.data]
+        _check_count("limit", self.limit, source.TRAIN_IMAGES)
+        _check_count("validate_images", self.validate_images, source.TEST_IMAGES)
+
+    def build(self) -> "Images":
+        return Images(self)
+
+
+class Images(PixelTask):
+    name = "images"
+    levels = 256
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.image_shape = _SOURCES[config.data].SHAPE
+
+    def images(self, split: Split) -> np.ndarray:
+        splits = _locate(self.config.data, self.config.data_dir)
+        if split == "train":
+            return _first(self.config.limit, splits.train)
+        return _first(self.config.validate_images, splits.test)
+
+    def model(self, attention: AttentionConfig) -> decoder.Config:
+        """The paper's: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10 logistics."""
+        return decoder.Config(
+            vocabulary=self.levels,
+            attention=attention,
+            layers={"mnist": 8, "cifar10": 16}[self.config.data],
+            heads=8,
+            width=256,
+            feed=4,
+            position="concatenated",
+            embed="token",
+            output=decoder.LogisticMixture(components=10),
+        )
+
+
+def _check_count(name: str, count: int | None, most: int) -> None:
+    if count is not None and not 1 <= count <= most:
+        raise ValueError(f"{name} must lie in 1 .. {most}, or be None for all, got {count}")
+
+
+def _locate(data: Data, data_dir: str | None) -> _files.Splits:
+    """Find the files where the user says they are, or else download them. Raises DataError."""
+    source = _SOURCES[data]
+    if named := data_dir or os.environ.get("LINTRA_DATA"):
+        folders = [Path(named).expanduser(), Path(named).expanduser() / data]
+    else:
+        folders = [_files.cache_dir(data)]
+        source.download(folders[0])
+    for folder in folders:
+        if splits := source.find(folder):
+            return splits
+    raise DataError(
+        f"{'data_dir' if data_dir else '$LINTRA_DATA'} {named} holds no {data} files, nor does its folder "
+        f"{data}: expected {source.FORMS}. Without data_dir and $LINTRA_DATA they are downloaded"
+    )
+
+
+def _first(count: int | None, shards: _files.Shards) -> np.ndarray:
+    """The first `count` images of these shards, all if None. Shards that are not needed are not read."""
+    read, have = [], 0
+    for shard in shards:
+        if count is None or have < count:
+            read.append(shard())
+            have += len(read[-1])
+    return np.concatenate(read)[:count]

@@ -1,0 +1,97 @@
+"""A small MNIST, and a web server on this machine that can be told to fail."""
+
+import gzip
+import hashlib
+import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lintra.tasks import _mnist
+
+
+def idx(images: np.ndarray) -> bytes:
+    """[n h w] uint8 as an IDX file."""
+    return b"\0\0\x08\x03" + struct.pack(">3I", *images.shape) + images.tobytes()
+
+
+class SmallMnist:
+    """5 + 3 random images as files of a folder, with the checksums that `_mnist` is made to expect."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
+        draw = np.random.default_rng(0)
+        self.folder = folder
+        self.train, self.test = (draw.integers(0, 256, (n, 28, 28), np.uint8) for n in (5, 3))
+        self.files = {
+            "train-images-idx3-ubyte": idx(self.train),
+            "t10k-images-idx3-ubyte": idx(self.test),
+        }
+        self.zipped = {f"{name}.gz": gzip.compress(content) for name, content in self.files.items()}
+        sums = {
+            name: hashlib.sha256(content).hexdigest() for name, content in (self.files | self.zipped).items()
+        }
+        monkeypatch.setattr(_mnist, "_SHA256", sums)
+        monkeypatch.setattr(_mnist, "TRAIN_IMAGES", 5)
+        monkeypatch.setattr(_mnist, "TEST_IMAGES", 3)
+
+    def write(self, files: dict[str, bytes]) -> None:
+        self.folder.mkdir(exist_ok=True)
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+
+
+@pytest.fixture
+def small_mnist(tmp_path, monkeypatch):
+    return SmallMnist(tmp_path / "mnist", monkeypatch)
+
+
+class Server:
+    """Serves `files` by name; of those in `broken` it sends half and hangs up."""
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+        self.broken: set[str] = set()
+        self.asked: list[str] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.removeprefix("/data/")
+                server.asked.append(name)
+                if name not in server.files:
+                    self.send_error(404)
+                    return
+                content = server.files[name]
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[: len(content) // 2] if name in server.broken else content)
+
+            def log_message(self, format, *args):
+                """Say nothing."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._http.server_port}/data"
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join()
+            self._http.server_close()
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """The server, as the mirror of all downloads; the user's cache is in `tmp_path`."""
+    server = Server()
+    monkeypatch.setenv("LINTRA_MIRROR", server.url)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("LINTRA_DATA", raising=False)
+    yield server
+    server.stop()

@@ -1,0 +1,117 @@
+import gzip
+import hashlib
+import lzma
+import sys
+
+import pytest
+
+from lintra.tasks import DataError, _files
+
+CONTENT = bytes(range(256)) * 400
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+URL = "https://example.org/some/where/file.bin"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "folder"
+
+
+def test_a_file_is_downloaded_once(server, folder):
+    server.files["file.bin"] = CONTENT
+    for _ in range(2):
+        assert _files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
+    assert server.asked == ["file.bin"]
+    assert [path.name for path in folder.iterdir()] == ["file.bin"]
+
+
+def truncated(server):
+    server.files["file.bin"] = CONTENT
+    server.broken.add("file.bin")
+
+
+def another(server):
+    server.files["file.bin"] = CONTENT[:-1] + b"x"
+
+
+def absent(server):
+    server.files.clear()
+
+
+def gone(server):
+    server.stop()
+
+
+@pytest.mark.parametrize("failure", [truncated, another, absent, gone])
+def test_a_failed_download_leaves_nothing(server, folder, failure):
+    failure(server)
+    with pytest.raises(DataError, match=r"cannot download http://127.*file\.bin.*data_dir") as caught:
+        _files.fetch(URL, SHA256, folder)
+    assert "\n" not in str(caught.value)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("failure", [truncated, another, absent, gone])
+def test_a_failed_download_takes_nothing_away(server, folder, failure):
+    failure(server)
+    folder.mkdir()
+    (folder / "file.bin").write_bytes(b"an older one")
+    with pytest.raises(DataError):
+        _files.fetch(URL, SHA256, folder)
+    assert (folder / "file.bin").read_bytes() == b"an older one"
+
+    (folder / "file.bin").write_bytes(CONTENT)
+    assert _files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
+
+
+def test_a_wrong_file_is_replaced(server, folder):
+    server.files["file.bin"] = CONTENT
+    folder.mkdir()
+    (folder / "file.bin").write_bytes(b"an older one")
+    assert _files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
+
+
+def test_a_folder_that_cannot_be_made(server, folder):
+    server.files["file.bin"] = CONTENT
+    folder.write_text("a file")
+    with pytest.raises(DataError, match="cannot download"):
+        _files.fetch(URL, SHA256, folder)
+
+
+def test_pooch_is_optional(monkeypatch, folder):
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"lintra\[train\]"):
+        _files.fetch(URL, SHA256, folder)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_unpack(tmp_path, suffix, pack):
+    path = tmp_path / f"file{suffix}"
+    path.write_bytes(pack(CONTENT))
+    assert _files.unpack(path) == CONTENT
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_damaged_files_are_named(tmp_path, suffix, pack):
+    path = tmp_path / f"file{suffix}"
+    whole = pack(CONTENT)
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :]
+    for content in (whole[:-20], whole[:5], flipped, b"something else"):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=rf"file\{suffix} cannot be read.*fetch it again"):
+            _files.unpack(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere cannot be read"):
+        _files.unpack(tmp_path / "nowhere")
+
+
+def test_all_or_none(tmp_path):
+    assert _files.all_or_none(tmp_path, ["a", "b"]) is None
+    (tmp_path / "a").touch()
+    with pytest.raises(DataError, match="only a part of a, b: b missing"):
+        _files.all_or_none(tmp_path, ["a", "b"])
+    (tmp_path / "b").touch()
+    assert _files.all_or_none(tmp_path, ["a", "b"]) == [tmp_path / "a", tmp_path / "b"]

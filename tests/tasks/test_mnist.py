@@ -1,0 +1,73 @@
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from lintra.tasks import DataError, _mnist
+from lintra.tasks._files import Splits
+
+TRAIN = "train-images-idx3-ubyte"
+
+
+def found(folder) -> Splits:
+    splits = _mnist.find(folder)
+    assert splits is not None
+    return splits
+
+
+@pytest.mark.parametrize("form", ["files", "zipped"])
+def test_both_forms_are_read(small_mnist, form):
+    small_mnist.write(getattr(small_mnist, form))
+    splits = found(small_mnist.folder)
+    np.testing.assert_array_equal(splits.train[0](), small_mnist.train[..., None])
+    np.testing.assert_array_equal(splits.test[0](), small_mnist.test[..., None])
+
+
+def test_any_compression_will_do(small_mnist):
+    small_mnist.write({f"{name}.gz": gzip.compress(c, 1) for name, c in small_mnist.files.items()})
+    np.testing.assert_array_equal(found(small_mnist.folder).train[0](), small_mnist.train[..., None])
+
+
+def test_nothing_there(tmp_path):
+    assert _mnist.find(tmp_path) is None
+
+
+def test_a_part_is_missing(small_mnist):
+    small_mnist.write({TRAIN: small_mnist.files[TRAIN]})
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz missing"):
+        _mnist.find(small_mnist.folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: b"", "no IDX file"),
+        (lambda content: b"\0\0\x08\x01" + content[4:], "no IDX file of images"),
+        (
+            lambda content: content[:4] + struct.pack(">3I", 6, 28, 28) + content[16:],
+            r"\(6, 28, 28\), expected",
+        ),
+        (lambda content: content[:-1], "holds 3919 values, 3920 expected"),
+        (lambda content: content + b"\0", "holds 3921 values, 3920 expected"),
+        (lambda content: content[:-1] + b"\1", "differs from the published file"),
+    ],
+)
+def test_bad_files_are_named(small_mnist, change, message):
+    small_mnist.files[TRAIN] = change(small_mnist.files[TRAIN])
+    small_mnist.write(small_mnist.files)
+    with pytest.raises(DataError, match=rf"{TRAIN}.*{message}"):
+        found(small_mnist.folder).train[0]()
+
+
+def test_a_truncated_gz_is_named(small_mnist):
+    small_mnist.zipped[f"{TRAIN}.gz"] = small_mnist.zipped[f"{TRAIN}.gz"][:-100]
+    small_mnist.write(small_mnist.zipped)
+    with pytest.raises(DataError, match=rf"{TRAIN}\.gz cannot be read"):
+        found(small_mnist.folder).train[0]()
+
+
+def test_download(small_mnist, server, tmp_path):
+    server.files = small_mnist.zipped
+    _mnist.download(tmp_path / "here")
+    np.testing.assert_array_equal(found(tmp_path / "here").test[0](), small_mnist.test[..., None])

@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import torch
+
+from lintra.tasks._pixels import PixelTask
+
+
+class Tiny(PixelTask):
+    """Images of 3 rows, 2 columns, 2 channels and 5 levels."""
+
+    name = "tiny"
+    image_shape = (3, 2, 2)
+    levels = 5
+
+    def images(self, split):
+        n = {"train": 4, "test": 2}[split]
+        return (np.arange(n * 12) % 5).astype(np.uint8).reshape(n, 3, 2, 2)
+
+    def model(self, attention):
+        raise NotImplementedError
+
+
+def test_rows_then_columns_then_channels():
+    task = Tiny()
+    tokens = task.train[1]["tokens"]
+    image = task.images("train")[1]
+    assert tokens.dtype == torch.int64
+    assert tokens[0] == image[0, 0, 0]
+    assert tokens[1] == image[0, 0, 1]  # the next channel
+    assert tokens[2] == image[0, 1, 0]  # the next column
+    assert tokens[4] == image[1, 0, 0]  # the next row
+
+
+def test_to_images_undoes_it():
+    task = Tiny()
+    whole = task.validate.__getitems__([0, 1])["tokens"]
+    pictures = task.to_images(whole)
+    assert pictures.dtype == torch.uint8
+    np.testing.assert_array_equal(pictures, task.images("test").astype(int) * 255 // 4)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.zeros(2, 11), r"whole images \[b 12\], got shape \[2, 11\]"),
+        (torch.zeros(12), r"got shape \[12\]"),
+        (torch.full((1, 12), 5), r"must lie in 0 .. 4, got 5 .. 5"),
+        (torch.full((1, 12), -1), r"must lie in 0 .. 4, got -1 .. -1"),
+    ],
+)
+def test_what_is_no_image(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        Tiny().to_images(tokens)
+
+
+def test_no_images_at_all():
+    assert Tiny().to_images(torch.zeros(0, 12)).shape == (0, 3, 2, 2)
+
+
+@pytest.mark.parametrize(("fraction", "rows"), [(0.01, 1), (0.34, 1), (0.6, 2), (0.99, 2)])
+def test_prompts_are_whole_rows(fraction, rows):
+    prompt, whole = Tiny().prompts(2, fraction)
+    assert whole.shape == (2, 12)
+    assert torch.equal(prompt, whole[:, : rows * 4])
+
+
+@pytest.mark.parametrize(
+    ("n", "fraction", "message"),
+    [
+        (0, 0.5, "n must lie in 1 .. 2"),
+        (3, 0.5, "got 3"),
+        (1, 0.0, "fraction must"),
+        (1, 1.0, "fraction must"),
+    ],
+)
+def test_prompts_that_cannot_be(n, fraction, message):
+    with pytest.raises(ValueError, match=message):
+        Tiny().prompts(n, fraction)

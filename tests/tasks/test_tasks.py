@@ -1,0 +1,40 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lintra import tasks
+from lintra.attention import linear
+from lintra.tasks import copy, digits
+
+BUNDLED = [copy.Config(train_samples=10), digits.Config()]
+
+
+def test_the_folder_is_the_registry():
+    assert tasks.names() == ["copy", "digits", "images"]
+    for name in tasks.names():
+        assert tasks.load(name).Config().build().name == name
+
+
+def test_an_unknown_task():
+    with pytest.raises(ValueError, match="task must be one of copy, digits, images; got 'sing'"):
+        tasks.load("sing")
+
+
+@pytest.mark.parametrize("config", BUNDLED)
+def test_batches_are_collated_samples(config):
+    task = config.build()
+    samples = task.train.__getitems__([3, 1])
+    for batch in (
+        task.collate([task.train[3], task.train[1]]),
+        next(iter(DataLoader(task.train, batch_sampler=[[3, 1]], collate_fn=task.collate))),
+    ):
+        assert batch.keys() == samples.keys()
+        for name, value in batch.items():
+            assert torch.equal(value, samples[name])
+
+
+@pytest.mark.parametrize("config", BUNDLED)
+def test_the_default_model_fits_its_data(config):
+    task = config.build()
+    model = task.model(linear.Config()).build()
+    assert task.loss(model, task.train.__getitems__([0, 1])).isfinite()
