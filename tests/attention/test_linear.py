@@ -1,0 +1,132 @@
+"""Linear attention: its dense definition, its feature maps, what it refuses."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lintra import native
+from lintra.attention import linear
+from lintra.attention.linear import LinearAttention
+from tests.laws import EXACT, Case
+
+MAPS = [
+    linear.EluPlusOne(),
+    linear.Relu(),
+    linear.SquaredRelu(),
+    linear.Dpfp(nu=2),
+    linear.Taylor2(),
+    linear.Hedgehog(),
+    linear.T2R(width=6),
+]
+VARIANTS = [
+    # A row of relu features may be all zero, and its sum is then divided by eps alone: 1e-3 keeps the
+    # rounding errors of the two ways below the tolerance of the laws.
+    *(linear.Config(feature_map=each, impl="torch", chunk=7, eps=1e-3) for each in MAPS),
+    linear.Config(feature_map=linear.Identity(), normalize=False, impl="torch", chunk=7),
+    linear.Config(impl="reference"),
+    linear.Config(eps=0.0),
+]
+if native.available():
+    VARIANTS += [linear.Config(feature_map=each, impl="native", eps=1e-3) for each in (MAPS[0], MAPS[1], MAPS[4])]
+    VARIANTS += [linear.Config(feature_map=linear.Identity(), normalize=False, impl="native")]
+
+
+def features(attention: LinearAttention, x: Tensor, learned: torch.nn.Module) -> Tensor:
+    """The maps, as their papers write them."""
+    kind = attention.config.feature_map
+    if isinstance(kind, linear.EluPlusOne):
+        return torch.where(x > 0, x + 1, torch.exp(x))
+    if isinstance(kind, linear.Relu):
+        return x.clamp(min=0)
+    if isinstance(kind, linear.SquaredRelu):
+        return x.clamp(min=0) ** 2
+    if isinstance(kind, linear.Dpfp):
+        r = torch.cat((x.clamp(min=0), (-x).clamp(min=0)), -1)
+        size = r.shape[-1]
+        shifted = [r[..., [(i - j) % size for i in range(size)]] for j in range(1, kind.nu + 1)]
+        return torch.cat([r * each for each in shifted], -1)
+    if isinstance(kind, linear.Taylor2):
+        x = x / x.shape[-1] ** 0.25
+        square = (x[..., :, None] * x[..., None, :]).flatten(-2) / 2**0.5
+        return torch.cat((torch.ones_like(x[..., :1]), x, square), -1)
+    if isinstance(kind, linear.Hedgehog):
+        x = torch.einsum("bthd,hdf->bthf", x, learned.weight) + learned.bias
+        both = torch.cat((x, -x), -1)
+        return both.exp() / both.exp().sum(-1, keepdim=True)
+    if isinstance(kind, linear.T2R):
+        return (torch.einsum("bthd,hdf->bthf", x, learned.weight) + learned.bias).clamp(min=0)
+    return x
+
+
+def dense(attention: LinearAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Equations 4 and 8, every weight; the future struck out."""
+    group = attention.heads // attention.kv_heads
+    q = features(attention, q, attention.query_map)
+    k = features(attention, k, attention.key_map).repeat_interleave(group, 2)
+    weights = torch.einsum("bthf,bshf->bhts", q, k)
+    if attention.causal:
+        weights = weights.tril()
+    y = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(group, 2))
+    if attention.config.normalize:
+        y = y / (weights.sum(-1).mT[..., None] + attention.config.eps)
+    return y
+
+
+def test_constant_values_come_back():
+    q, k, v = Case("linear", linear.Config(), True).draw()
+    for causal in (True, False):
+        y = Case("linear", linear.Config(eps=0.0), causal).build()(q, k, torch.full_like(v, 3.0))
+        assert_close(y, torch.full_like(y, 3.0), **EXACT)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_rotary_turns_the_numerator_alone(causal):
+    case = Case("linear", linear.Config(), causal, heads=2, rotary=True)
+    attention, (q, k, v) = case.build(), case.draw()
+    rotate = case.rotate(0, q.shape[1])
+    q, k = (features(attention, x, None) for x in (q, k))
+    turned = torch.einsum("bthf,bshf->bhts", rotate(q), rotate(k))
+    weights = torch.einsum("bthf,bshf->bhts", q, k)
+    if causal:
+        turned, weights = turned.tril(), weights.tril()
+    expected = torch.einsum("bhts,bshe->bthe", turned, v) / (weights.sum(-1).mT[..., None] + 1e-6)
+    raw = case.draw()
+    assert_close(attention(*raw, rotate=rotate), expected, **EXACT)
+
+
+@pytest.mark.parametrize("value", [-30.0, -17.0, -100.0])
+@pytest.mark.parametrize("impl", ["torch", "reference", *(["native"] if native.available() else [])])
+def test_elu_plus_one_keeps_its_digits(value, impl):
+    """With one key the numerator is phi(q) phi(k) v: in float32, exp(-30)^2 must not be 0."""
+    from lintra.ops import linear_attention
+
+    x = torch.full((1, 1, 1, 1), value if value > -50 else value / 4)
+    one = torch.ones(1, 1, 1, 1)
+    y, state = linear_attention(one - 1, x, one, feature_map="elu+1", normalize=False, impl=impl)
+    expected = torch.tensor(float(x), dtype=torch.float64).exp()
+    assert_close(state.z.double().squeeze(), expected, rtol=3e-7, atol=0)  # 2 to 3 units in the last place
+    assert_close(y.double().squeeze(), expected, rtol=3e-7, atol=0)
+
+
+def test_signed_features_have_no_denominator():
+    with pytest.raises(ValueError, match="needs normalize=False"):
+        linear.Config(feature_map=linear.Identity())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: linear.Config(eps=-1.0), "eps must be at least 0, got -1"),
+        (lambda: linear.Config(chunk=0), "chunk must be at least 1 token, got 0"),
+        (lambda: linear.Dpfp(nu=0), "nu must be at least 1, got 0"),
+        (lambda: linear.T2R(width=0), "width must be at least 1 feature, got 0"),
+        (
+            lambda: linear.Config(feature_map=linear.Dpfp(nu=8)).build(heads=1, dim=4, causal=True),
+            "nu must be below twice the head size 4",
+        ),
+    ],
+)
+def test_config_refuses(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

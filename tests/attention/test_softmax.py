@@ -1,0 +1,71 @@
+"""Softmax attention: its dense definition, its window, what it refuses."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lintra.attention import softmax
+from lintra.attention.softmax import SoftmaxAttention
+from tests.laws import EXACT, Case
+
+VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3)]
+
+
+def dense(attention: SoftmaxAttention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Equation 1, every score; the future and what lies beyond the window struck out."""
+    group = attention.heads // attention.kv_heads
+    scale = q.shape[-1] ** -0.5 if attention.config.scale is None else attention.config.scale
+    scores = scale * torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2))
+    if attention.causal:
+        distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+        hidden = (distance < 0) | (distance >= (attention.config.window or q.shape[1]))
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return torch.einsum("bhts,bshe->bthe", scores.softmax(-1), v.repeat_interleave(group, 2))
+
+
+def test_a_window_over_everything_is_no_window():
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    whole = Case("softmax", softmax.Config(), True).build()(q, k, v)
+    for window in (q.shape[1], 10 * q.shape[1]):
+        assert_close(Case("softmax", softmax.Config(window=window), True).build()(q, k, v), whole, **EXACT)
+
+
+def test_a_window_of_one_returns_the_values():
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    y = Case("softmax", softmax.Config(window=1), True).build()(q, k, v)
+    assert_close(y, v.repeat_interleave(2, 2), **EXACT)
+
+
+def test_the_cache_of_a_window_stops_growing():
+    attention = Case("softmax", softmax.Config(window=5), True).build()
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64))
+    assert state.k.shape[1] == 4
+
+
+def test_constant_values_come_back():
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    y = Case("softmax", softmax.Config(), True).build()(q, k, torch.full_like(v, 3.0))
+    assert_close(y, torch.full_like(y, 3.0), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("window", 0), ("window", -3), ("dropout", 1.0), ("dropout", -0.1)]
+)
+def test_config_refuses(field, value):
+    with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
+        softmax.Config(**{field: value})
+
+
+def test_a_window_needs_causal():
+    with pytest.raises(ValueError, match="window only when causal"):
+        softmax.Config(window=3).build(heads=2, dim=4, causal=False)
+
+
+def test_dropout_acts_in_training_only():
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    attention = Case("softmax", softmax.Config(dropout=0.5), True).build()
+    whole = Case("softmax", softmax.Config(), True).build()(q, k, v)
+    assert not torch.allclose(attention(q, k, v), whole)
+    assert_close(attention.eval()(q, k, v), whole, **EXACT)
