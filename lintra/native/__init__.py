@@ -1,0 +1,335 @@
+"""The causal and the bidirectional linear attention sum in C++, on the CPU.
+
+`forward` and `backward` compute what `lintra.ops.linear_attention` defines. The library has a plain C
+interface, reached with ctypes (which releases the GIL), and holds one build of the kernels per instruction
+set. The environment variable LINTRA_NATIVE chooses one ("avx512", "avx2", "baseline", "neon") or "off".
+
+Needs only torch and the standard library. Arguments are trusted: the caller has checked them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ABI = 1  # LINTRA_ABI of the sources in this folder
+INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2}
+VARIABLE = "LINTRA_NATIVE"
+
+_NO_TENSOR = (0, 0, 0, 0)
+_FORWARD = struct.Struct("13q d 24q 6q")  # lintra_call up to z_out
+_BACKWARD = struct.Struct("13q d 24q 6q 4q 9q")  # the whole of lintra_call
+_OK, _NO_MEMORY = 0, 1
+
+
+class _Unusable(Exception):
+    """The library cannot serve here; the message says why."""
+
+
+def _library_file() -> Path:
+    """The library beside this file, or, in an editable install, in the installed package's folder."""
+    here = Path(__file__).parent
+    installed = {Path(sysconfig.get_path(key)) / "lintra" / "native" for key in ("platlib", "purelib")}
+    folders = [here, *sorted(installed - {here})]
+    for folder in folders:
+        for suffix in (".so", ".dylib"):
+            if (file := folder / f"liblintra{suffix}").exists():
+                return file
+    raise _Unusable(f"the native library is not built (no liblintra in {', '.join(map(str, folders))})")
+
+
+def _load() -> ctypes.CDLL:
+    file = _library_file()
+    try:
+        library = ctypes.CDLL(str(file))
+        abi = library.lintra_abi
+    except (OSError, AttributeError) as error:
+        raise _Unusable(f"{file} does not load: {error}") from error
+    abi.restype = ctypes.c_int64
+    if abi() != ABI:
+        raise _Unusable(f"{file} has interface version {abi()}, these sources need {ABI}: reinstall lintra")
+    library.lintra_call_size.restype = ctypes.c_int64
+    if library.lintra_call_size() != _BACKWARD.size:
+        raise _Unusable(f"{file} was built for another kind of machine: its structures differ in size")
+    library.lintra_usable.restype = ctypes.c_int64
+    library.lintra_usable.argtypes = [ctypes.c_int64]
+    library.lintra_use_openmp.argtypes = [ctypes.c_void_p]
+    library.lintra_use_openmp.restype = None
+    for function in (library.lintra_forward, library.lintra_backward):
+        function.argtypes = [ctypes.c_char_p]
+        function.restype = ctypes.c_int
+    library.lintra_use_openmp(_gomp_parallel())
+    return library
+
+
+def _gomp_parallel() -> int | None:
+    """The address of GOMP_parallel in the OpenMP runtime that PyTorch has loaded, or None."""
+    try:
+        with open("/proc/self/maps") as maps:
+            files = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "omp" in line}
+    except OSError:  # not Linux
+        return None
+    torch_folder = str(Path(torch.__file__).parent)
+    # A process may hold several runtimes (scikit-learn brings its own): PyTorch's first.
+    for file in sorted(files, key=lambda file: (not file.startswith(torch_folder), file)):
+        if Path(file).name.startswith(("libgomp", "libiomp", "libomp")):
+            try:
+                return ctypes.cast(ctypes.CDLL(file).GOMP_parallel, ctypes.c_void_p).value
+            except (OSError, AttributeError):
+                continue
+    return None
+
+
+def _choose(usable: list[str], value: str | None) -> int | None:
+    """The index of the instruction set named by `value` (default: the best), None for "off"."""
+    if value == "off":
+        return None
+    if not value:
+        value = usable[-1]
+    if value not in usable:
+        allowed = ", ".join([*usable, "off"])
+        raise ValueError(f"{VARIABLE} must be one of {allowed} on this machine, got {value!r}")
+    return INSTRUCTION_SETS.index(value)
+
+
+class _Native:
+    """The loaded library and the instruction set in use."""
+
+    def __init__(self) -> None:
+        self.library: Any = None
+        self.usable: list[str] = []
+        self.chosen: int | None = None
+        self.reason: str | None = None
+        value = os.environ.get(VARIABLE)
+        if value not in (None, "", "off", *INSTRUCTION_SETS):
+            allowed = ", ".join([*INSTRUCTION_SETS, "off"])
+            raise ValueError(f"{VARIABLE} must be one of {allowed}, got {value!r}")
+        try:
+            if sys.byteorder != "little":
+                raise _Unusable("the native library is written for little-endian machines")
+            self.library = _load()
+        except _Unusable as error:
+            self.reason = str(error)
+            return
+        self.usable = [name for i, name in enumerate(INSTRUCTION_SETS) if self.library.lintra_usable(i)]
+        self.chosen = _choose(self.usable, value)
+        if self.chosen is None:
+            self.reason = f"{VARIABLE}=off"
+
+
+_loaded: _Native | None = None
+
+
+def _native() -> _Native:
+    """Loaded on first use, so that importing lintra costs nothing."""
+    global _loaded
+    if _loaded is None:
+        _loaded = _Native()
+    return _loaded
+
+
+def available() -> bool:
+    """Whether `forward` and `backward` can run here. Raises ValueError if LINTRA_NATIVE is wrong."""
+    return _native().reason is None
+
+
+def why_not() -> str | None:
+    """Why the library cannot run here; None if it can."""
+    return _native().reason
+
+
+def instruction_set() -> str:
+    """The instruction set in use. Raises RuntimeError if there is none."""
+    native = _native()
+    if native.chosen is None:
+        raise RuntimeError(f"the native kernels are not available: {native.reason}")
+    return INSTRUCTION_SETS[native.chosen]
+
+
+def instruction_sets() -> list[str]:
+    """The instruction sets that the library holds and this processor has, slowest first."""
+    return list(_native().usable)
+
+
+@contextmanager
+def use(name: str) -> Iterator[None]:
+    """Runs the body with another instruction set, or with "off": for tests and comparisons.
+
+    The choice holds for all Python threads.
+    """
+    native = _native()
+    before = native.chosen, native.reason
+    if native.library is None:
+        raise RuntimeError(f"the native kernels are not available: {native.reason}")
+    native.chosen = _choose(native.usable, name)
+    native.reason = None if native.chosen is not None else "switched off"
+    try:
+        yield
+    finally:
+        native.chosen, native.reason = before
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
+    kv: Tensor | None = None,
+    z: Tensor | None = None,
+    mask: Tensor | None = None,
+    causal: bool = True,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    feature_map: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The sum and the state after it.
+
+    q [b t h f], k [b s g f], v [b s g e] of one dtype (float32, float64, bfloat16, float16), any strides;
+    log_decay and log_input [b s g], kv [b g f e], z [b g f] in the sum dtype (float64 for float64, else
+    float32); mask [b s] bool. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the
+    denominators [b t h] (with eps; 1 if `normalize` is false), which `backward` needs. Raises MemoryError.
+    """
+    native = _native()
+    b, t, h, f = q.shape
+    g, e = v.shape[2:]
+    total = torch.float64 if q.dtype is torch.float64 else torch.float32
+    y = q.new_empty((b, t, h, e))
+    den = torch.empty((b, t, h), dtype=total)
+    kv_out = torch.empty((b, g, f, e), dtype=total)
+    z_out = torch.empty((b, g, f), dtype=total)
+    q, k, v = _rows(q), _rows(k), _rows(v)
+    kv, z = (None if x is None else x.contiguous() for x in (kv, z))
+    call = _FORWARD.pack(
+        *_head(native, q, k, v, causal, normalize, eps, feature_map),
+        *_inputs(q, k, v, log_decay, log_input, mask),
+        _address(kv),
+        _address(z),
+        y.data_ptr(),
+        den.data_ptr(),
+        kv_out.data_ptr(),
+        z_out.data_ptr(),
+    )
+    _check(native.library.lintra_forward(call))
+    return y, kv_out, z_out, den
+
+
+def backward(
+    dy: Tensor,
+    dkv: Tensor | None,
+    dz: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    den: Tensor,
+    log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
+    kv: Tensor | None = None,
+    z: Tensor | None = None,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = True,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    feature_map: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
+    """The gradients of `forward`: of q, k, v, log_decay, log_input, and of the state before.
+
+    `dy`, `dkv`, `dz` are those of what `forward` returned (the last two may be None, for zero), `y` and `den`
+    its results. The gradients of q, k, v have their dtype, the others the sum dtype; those of log_decay and
+    log_input are None where the input is. Raises MemoryError.
+    """
+    native = _native()
+    total = den.dtype
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total)
+    dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total)
+    b, g = q.shape[0], k.shape[2]
+    dkv_in = torch.empty((b, g, q.shape[3], v.shape[3]), dtype=total)
+    dz_in = torch.empty((b, g, q.shape[3]), dtype=total)
+    q, k, v, dy = _rows(q), _rows(k), _rows(v), _rows(dy)
+    y, den = y.contiguous(), den.contiguous()
+    kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
+    call = _BACKWARD.pack(
+        *_head(native, q, k, v, causal, normalize, eps, feature_map),
+        *_inputs(q, k, v, log_decay, log_input, mask),
+        _address(kv),
+        _address(z),
+        y.data_ptr(),
+        den.data_ptr(),
+        0,
+        0,
+        dy.data_ptr(),
+        *dy.stride()[:3],
+        _address(dkv),
+        _address(dz),
+        *map(_address, (dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in)),
+    )
+    _check(native.library.lintra_backward(call))
+    return dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With the last axis contiguous."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _head(native, q, k, v, causal, normalize, eps, feature_map) -> tuple:
+    if native.chosen is None:
+        raise RuntimeError(f"the native kernels are not available: {native.reason}")
+    b, t, h, f = q.shape
+    return (
+        native.chosen,
+        torch.get_num_threads(),
+        DTYPES[q.dtype],
+        causal,
+        normalize,
+        FEATURE_MAPS[feature_map],
+        b,
+        t,
+        k.shape[1],
+        h,
+        k.shape[2],
+        f,
+        v.shape[3],
+        eps,
+    )
+
+
+def _inputs(q, k, v, log_decay, log_input, mask) -> tuple:
+    return (
+        q.data_ptr(),
+        *q.stride()[:3],
+        k.data_ptr(),
+        *k.stride()[:3],
+        v.data_ptr(),
+        *v.stride()[:3],
+        *(_NO_TENSOR if log_decay is None else (log_decay.data_ptr(), *log_decay.stride())),
+        *(_NO_TENSOR if log_input is None else (log_input.data_ptr(), *log_input.stride())),
+        *(_NO_TENSOR if mask is None else (mask.data_ptr(), *mask.stride(), 0)),
+    )
+
+
+def _check(status: int) -> None:
+    if status == _NO_MEMORY:
+        raise MemoryError("the native kernel could not allocate its working memory")
+    if status != _OK:
+        raise RuntimeError(f"the native library refused the call (status {status})")

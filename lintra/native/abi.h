@@ -1,0 +1,39 @@
+// The C interface of the native library: one flat block of 64-bit words, so that Python can build it with a single
+// struct.pack and no binding generator. Change LINTRA_ABI whenever a word is added, removed or gets another meaning.
+#pragma once
+#include <stdint.h>
+
+#define LINTRA_ABI 1
+
+typedef int64_t i64;
+
+enum { LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16 };           // element types of q, k, v, y
+enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU };                         // feature maps
+enum { LINTRA_OK, LINTRA_NO_MEMORY, LINTRA_BAD_CALL };                              // what a call returns
+enum { LINTRA_BASELINE, LINTRA_AVX2, LINTRA_AVX512, LINTRA_NEON, LINTRA_ISA_COUNT };  // instruction sets
+
+// Strides count elements. The last axis, if the tensor has one beyond these, is contiguous. data == 0: absent.
+typedef struct {
+  char* data;
+  i64 b, t, h;
+} lintra_tensor;
+
+// The sum dtype is float64 for float64 inputs and float32 otherwise; tensors "in the sum dtype" carry an s below.
+typedef struct {
+  i64 isa, threads, dtype, causal, normalize, feature_map;
+  i64 b, t, s, h, g, f, e;
+  double eps;
+  lintra_tensor q, k, v;               // [b t h f] [b s g f] [b s g e]
+  lintra_tensor log_decay, log_input;  // s, [b s g]
+  lintra_tensor mask;                  // bytes, [b s]; h is unused
+  // Contiguous from here on.
+  const void *kv, *z;  // s, [b g f e] [b g f]: the state before; both or neither
+  void *y, *den;       // [b t h e]; s, [b t h]: written by forward, read by backward
+  void *kv_out, *z_out;
+  // Backward only.
+  lintra_tensor dy;          // [b t h e]
+  const void *dkv, *dz;      // s: gradients of the state after; each may be absent
+  void *dq, *dk, *dv;        // like q, k, v, contiguous
+  void *dlog_decay, *dlog_input;  // s, [b s g]; absent when not wanted
+  void *dkv_in, *dz_in;      // s: gradients of the state before
+} lintra_call;

@@ -1,0 +1,14 @@
+// What each instruction set's build of kernel.cpp offers to library.cpp.
+#pragma once
+#include "abi.h"
+
+// Runs work(context) on up to `threads` threads at once, the caller's among them, and waits for all.
+typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
+
+#define LINTRA_DECLARE(isa)                                   \
+  namespace lintra {                                          \
+  namespace isa {                                             \
+  int forward(const lintra_call& call, lintra_launch launch);  \
+  int backward(const lintra_call& call, lintra_launch launch); \
+  }                                                           \
+  }

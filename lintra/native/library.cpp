@@ -1,0 +1,103 @@
+// The exported functions: they choose the instruction set and start threads. Compiled for the oldest processor, since it
+// runs before anything is known about this one.
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "kernel.h"
+
+#define LINTRA_EXPORT extern "C" __attribute__((visibility("default")))
+
+#if defined(__x86_64__)
+LINTRA_DECLARE(baseline)
+LINTRA_DECLARE(avx2)
+LINTRA_DECLARE(avx512)
+#elif defined(__aarch64__)
+LINTRA_DECLARE(neon)
+#else
+LINTRA_DECLARE(baseline)
+#endif
+
+namespace {
+
+typedef int (*Kernel)(const lintra_call&, lintra_launch);
+struct Kernels {
+  Kernel forward, backward;
+};
+
+// The build for an instruction set, empty where this library or this processor lacks it.
+Kernels kernels(i64 isa) {
+#if defined(__x86_64__)
+  switch (isa) {
+    case LINTRA_BASELINE: return {lintra::baseline::forward, lintra::baseline::backward};
+    case LINTRA_AVX2:
+      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        return {lintra::avx2::forward, lintra::avx2::backward};
+      break;
+    case LINTRA_AVX512:
+      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return {lintra::avx512::forward, lintra::avx512::backward};
+      break;
+  }
+#elif defined(__aarch64__)
+  if (isa == LINTRA_NEON) return {lintra::neon::forward, lintra::neon::backward};
+#else
+  if (isa == LINTRA_BASELINE) return {lintra::baseline::forward, lintra::baseline::backward};
+#endif
+  return {nullptr, nullptr};
+}
+
+// Threads. OpenMP workers spin for a while after each of PyTorch's parallel regions and would compete with threads of
+// our own for the cores, so its team is used when the loader has found it.
+typedef void (*OpenMP)(void (*)(void*), void*, unsigned, unsigned);
+OpenMP openmp = nullptr;
+pid_t openmp_process = 0;
+
+void launch_openmp(void (*work)(void*), void* context, i64 threads) { openmp(work, context, unsigned(threads), 0); }
+
+struct Start {
+  void (*work)(void*);
+  void* context;
+};
+void* enter(void* start) {
+  ((Start*)start)->work(((Start*)start)->context);
+  return nullptr;
+}
+
+// Threads made for one call. Where the system refuses more, those there are do all the work.
+void launch_threads(void (*work)(void*), void* context, i64 threads) {
+  Start start = {work, context};
+  pthread_t* others = (pthread_t*)malloc(size_t(threads) * sizeof(pthread_t));
+  i64 started = 0;
+  while (others && started < threads - 1 && pthread_create(&others[started], nullptr, enter, &start) == 0) ++started;
+  work(context);
+  for (i64 i = 0; i < started; ++i) pthread_join(others[i], nullptr);
+  free(others);
+}
+
+lintra_launch launcher() {
+  // A forked child inherits the team's records but not its threads: waking them would wait for ever.
+  return openmp && getpid() == openmp_process ? launch_openmp : launch_threads;
+}
+
+}  // namespace
+
+LINTRA_EXPORT i64 lintra_abi(void) { return LINTRA_ABI; }
+LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
+LINTRA_EXPORT i64 lintra_usable(i64 isa) { return kernels(isa).forward != nullptr; }
+
+// The address of GOMP_parallel, or 0 for threads of the library's own.
+LINTRA_EXPORT void lintra_use_openmp(void* gomp_parallel) {
+  openmp = (OpenMP)gomp_parallel;
+  openmp_process = getpid();
+}
+
+LINTRA_EXPORT int lintra_forward(const lintra_call* call) {
+  const Kernel kernel = kernels(call->isa).forward;
+  return kernel ? kernel(*call, launcher()) : LINTRA_BAD_CALL;
+}
+LINTRA_EXPORT int lintra_backward(const lintra_call* call) {
+  const Kernel kernel = kernels(call->isa).backward;
+  return kernel ? kernel(*call, launcher()) : LINTRA_BAD_CALL;
+}

@@ -1,0 +1,160 @@
+// Rows of tokens between the caller's tensors (any strides, any element type) and small aligned buffers of the sum type.
+#pragma once
+#include "vector.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+// float16 and bfloat16 go through integer arithmetic: no compiler support for the types is needed, and each rounds to
+// nearest even, keeps infinities and NaN, and float16 its subnormals.
+typedef uint32_t Bits __attribute__((vector_size(LINTRA_VECTOR_BYTES)));
+typedef uint16_t Half __attribute__((vector_size(LINTRA_VECTOR_BYTES / 2)));
+
+LINTRA_INLINE Bits choose(Bits mask, Bits yes, Bits no) { return (mask & yes) | (~mask & no); }
+
+LINTRA_INLINE Vec<float> widen(Half x, i64 dtype) {
+  Bits bits = __builtin_convertvector(x, Bits);
+  if (dtype == LINTRA_BFLOAT16) return (Vec<float>)(bits << 16);
+  Bits magnitude = (bits & 0x7fff) << 13;
+  Vec<float> value = (Vec<float>)magnitude * 0x1p112f;  // moves the exponent bias from 15 to 127, subnormals too
+  Bits special = (Bits)(magnitude >= 0x0f800000u);
+  Bits out = choose(special, magnitude | 0x7f800000u, (Bits)value);
+  return (Vec<float>)(out | (bits & 0x8000) << 16);
+}
+
+LINTRA_INLINE Half narrow(Vec<float> x, i64 dtype) {
+  Bits bits = (Bits)x, sign = bits & 0x80000000u, magnitude = bits ^ sign;
+  Bits nan = (Bits)(magnitude > 0x7f800000u);
+  if (dtype == LINTRA_BFLOAT16) {
+    Bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector(choose(nan, (sign >> 16) | 0x7fc0, rounded), Half);
+  }
+  Bits normal = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1)) >> 13;  // 0xc8000000: -112 in the exponent field
+  Vec<float> shifted = (Vec<float>)magnitude + 0.5f;  // 0.5 has the units of float16's subnormals in its last place
+  Bits small = (Bits)shifted - 0x3f000000u;
+  Bits large = choose(nan, Bits{} + 0x7e00, Bits{} + 0x7c00);
+  Bits out = choose((Bits)(magnitude < 0x38800000u), small, normal);
+  out = choose((Bits)(magnitude >= 0x47800000u), large, out);
+  return __builtin_convertvector(out | sign >> 16, Half);
+}
+
+constexpr i64 element_size(i64 dtype) { return dtype == LINTRA_FLOAT64 ? 8 : dtype == LINTRA_FLOAT32 ? 4 : 2; }
+
+LINTRA_INLINE void read_row(const char* from, float* to, i64 n, i64 dtype) {
+  if (dtype == LINTRA_FLOAT32) {
+    i64 i = 0;
+    for (; i + kLanes<float> <= n; i += kLanes<float>) store(to + i, load((const float*)from + i));
+    for (; i < n; ++i) memcpy(to + i, from + 4 * i, 4);
+    return;
+  }
+  constexpr i64 W = kLanes<float>;
+  Half x;
+  i64 i = 0;
+  for (; i + W <= n; i += W) {
+    memcpy(&x, from + 2 * i, sizeof x);
+    store(to + i, widen(x, dtype));
+  }
+  if (i < n) {
+    uint16_t rest[W] = {};
+    for (i64 j = i; j < n; ++j) memcpy(rest + (j - i), from + 2 * j, 2);
+    memcpy(&x, rest, sizeof x);
+    Vec<float> wide = widen(x, dtype);
+    for (i64 j = i; j < n; ++j) to[j] = wide[j - i];
+  }
+}
+LINTRA_INLINE void read_row(const char* from, double* to, i64 n, i64) { memcpy(to, from, size_t(n) * 8); }
+
+LINTRA_INLINE void write_row(char* to, const float* from, i64 n, i64 dtype) {
+  constexpr i64 W = kLanes<float>;
+  i64 i = 0;
+  if (dtype == LINTRA_FLOAT32) {
+    for (; i + W <= n; i += W) store((float*)to + i, load(from + i));
+    for (; i < n; ++i) memcpy(to + 4 * i, from + i, 4);
+    return;
+  }
+  for (; i < n; i += W) {  // `from` is padded to whole vectors
+    Half x = narrow(load(from + i), dtype);
+    i64 count = n - i < W ? n - i : W;
+    if (count == W)
+      memcpy(to + 2 * i, &x, sizeof x);
+    else
+      memcpy(to + 2 * i, &x, size_t(count) * 2);
+  }
+}
+LINTRA_INLINE void write_row(char* to, const double* from, i64 n, i64) { memcpy(to, from, size_t(n) * 8); }
+
+// In place; `row` holds whole vectors.
+template <class T>
+LINTRA_INLINE void apply_feature_map(T* row, i64 n, i64 map) {
+  if (map == LINTRA_IDENTITY) return;
+  const Vec<T> zero{};
+  for (i64 i = 0; i < n; i += kLanes<T>) {
+    Vec<T> x = load(row + i);
+    if (map == LINTRA_RELU)
+      x = select<T>(x < zero, zero, x);
+    else  // elu(x) + 1 without the cancellation of expm1(x) + 1 at large negative x
+      x = select<T>(x > zero, x + T(1), exp_below<T>(select<T>(x > zero, zero, x)));
+    store(row + i, x);
+  }
+}
+
+// The derivative of the feature map from its value: elu+1 has min(phi, 1), relu has 1 where phi > 0.
+template <class T>
+LINTRA_INLINE Vec<T> feature_slope(Vec<T> phi, i64 map) {
+  const Vec<T> zero{}, one = splat(T(1));
+  if (map == LINTRA_RELU) return select<T>(phi > zero, one, zero);
+  return select<T>(phi > one, one, phi);
+}
+
+// What one operand of the sum is made of. Steps count bytes.
+struct Operand {
+  enum Kind {
+    plain,     // features or values: x, through the feature map
+    ones,      // [x, 1]: values whose last column sums the weights
+    gradient,  // dy / den
+    extended,  // [dy / den, -(dy . y) / den]: the gradient of [numerator, denominator]
+  };
+  Kind kind;
+  const char* x;
+  i64 token, head;  // steps of x
+  i64 width;        // elements in a row of x
+  i64 dtype, map;
+  const char *y, *den;  // gradients only; den == 0: no denominator, its gradient is 0
+  i64 y_token, y_head, den_token, den_head;
+
+  i64 columns() const { return width + (kind == ones || kind == extended); }
+};
+
+// Row of `token`, padded with zeros up to `padded` elements. `spare` holds as many.
+template <class T>
+inline void read_operand(const Operand& o, i64 token, i64 head, T* row, i64 padded, T* spare) {
+  const i64 n = o.width;
+  read_row(o.x + token * o.token + head * o.head, row, n, o.dtype);
+  apply_feature_map(row, n, o.map);
+  for (i64 i = n; i < padded; ++i) row[i] = 0;
+  if (o.kind == Operand::plain) return;
+  if (o.kind == Operand::ones) {
+    row[n] = 1;
+    return;
+  }
+  if (!o.den) return;
+  T den;
+  memcpy(&den, o.den + token * o.den_token + head * o.den_head, sizeof den);
+  const T inverse = den == 0 ? 0 : 1 / den;
+  if (o.kind == Operand::gradient) {
+    for (i64 i = 0; i < n; i += kLanes<T>) store(row + i, load(row + i) * inverse);
+    return;
+  }
+  read_row(o.y + token * o.y_token + head * o.y_head, spare, n, o.dtype);
+  for (i64 i = n; i < round_up(n, kLanes<T>); ++i) spare[i] = 0;
+  Vec<T> dot{};
+  for (i64 i = 0; i < n; i += kLanes<T>) {
+    Vec<T> x = load(row + i) * inverse;
+    dot -= x * load(spare + i);
+    store(row + i, x);
+  }
+  row[n] = sum<T>(dot);
+}
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra

@@ -1,0 +1,66 @@
+// One token: the recurrence itself. The state is read once and the new one written once, which is all the time it takes.
+#pragma once
+#include "rows.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+template <class T>
+struct Step {
+  const T *state, *k, *v, *q;
+  T *next, *y;
+  i64 f, e;
+  T decay;
+};
+
+// N vectors of columns: next = decay state + k v^T and y = q next.
+template <class T, i64 N>
+inline void step_columns(const Step<T>& s, i64 column) {
+  constexpr i64 W = kLanes<T>;
+  Vec<T> v[N], y[N] = {};
+  LINTRA_UNROLL
+  for (i64 n = 0; n < N; ++n) v[n] = load(s.v + column + n * W);
+  for (i64 i = 0; i < s.f; ++i) {
+    const T* from = s.state + i * s.e + column;
+    T* to = s.next + i * s.e + column;
+    LINTRA_UNROLL
+    for (i64 n = 0; n < N; ++n) {
+      Vec<T> x = load(from + n * W) * s.decay + v[n] * s.k[i];
+      y[n] += x * s.q[i];
+      store(to + n * W, x);
+    }
+  }
+  LINTRA_UNROLL
+  for (i64 n = 0; n < N; ++n) store(s.y + column + n * W, y[n]);
+}
+
+template <class T>
+inline void step_matrix(const Step<T>& s) {
+  constexpr i64 W = kLanes<T>;
+  i64 column = 0;
+  for (; column + 4 * W <= s.e; column += 4 * W) step_columns<T, 4>(s, column);
+  for (; column + W <= s.e; column += W) step_columns<T, 1>(s, column);
+  for (; column < s.e; ++column) {
+    T y = 0;
+    for (i64 i = 0; i < s.f; ++i) {
+      const T x = s.state[i * s.e + column] * s.decay + s.v[column] * s.k[i];
+      s.next[i * s.e + column] = x;
+      y += x * s.q[i];
+    }
+    s.y[column] = y;
+  }
+}
+
+// Further heads that read the same state.
+template <class T>
+inline void read_matrix(const T* state, const T* q, T* y, i64 f, i64 e) {
+  memset(y, 0, size_t(e) * sizeof(T));
+  for (i64 i = 0; i < f; ++i) {
+    i64 n = 0;
+    for (; n + kLanes<T> <= e; n += kLanes<T>) store(y + n, load(y + n) + load(state + i * e + n) * q[i]);
+    for (; n < e; ++n) y[n] += state[i * e + n] * q[i];
+  }
+}
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra

@@ -1,0 +1,364 @@
+// The sum itself, over a stretch of tokens:
+//
+//   state_t = decay_t state_{t-1} + b_t c_t^T        out_t = a_t^T state_t
+//
+// with `a` read by some heads and `b`, `c` written by some. The forward pass and each gradient is one such sweep with
+// the roles exchanged (first the widths, then what is summed):
+//
+//   forward   a = phi(q)    b = phi(k)   c = v        -> y       forwards in time
+//   dq        a = [dn, dd]  b = [v, 1]   c = phi(k)   -> dq      forwards
+//   dk        a = [v, 1]    b = [dn, dd] c = phi(q)   -> dk      backwards
+//   dv        a = phi(k)    b = phi(q)   c = dn       -> dv      backwards
+//
+// where dn = dy / den and dd = -(dy . y) / den are the gradients of numerator and denominator. Chunks of tokens turn it
+// into small dense products; only the state goes from chunk to chunk.
+#pragma once
+#include "blocks.h"
+#include "rows.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+struct Output {
+  char* data;
+  i64 token, head;  // bytes
+  i64 dtype;
+};
+
+template <class T>
+struct Sweep {
+  Operand a, b, c;
+  i64 readers, writers;  // heads that read and write one state
+  i64 inner, outer;      // columns of a and b; of c and out
+  bool backwards;        // keys read and queries write
+  bool causal;           // tokens see each other within a chunk
+
+  const char *read_mask, *write_mask;  // bytes; 0: every token is real
+  i64 read_mask_token, write_mask_token;
+  const char *log_decay, *log_input;  // of the keys, type T; 0: none
+  i64 log_decay_token, log_input_token;
+
+  Output out;
+  bool denominators;  // forward: keep z, and write the denominators to `den`
+  bool normalize;     // and divide by them
+  T eps;
+  char* den;
+  i64 den_token, den_head;
+  Operand features;   // of out's tokens, when a feature map has to be differentiated or `dots` is wanted
+  bool chain;         // multiply by the slope of features.map
+  double* dots;       // dots[token] += out . features over the reading heads; 0: not wanted
+
+  bool weighted() const { return log_decay || log_input; }
+};
+
+// The running sum, [inner][outer] in panels, and its row sums z [inner] where a denominator is kept.
+template <class T>
+struct State {
+  T *sum, *z;
+};
+
+template <class T>
+constexpr i64 kPanelWidth = kPanel * kLanes<T>;
+
+struct Shape {  // padded sizes of the buffers of a sweep
+  i64 inner, outer, rows, b_step, c_step;
+  template <class T>
+  static Shape of(const Sweep<T>& s) {
+    constexpr i64 W = kLanes<T>, line = 64 / i64(sizeof(T)), page = 4096 / i64(sizeof(T));
+    Shape shape;
+    shape.inner = round_up(s.inner, W > kRows ? W : kRows);
+    shape.outer = round_up(s.outer, W);
+    shape.rows = round_up(s.inner, kRows);
+    // A step of whole pages would put all rows of a column in the same set of the cache.
+    shape.b_step = shape.inner + (shape.inner % (page / 4) == 0 ? line : 0);
+    shape.c_step = shape.outer + (shape.outer % (page / 4) == 0 ? line : 0);
+    return shape;
+  }
+  i64 state() const { return rows * outer + inner; }  // elements of sum and z together
+  template <class T>
+  State<T> state_at(T* memory) const {
+    return {memory, memory + rows * outer};
+  }
+};
+
+// The buffers of one chunk, cut from one piece of memory.
+template <class T>
+struct Scratch {
+  T *a, *at, *b, *c, *scores, *y, *spare, *features, *weights;
+  T *early, *late, *steps;  // per token of the chunk: see Weights
+  T* state;
+
+  static i64 layout(const Sweep<T>& s, T* memory, Scratch* scratch) {
+    const Shape shape = Shape::of(s);
+    const i64 writers = s.writers * kChunk;
+    const i64 wide = (shape.b_step > shape.c_step ? shape.b_step : shape.c_step) + kLanes<T>;
+    T* sizes = memory;
+    auto take = [&](i64 n) {
+      T* at = sizes;
+      sizes += round_up(n, 64 / i64(sizeof(T)));
+      return at;
+    };
+    Scratch r;
+    r.a = take(kChunk * shape.b_step);
+    r.at = take(shape.inner * kChunk);
+    r.b = take(writers * shape.b_step);
+    r.c = take(writers * shape.c_step);
+    r.scores = take(writers * kChunk);
+    r.y = take(kChunk * shape.c_step);
+    r.spare = take(wide);
+    r.features = take(wide);
+    r.weights = take(kChunk * kChunk);
+    r.early = take(kChunk);
+    r.late = take(kChunk);
+    r.steps = take(kChunk);
+    r.state = take(shape.state());
+    if (scratch) *scratch = r;
+    return sizes - memory;
+  }
+  static i64 size(const Sweep<T>& s) { return layout(s, nullptr, nullptr); }
+};
+
+inline bool is_real(const char* mask, i64 step, i64 token) {
+  return !mask || mask[token * step];
+}
+
+template <class T>
+inline T scalar(const char* data, i64 step, i64 token) {
+  T x;
+  memcpy(&x, data + token * step, sizeof x);
+  return x;
+}
+
+// The decay and input weights of a chunk of `count` tokens from `start`.
+//   early[i] = exp(decays of tokens ..i), what the state before the chunk is worth at i
+//   late[j]  = exp(decays of tokens j+1.. + log_input[j]), what token j is worth after the chunk
+//   weights[writer][reader] = exp(decays between + log_input of the key)
+// Returns early of the last token. Sums of decays run from the near end, so nothing cancels and a decay of -inf, which
+// empties the state, gives 0 and not NaN; products of steps <= 1 cannot overflow where a difference of sums could.
+template <class T>
+T chunk_weights(const Sweep<T>& s, i64 start, i64 count, Scratch<T>& r) {
+  T inputs[kChunk];
+  double total = 0;
+  for (i64 i = 0; i < kChunk; ++i) {
+    const bool real = i < count && is_real(s.backwards ? s.read_mask : s.write_mask,
+                                              s.backwards ? s.read_mask_token : s.write_mask_token, start + i);
+    r.steps[i] = real && s.log_decay ? scalar<T>(s.log_decay, s.log_decay_token, start + i) : T(0);
+    inputs[i] = real && s.log_input ? scalar<T>(s.log_input, s.log_input_token, start + i) : T(0);
+    total += double(r.steps[i]);
+    r.early[i] = T(total);
+  }
+  double after = 0;
+  for (i64 j = kChunk - 1; j >= 0; --j) {
+    r.late[j] = T(after + double(inputs[j]));
+    after += double(r.steps[j]);
+  }
+  for (i64 i = 0; i < kChunk; i += kLanes<T>) {
+    store(r.early + i, exp<T>(load(r.early + i)));
+    store(r.late + i, exp<T>(load(r.late + i)));
+    store(r.steps + i, exp<T>(load(r.steps + i)));
+    store(inputs + i, exp<T>(load(inputs + i)));
+  }
+  if (s.causal) {
+    T row[kChunk] = {};
+    for (i64 n = 0; n < kChunk; ++n) {
+      const i64 i = s.backwards ? n : kChunk - 1 - n;
+      const i64 step = s.backwards ? i : i + 1;  // the decay between this writer and the one before in this loop
+      T* weights = r.weights + i * kChunk;
+      if (n > 0)
+        for (i64 j = 0; j < kChunk; j += kLanes<T>) store(row + j, load(row + j) * r.steps[step]);
+      row[i] = 1;
+      for (i64 j = 0; j < kChunk; j += kLanes<T>) {
+        Vec<T> weight = s.backwards ? load(inputs + j) : splat(inputs[i]);
+        store(weights + j, load(row + j) * weight);
+      }
+    }
+  }
+  return r.early[kChunk - 1];
+}
+
+// scores[writer][reader] of the chunk, weighted, and 0 where the reader comes before the writer (after, backwards).
+template <class T>
+void chunk_scores(const Sweep<T>& s, const Shape& shape, i64 count, const Scratch<T>& r) {
+  constexpr i64 W = kLanes<T>;
+  for (i64 j = 0; j < s.writers * kChunk; j += kScoreRows) {
+    const i64 token = j % kChunk;
+    if (token >= count) continue;
+    for (i64 i = 0; i < count; i += W) {
+      if (s.backwards ? i >= token + kScoreRows : i + W <= token) continue;
+      score_block(r.b + j * shape.b_step, shape.b_step, r.at + i, s.inner, r.scores + j * kChunk + i);
+    }
+  }
+  const Mask<T> lanes = iota<T>();
+  for (i64 j = 0; j < s.writers * kChunk; ++j) {
+    const typename Types<T>::Int token = j % kChunk;
+    for (i64 i = 0; i < kChunk; i += W) {
+      Vec<T> score = load(r.scores + j * kChunk + i);
+      if (s.weighted()) score *= load(r.weights + token * kChunk + i);
+      const Mask<T> reader = lanes + typename Types<T>::Int(i);
+      const Mask<T> seen = s.backwards ? reader <= token : reader >= token;
+      store(r.scores + j * kChunk + i, select<T>(seen, score, Vec<T>{}));
+    }
+  }
+}
+
+// The denominators of the chunk's readers, without eps, into `den`.
+template <class T>
+void chunk_denominators(const Sweep<T>& s, const T* z, const Scratch<T>& r, T* den) {
+  for (i64 i = 0; i < kChunk; i += kLanes<T>) {
+    Vec<T> sums[4] = {};
+    i64 k = 0;
+    for (; k + 4 <= s.inner; k += 4) {
+      LINTRA_UNROLL
+      for (i64 n = 0; n < 4; ++n) sums[n] += load(r.at + (k + n) * kChunk + i) * z[k + n];
+    }
+    for (; k < s.inner; ++k) sums[0] += load(r.at + k * kChunk + i) * z[k];
+    Vec<T> total = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    if (s.weighted()) total *= load(r.early + i);
+    if (s.causal)
+      for (i64 j = 0; j < s.writers * kChunk; ++j) total += load(r.scores + j * kChunk + i);
+    store(den + i, total);
+  }
+}
+
+template <class T>
+void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, State<T> state, Scratch<T>& r, i64 head) {
+  for (i64 i = 0; i < kChunk; ++i) {
+    T* row = r.a + i * shape.b_step;
+    if (i < count && is_real(s.read_mask, s.read_mask_token, start + i))
+      read_operand(s.a, start + i, head, row, shape.inner, r.spare);
+    else
+      memset(row, 0, size_t(shape.inner) * sizeof(T));
+  }
+  for (i64 i = 0; i < kChunk; i += kLanes<T>)
+    for (i64 k = 0; k < s.inner; k += kLanes<T>)
+      transpose(r.a + i * shape.b_step + k, shape.b_step, r.at + k * kChunk + i, kChunk);
+  if (s.causal) chunk_scores(s, shape, count, r);
+
+  const T* reach = s.backwards ? r.late : r.early;
+  Read<T> read;
+  read.writers = s.causal ? s.writers : 0;
+  read.c_step = read.y_step = shape.c_step;
+  for (i64 column = 0; column < shape.outer; column += kPanelWidth<T>) {
+    const i64 vectors = (shape.outer - column < kPanelWidth<T> ? shape.outer - column : kPanelWidth<T>) / kLanes<T>;
+    const i64 fit = kStateBlockBytes / (vectors * LINTRA_VECTOR_BYTES);
+    const i64 piece = (s.inner + (s.inner + fit - 1) / fit - 1) / ((s.inner + fit - 1) / fit);
+    for (i64 k = 0; k < s.inner; k += piece) {
+      for (i64 i = 0; i < count; i += kRows) {
+        read.at = r.at + k * kChunk + i;
+        read.rows = s.inner - k < piece ? s.inner - k : piece;
+        read.state = state.sum + column * shape.rows + k * vectors * kLanes<T>;
+        read.scale = s.weighted() ? reach + i : nullptr;
+        read.scores = r.scores + i;
+        read.c = r.c + column;
+        read.from = s.backwards ? i : 0;
+        read.to = s.backwards || i + kRows > count ? count : i + kRows;
+        read.y = r.y + i * shape.c_step + column;
+        read.first = k == 0;
+        read.last = k + piece >= s.inner;
+        read_panel(read, vectors);
+      }
+    }
+  }
+}
+
+// Sends the chunk's rows of y to the caller.
+template <class T>
+void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, State<T> state, Scratch<T>& r, i64 head) {
+  T den[kChunk];
+  if (s.normalize) chunk_denominators(s, state.z, r, den);
+  for (i64 i = 0; i < count; ++i) {
+    const i64 token = start + i;
+    const bool real = is_real(s.read_mask, s.read_mask_token, token);
+    T* y = r.y + i * shape.c_step;
+    if (s.denominators) {
+      const T total = s.normalize ? den[i] + s.eps : T(1);
+      const T inverse = total == 0 ? 0 : 1 / total;
+      memcpy(s.den + token * s.den_token + head * s.den_head, &total, sizeof total);
+      if (total == 0) memset(y, 0, size_t(shape.outer) * sizeof(T));
+      if (s.normalize)
+        for (i64 n = 0; n < shape.outer; n += kLanes<T>) store(y + n, load(y + n) * inverse);
+    }
+    if (!real) memset(y, 0, size_t(shape.outer) * sizeof(T));
+    if (real && (s.chain || s.dots)) {
+      read_operand(s.features, token, head, r.features, shape.outer, r.spare);
+      Vec<T> dot{};
+      for (i64 n = 0; n < shape.outer; n += kLanes<T>) {
+        const Vec<T> x = load(r.features + n), gradient = load(y + n);
+        dot += x * gradient;
+        if (s.chain) store(y + n, gradient * feature_slope<T>(x, s.features.map));
+      }
+      if (s.dots) s.dots[token] += double(sum<T>(dot));
+    }
+    write_row(s.out.data + token * s.out.token + head * s.out.head, y, s.outer, s.out.dtype);
+  }
+}
+
+template <class T>
+void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, State<T> state, Scratch<T>& r) {
+  if (s.weighted()) {
+    const T* worth = s.backwards ? r.early : r.late;
+    for (i64 j = 0; j < s.writers * kChunk; ++j)
+      for (i64 k = 0; k < shape.inner; k += kLanes<T>) {
+        T* b = r.b + j * shape.b_step + k;
+        store(b, load(b) * worth[j % kChunk]);
+      }
+  }
+  Write<T> write;
+  write.decay = decay;
+  write.b_step = shape.b_step;
+  write.c_step = shape.c_step;
+  write.writers = s.writers;
+  write.count = count;
+  for (i64 column = 0; column < shape.outer; column += kPanelWidth<T>) {
+    const i64 vectors = (shape.outer - column < kPanelWidth<T> ? shape.outer - column : kPanelWidth<T>) / kLanes<T>;
+    for (i64 k = 0; k < shape.rows; k += kRows) {
+      write.state = state.sum + column * shape.rows + k * vectors * kLanes<T>;
+      write.b = r.b + k;
+      write.c = r.c + column;
+      write_panel(write, vectors);
+    }
+  }
+  if (!s.denominators) return;
+  for (i64 k = 0; k < shape.inner; k += kLanes<T>) {
+    Vec<T> total = load(state.z + k) * decay;
+    for (i64 j = 0; j < s.writers * kChunk; ++j) total += load(r.b + j * shape.b_step + k);
+    store(state.z + k, total);
+  }
+}
+
+enum Mode { kRead = 1, kWrite = 2 };
+
+// Tokens from..to of one item; the state comes in and goes out.
+template <class T>
+void sweep(const Sweep<T>& s, i64 from, i64 to, int mode, State<T> state, Scratch<T>& r) {
+  const Shape shape = Shape::of(s);
+  const i64 chunks = (to - from + kChunk - 1) / kChunk;
+  for (i64 n = 0; n < chunks; ++n) {
+    const i64 start = from + (s.backwards ? chunks - 1 - n : n) * kChunk;
+    const i64 count = to - start < kChunk ? to - start : kChunk;
+    const T decay = s.weighted() ? chunk_weights(s, start, count, r) : T(1);
+    if (s.causal || mode & kWrite) {
+      for (i64 j = 0; j < s.writers * kChunk; ++j) {
+        const i64 token = start + j % kChunk, head = j / kChunk;
+        T *b = r.b + j * shape.b_step, *c = r.c + j * shape.c_step;
+        if (j % kChunk < count && is_real(s.write_mask, s.write_mask_token, token)) {
+          read_operand(s.b, token, head, b, shape.inner, r.spare);
+          read_operand(s.c, token, head, c, shape.outer, r.spare);
+        } else {
+          memset(b, 0, size_t(shape.inner) * sizeof(T));
+          memset(c, 0, size_t(shape.outer) * sizeof(T));
+        }
+      }
+    }
+    if (mode & kRead) {
+      for (i64 head = 0; head < s.readers; ++head) {
+        read_chunk(s, shape, start, count, state, r, head);
+        write_out(s, shape, start, count, state, r, head);
+      }
+    }
+    if (mode & kWrite) write_chunk(s, shape, count, decay, state, r);
+  }
+}
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra
