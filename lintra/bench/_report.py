@@ -1,0 +1,99 @@
+"""What a benchmark leaves behind: rows to read, and a JSON file that says how they came about."""
+
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+import lintra
+from lintra import checkpoint
+from lintra.bench._timing import Timing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure and what it should be."""
+
+    what: str
+    figure: float
+    unit: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def met(self) -> bool | None:
+        """None where nothing is asked."""
+        if self.at_least is not None:
+            return self.figure >= self.at_least
+        return None if self.at_most is None else self.figure <= self.at_most
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f">= {self.at_least:g} {self.unit}"
+        return "" if self.at_most is None else f"<= {self.at_most:g} {self.unit}"
+
+
+def table(rows: list[Row]) -> str:
+    """The rows for the terminal: what, figure, target, met or not."""
+    words = {True: "met", False: "MISSED", None: ""}
+    wide = max(len(row.what) for row in rows)
+    return "\n".join(
+        f"{row.what:<{wide}}  {row.figure:>10,.3g} {row.unit:<8}  {row.target:<14} {words[row.met]}".rstrip()
+        for row in rows
+    )
+
+
+def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: object) -> None:
+    """Saves all of it as JSON, atomically."""
+    report = {
+        "format": 1,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["lintra", *sys.argv[1:]]),
+        "machine": machine(),
+        "versions": {
+            "lintra": lintra.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "rows": [{**asdict(row), "target": row.target, "met": row.met} for row in rows],
+        "timings_in_seconds": {name: timing.as_json() for name, timing in timings.items()},
+        **more,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_atomically(path, lambda temporary: temporary.write_text(json.dumps(report, indent=1)))
+
+
+def machine() -> dict[str, object]:
+    """CPU, cores, threads, memory in GB, operating system."""
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    return {
+        "cpu": cpu(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(pages / 1e9, 1),
+        "system": platform.platform(),
+    }
+
+
+def cpu() -> str:
+    """The CPU's own name, where the system tells it."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    named = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def default_path(what: str) -> Path:
+    """bench/results/WHAT-CPU.json"""
+    return Path("bench") / "results" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', cpu().lower()).strip('-')}.json"

@@ -1,0 +1,63 @@
+"""Timing that outlives a busy machine: all contestants in turn, many times, each time in another order."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of one call, once for every round."""
+
+    seconds: tuple[float, ...]
+    calls: int  # averaged in each of them
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def as_json(self) -> dict[str, object]:
+        low, median, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return {
+            "median": median,
+            "quartiles": [low, high],
+            "calls": self.calls,
+            "seconds": list(self.seconds),
+        }
+
+
+def interleaved(
+    contestants: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    at_least: float = 0.02,
+    progress: Callable[[int], None] = lambda done: None,
+) -> dict[str, Timing]:
+    """Runs every contestant once in each of `rounds` rounds, in random order -> a Timing each.
+
+    A contestant that takes less than `at_least` seconds is called several times in a row and the mean is
+    taken. Each is called twice beforehand: to warm up, and to see how long it takes. At least 2 rounds.
+    """
+    calls = {name: _calls(contestant, at_least) for name, contestant in contestants.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    order, shuffle = list(contestants), random.Random(0).shuffle
+    for done in range(rounds):
+        shuffle(order)
+        for name in order:
+            seconds[name].append(_seconds(contestants[name], calls[name]))
+        progress(done + 1)
+    return {name: Timing(tuple(seconds[name]), calls[name]) for name in contestants}
+
+
+def _calls(contestant: Callable[[], object], at_least: float) -> int:
+    contestant()
+    return max(1, round(at_least / max(_seconds(contestant, 1), 1e-7)))
+
+
+def _seconds(contestant: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        contestant()
+    return (time.perf_counter() - start) / calls

@@ -1,0 +1,149 @@
+"""`lintra bench attention`: the linear sum and what surrounds it, against what the hardware can do.
+
+All times of one table come from one interleaved run, so that their ratios hold on a busy machine too.
+Operations of linear attention with features of width d and values of width e: 4 d e a token and head
+forward, 14 d e forward and backward; of a training step 6 x parameters x tokens.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lintra import native, ops
+from lintra.attention import linear
+from lintra.bench import train
+from lintra.bench._report import Row
+from lintra.bench._timing import Timing, interleaved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much work is timed."""
+
+    tokens: int = 4096
+    heads: int = 8
+    dim: int = 64
+    lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768, 65536)
+    longest: int = 65536  # of which the memory is measured
+    step: train.Sizes = field(default_factory=train.Sizes)
+    rounds: int = 15
+
+
+QUICK = Sizes(tokens=256, lengths=(128, 256), longest=512, heads=2, dim=16, step=train.QUICK, rounds=2)
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Times everything -> the table's rows and the single timings."""
+    impls = ["torch"] if native.why_not() else ["native", "torch"]
+    contestants: dict[str, Callable[[], object]] = {"matmul": train.matmul(), **_imports()}
+    for impl in impls:
+        contestants |= _passes(impl, lambda q, k, v, impl=impl: _linear(q, k, v, impl), sizes, sizes.tokens)
+        contestants[f"{impl} training step"] = _step(impl, sizes)
+    contestants |= _passes("softmax", _softmax, sizes, sizes.tokens)
+    for length in sizes.lengths:
+        name = f"{impls[0]} {length}"
+        contestants |= _passes(name, lambda q, k, v: _linear(q, k, v, impls[0]), sizes, length)
+    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress)
+    return _rows(timings, sizes, impls[0]), timings
+
+
+def _linear(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
+    return ops.linear_attention(q, k, v, feature_map="elu+1", impl=impl)[0]  # pyright: ignore
+
+
+def _softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _passes(
+    name: str, attend: Callable[[Tensor, Tensor, Tensor], Tensor], sizes: Sizes, tokens: int
+) -> dict[str, Callable[[], object]]:
+    q, k, v = (torch.randn(1, tokens, sizes.heads, sizes.dim, requires_grad=True) for _ in range(3))
+    gradient = torch.ones_like(attend(q, k, v))
+
+    def forward() -> None:
+        with torch.no_grad():
+            attend(q, k, v)
+
+    def both() -> None:
+        torch.autograd.grad(attend(q, k, v), (q, k, v), gradient)
+
+    return {f"{name} forward": forward, f"{name} forward + backward": both}
+
+
+def _step(impl: str, sizes: Sizes) -> Callable[[], object]:
+    mechanism = linear.Config(impl=impl)  # pyright: ignore[reportArgumentType]
+    return train.step(train.model(mechanism, sizes.step), sizes.step)
+
+
+def _imports() -> dict[str, Callable[[], object]]:
+    def imported(module: str) -> Callable[[], object]:
+        return lambda: subprocess.run([sys.executable, "-c", f"import {module}"], check=True)
+
+    return {"import torch": imported("torch"), "import lintra": imported("torch, lintra")}
+
+
+def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
+    seconds = {name: timing.median for name, timing in timings.items()}
+    rate = train.MATMUL_OPERATIONS / seconds["matmul"]
+    unit = sizes.tokens * sizes.heads * sizes.dim**2
+    both = "forward + backward"
+    of_matmul = "% of matmul"
+
+    def percent(operations: float, name: str) -> float:
+        return 100 * operations / seconds[name] / rate
+
+    def ratio(slow: str, fast: str) -> float:
+        return seconds[slow] / seconds[fast]
+
+    rows = [Row(f"matmul {train.MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
+    if impl == "native":
+        rows += [
+            Row("forward: chunked PyTorch / native", ratio("torch forward", "native forward"), "x", 5),
+            Row(f"{both}: chunked PyTorch / native", ratio(f"torch {both}", f"native {both}"), "x", 4),
+        ]
+    rows += [
+        Row(f"forward, {impl}", percent(4 * unit, f"{impl} forward"), of_matmul, 50),
+        Row(f"{both}, {impl}", percent(14 * unit, f"{impl} {both}"), of_matmul),
+        Row(f"{both}: SDPA softmax / {impl}", ratio(f"softmax {both}", f"{impl} {both}"), "x", 13),
+        Row(f"forward: SDPA softmax / {impl}", ratio("softmax forward", f"{impl} forward"), "x"),
+    ]
+    for what in ("forward", both):
+        costs = [seconds[f"{impl} {length} {what}"] / length for length in sizes.lengths]
+        spread = 100 * (max(costs) / min(costs) - 1)
+        rows.append(Row(f"spread of the cost per token, {what}", spread, "%", at_most=15))
+    name = f"{impl} training step"
+    rows.append(Row("training step", percent(train.operations(sizes.step), name), of_matmul, 65))
+    if impl == "native":
+        rows.append(
+            Row("training step: chunked PyTorch / native", ratio("torch training step", name), "x", 1.5)
+        )
+    memory = _memory(impl, sizes)
+    rows.append(Row(f"memory above the inputs, {sizes.longest:,} tokens", memory / 1e9, "GB", at_most=1))
+    imported = seconds["import lintra"] - seconds["import torch"]
+    return [*rows, Row("import lintra beyond torch", imported, "s", at_most=0.3)]
+
+
+_MEMORY = """
+import resource, sys, torch
+from lintra import ops
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+q, k, v = (torch.randn(1, {longest}, {heads}, {dim}).requires_grad_() for _ in range(3))
+before = peak()
+y, _ = ops.linear_attention(q, k, v, feature_map="elu+1", impl={impl!r})
+y.sum().backward()
+print(peak() - before)
+"""
+
+
+def _memory(impl: str, sizes: Sizes) -> int:
+    """Bytes by which the peak of a fresh process grows during one forward + backward."""
+    program = _MEMORY.format(longest=sizes.longest, heads=sizes.heads, dim=sizes.dim, impl=impl)
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return int(done.stdout)

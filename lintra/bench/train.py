@@ -1,0 +1,86 @@
+"""`lintra bench train`: one training step of the paper's image model, mechanism by mechanism."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lintra import attention
+from lintra.attention import linear
+from lintra.bench._report import Row
+from lintra.bench._timing import Timing, interleaved
+from lintra.models import decoder
+
+MATMUL = 2048  # rows and columns of the product that stands for what the hardware can do
+MATMUL_OPERATIONS = 2 * MATMUL**3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much work is timed."""
+
+    layers: int = 8
+    width: int = 256
+    batch: int = 4
+    tokens: int = 784
+    rounds: int = 10
+
+
+QUICK = Sizes(layers=1, width=32, batch=1, tokens=32, rounds=2)
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Times everything -> the table's rows and the single timings."""
+    contestants = {"matmul": matmul()}
+    for name in attention.names():
+        if attention.load(name).Mechanism.can.causal:
+            contestants[name] = step(model(attention.load(name).Config(), sizes), sizes)
+    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress)
+    seconds = {name: timing.median for name, timing in timings.items()}
+    rate = MATMUL_OPERATIONS / seconds.pop("matmul")
+    rows = [Row(f"matmul {MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
+    for name, taken in seconds.items():
+        rows.append(Row(name, sizes.batch * sizes.tokens / taken, "tokens/s"))
+        rows.append(Row(name, 100 * operations(sizes) / taken / rate, "% of matmul"))
+    return rows, timings
+
+
+def matmul() -> Callable[[], object]:
+    """The product whose rate the others are measured by."""
+    x = torch.randn(MATMUL, MATMUL)
+    return lambda: x @ x
+
+
+def model(mechanism: Any, sizes: Sizes) -> decoder.Config:
+    """The paper's image model of this size around a mechanism's config."""
+    return decoder.Config(
+        vocabulary=256,
+        attention=mechanism,
+        layers=sizes.layers,
+        heads=8,
+        width=sizes.width,
+        position="concatenated",
+        output=decoder.LogisticMixture(components=10),
+    )
+
+
+def step(config: decoder.Config, sizes: Sizes) -> Callable[[], object]:
+    """One update: forward, backward, optimiser."""
+    torch.manual_seed(0)
+    network = config.build()
+    optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
+    tokens = torch.randint(256, (sizes.batch, sizes.tokens))
+
+    def update() -> None:
+        optimizer.zero_grad()
+        (-network.output.log_prob(network(network.shift(tokens)), tokens).mean()).backward()
+        optimizer.step()
+
+    return update
+
+
+def operations(sizes: Sizes) -> int:
+    """6 for each parameter and token of one update."""
+    parameters = sum(p.numel() for p in model(linear.Config(), sizes).build().parameters())
+    return 6 * parameters * sizes.batch * sizes.tokens

@@ -1,0 +1,80 @@
+"""The command line: parse, call, print.
+
+`lintra list`, `lintra info` and every first page of help need nothing but the core; the other commands
+import what they need when they are called.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+import lintra
+
+# command -> (module, function, what it does)
+COMMANDS = {
+    "demo": ("_demo", "demo", "train on real digits, draw some, measure: two minutes, with pictures"),
+    "list": ("_info", "list_mechanisms", "the attention mechanisms and what they can do (--json)"),
+    "info": ("_info", "info", "versions, CPU, and which implementation serves each op here"),
+    "train": ("_train", "train_command", "train a model on a task, or --resume a run"),
+    "generate": ("_generate", "generate_command", "draw or write with a trained model, as an RNN"),
+    "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
+}
+
+_HELP = (
+    f"""{lintra.__doc__}
+
+usage: lintra COMMAND [--flag value ...]
+
+"""
+    + "\n".join(f"  {name:<10}{told}" for name, (*_, told) in COMMANDS.items())
+    + """
+
+  lintra COMMAND --help    the flags of a command
+  --version                the version
+  --debug                  a traceback with every error
+"""
+)
+
+_EXTRA = ("tyro", "rich", "lightning", "torchmetrics", "matplotlib", "pooch", "tensorboard")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs one command -> the exit code: 0, 1 diverged, 2 wrong input or no room, 130 and 143 stopped."""
+    args = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in args
+    args = [arg for arg in args if arg != "--debug"]
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_HELP, end="")
+        return 0
+    if args[0] == "--version":
+        print(f"lintra {lintra.__version__}")
+        return 0
+    try:
+        return _command(args[0])(args[1:])
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"lintra: {_one_line(error)}", file=sys.stderr)
+        return getattr(error, "exit_code", 2)
+
+
+def _command(name: str) -> Callable[[Sequence[str]], int]:
+    if name not in COMMANDS:
+        raise ValueError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+    module, function, _ = COMMANDS[name]
+    return getattr(import_module(f"lintra.cli.{module}"), function)
+
+
+def _one_line(error: Exception) -> str:
+    """What went wrong, for a person. An error that is not the user's says what it is and how to see more."""
+    message = " ".join(str(error).split())
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRA:
+        return f"this command needs {error.name}, which is not installed: pip install 'lintra[train]'"
+    if isinstance(error, (ValueError, OSError)) or hasattr(error, "exit_code"):
+        return message
+    return f"{type(error).__name__}: {message} (--debug shows where)"

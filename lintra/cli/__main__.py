@@ -1,0 +1,5 @@
+import sys
+
+from lintra.cli import main
+
+sys.exit(main())

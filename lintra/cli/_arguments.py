@@ -1,0 +1,81 @@
+"""Frozen dataclasses as a command line: tyro parses, this file keeps help and errors short."""
+
+import contextlib
+import io
+import itertools
+import re
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_FLAG_WIDTH = 29  # columns for a flag and its values
+
+
+class UsageError(ValueError):
+    """The command line is not what the program takes."""
+
+
+def parse(form: type[T], args: Sequence[str], *, prog: str, description: str) -> T:
+    """An instance of the dataclass `form` out of flags; nested dataclasses give flags without a prefix.
+
+    Prints the help and raises SystemExit(0) for --help. Raises UsageError with one line.
+    """
+    import tyro
+
+    printed, errors = io.StringIO(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                form,
+                prog=prog,
+                args=list(args),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
+    except SystemExit as end:
+        if end.code in (0, None):
+            print(f"{description}\n\nusage: {prog} [--flag value ...]\n")
+            print("\n".join(_help_lines(printed.getvalue())))
+            raise SystemExit(0) from None
+        raise UsageError(f"{_reason(errors.getvalue())} (see {prog} --help)") from None
+
+
+def _reason(printed: str) -> str:
+    """The reason in tyro's error, and what it suggests, as one line."""
+    _title, first, *others = [" ".join(" ".join(lines).split()) for lines in _paragraphs(printed)]
+    suggestion = re.search(r"Perhaps you meant: (--\S+)", " ".join(others))
+    reason = first[0].lower() + first[1:].rstrip(".")
+    return f"{reason}; perhaps you meant {suggestion[1]}" if suggestion else reason
+
+
+def _help_lines(printed: str) -> Iterator[str]:
+    """tyro's help in two columns: a flag with its values, and what it means."""
+    width = min(shutil.get_terminal_size().columns, 110) - _FLAG_WIDTH - 2
+    flags: list[list[str]] = []
+    for line in itertools.chain.from_iterable(_paragraphs(printed)):
+        text = line.strip()
+        if text.startswith("-"):
+            flags.append(re.split(r"\s{2,}", text, maxsplit=1))
+        elif line.startswith("      ") and flags:
+            flags[-1].append(text)
+    for flag, *words in flags:
+        flag = flag.replace("-h, --help", "--help").replace("{None}|", "")
+        text = re.sub(r"\(default: (.*)\)", r"(\1)", " ".join(words)).replace("(None)", "")
+        lines = textwrap.wrap(text, width) or [""]
+        yield f"  {flag}" if len(flag) > _FLAG_WIDTH - 1 else f"  {flag:<{_FLAG_WIDTH}}{lines.pop(0)}"
+        yield from (" " * (_FLAG_WIDTH + 2) + line for line in lines)
+
+
+def _paragraphs(printed: str) -> Iterator[list[str]]:
+    """The lines between tyro's rulers: printed to no terminal, it draws no boxes."""
+    lines: list[str] = []
+    for line in printed.splitlines():
+        if line.strip(" -"):
+            lines.append(line.rstrip())
+        elif lines:
+            yield lines
+            lines = []
+    if lines:
+        yield lines

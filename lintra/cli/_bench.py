@@ -1,0 +1,37 @@
+"""`lintra bench WHAT`."""
+
+import dataclasses
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from lintra.bench import _report
+from lintra.cli._arguments import UsageError, parse
+
+BENCHES = ("attention", "train", "decode")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    out: Path | None = None  # the JSON file; else bench/results/WHAT-CPU.json
+    quick: bool = False  # tiny sizes: shows that it works, measures nothing
+
+
+def bench(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(f"Measure: lintra bench {{{','.join(BENCHES)}}} [--out FILE] [--quick]")
+        return 0
+    what = args[0]
+    if what not in BENCHES:
+        raise UsageError(f"bench must be one of {', '.join(BENCHES)}; got {what!r}")
+    module = import_module(f"lintra.bench.{what}")
+    options = parse(Options, args[1:], prog=f"lintra bench {what}", description=str(module.__doc__))
+    sizes = module.QUICK if options.quick else module.Sizes()
+    rows, timings = module.run(
+        sizes, lambda done: print(f"\rround {done}/{sizes.rounds}", end="", flush=True)
+    )
+    print("\r" + _report.table(rows))
+    path = options.out or _report.default_path(what)
+    _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes))
+    print(f"\nsaved in {path}")
+    return 0

@@ -1,0 +1,64 @@
+"""`lintra list` and `lintra info`."""
+
+import json
+import platform
+from collections.abc import Sequence
+
+import torch
+
+import lintra
+from lintra import attention, native
+from lintra.ops import _dispatch
+
+
+def list_mechanisms(args: Sequence[str]) -> int:
+    """The mechanisms as a table, or with --json as a JSON array."""
+    if list(args) in (["-h"], ["--help"]):
+        print("lintra list [--json]: the attention mechanisms, what each can do, what it costs")
+        return 0
+    if list(args) not in ([], ["--json"]):
+        raise ValueError(f"list takes only --json, got {' '.join(args)!r}")
+    mechanisms = attention.describe()
+    if args:
+        print(json.dumps(mechanisms, indent=1))
+        return 0
+    words: dict[str | bool, str] = {True: "yes", False: "-"}
+    columns = list(mechanisms[0])
+    rows = [columns, *([str(words.get(m[c], m[c])) for c in columns] for m in mechanisms)]
+    _print_table(rows)
+    return 0
+
+
+def info(args: Sequence[str]) -> int:
+    """What there is on this machine and what runs on it."""
+    if list(args) in (["-h"], ["--help"]):
+        print("lintra info: versions, CPU, native library, and which implementation serves each op here")
+        return 0
+    if args:
+        raise ValueError(f"info takes no arguments, got {' '.join(args)!r}")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    _print_table(
+        [
+            ["lintra", lintra.__version__],
+            ["torch", torch.__version__],
+            ["python", platform.python_version()],
+            ["platform", platform.platform()],
+            ["CPU", f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"],
+            ["GPU", ", ".join(gpus) or "none"],
+            [
+                "native",
+                native.why_not() or f"{native.instruction_set()} (of {', '.join(native.instruction_sets())})",
+            ],
+        ]
+    )
+    print("\nWhich implementation serves each op here (float32, CPU):\n")
+    serves = {True: "serves", False: "-"}
+    rows = [[row.op, row.implementation, serves[row.serves], row.reason] for row in _dispatch.explain()]
+    _print_table([["op", "implementation", "", "what it is, or why not"], *rows])
+    return 0
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

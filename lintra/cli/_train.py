@@ -1,0 +1,82 @@
+"""`lintra train TASK` and `lintra train --resume DIR`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from lintra import attention, tasks, train
+from lintra.cli._arguments import UsageError, parse
+
+# The choices as a type, which tyro checks; a type checker sees a string.
+Mechanism: TypeAlias = str if TYPE_CHECKING else Literal[tuple(attention.names())]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """What the task's own network is changed to; None leaves it as the task has it."""
+
+    dir: Path | None = None  # the run's folder; else runs/TASK
+    attention: Mechanism = "linear"  # the mechanism
+    layers: int | None = None  # blocks; else the task's own, like the next three
+    heads: int | None = None  # heads of attention
+    width: int | None = None  # numbers that stand for a token
+    dropout: float | None = None  # part of the activations set to 0 in training
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resume:
+    resume: Path  # the folder of the run to go on with
+    steps: int | None = None  # train to this step instead
+    max_minutes: float | None = None  # stop after so many minutes, instead of as before
+
+
+def train_command(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        _print_help()
+    elif any(arg.partition("=")[0] == "--resume" for arg in args):
+        options = parse(Resume, args, prog="lintra train", description="Go on with a run.")
+        changes = {"steps": options.steps, "max_minutes": options.max_minutes}
+        train.fit(train.Run.read(options.resume).changed(**_given(changes)))
+    elif args[0] in tasks.names():
+        train.fit(_new_run(args[0], args[1:]))
+    else:
+        raise UsageError(f"task must be one of {', '.join(tasks.names())}; got {args[0]!r}")
+    return 0
+
+
+def _print_help() -> None:
+    names = tasks.names()
+    print(f"Train a model: lintra train {{{','.join(names)}}} [--flag value ...]\n")
+    for name in names:
+        print(f"  {name:<32}{tasks.load(name).Config.__doc__}")
+    print(f"\n  {'lintra train TASK --help':<32}the flags of a task")
+    print(f"  {'lintra train --resume DIR':<32}go on with a run that was stopped")
+
+
+def _new_run(name: str, args: Sequence[str]) -> train.Run:
+    """The run these flags describe, its folder claimed."""
+    task = tasks.load(name)
+    form = dataclasses.make_dataclass(
+        "Arguments",
+        [
+            ("model", Model, Model()),
+            ("task", task.Config, task.Config()),
+            ("train", train.Config, train.Config(**task.TRAINING)),
+        ],
+        frozen=True,
+    )
+    options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
+    own = options.task.build().model(attention.load(options.model.attention).Config())
+    shape = ("layers", "heads", "width", "dropout")
+    changes = _given({field: getattr(options.model, field) for field in shape})
+    return train.Run.create(
+        options.model.dir or Path("runs") / name,
+        task=options.task,
+        model=dataclasses.replace(own, **changes),
+        train=options.train,
+    )
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

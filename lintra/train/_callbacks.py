@@ -1,0 +1,109 @@
+"""What happens between the steps: stopping, saving, logging."""
+
+import shutil
+import signal
+import threading
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, Checkpoint
+
+from lintra.train._run import Run
+
+KEPT = 2  # checkpoints
+LOG_EVERY = 10  # steps
+
+
+class Interrupted(Exception):
+    """The run was told to stop by a signal, and saved what it had."""
+
+    def __init__(self, signum: int):
+        super().__init__(f"stopped by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class Stop(Callback):
+    """Ends training at its last step, when the time is up, or after the step in which a signal came."""
+
+    def __init__(self, steps: int, max_minutes: float | None):
+        self.steps = steps
+        self.seconds = None if max_minutes is None else 60 * max_minutes
+        self.signum: int | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.started = time.monotonic()
+        if threading.current_thread() is threading.main_thread():
+            for signum in (signal.SIGINT, signal.SIGTERM):  # Lightning puts the old handlers back
+                signal.signal(signum, self._note)
+
+    def _note(self, signum: int, _: Any) -> None:
+        self.signum = signum
+        signal.signal(signum, signal.SIG_DFL)  # the second one ends the program at once
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        anywhere = trainer.strategy.reduce_boolean_decision  # processes must stop at the same step
+        late = self.seconds is not None and time.monotonic() - self.started >= self.seconds
+        if anywhere(self.signum is not None, all=False):
+            self.signum = self.signum or signal.SIGTERM
+        if self.signum or trainer.global_step >= self.steps or anywhere(late, all=False):
+            trainer.should_stop = True
+
+
+class Save(Checkpoint):
+    """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept.
+
+    Lightning calls a `Checkpoint` after all other callbacks, so `Stop` has decided by then.
+    """
+
+    def __init__(self, run: Run, stop: Stop):
+        self.run, self.stop = run, stop
+        self.saved = -1
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % self.run.train.save_every == 0 or self.stop.signum:
+            self._save(trainer)
+        if self.stop.signum:
+            raise Interrupted(self.stop.signum)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._save(trainer)
+        if self.stop.signum:
+            raise Interrupted(self.stop.signum)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        if self.saved == trainer.global_step:
+            return
+        trainer.save_checkpoint(self.run.folder / f"step-{trainer.global_step:08d}")
+        self.saved = trainer.global_step
+        if trainer.is_global_zero:
+            for old in self.run.checkpoints()[:-KEPT]:
+                shutil.rmtree(old)
+
+
+class Log(Callback):
+    """Loss, learning rate and validation scores to every logger, over the number of steps done."""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step % LOG_EVERY == 0:
+            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            self._log(trainer, {"train_loss": float(outputs["loss"]), "lr": lr})
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._log(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})
+
+    def _log(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        for logger in trainer.loggers:
+            logger.save()

@@ -1,0 +1,82 @@
+"""A run, trained by Lightning."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.strategies import FSDPStrategy
+from rich.console import Console
+
+from lintra.train._batches import seed_of
+from lintra.train._callbacks import Log, Save, Stop
+from lintra.train._learner import Learner
+from lintra.train._precision import measured
+from lintra.train._progress import Show
+from lintra.train._run import Run, is_first_process
+from lintra.train._storage import Storage
+
+
+def fit(run: Run) -> None:
+    """See lintra.train.fit."""
+    first = is_first_process()
+    console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
+    task = run.task.build()
+    if first:
+        run.sweep()
+        if run.train.precision == "auto":
+            run = run.changed(precision=measured(run.model, task, run.train.batch))
+    start = run.checkpoints()[-1] if run.checkpoints() else None
+    with _quiet():
+        torch.manual_seed(seed_of(run.train.seed))
+        model = run.model.build()
+        size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
+        after = f", going on after {start.name}" if start else ""
+        console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
+        trainer = _trainer(run, console)
+        trainer.fit(Learner(model, task, run.train), ckpt_path=start)
+    console.print(f"done: step {trainer.global_step:,}, saved in {run.checkpoints()[-1]}")
+
+
+def _trainer(run: Run, console: Console) -> pl.Trainer:
+    config, logs = run.train, run.folder / "logs"
+    stop = Stop(config.steps, config.max_minutes)
+    return pl.Trainer(
+        default_root_dir=run.folder,
+        devices=config.devices,
+        strategy=FSDPStrategy(state_dict_type="full") if config.strategy == "fsdp" else config.strategy,
+        precision="bf16-mixed" if config.precision == "bf16" else "32-true",
+        max_steps=config.steps,
+        max_epochs=-1,
+        val_check_interval=config.validate_every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # StepSampler shares out the batches
+        inference_mode=False,  # a buffer first filled in a validation must serve training too
+        enable_checkpointing=True,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=[CSVLogger(logs, name="csv"), TensorBoardLogger(logs, name="tensorboard")],
+        callbacks=[stop, Show(config.steps, console), Log(), Save(run, stop)],
+        plugins=[Storage(run.model)],
+    )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Lightning's advice off the terminal: what it would say is decided here on purpose."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not have many workers.*")  # batches are made at once
+            warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated")  # between Lightning and PyTorch
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

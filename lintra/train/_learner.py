@@ -1,0 +1,91 @@
+"""A model and a task as Lightning sees them."""
+
+import math
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import FSDPStrategy
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lintra.models.decoder import Decoder
+from lintra.tasks._base import Batch, Task
+from lintra.train._batches import StepSampler, seed_of
+from lintra.train.config import Config
+
+VALIDATION_BATCHES = 16  # a validation looks at no more of them
+
+
+class Diverged(RuntimeError):
+    """The loss or its gradient is no longer a number; the weights are those before that step."""
+
+
+class Learner(pl.LightningModule):
+    """One training step = one batch, whose samples and dropout follow from (seed, step) alone."""
+
+    def __init__(self, model: Decoder, task: Task, config: Config):
+        super().__init__()
+        self.model, self.task, self.config = model, task, config
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        c = self.config
+        if c.optimizer == "adamw":
+            return torch.optim.AdamW(self.parameters(), c.lr, weight_decay=c.weight_decay)
+        return torch.optim.RAdam(
+            self.parameters(), c.lr, weight_decay=c.weight_decay, decoupled_weight_decay=True
+        )
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        sampler = StepSampler(
+            len(self.task.train),  # pyright: ignore[reportArgumentType]
+            self.config.batch,
+            seed=self.config.seed,
+            start=self.trainer.global_step,
+            rank=self.trainer.global_rank,
+            world=self.trainer.world_size,
+        )
+        return DataLoader(self.task.train, batch_sampler=sampler, collate_fn=self.task.collate)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        samples = min(len(self.task.validate), VALIDATION_BATCHES * self.config.batch)  # pyright: ignore[reportArgumentType]
+        rank, world = self.trainer.global_rank, self.trainer.world_size
+        share = range(samples)[rank::world]
+        size = self.config.batch // world
+        batches = [list(share[first : first + size]) for first in range(0, len(share), size)]
+        return DataLoader(self.task.validate, batch_sampler=batches, collate_fn=self.task.collate)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        step = self.trainer.global_step
+        torch.manual_seed(seed_of(self.config.seed, step, self.trainer.global_rank))
+        for group in self.trainer.optimizers[0].param_groups:
+            group["lr"] = self.config.lr_at(step)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss whose gradients, averaged over the processes, are those of the whole batch."""
+        loss = self.task.loss(self.model, batch)
+        if self.trainer.world_size > 1:
+            weight = self.task.weight(batch)
+            loss = loss * (weight / self.trainer.strategy.reduce(weight, reduce_op="mean"))
+        return loss
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clips by our own setting, and stops before an update that would spoil the weights."""
+        longest = math.inf if self.config.clip is None else self.config.clip
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            norm = float(self.trainer.strategy.model.clip_grad_norm_(longest))  # pyright: ignore
+        else:
+            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), longest))
+        if not math.isfinite(norm):
+            raise Diverged(f"the gradient is {norm} at step {self.trainer.global_step + 1}")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        scores = self.task.score(self.model, batch)
+        weight = int(scores.pop("weight"))
+        for name, value in scores.items():
+            self.log(f"validate_{name}", value, batch_size=weight, sync_dist=True, logger=False)

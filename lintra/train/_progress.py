@@ -1,0 +1,100 @@
+"""The progress of training on the terminal: a bar, or plain lines where there is none."""
+
+import time
+from collections import deque
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+UNITS = {
+    "bits_per_dim": "{:.3f} bits/dim",
+    "loss": "{:.4f} nats a symbol",
+    "accuracy": "{:.2%} right",
+}
+FIRST_LINES = (1, 10)  # steps after which a plain line is written in any case
+SECONDS_PER_LINE = 10
+WINDOW = 50  # steps over which the speed is measured
+
+
+class Show(Callback):
+    """Loss, tokens a second, steps and time left; the scores of each validation."""
+
+    def __init__(self, steps: int, console: Console):
+        self.steps, self.console = steps, console
+        self.times: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # when a step ended, tokens until then
+        self.tokens, self.spoken = 0, -float("inf")
+        self.bar: Progress | None = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.times.append((time.monotonic(), 0))
+        if trainer.is_global_zero and self.console.is_terminal:
+            text = TextColumn("{task.fields[text]}")
+            self.bar = Progress(BarColumn(bar_width=24), text, console=self.console, transient=True)
+            self.task = self.bar.add_task("", total=self.steps, completed=trainer.global_step, text="")
+            self.bar.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.tokens += batch["tokens"].numel() * trainer.world_size
+        self.times.append((time.monotonic(), self.tokens))
+        if not trainer.is_global_zero:
+            return
+        step = trainer.global_step
+        if self.bar:
+            self.bar.update(self.task, completed=step, text=self._text(step, outputs["loss"]))
+        elif step in FIRST_LINES or self.times[-1][0] - self.spoken >= SECONDS_PER_LINE or step == self.steps:
+            self.spoken = self.times[-1][0]
+            self.console.print(self._text(step, outputs["loss"]))
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            scores = in_words(validation(trainer))
+            self.console.print(
+                f"step {trainer.global_step:,}  validation: {scores}", highlight=False, soft_wrap=True
+            )
+        self.times.clear()  # the time of the validation is not that of a step
+        self.times.append((time.monotonic(), self.tokens))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
+
+    def _text(self, step: int, loss: Any) -> str:
+        (first, before), (last, now) = self.times[0], self.times[-1]
+        seconds = max(last - first, 1e-9)
+        left = (self.steps - step) * seconds / (len(self.times) - 1)
+        return (
+            f"step {step:,}/{self.steps:,}  loss {float(loss):.4f}  "
+            f"{(now - before) / seconds:,.0f} tokens/s  {_clock(left)} left"
+        )
+
+
+def validation(trainer: pl.Trainer) -> dict[str, float]:
+    """The latest validation's scores by their names in the task."""
+    prefix = "validate_"
+    scores = trainer.callback_metrics.items()
+    return {name.removeprefix(prefix): float(v) for name, v in scores if name.startswith(prefix)}
+
+
+def in_words(scores: dict[str, float]) -> str:
+    """Scores with their units, the task's own before the loss."""
+    return ", ".join(UNITS[name].format(scores[name]) for name in UNITS if name in scores)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,94 @@
+"""What a run is: a folder, and in its run.json all that is needed to go on with it."""
+
+import dataclasses
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lintra import tasks
+from lintra.checkpoint import CONFIG, Error, from_json, read_json, to_json, write_atomically
+from lintra.models import decoder
+from lintra.train.config import Config
+
+FORMAT = 1
+RUN = "run.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A task, a model and how it is trained there. `folder` also gets checkpoints and logs."""
+
+    folder: Path
+    task: Any  # the Config of a file in lintra/tasks
+    model: decoder.Config
+    train: Config
+
+    @classmethod
+    def create(cls, folder: str | Path, *, task: Any, model: decoder.Config, train: Config) -> "Run":
+        """Writes run.json into a folder that holds no run yet. Raises Error if it does."""
+        run = cls(folder=Path(folder), task=task, model=model, train=train)
+        if not is_first_process():  # the first one has created the run, and then started this one
+            return cls.read(folder)
+        if (run.folder / RUN).exists():
+            raise Error(
+                f"{folder} holds a run already: go on with --resume {folder}, or choose another folder"
+            )
+        run.write()
+        return run
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Run":
+        """The run in `folder`. Raises Error if there is none or run.json is damaged."""
+        file = Path(folder) / RUN
+        if not file.exists():
+            raise Error(f"{folder} holds no run: there is no {RUN} in it")
+        content = read_json(file)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise Error(f"{file} is not a run of format {FORMAT}")
+        try:
+            task = content["task"]
+            return cls(
+                folder=Path(folder),
+                task=from_json(tasks.load(task["name"]).Config, task, "task"),
+                model=from_json(decoder.Config, content["model"], "model"),
+                train=from_json(Config, content["train"], "train"),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise Error(f"{file} is damaged: {error}") from error
+
+    @classmethod
+    def around(cls, model: str | Path) -> "Run":
+        """The run of a model, given the run's folder or one of its checkpoints. Raises Error."""
+        folder = Path(model)
+        return cls.read(folder if (folder / RUN).exists() else folder.resolve().parent)
+
+    def write(self) -> None:
+        """Writes run.json, atomically."""
+        parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
+        text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
+        write_atomically(self.folder / RUN, lambda place: place.write_text(text))
+
+    def changed(self, **settings: Any) -> "Run":
+        """The same run with other training settings, from now on."""
+        if not settings:
+            return self
+        run = dataclasses.replace(self, train=dataclasses.replace(self.train, **settings))
+        run.write()
+        return run
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, the oldest first."""
+        return sorted(x for x in self.folder.glob("step-*") if (x / CONFIG).exists())
+
+    def sweep(self) -> None:
+        """Removes what a killed process left half written."""
+        for leftover in self.folder.glob(".step-*"):
+            shutil.rmtree(leftover)
+
+
+def is_first_process() -> bool:
+    """Lightning, like torchrun, runs the program once for every device; these variables count them."""
+    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))

@@ -1,0 +1,66 @@
+"""Lightning's checkpoints as safetensors and JSON: nothing is pickled.
+
+A checkpoint is the folder step-00001200 of a run: config.json and model.safetensors as lintra.checkpoint
+writes them, and what is needed to go on as training.json (the tree) and training.safetensors (its tensors).
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins import CheckpointIO
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lintra.checkpoint import WEIGHTS, Error, read_json, read_tensors, write_atomically, write_model
+from lintra.models import decoder
+from lintra.train._tree import flatten, unflatten
+
+FORMAT = 1
+TREE, TENSORS = "training.json", "training.safetensors"
+_PREFIX = "model."  # of the model's weights among the learner's
+
+
+class Storage(CheckpointIO):
+    """Writes each checkpoint whole or not at all. Raises checkpoint.Error; the one before survives."""
+
+    def __init__(self, model: decoder.Config):
+        self.model = model
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        weights = {name.removeprefix(_PREFIX): tensor for name, tensor in checkpoint["state_dict"].items()}
+        tree, tensors = flatten({name: value for name, value in checkpoint.items() if name != "state_dict"})
+
+        def write(folder: Path) -> None:
+            write_model(self._model(weights), folder)
+            (folder / TREE).write_text(json.dumps({"format": FORMAT, "checkpoint": tree}, allow_nan=False))
+            save_file(tensors, folder / TENSORS)
+
+        write_atomically(Path(path), write)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        folder = Path(path)
+        content = read_json(folder / TREE)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise Error(f"{folder / TREE} is not a training state of format {FORMAT}")
+        weights = read_tensors(folder / WEIGHTS)
+        try:
+            checkpoint = unflatten(content.get("checkpoint"), read_tensors(folder / TENSORS))
+            checkpoint["state_dict"] = {_PREFIX + name: tensor for name, tensor in weights.items()}
+        except (ValueError, TypeError) as error:
+            raise Error(f"{folder} is damaged: {error}") from error
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        shutil.rmtree(path)
+
+    def _model(self, weights: dict[str, Tensor]) -> decoder.Decoder:
+        """The weights in a model, on the CPU, without drawing others first."""
+        with torch.device("meta"):
+            model = self.model.build()
+        model.load_state_dict({name: tensor.cpu() for name, tensor in weights.items()}, assign=True)
+        return model

@@ -1,0 +1,54 @@
+"""The settings that all tasks share."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How a model is trained, whatever the task."""
+
+    steps: int = 10_000  # optimiser steps in all
+    max_minutes: float | None = None  # stop after so many minutes, with a checkpoint
+    batch: int = 16  # sequences in a step, all devices together
+    optimizer: Literal["radam", "adamw"] = "radam"  # both with decoupled weight decay
+    lr: float = 1e-3  # learning rate
+    weight_decay: float = 0.01  # a step shrinks each weight by this times lr
+    schedule: Literal["constant", "step", "cosine"] = "constant"  # step: lr / 10 from --drop-at on
+    drop_at: int = 3_000  # the step of schedule "step"
+    warmup: int = 0  # steps in which lr grows linearly from 0
+    clip: float | None = 1.0  # longest gradient; None: as it is
+    precision: Literal["auto", "32", "bf16"] = "auto"  # bf16 autocast; auto: where it is faster
+    save_every: int = 500  # steps from checkpoint to checkpoint
+    validate_every: int = 500  # steps from validation to validation
+    seed: int = 0  # of weights, order of the data and dropout
+    devices: int = 1  # processes or GPUs that share a batch
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # how they share it
+
+    def __post_init__(self):
+        for name in ("steps", "batch", "save_every", "validate_every", "devices"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("warmup", "drop_at", "seed", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("max_minutes", "lr", "clip"):
+            value = getattr(self, name)
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive, got {value}")
+        if self.batch % self.devices:
+            raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
+        if self.strategy != "auto" and self.devices == 1:
+            raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step (from 0)."""
+        warm = min(1.0, (step + 1) / (self.warmup + 1))
+        match self.schedule:
+            case "step":
+                return self.lr * warm * (0.1 if step >= self.drop_at else 1.0)
+            case "cosine":
+                done = max(0, step - self.warmup) / max(1, self.steps - self.warmup)
+                return self.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        return self.lr * warm

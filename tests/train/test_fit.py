@@ -1,0 +1,198 @@
+"""A run stopped anywhere and resumed ends as one that was not; what goes wrong leaves the last checkpoint."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from lintra import checkpoint, train
+from lintra.train._callbacks import Interrupted
+from lintra.train._learner import Diverged, Learner
+from tests.train.conftest import assert_same_weights, folders
+
+
+@pytest.mark.parametrize("stop", [1, 5, 6, 7])
+def test_resumed_at_any_step_is_the_same(new_run, stop):
+    """Before, at and after a checkpoint and a validation."""
+    whole, halved = new_run("whole"), new_run("halved", steps=stop)
+    train.fit(whole)
+    train.fit(halved)
+    train.fit(train.Run.read(halved.folder).changed(steps=12))
+    assert_same_weights(whole, halved)
+
+
+def test_resumed_across_an_epoch(new_run):
+    """1,500 digits are 6 batches of 250: step 7 begins the second epoch, whose order must go on."""
+    settings = {"batch": 250, "steps": 10, "save_every": 7}
+    whole, halved = new_run("whole", **settings), new_run("halved", **settings | {"steps": 5})
+    train.fit(whole)
+    train.fit(halved)
+    train.fit(halved.changed(steps=10))
+    assert_same_weights(whole, halved)
+
+
+def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
+    run = new_run(steps=20, save_every=5)
+    (run.folder / ".step-00000003.abc").mkdir()  # left by a killed process
+    train.fit(run.changed(steps=10))
+    train.fit(run)
+    assert folders(run) == ["step-00000015", "step-00000020"]
+    curves = train.curves(run.folder)
+    assert list(curves["train_loss"]) == [10, 20]
+    assert list(curves["validate_loss"]) == [6, 10, 12, 18, 20]
+    assert curves["validate_bits_per_dim"][20] == pytest.approx(
+        curves["validate_loss"][20] / 0.6931, rel=1e-3
+    )
+    assert checkpoint.load(run.folder).config == run.model
+    assert train.Run.around(run.checkpoints()[0]) == train.Run.read(run.folder)
+
+
+def test_nothing_is_pickled(new_run):
+    run = new_run(steps=2)
+    train.fit(run)
+    files = list(run.checkpoints()[-1].iterdir())
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for path in files:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        else:
+            with safe_open(path, "pt") as tensors:
+                assert len(list(tensors.keys())) > 0
+
+
+def test_time_is_up(new_run):
+    run = new_run(steps=100_000, max_minutes=1e-9)
+    train.fit(run)
+    assert folders(run) == ["step-00000001"]
+
+
+def test_a_finished_run_stays_as_it_is(new_run, capsys):
+    run = new_run(steps=3)
+    train.fit(run)
+    before = folders(run)
+    train.fit(run)
+    assert folders(run) == before
+    assert "step 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_stops_before_the_weights_are_spoiled(new_run, monkeypatch, where):
+    run = new_run(save_every=2)
+    step = Learner.training_step
+
+    def spoiled(learner, batch, batch_idx):
+        loss = step(learner, batch, batch_idx)
+        if learner.trainer.global_step == 4:
+            bad = torch.tensor(float("nan"))
+            loss = loss * bad if where == "loss" else loss + (loss - loss.detach()).sqrt()
+        return loss
+
+    monkeypatch.setattr(Learner, "training_step", spoiled)
+    with pytest.raises(Diverged, match=r"at step 5\b"):
+        train.fit(run)
+    assert folders(run) == ["step-00000002", "step-00000004"]
+    monkeypatch.undo()
+    torch.set_num_threads(1)
+    train.fit(run)
+    whole = new_run("whole", save_every=2)
+    train.fit(whole)
+    assert_same_weights(whole, run)
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(new_run, monkeypatch):
+    run = new_run(save_every=2)
+
+    def full(tensors, file):
+        if "00000004" in str(file):
+            file.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        original(tensors, file)
+
+    from lintra.train import _storage
+
+    original = _storage.save_file
+    monkeypatch.setattr(_storage, "save_file", full)
+    with pytest.raises(checkpoint.Error, match=r"step-00000004 cannot be written.*No space left"):
+        train.fit(run)
+    assert folders(run) == ["step-00000002"]
+    assert checkpoint.load(run.folder).config == run.model
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder(new_run):
+    run = new_run()
+    run.folder.chmod(0o500)
+    try:
+        with pytest.raises(checkpoint.Error, match="cannot be written"):
+            train.fit(run)
+    finally:
+        run.folder.chmod(0o700)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_stops(new_run, monkeypatch, signum, code):
+    whole, run = new_run("whole", save_every=100), new_run("run", save_every=100)
+    train.fit(whole)
+    step = Learner.training_step
+
+    def interrupted(learner, batch, batch_idx):
+        if learner.trainer.global_step == 3:
+            os.kill(os.getpid(), signum)
+        return step(learner, batch, batch_idx)
+
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "training_step", interrupted)
+        with pytest.raises(Interrupted, match=signal.Signals(signum).name) as caught:
+            train.fit(run)
+    assert caught.value.exit_code == code
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert folders(run) == ["step-00000004"]
+    train.fit(run)
+    assert_same_weights(whole, run)
+
+
+def start(run: train.Run) -> subprocess.Popen[str]:
+    """The command line that goes on with a run, once it has begun to train."""
+    command = [sys.executable, "-m", "lintra.cli", "train", "--resume", str(run.folder)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 1/"):
+            return process
+    raise AssertionError(process.communicate()[1])
+
+
+def test_killed_at_a_random_moment(new_run):
+    whole, killed = (
+        new_run(name, steps=300, save_every=3, validate_every=50) for name in ("whole", "killed")
+    )
+    process = start(killed)
+    time.sleep(int.from_bytes(os.urandom(1), "big") / 256)
+    process.kill()
+    process.communicate()
+    train.fit(killed)
+    train.fit(whole)
+    assert_same_weights(whole, killed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_line_stopped_by_a_signal(new_run, signum, code):
+    run = new_run(steps=100_000, save_every=100_000)
+    process = start(run)
+    process.send_signal(signum)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert re.fullmatch(rf"lintra: stopped by {signal.Signals(signum).name}.*\n", errors)
+    assert len(run.checkpoints()) == 1
