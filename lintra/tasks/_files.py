@@ -73,6 +73,6 @@ def _pooch() -> ModuleType:
     try:
         return importlib.import_module("pooch")
     except ImportError as error:
-        raise ImportError(
-            "downloading data needs pooch: pip install 'lintra[train]', or name a data_dir"
+        raise ModuleNotFoundError(
+            "downloading data needs pooch: pip install 'lintra[train]', or name a data_dir", name="pooch"
         ) from error

@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_made(server, folder):
 
 def test_pooch_is_optional(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "pooch", None)
-    with pytest.raises(ImportError, match=r"lintra\[train\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"lintra\[train\]"):
         _files.fetch(URL, SHA256, folder)
 
 
