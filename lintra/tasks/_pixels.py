@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lintra.models.decoder import Decoder
-from lintra.tasks._base import Batch, NextToken, Samples, counted, mean, predict
+from lintra.tasks._base import Batch, NextToken, Samples, mean, predict
 
 Split = Literal["train", "test"]
 
@@ -55,7 +55,7 @@ class PixelTask(NextToken):
         return {
             "loss": loss,
             "bits_per_dim": loss / math.log(2),
-            "weight": counted(batch).sum().to(loss.dtype),
+            "weight": self.weight(batch),
         }
 
     def to_images(self, tokens: Tensor) -> Tensor:

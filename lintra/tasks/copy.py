@@ -14,7 +14,7 @@ from torch import Tensor
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.models.decoder import Decoder
-from lintra.tasks._base import Batch, NextToken, Samples, counted, mean, predict
+from lintra.tasks._base import Batch, NextToken, Samples, mean, predict
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
 _FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
@@ -114,5 +114,5 @@ class Copy(NextToken):
         return {
             "loss": -mean(log_prob, batch),
             "accuracy": mean((guess == batch["tokens"]).to(log_prob.dtype), batch),
-            "weight": counted(batch).sum().to(log_prob.dtype),
+            "weight": self.weight(batch),
         }
