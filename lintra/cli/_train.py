@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from lintra import attention, tasks, train
 from lintra.cli._arguments import UsageError, parse
 
-# The choices as a type, which tyro checks; a type checker sees a string.
-Mechanism: TypeAlias = str if TYPE_CHECKING else Literal[tuple(attention.names())]
+if TYPE_CHECKING:
+    Mechanism = str
+else:
+    Mechanism = Literal[tuple(attention.names())]  # tyro checks it and shows the choices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

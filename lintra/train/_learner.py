@@ -65,8 +65,9 @@ class Learner(pl.LightningModule):
         """The loss whose gradients, averaged over the processes, are those of the whole batch."""
         loss = self.task.loss(self.model, batch)
         if self.trainer.world_size > 1:
-            weight = self.task.weight(batch)
-            loss = loss * (weight / self.trainer.strategy.reduce(weight, reduce_op="mean"))
+            weight = self.task.weight(batch).to(loss.dtype)
+            mean = self.trainer.strategy.reduce(weight.clone(), reduce_op="mean")  # in place
+            loss = loss * (weight / mean)
         return loss
 
     def configure_gradient_clipping(

@@ -66,7 +66,9 @@ class Run:
         return cls.read(folder if (folder / RUN).exists() else folder.resolve().parent)
 
     def write(self) -> None:
-        """Writes run.json, atomically."""
+        """Writes run.json, atomically; the first process for all."""
+        if not is_first_process():
+            return
         parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))

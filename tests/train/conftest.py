@@ -24,14 +24,14 @@ def _one_thread(monkeypatch):
 
 @pytest.fixture
 def new_run(tmp_path):
-    def create(name: str = "run", **settings) -> train.Run:
-        task = digits.Config()
+    def create(name: str = "run", task=None, dropout=0.2, **settings) -> train.Run:
+        task = task or digits.Config()
         model = task.build().model(linear.Config())
         small = {"steps": 12, "batch": 8, "precision": "32", "save_every": 5, "validate_every": 6, "lr": 3e-3}
         return train.Run.create(
             tmp_path / name,
             task=task,
-            model=dataclasses.replace(model, layers=1, heads=2, width=16, dropout=0.2),
+            model=dataclasses.replace(model, layers=1, heads=2, width=16, dropout=dropout),
             train=train.Config(**(small | settings)),
         )
 

@@ -13,9 +13,11 @@ import torch
 from safetensors import safe_open
 
 from lintra import checkpoint, train
+from lintra.tasks import copy
+from lintra.train._batches import seed_of
 from lintra.train._callbacks import Interrupted
 from lintra.train._learner import Diverged, Learner
-from tests.train.conftest import assert_same_weights, folders
+from tests.train.conftest import assert_same_weights, folders, weights
 
 
 @pytest.mark.parametrize("stop", [1, 5, 6, 7])
@@ -157,6 +159,28 @@ def test_a_signal_saves_and_stops(new_run, monkeypatch, signum, code):
     assert folders(run) == ["step-00000004"]
     train.fit(run)
     assert_same_weights(whole, run)
+
+
+def test_two_processes_are_as_good_as_one(new_run):
+    """The copy task: shares of a batch hold different numbers of predictions, and must be weighed by them.
+
+    In float32, so up to the order of sums: 1e-5, where the weights have moved by 1e-2. RAdam's first four
+    steps do not divide by the size of the gradient, which could blow up a difference.
+    """
+    task = copy.Config(length=24, train_samples=50)
+    settings = {"task": task, "dropout": 0.0, "steps": 4, "lr": 0.1, "save_every": 100, "clip": None}
+    one = new_run("one", **settings)
+    two = new_run("two", **settings, devices=2, strategy="ddp")
+    train.fit(one)
+    process = start(two)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert output.count("done: step 4") == 1
+    torch.manual_seed(seed_of(one.train.seed))
+    before, ours, theirs = one.model.build().state_dict(), weights(one), weights(two)
+    assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 1e-2
+    for name in ours:
+        torch.testing.assert_close(theirs[name], ours[name], rtol=0, atol=1e-5, msg=lambda m: f"{name}: {m}")
 
 
 def start(run: train.Run) -> subprocess.Popen[str]:
