@@ -6,9 +6,6 @@
 namespace lintra {
 namespace LINTRA_ISA {
 
-constexpr i64 kChunk = 16;  // tokens; long enough to amortise the state's traffic, short enough that the
-                            // chunk x chunk products stay a fifth of the work at 64 x 64
-
 // A panel is a strip of the state, as many vectors wide as the registers allow: 16 registers leave room for 4 x 3
 // accumulators, 32 for 4 x 4. Panels lie one after the other, rows of a panel contiguous, so that a block of rows is a
 // contiguous piece of memory whatever the width of the state (no aliasing in the cache at powers of two).

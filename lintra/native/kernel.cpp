@@ -102,6 +102,9 @@ struct Problem {
     const i64 size = element_size(call.dtype);
     return {(char*)data + (b * tokens * heads + head) * width * size, heads * width * size, width * size, call.dtype};
   }
+  Tokens mask(i64 b) const {
+    return {call.mask.data ? call.mask.data + b * call.mask.b : nullptr, call.mask.t};
+  }
   const char* per_key(const lintra_tensor& x, i64 b, i64 g) const {
     return x.data ? x.data + (b * x.b + g * x.h) * kSize : nullptr;
   }
@@ -114,12 +117,8 @@ struct Problem {
     s.writers = s.backwards ? group : 1;
     s.inner = pass == kForward || pass == kValueGradient ? call.f : call.e + 1;
     s.outer = pass == kForward || pass == kValueGradient ? call.e : call.f;
-    if (call.mask.data) {
-      const char* mask = call.mask.data + b * call.mask.b;
-      if (s.causal || s.backwards) s.read_mask = mask;
-      if (s.causal || !s.backwards) s.write_mask = mask;
-      s.read_mask_token = s.write_mask_token = call.mask.t;
-    }
+    if (s.causal || s.backwards) s.read_tokens = mask(b);
+    if (s.causal || !s.backwards) s.write_tokens = mask(b);
     s.log_decay = per_key(call.log_decay, b, g);
     s.log_input = per_key(call.log_input, b, g);
     s.log_decay_token = call.log_decay.t * kSize;
@@ -244,7 +243,7 @@ struct Problem {
     if (!s.log_decay) return 1;
     double total = 0;
     for (i64 token = from; token < to; ++token)
-      if (is_real(s.read_mask, s.read_mask_token, token)) total += double(scalar<T>(s.log_decay, s.log_decay_token, token));
+      if (s.read_tokens.real(token)) total += double(scalar<T>(s.log_decay, s.log_decay_token, token));
     return exp<T>(splat(T(total)))[0];
   }
 };
@@ -386,6 +385,13 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
   return LINTRA_OK;
 }
 
+template <class T>
+void read_token(const Operand& o, i64 head, T* row, i64 padded) {
+  read_row(o.x + head * o.head, row, o.width, o.dtype);
+  apply_feature_map(row, o.width, o.map);
+  for (i64 i = o.width; i < padded; ++i) row[i] = 0;
+}
+
 // One token for every sample and head.
 template <class T>
 int run_step(const Problem<T>& problem, lintra_launch launch) {
@@ -395,18 +401,18 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
   const i64 threads = double(items) * double(f) * double(e) * 2 < kParallelWork ? 1 : call.threads;
   const i64 workers = threads < items ? threads : items;
   Memory memory;
-  T* rows = (T*)memory.get(workers * 5 * wide * i64(sizeof(T)));
+  T* rows = (T*)memory.get(workers * 4 * wide * i64(sizeof(T)));
   if (!rows) return LINTRA_NO_MEMORY;
   parallel(launch, workers, items, [&](i64 item, i64 worker) {
     const Sweep<T> s = problem.make(kForward, item / call.g, item % call.g);
-    T *k = rows + worker * 5 * wide, *v = k + wide, *q = v + wide, *y = q + wide, *spare = y + wide;
-    const bool real = is_real(s.write_mask, s.write_mask_token, 0);
+    T *k = rows + worker * 4 * wide, *v = k + wide, *q = v + wide, *y = q + wide;
+    const bool real = s.write_tokens.real(0);
     T decay = 1, input = 1;
     memset(k, 0, size_t(wide) * sizeof(T));
     memset(v, 0, size_t(wide) * sizeof(T));
     if (real) {
-      read_operand(s.b, 0, 0, k, wide, spare);
-      read_operand(s.c, 0, 0, v, wide, spare);
+      read_token(s.b, 0, k, wide);
+      read_token(s.c, 0, v, wide);
       if (s.log_decay) decay = exp<T>(splat(scalar<T>(s.log_decay, 0, 0)))[0];
       if (s.log_input) input = exp<T>(splat(scalar<T>(s.log_input, 0, 0)))[0];
     }
@@ -422,7 +428,7 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
     for (i64 i = 0; i < f; ++i) z[i] = (z_in ? z_in[i] * decay : 0) + k[i];
     for (i64 head = 0; head < s.readers; ++head) {
       if (real)
-        read_operand(s.a, 0, head, q, wide, spare);
+        read_token(s.a, head, q, wide);
       else
         memset(q, 0, size_t(wide) * sizeof(T));
       if (head == 0)
@@ -455,7 +461,7 @@ void weight_gradients(const Problem<T>& problem) {
     const i64 b = item / call.g, g = item % call.g;
     double total = problem.ends ? problem.ends[item] : 0;
     for (i64 token = call.s - 1; token >= 0; --token) {
-      const bool real = is_real(call.mask.data ? call.mask.data + b * call.mask.b : nullptr, call.mask.t, token);
+      const bool real = problem.mask(b).real(token);
       const double key = problem.key_dots[item * call.s + token];
       const i64 at = (b * call.s + token) * call.g + g;
       if (call.dlog_input) ((T*)call.dlog_input)[at] = T(key);

@@ -83,19 +83,18 @@ LINTRA_INLINE void write_row(char* to, const float* from, i64 n, i64 dtype) {
 }
 LINTRA_INLINE void write_row(char* to, const double* from, i64 n, i64) { memcpy(to, from, size_t(n) * 8); }
 
-// In place; `row` holds whole vectors.
+// In place, for n elements in whole vectors.
 template <class T>
-LINTRA_INLINE void apply_feature_map(T* row, i64 n, i64 map) {
-  if (map == LINTRA_IDENTITY) return;
+LINTRA_INLINE void apply_feature_map(T* x, i64 n, i64 map) {
   const Vec<T> zero{};
-  for (i64 i = 0; i < n; i += kLanes<T>) {
-    Vec<T> x = load(row + i);
-    if (map == LINTRA_RELU)
-      x = select<T>(x < zero, zero, x);
-    else  // elu(x) + 1 without the cancellation of expm1(x) + 1 at large negative x
-      x = select<T>(x > zero, x + T(1), exp_below<T>(select<T>(x > zero, zero, x)));
-    store(row + i, x);
-  }
+  if (map == LINTRA_RELU)
+    for (i64 i = 0; i < n; i += kLanes<T>) store(x + i, select<T>(load(x + i) < zero, zero, load(x + i)));
+  if (map == LINTRA_ELU_PLUS_ONE)
+    for (i64 i = 0; i < n; i += kLanes<T>) {  // without the cancellation of expm1(x) + 1 at large negative x
+      const Vec<T> value = load(x + i);
+      const Mask<T> positive = value > zero;
+      store(x + i, select<T>(positive, value + T(1), exp_below<T>(select<T>(positive, zero, value))));
+    }
 }
 
 // The derivative of the feature map from its value: elu+1 has min(phi, 1), relu has 1 where phi > 0.
@@ -125,35 +124,77 @@ struct Operand {
   i64 columns() const { return width + (kind == ones || kind == extended); }
 };
 
-// Row of `token`, padded with zeros up to `padded` elements. `spare` holds as many.
+// Which tokens of a sequence are real.
+struct Tokens {
+  const char* mask;  // bytes; 0: all are
+  i64 step;
+
+  bool real(i64 token) const { return !mask || mask[token * step]; }
+};
+
+// The sums of kChunk vectors, one per token.
 template <class T>
-inline void read_operand(const Operand& o, i64 token, i64 head, T* row, i64 padded, T* spare) {
-  const i64 n = o.width;
-  read_row(o.x + token * o.token + head * o.head, row, n, o.dtype);
-  apply_feature_map(row, n, o.map);
-  for (i64 i = n; i < padded; ++i) row[i] = 0;
-  if (o.kind == Operand::plain) return;
-  if (o.kind == Operand::ones) {
-    row[n] = 1;
-    return;
+LINTRA_INLINE void sum_lanes(const T* vectors, T* sums) {
+  constexpr i64 W = kLanes<T>;
+  T columns[W * W];
+  for (i64 i = 0; i < kChunk; i += W) {
+    transpose(vectors + i * W, W, columns, W);
+    Vec<T> total = load(columns);
+    for (i64 n = 1; n < W; ++n) total += load(columns + n * W);
+    store(sums + i, total);
   }
-  if (!o.den) return;
-  T den;
-  memcpy(&den, o.den + token * o.den_token + head * o.den_head, sizeof den);
-  const T inverse = den == 0 ? 0 : 1 / den;
-  if (o.kind == Operand::gradient) {
-    for (i64 i = 0; i < n; i += kLanes<T>) store(row + i, load(row + i) * inverse);
-    return;
+}
+
+// The rows of a chunk of `count` tokens from `start`, `step` apart, each padded with zeros up to `padded` elements; rows
+// of padding and beyond `count` are 0. `spare` holds one row.
+template <class T>
+void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, T* rows, i64 step, i64 padded, T* spare) {
+  constexpr i64 W = kLanes<T>;
+  const i64 n = o.width, whole = round_up(n, W);
+  const char* x = o.x + start * o.token + head * o.head;
+  for (i64 i = 0; i < count; ++i) read_row(x + i * o.token, rows + i * step, n, o.dtype);
+  if (o.map != LINTRA_IDENTITY) apply_feature_map(rows, (count - 1) * step + whole, o.map);
+
+  if (o.den) {
+    T dots[kChunk * W], inverse[kChunk];
+    for (i64 i = 0; i < count; ++i) {
+      T den, *row = rows + i * step;
+      memcpy(&den, o.den + (start + i) * o.den_token + head * o.den_head, sizeof den);
+      inverse[i] = den == 0 ? 0 : 1 / den;
+      for (i64 k = n; k < whole; ++k) row[k] = 0;
+      if (o.kind == Operand::extended) {
+        read_row(o.y + (start + i) * o.y_token + head * o.y_head, spare, n, o.dtype);
+        for (i64 k = n; k < whole; ++k) spare[k] = 0;
+        Vec<T> dot{};
+        for (i64 k = 0; k < n; k += W) dot -= load(row + k) * load(spare + k);
+        store(dots + i * W, dot * inverse[i]);
+      }
+      for (i64 k = 0; k < n; k += W) store(row + k, load(row + k) * inverse[i]);
+    }
+    if (o.kind == Operand::extended) {
+      T sums[kChunk];
+      sum_lanes(dots, sums);
+      for (i64 i = 0; i < count; ++i) rows[i * step + n] = sums[i];
+    }
   }
-  read_row(o.y + token * o.y_token + head * o.y_head, spare, n, o.dtype);
-  for (i64 i = n; i < round_up(n, kLanes<T>); ++i) spare[i] = 0;
-  Vec<T> dot{};
-  for (i64 i = 0; i < n; i += kLanes<T>) {
-    Vec<T> x = load(row + i) * inverse;
-    dot -= x * load(spare + i);
-    store(row + i, x);
+  const i64 columns = o.columns();
+  for (i64 i = 0; i < kChunk; ++i) {
+    T* row = rows + i * step;
+    if (i >= count || !tokens.real(start + i)) {
+      memset(row, 0, size_t(padded) * sizeof(T));
+      continue;
+    }
+    if (o.kind == Operand::ones || (o.kind == Operand::extended && !o.den)) row[n] = o.kind == Operand::ones;
+    for (i64 k = columns; k < padded; ++k) row[k] = 0;
   }
-  row[n] = sum<T>(dot);
+}
+
+// Asks for a token's row before it is needed: rows of one head lie far apart, which defeats the hardware's prefetching.
+LINTRA_INLINE void prefetch_row(const Operand& o, i64 token, i64 head) {
+  const i64 bytes = o.width * element_size(o.dtype);
+  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(o.x + token * o.token + head * o.head + i, 0, 2);
+  if (o.kind == Operand::extended && o.y)
+    for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(o.y + token * o.y_token + head * o.y_head + i, 0, 2);
 }
 
 }  // namespace LINTRA_ISA

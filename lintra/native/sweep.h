@@ -33,8 +33,7 @@ struct Sweep {
   bool backwards;        // keys read and queries write
   bool causal;           // tokens see each other within a chunk
 
-  const char *read_mask, *write_mask;  // bytes; 0: every token is real
-  i64 read_mask_token, write_mask_token;
+  Tokens read_tokens, write_tokens;
   const char *log_decay, *log_input;  // of the keys, type T; 0: none
   i64 log_decay_token, log_input_token;
 
@@ -50,6 +49,8 @@ struct Sweep {
 
   bool weighted() const { return log_decay || log_input; }
 };
+
+enum Mode { kRead = 1, kWrite = 2 };
 
 // The running sum, [inner][outer] in panels, and its row sums z [inner] where a denominator is kept.
 template <class T>
@@ -106,7 +107,7 @@ struct Scratch {
     r.scores = take(writers * kChunk);
     r.y = take(kChunk * shape.c_step);
     r.spare = take(wide);
-    r.features = take(wide);
+    r.features = take(kChunk * shape.c_step);
     r.weights = take(kChunk * kChunk);
     r.early = take(kChunk);
     r.late = take(kChunk);
@@ -117,10 +118,6 @@ struct Scratch {
   }
   static i64 size(const Sweep<T>& s) { return layout(s, nullptr, nullptr); }
 };
-
-inline bool is_real(const char* mask, i64 step, i64 token) {
-  return !mask || mask[token * step];
-}
 
 template <class T>
 inline T scalar(const char* data, i64 step, i64 token) {
@@ -140,8 +137,7 @@ T chunk_weights(const Sweep<T>& s, i64 start, i64 count, Scratch<T>& r) {
   T inputs[kChunk];
   double total = 0;
   for (i64 i = 0; i < kChunk; ++i) {
-    const bool real = i < count && is_real(s.backwards ? s.read_mask : s.write_mask,
-                                              s.backwards ? s.read_mask_token : s.write_mask_token, start + i);
+    const bool real = i < count && (s.backwards ? s.read_tokens : s.write_tokens).real(start + i);
     r.steps[i] = real && s.log_decay ? scalar<T>(s.log_decay, s.log_decay_token, start + i) : T(0);
     inputs[i] = real && s.log_input ? scalar<T>(s.log_input, s.log_input_token, start + i) : T(0);
     total += double(r.steps[i]);
@@ -222,13 +218,7 @@ void chunk_denominators(const Sweep<T>& s, const T* z, const Scratch<T>& r, T* d
 
 template <class T>
 void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, State<T> state, Scratch<T>& r, i64 head) {
-  for (i64 i = 0; i < kChunk; ++i) {
-    T* row = r.a + i * shape.b_step;
-    if (i < count && is_real(s.read_mask, s.read_mask_token, start + i))
-      read_operand(s.a, start + i, head, row, shape.inner, r.spare);
-    else
-      memset(row, 0, size_t(shape.inner) * sizeof(T));
-  }
+  read_rows(s.a, s.read_tokens, start, count, head, r.a, shape.b_step, shape.inner, r.spare);
   for (i64 i = 0; i < kChunk; i += kLanes<T>)
     for (i64 k = 0; k < s.inner; k += kLanes<T>)
       transpose(r.a + i * shape.b_step + k, shape.b_step, r.at + k * kChunk + i, kChunk);
@@ -264,37 +254,69 @@ void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Sta
 // Sends the chunk's rows of y to the caller.
 template <class T>
 void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, State<T> state, Scratch<T>& r, i64 head) {
-  T den[kChunk];
+  constexpr i64 W = kLanes<T>;
+  T den[kChunk], inverse[kChunk];
   if (s.normalize) chunk_denominators(s, state.z, r, den);
-  for (i64 i = 0; i < count; ++i) {
-    const i64 token = start + i;
-    const bool real = is_real(s.read_mask, s.read_mask_token, token);
-    T* y = r.y + i * shape.c_step;
-    if (s.denominators) {
+  if (s.denominators)
+    for (i64 i = 0; i < count; ++i) {
       const T total = s.normalize ? den[i] + s.eps : T(1);
-      const T inverse = total == 0 ? 0 : 1 / total;
-      memcpy(s.den + token * s.den_token + head * s.den_head, &total, sizeof total);
-      if (total == 0) memset(y, 0, size_t(shape.outer) * sizeof(T));
-      if (s.normalize)
-        for (i64 n = 0; n < shape.outer; n += kLanes<T>) store(y + n, load(y + n) * inverse);
+      inverse[i] = total == 0 ? 0 : 1 / total;
+      memcpy(s.den + (start + i) * s.den_token + head * s.den_head, &total, sizeof total);
     }
-    if (!real) memset(y, 0, size_t(shape.outer) * sizeof(T));
-    if (real && (s.chain || s.dots)) {
-      read_operand(s.features, token, head, r.features, shape.outer, r.spare);
+  if (s.chain || s.dots) {
+    read_rows(s.features, s.read_tokens, start, count, head, r.features, shape.c_step, shape.outer, r.spare);
+    T dots[kChunk * W], sums[kChunk];
+    for (i64 i = 0; i < count; ++i) {
+      T *x = r.features + i * shape.c_step, *y = r.y + i * shape.c_step;
       Vec<T> dot{};
-      for (i64 n = 0; n < shape.outer; n += kLanes<T>) {
-        const Vec<T> x = load(r.features + n), gradient = load(y + n);
-        dot += x * gradient;
-        if (s.chain) store(y + n, gradient * feature_slope<T>(x, s.features.map));
+      for (i64 n = 0; n < shape.outer; n += W) {
+        dot += load(x + n) * load(y + n);
+        if (s.chain) store(y + n, load(y + n) * feature_slope<T>(load(x + n), s.features.map));
       }
-      if (s.dots) s.dots[token] += double(sum<T>(dot));
+      store(dots + i * W, dot);
     }
-    write_row(s.out.data + token * s.out.token + head * s.out.head, y, s.outer, s.out.dtype);
+    if (s.dots) {
+      sum_lanes(dots, sums);
+      for (i64 i = 0; i < count; ++i)
+        if (s.read_tokens.real(start + i)) s.dots[start + i] += double(sums[i]);
+    }
+  }
+  for (i64 i = 0; i < count; ++i) {
+    T* y = r.y + i * shape.c_step;
+    if (s.normalize)
+      for (i64 n = 0; n < shape.outer; n += W) store(y + n, load(y + n) * inverse[i]);
+    if (!s.read_tokens.real(start + i) || (s.normalize && inverse[i] == 0))
+      memset(y, 0, size_t(shape.outer) * sizeof(T));
+    write_row(s.out.data + (start + i) * s.out.token + head * s.out.head, y, s.outer, s.out.dtype);
   }
 }
 
+// The rows of the chunk after the present one, asked for a few at a time while the present one is worked on.
 template <class T>
-void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, State<T> state, Scratch<T>& r) {
+struct Ahead {
+  const Sweep<T>& s;
+  int mode;
+  i64 token, end;
+
+  void fetch(i64 tokens) {
+    for (; tokens > 0 && token < end; --tokens, ++token) {
+      if (mode & kRead)
+        for (i64 head = 0; head < s.readers; ++head) {
+          prefetch_row(s.a, token, head);
+          if (s.chain || s.dots) prefetch_row(s.features, token, head);
+        }
+      if (mode & kWrite)
+        for (i64 head = 0; head < s.writers; ++head) {
+          prefetch_row(s.b, token, head);
+          prefetch_row(s.c, token, head);
+        }
+    }
+  }
+};
+
+template <class T>
+void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, State<T> state, Scratch<T>& r,
+                 Ahead<T>& ahead) {
   if (s.weighted()) {
     const T* worth = s.backwards ? r.early : r.late;
     for (i64 j = 0; j < s.writers * kChunk; ++j)
@@ -309,6 +331,7 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
   write.c_step = shape.c_step;
   write.writers = s.writers;
   write.count = count;
+  const i64 blocks = shape.rows / kRows * ((shape.outer + kPanelWidth<T> - 1) / kPanelWidth<T>);
   for (i64 column = 0; column < shape.outer; column += kPanelWidth<T>) {
     const i64 vectors = (shape.outer - column < kPanelWidth<T> ? shape.outer - column : kPanelWidth<T>) / kLanes<T>;
     for (i64 k = 0; k < shape.rows; k += kRows) {
@@ -316,6 +339,7 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
       write.b = r.b + k;
       write.c = r.c + column;
       write_panel(write, vectors);
+      ahead.fetch((kChunk + blocks - 1) / blocks);
     }
   }
   if (!s.denominators) return;
@@ -325,8 +349,6 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
     store(state.z + k, total);
   }
 }
-
-enum Mode { kRead = 1, kWrite = 2 };
 
 // Tokens from..to of one item; the state comes in and goes out.
 template <class T>
@@ -338,25 +360,22 @@ void sweep(const Sweep<T>& s, i64 from, i64 to, int mode, State<T> state, Scratc
     const i64 count = to - start < kChunk ? to - start : kChunk;
     const T decay = s.weighted() ? chunk_weights(s, start, count, r) : T(1);
     if (s.causal || mode & kWrite) {
-      for (i64 j = 0; j < s.writers * kChunk; ++j) {
-        const i64 token = start + j % kChunk, head = j / kChunk;
-        T *b = r.b + j * shape.b_step, *c = r.c + j * shape.c_step;
-        if (j % kChunk < count && is_real(s.write_mask, s.write_mask_token, token)) {
-          read_operand(s.b, token, head, b, shape.inner, r.spare);
-          read_operand(s.c, token, head, c, shape.outer, r.spare);
-        } else {
-          memset(b, 0, size_t(shape.inner) * sizeof(T));
-          memset(c, 0, size_t(shape.outer) * sizeof(T));
-        }
+      for (i64 head = 0; head < s.writers; ++head) {
+        T *b = r.b + head * kChunk * shape.b_step, *c = r.c + head * kChunk * shape.c_step;
+        read_rows(s.b, s.write_tokens, start, count, head, b, shape.b_step, shape.inner, r.spare);
+        read_rows(s.c, s.write_tokens, start, count, head, c, shape.c_step, shape.outer, r.spare);
       }
     }
+    const i64 next = s.backwards ? start - kChunk : start + kChunk;
+    Ahead<T> ahead = {s, mode, n + 1 < chunks ? next : to, next + kChunk < to ? next + kChunk : to};
+    if (!(mode & kWrite)) ahead.fetch(kChunk);
     if (mode & kRead) {
       for (i64 head = 0; head < s.readers; ++head) {
         read_chunk(s, shape, start, count, state, r, head);
         write_out(s, shape, start, count, state, r, head);
       }
     }
-    if (mode & kWrite) write_chunk(s, shape, count, decay, state, r);
+    if (mode & kWrite) write_chunk(s, shape, count, decay, state, r, ahead);
   }
 }
 

@@ -48,6 +48,9 @@ using Mask = typename Types<T>::I;
 template <class T>
 constexpr i64 kLanes = LINTRA_VECTOR_BYTES / i64(sizeof(T));
 
+constexpr i64 kChunk = 16;  // tokens; long enough to amortise the state's traffic, short enough that the
+                            // chunk x chunk products stay a fifth of the work at 64 x 64
+
 constexpr i64 round_up(i64 n, i64 unit) { return (n + unit - 1) / unit * unit; }
 
 template <class T>
