@@ -219,24 +219,32 @@ struct Problem {
   }
 
   // One mode of a bidirectional sweep. Weights belong to keys: they apply where the keys are.
-  void one_way(Sweep<T> s, i64 from, i64 to, int mode, State<T> state, Scratch<T>& r) const {
-    if ((mode == kRead) != s.backwards) s.log_input = nullptr;
-    sweep(s, from, to, mode, state, r);
+  void one_way(Lane<T>* lanes, i64 count, i64 from, i64 to, int mode, Scratch<T>& r) const {
+    Lane<T> plain[kLanesTogether];
+    for (i64 i = 0; i < count; ++i) {
+      plain[i] = lanes[i];
+      if ((mode == kRead) != lanes[i].sweep.backwards) plain[i].sweep.log_input = nullptr;
+    }
+    sweep(plain, count, from, to, mode, r);
   }
   i64 written(const Sweep<T>& s) const { return s.backwards ? call.t : call.s; }
   i64 read(const Sweep<T>& s) const { return s.backwards ? call.s : call.t; }
 
-  void whole(Pass pass, i64 b, i64 g, Scratch<T>& r) const {
-    const Sweep<T> s = make(pass, b, g);
-    const State<T> state = Shape::of(s).state_at(r.state);
-    start(pass, b, g, s, state);
-    if (s.causal) {
-      sweep(s, 0, call.t, kRead | kWrite, state, r);
-    } else {
-      one_way(s, 0, written(s), kWrite, state, r);
-      one_way(s, 0, read(s), kRead, state, r);
+  // The whole of time for `count` key heads from g.
+  void whole(Pass pass, i64 b, i64 g, i64 count, Scratch<T>& r) const {
+    Lane<T> lanes[kLanesTogether];
+    for (i64 i = 0; i < count; ++i) {
+      lanes[i].sweep = make(pass, b, g + i);
+      lanes[i].state = Shape::of(lanes[i].sweep).state_at(r.states, i);
+      start(pass, b, g + i, lanes[i].sweep, lanes[i].state);
     }
-    finish(pass, b, g, s, state);
+    if (call.causal) {
+      sweep(lanes, count, 0, call.t, kRead | kWrite, r);
+    } else {
+      one_way(lanes, count, 0, written(lanes[0].sweep), kWrite, r);
+      one_way(lanes, count, 0, read(lanes[0].sweep), kRead, r);
+    }
+    for (i64 i = 0; i < count; ++i) finish(pass, b, g + i, lanes[i].sweep, lanes[i].state);
   }
 
   T decay_over(const Sweep<T>& s, i64 from, i64 to) const {
@@ -261,7 +269,7 @@ struct Split {
   Shape shape;
   T* states;  // [parts] states
 
-  State<T> state(i64 part) const { return shape.state_at(states + part * round_up(shape.state(), 16)); }
+  State<T> state(i64 part) const { return shape.state_at(states, part); }
 
   void segment(i64 i, i64* from, i64* to) const {
     const i64 t = problem.call.t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
@@ -284,11 +292,13 @@ struct Split {
     if (!s.causal) {
       share(problem.written(s), i, parts, &from, &to);
       if (i == 0) problem.start(pass, b, g, s, state(0));
-      problem.one_way(s, from, to, kWrite, state(i), r);
+      Lane<T> lane = {s, state(i)};
+      problem.one_way(&lane, 1, from, to, kWrite, r);
     } else {
       segment(i, &from, &to);
       if (i == 0) problem.start(pass, b, g, s, state(0));
-      sweep(s, from, to, i == 0 ? kRead | kWrite : kWrite, state(i), r);
+      const Lane<T> lane = {s, state(i)};
+      sweep(&lane, 1, from, to, i == 0 ? kRead | kWrite : kWrite, r);
     }
   }
   void combine() const {
@@ -303,16 +313,17 @@ struct Split {
   }
   void second_round(i64 i, Scratch<T>& r) const {
     i64 from, to;
-    const State<T> mine = shape.state_at(r.state);
     if (!s.causal) {
       share(problem.read(s), i, parts, &from, &to);
-      problem.one_way(s, from, to, kRead, state(0), r);
+      Lane<T> lane = {s, state(0)};
+      problem.one_way(&lane, 1, from, to, kRead, r);
       if (i == 0) problem.finish(pass, b, g, s, state(0));
     } else {
       segment(i + 1, &from, &to);
-      memcpy(mine.sum, state(i).sum, size_t(shape.state()) * sizeof(T));
-      sweep(s, from, to, kRead | kWrite, mine, r);
-      if (i + 1 == parts) problem.finish(pass, b, g, s, mine);
+      const Lane<T> lane = {s, shape.state_at(r.states, 0)};
+      memcpy(lane.state.sum, state(i).sum, size_t(shape.state()) * sizeof(T));
+      sweep(&lane, 1, from, to, kRead | kWrite, r);
+      if (i + 1 == parts) problem.finish(pass, b, g, s, lane.state);
     }
   }
 };
@@ -332,24 +343,37 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
   if (parts < 2 || tokens / kChunk < kShortestSegment * (2 * parts + 1)) rest = 0;
   const i64 uncut = jobs - rest;
 
-  auto job = [&](i64 i, Pass* pass, i64* b, i64* g) {
-    *pass = passes[i / items];
-    *b = i % items / call.g;
-    *g = i % call.g;
-  };
   i64 scratch_size = 0, state_size = 0;
   for (i64 i = 0; i < count; ++i) {
-    const Sweep<T> s = problem.make(passes[i], 0, 0);
-    const i64 size = Scratch<T>::size(s), state = round_up(Shape::of(s).state(), 16);
-    scratch_size = size > scratch_size ? size : scratch_size;
+    const i64 state = Shape::of(problem.make(passes[i], 0, 0)).template state_step<T>();
     state_size = state > state_size ? state : state_size;
   }
-  const i64 workers = threads < jobs || rest ? threads : jobs;
+  // Heads taken together: as many as leave every thread the same number of tasks.
+  i64 together = kLanesTogether;
+  while (together > 1 && (call.g % together || uncut % together || uncut / together % threads ||
+                          together * state_size * i64(sizeof(T)) > kStatesBytes))
+    --together;
+  for (i64 i = 0; i < count; ++i) {
+    const i64 size = Scratch<T>::layout(problem.make(passes[i], 0, 0), together, nullptr, nullptr);
+    scratch_size = size > scratch_size ? size : scratch_size;
+  }
+  const i64 tasks = uncut / together + rest * parts, workers = threads < tasks ? threads : tasks;
   Memory scratch_memory, state_memory, split_memory;
   char* scratch = scratch_memory.get(workers * scratch_size * i64(sizeof(T)));
   char* states = state_memory.get(rest * parts * state_size * i64(sizeof(T)));
   Split<T>* splits = (Split<T>*)split_memory.get(rest * i64(sizeof(Split<T>)));
   if (!scratch || !states || !splits) return LINTRA_NO_MEMORY;
+
+  auto job = [&](i64 i, Pass* pass, i64* b, i64* g) {
+    *pass = passes[i / items];
+    *b = i % items / call.g;
+    *g = i % call.g;
+  };
+  auto buffers = [&](const Sweep<T>& s, i64 worker) {
+    Scratch<T> r;
+    Scratch<T>::layout(s, together, (T*)scratch + worker * scratch_size, &r);
+    return r;
+  };
   for (i64 i = 0; i < rest; ++i) {
     Pass pass;
     i64 b, g;
@@ -358,22 +382,18 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
     const Split<T> split = {problem, pass, b, g, parts, s, Shape::of(s), (T*)states + i * parts * state_size};
     memcpy((void*)(splits + i), &split, sizeof split);
   }
-  auto buffers = [&](const Sweep<T>& s, i64 worker) {
-    Scratch<T> r;
-    Scratch<T>::layout(s, (T*)scratch + worker * scratch_size, &r);
-    return r;
-  };
-  parallel(launch, workers, uncut + rest * parts, [&](i64 task, i64 worker) {
-    if (task < uncut) {
+  parallel(launch, workers, tasks, [&](i64 task, i64 worker) {
+    if (task < uncut / together) {
       Pass pass;
       i64 b, g;
-      job(task, &pass, &b, &g);
+      job(task * together, &pass, &b, &g);
       Scratch<T> r = buffers(problem.make(pass, b, g), worker);
-      problem.whole(pass, b, g, r);
+      problem.whole(pass, b, g, together, r);
     } else {
-      const Split<T>& split = splits[(task - uncut) / parts];
+      const i64 part = task - uncut / together;
+      const Split<T>& split = splits[part / parts];
       Scratch<T> r = buffers(split.s, worker);
-      split.first_round((task - uncut) % parts, r);
+      split.first_round(part % parts, r);
     }
   });
   for (i64 i = 0; i < rest; ++i) splits[i].combine();

@@ -77,7 +77,12 @@ struct Shape {  // padded sizes of the buffers of a sweep
   }
   i64 state() const { return rows * outer + inner; }  // elements of sum and z together
   template <class T>
-  State<T> state_at(T* memory) const {
+  i64 state_step() const {
+    return round_up(state(), 64 / i64(sizeof(T)));
+  }
+  template <class T>
+  State<T> state_at(T* states, i64 i) const {
+    T* memory = states + i * state_step<T>();
     return {memory, memory + rows * outer};
   }
 };
@@ -87,9 +92,10 @@ template <class T>
 struct Scratch {
   T *a, *at, *b, *c, *scores, *y, *spare, *features, *weights;
   T *early, *late, *steps;  // per token of the chunk: see Weights
-  T* state;
+  T* states;
 
-  static i64 layout(const Sweep<T>& s, T* memory, Scratch* scratch) {
+  // Of `states` states; returns the size in elements.
+  static i64 layout(const Sweep<T>& s, i64 states, T* memory, Scratch* scratch) {
     const Shape shape = Shape::of(s);
     const i64 writers = s.writers * kChunk;
     const i64 wide = (shape.b_step > shape.c_step ? shape.b_step : shape.c_step) + kLanes<T>;
@@ -112,11 +118,10 @@ struct Scratch {
     r.early = take(kChunk);
     r.late = take(kChunk);
     r.steps = take(kChunk);
-    r.state = take(shape.state());
+    r.states = take(states * shape.state_step<T>());
     if (scratch) *scratch = r;
     return sizes - memory;
   }
-  static i64 size(const Sweep<T>& s) { return layout(s, nullptr, nullptr); }
 };
 
 template <class T>
@@ -350,32 +355,52 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
   }
 }
 
-// Tokens from..to of one item; the state comes in and goes out.
+// One state and what reads and writes it.
 template <class T>
-void sweep(const Sweep<T>& s, i64 from, i64 to, int mode, State<T> state, Scratch<T>& r) {
-  const Shape shape = Shape::of(s);
+struct Lane {
+  Sweep<T> sweep;
+  State<T> state;
+};
+
+// At most this many lanes go through time together, in this many bytes of states (half of a small second-level cache).
+constexpr i64 kLanesTogether = 8, kStatesBytes = 256 * 1024;
+
+template <class T>
+void sweep_chunk(const Lane<T>& lane, const Shape& shape, i64 start, i64 count, int mode, Scratch<T>& r, Ahead<T>& ahead) {
+  const Sweep<T>& s = lane.sweep;
+  const T decay = s.weighted() ? chunk_weights(s, start, count, r) : T(1);
+  if (s.causal || mode & kWrite)
+    for (i64 head = 0; head < s.writers; ++head) {
+      T *b = r.b + head * kChunk * shape.b_step, *c = r.c + head * kChunk * shape.c_step;
+      read_rows(s.b, s.write_tokens, start, count, head, b, shape.b_step, shape.inner, r.spare);
+      read_rows(s.c, s.write_tokens, start, count, head, c, shape.c_step, shape.outer, r.spare);
+    }
+  if (!(mode & kWrite)) ahead.fetch(kChunk);
+  if (mode & kRead)
+    for (i64 head = 0; head < s.readers; ++head) {
+      read_chunk(s, shape, start, count, lane.state, r, head);
+      write_out(s, shape, start, count, lane.state, r, head);
+    }
+  if (mode & kWrite) write_chunk(s, shape, count, decay, lane.state, r, ahead);
+}
+
+// Tokens from..to of some lanes, which differ only in where their rows are; the states come in and go out. Neighbouring
+// heads share pages and, where rows are short, cache lines: taking them chunk by chunk together uses each while it is
+// at hand.
+template <class T>
+void sweep(const Lane<T>* lanes, i64 lane_count, i64 from, i64 to, int mode, Scratch<T>& r) {
+  const Shape shape = Shape::of(lanes[0].sweep);
   const i64 chunks = (to - from + kChunk - 1) / kChunk;
   for (i64 n = 0; n < chunks; ++n) {
-    const i64 start = from + (s.backwards ? chunks - 1 - n : n) * kChunk;
+    const bool backwards = lanes[0].sweep.backwards;
+    const i64 start = from + (backwards ? chunks - 1 - n : n) * kChunk;
     const i64 count = to - start < kChunk ? to - start : kChunk;
-    const T decay = s.weighted() ? chunk_weights(s, start, count, r) : T(1);
-    if (s.causal || mode & kWrite) {
-      for (i64 head = 0; head < s.writers; ++head) {
-        T *b = r.b + head * kChunk * shape.b_step, *c = r.c + head * kChunk * shape.c_step;
-        read_rows(s.b, s.write_tokens, start, count, head, b, shape.b_step, shape.inner, r.spare);
-        read_rows(s.c, s.write_tokens, start, count, head, c, shape.c_step, shape.outer, r.spare);
-      }
+    for (i64 i = 0; i < lane_count; ++i) {
+      i64 next = start;
+      if (i + 1 == lane_count) next = n + 1 == chunks ? to : backwards ? start - kChunk : start + kChunk;
+      Ahead<T> ahead = {lanes[(i + 1) % lane_count].sweep, mode, next, next + kChunk < to ? next + kChunk : to};
+      sweep_chunk(lanes[i], shape, start, count, mode, r, ahead);
     }
-    const i64 next = s.backwards ? start - kChunk : start + kChunk;
-    Ahead<T> ahead = {s, mode, n + 1 < chunks ? next : to, next + kChunk < to ? next + kChunk : to};
-    if (!(mode & kWrite)) ahead.fetch(kChunk);
-    if (mode & kRead) {
-      for (i64 head = 0; head < s.readers; ++head) {
-        read_chunk(s, shape, start, count, state, r, head);
-        write_out(s, shape, start, count, state, r, head);
-      }
-    }
-    if (mode & kWrite) write_chunk(s, shape, count, decay, state, r, ahead);
   }
 }
 
