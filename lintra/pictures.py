@@ -9,9 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
+from torch.nn import functional as F
 
 from lintra import checkpoint
 
+_PIXELS_PER_INCH = 100
+_TINY = 16  # pixels
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 _PAPER, _INK, _SOFT = "white", "#222222", "#8a8a8a"
 _COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49")
@@ -57,18 +60,19 @@ def loss_curve(
         axes.plot(steps, losses, color=_COLORS[0], alpha=0.25, linewidth=0.8)
         window = max(1, len(losses) // 40)
         trend = np.convolve(losses, np.ones(window) / window, "valid")
-        axes.plot(
-            steps[window - 1 :], trend, color=_COLORS[0], linewidth=1.8, label=f"training, mean of {window}"
-        )
+        label = f"training, mean of {window} logged steps" if window > 1 else "training"
+        axes.plot(steps[window - 1 :], trend, color=_COLORS[0], linewidth=1.8, label=label)
         settled = np.concatenate([losses[len(losses) // 20 :], scale * np.array(list(validate.values()))])
         low, high = settled.min(), np.quantile(settled, 0.99)
-        axes.set_ylim(low - 0.05 * (high - low), high + 0.15 * (high - low))
+        room = max(high - low, 1e-3)
+        axes.set_ylim(low - 0.05 * room, high + 0.15 * room)
     if validate:
         values = [scale * value for value in validate.values()]
         axes.plot(list(validate), values, "o-", color=_COLORS[1], markersize=4, label="validation")
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss ({unit})")
-    axes.legend(frameon=False)
+    if train or validate:
+        axes.legend(frameon=False)
     _save(path, figure)
 
 
@@ -102,33 +106,35 @@ def _figure(title: str) -> tuple[Figure, Axes]:
 
 def _grid(path: Path, rows: list[list[Tensor]], title: str, labels: Sequence[str]) -> None:
     """Images [h w ch] side by side, each row a row; a label above each column."""
-    height, width, channels = rows[0][0].shape
+    height, width, _ = rows[0][0].shape
     columns = max(len(row) for row in rows)
     scale = max(1, 64 // width)  # so that the gap is a whole number of pixels
     gap = max(2, round(_GAP * width * scale))
-    tall, wide = height * scale + gap, width * scale + gap
-    canvas = np.full((len(rows) * tall - gap, columns * wide - gap, 3), 255, np.uint8)
+    down, right = height * scale + gap, width * scale + gap
+    canvas = np.full((len(rows) * down - gap, columns * right - gap, 3), 255, np.uint8)
     for i, row in enumerate(rows):
         for j, image in enumerate(row):
-            pixels = image.numpy().repeat(scale, 0).repeat(scale, 1)
-            canvas[i * tall :, j * wide :][: height * scale, : width * scale] = np.broadcast_to(
-                pixels, (*pixels.shape[:2], 3) if channels == 1 else pixels.shape
-            )
-    inches = 0.72
-    figure = Figure(
-        figsize=(max(columns * inches, 3.6), len(rows) * inches * tall / wide + 0.7),
-        dpi=150,
-        facecolor=_PAPER,
-        layout="constrained",
-    )
-    axes = figure.subplots()
+            place = canvas[i * down :, j * right :][: height * scale, : width * scale]
+            place[:] = _enlarged(image, scale)
+    high, wide = canvas.shape[0] / _PIXELS_PER_INCH, canvas.shape[1] / _PIXELS_PER_INCH
+    head, margin = (0.6 if labels else 0.4), 0.1  # inches
+    size = (max(wide, 3.2) + 2 * margin, high + head + margin)
+    figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, facecolor=_PAPER)
+    axes = figure.add_axes(((size[0] - wide) / 2 / size[0], margin / size[1], wide / size[0], high / size[1]))
     axes.imshow(canvas, interpolation="nearest")
     axes.set_title(title, color=_INK, fontsize=10)
     axes.spines[:].set_visible(False)
     axes.set_yticks([])
-    axes.set_xticks([j * wide + width * scale / 2 for j in range(len(labels))], labels)
+    axes.set_xticks([j * right + width * scale / 2 for j in range(len(labels))], labels)
     axes.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=7, colors=_SOFT)
     _save(path, figure)
+
+
+def _enlarged(image: Tensor, scale: int) -> np.ndarray:
+    """Pixels as squares; those of tiny images blend into each other, or the eye sees only squares."""
+    mode = "nearest" if image.shape[1] >= _TINY else "bicubic"
+    enlarged = F.interpolate(image.permute(2, 0, 1)[None].float(), scale_factor=scale, mode=mode)
+    return enlarged[0].permute(1, 2, 0).round().clamp(0, 255).numpy()
 
 
 def _save(path: Path, figure: Figure) -> None:

@@ -13,7 +13,7 @@ import lintra
 
 # command -> (module, function, what it does)
 COMMANDS = {
-    "demo": ("_demo", "demo", "train on real digits, draw some, measure: two minutes, with pictures"),
+    "demo": ("_demo", "demo_command", "train on real digits, draw some, measure: two minutes, with pictures"),
     "list": ("_info", "list_mechanisms", "the attention mechanisms and what they can do (--json)"),
     "info": ("_info", "info", "versions, CPU, and which implementation serves each op here"),
     "train": ("_train", "train_command", "train a model on a task, or --resume a run"),

@@ -36,10 +36,15 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str) ->
             )
     except SystemExit as end:
         if end.code in (0, None):
-            print(f"{description}\n\nusage: {prog} [--flag value ...]\n")
+            print("\n".join(textwrap.wrap(description, _width())))
+            print(f"\nusage: {prog} [--flag value ...]\n")
             print("\n".join(_help_lines(printed.getvalue())))
             raise SystemExit(0) from None
         raise UsageError(f"{_reason(errors.getvalue())} (see {prog} --help)") from None
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 110)
 
 
 def _reason(printed: str) -> str:
@@ -52,7 +57,7 @@ def _reason(printed: str) -> str:
 
 def _help_lines(printed: str) -> Iterator[str]:
     """tyro's help in two columns: a flag with its values, and what it means."""
-    width = min(shutil.get_terminal_size().columns, 110) - _FLAG_WIDTH - 2
+    width = _width() - _FLAG_WIDTH - 2
     flags: list[list[str]] = []
     for line in itertools.chain.from_iterable(_paragraphs(printed)):
         text = line.strip()

@@ -32,7 +32,7 @@ def list_mechanisms(args: Sequence[str]) -> int:
 def info(args: Sequence[str]) -> int:
     """What there is on this machine and what runs on it."""
     if list(args) in (["-h"], ["--help"]):
-        print("lintra info: versions, CPU, native library, and which implementation serves each op here")
+        print("lintra info: versions, CPU, native library, which implementation serves each op")
         return 0
     if args:
         raise ValueError(f"info takes no arguments, got {' '.join(args)!r}")

@@ -51,9 +51,9 @@ def _print_help() -> None:
     names = tasks.names()
     print(f"Train a model: lintra train {{{','.join(names)}}} [--flag value ...]\n")
     for name in names:
-        print(f"  {name:<32}{tasks.load(name).Config.__doc__}")
-    print(f"\n  {'lintra train TASK --help':<32}the flags of a task")
-    print(f"  {'lintra train --resume DIR':<32}go on with a run that was stopped")
+        print(f"  {name:<10}{tasks.load(name).Config.__doc__}")
+    print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
+    print(f"  {'lintra train --resume DIR':<28}go on with a run that was stopped")
 
 
 def _new_run(name: str, args: Sequence[str]) -> train.Run:
@@ -69,7 +69,9 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
         frozen=True,
     )
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
-    own = options.task.build().model(attention.load(options.model.attention).Config())
+    problem = options.task.build()
+    _ = problem.train  # reads the data: if there is none, no folder is claimed
+    own = problem.model(attention.load(options.model.attention).Config())
     shape = ("layers", "heads", "width", "dropout")
     changes = _given({field: getattr(options.model, field) for field in shape})
     return train.Run.create(

@@ -2,7 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+Optimizer = Literal["radam", "adamw"]
+Schedule = Literal["constant", "step", "cosine"]
+Precision = Literal["auto", "32", "bf16"]
+Strategy = Literal["auto", "ddp", "fsdp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,19 +17,19 @@ class Config:
     steps: int = 10_000  # optimiser steps in all
     max_minutes: float | None = None  # stop after so many minutes, with a checkpoint
     batch: int = 16  # sequences in a step, all devices together
-    optimizer: Literal["radam", "adamw"] = "radam"  # both with decoupled weight decay
+    optimizer: Optimizer = "radam"  # both with decoupled weight decay
     lr: float = 1e-3  # learning rate
     weight_decay: float = 0.01  # a step shrinks each weight by this times lr
-    schedule: Literal["constant", "step", "cosine"] = "constant"  # step: lr / 10 from --drop-at on
+    schedule: Schedule = "constant"  # step: lr / 10 from --drop-at on
     drop_at: int = 3_000  # the step of schedule "step"
     warmup: int = 0  # steps in which lr grows linearly from 0
     clip: float | None = 1.0  # longest gradient; None: as it is
-    precision: Literal["auto", "32", "bf16"] = "auto"  # bf16 autocast; auto: where it is faster
+    precision: Precision = "auto"  # bf16 autocast; auto: where it is faster
     save_every: int = 500  # steps from checkpoint to checkpoint
     validate_every: int = 500  # steps from validation to validation
     seed: int = 0  # of weights, order of the data and dropout
     devices: int = 1  # processes or GPUs that share a batch
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"  # how they share it
+    strategy: Strategy = "auto"  # how they share it
 
     def __post_init__(self):
         for name in ("steps", "batch", "save_every", "validate_every", "devices"):
@@ -37,6 +42,12 @@ class Config:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be positive, got {value}")
+        choices = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision, "strategy": Strategy}
+        for name, kind in choices.items():
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}"
+                )
         if self.batch % self.devices:
             raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
         if self.strategy != "auto" and self.devices == 1:

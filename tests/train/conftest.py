@@ -12,18 +12,8 @@ from lintra.attention import linear
 from lintra.tasks import digits
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch):
-    """So that sums come out in one order; and no GPU, which these sizes would not deserve."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
-def new_run(tmp_path):
+def new_run(tmp_path, one_thread):
     def create(name: str = "run", task=None, dropout=0.2, **settings) -> train.Run:
         task = task or digits.Config()
         model = task.build().model(linear.Config())

@@ -1,0 +1,148 @@
+"""The whole way in two minutes: train on real digits in parallel, draw new ones as an RNN, measure, look."""
+
+import dataclasses
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lintra import checkpoint, generate, pictures, train
+from lintra.attention import linear
+from lintra.bench import decode
+from lintra.models import decoder
+from lintra.models.decoder import Decoder
+from lintra.tasks import digits
+
+SAMPLES, COMPLETED, TIMES = 48, 8, 4  # images drawn; images completed, and how often each
+GIVEN = 0.5  # the part of an image that is given to complete it
+RUN = "run"  # the folder of the training run within the demo's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Train on real digits, draw new ones as an RNN, measure, and save pictures of it all."""
+
+    dir: Path = Path("demo")  # where the pictures and the trained model go
+    seconds: float = 65  # of training
+    temperature: float = 0.9  # of drawing: below 1, more probable pixels
+    longest: int = 1024  # position up to which the time per token is measured
+    seed: int = 0  # of weights, training and drawing
+
+    def __post_init__(self):
+        if not self.seconds > 0:
+            raise ValueError(f"seconds must be positive, got {self.seconds}")
+        if self.longest < 32:
+            raise ValueError(f"longest must be at least 32 tokens, got {self.longest}")
+
+
+def run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
+    """Does all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left."""
+    task = digits.Config()
+    trained = _train(config, task)
+    model = checkpoint.load(trained.folder)
+    curves = train.curves(trained.folder)
+    images = task.build()
+    bits = list(curves["validate_bits_per_dim"].values())[-1]
+    parameters = sum(p.numel() for p in model.parameters())
+    figures = [
+        ("parameters", f"{parameters / 1e6:.2f} M"),
+        ("trained for", f"{trained.train.steps:,} steps of {trained.train.batch} images"),
+        ("validation", f"{bits:.3f} bits/dim"),
+    ]
+
+    tokens, seconds = _draw(config, model, None, batch=SAMPLES)
+    figures.append(("images drawn as an RNN", f"{SAMPLES / seconds:.1f} a second, {SAMPLES} at once"))
+    samples = config.dir / "samples.png"
+    pictures.samples(samples, images.to_images(tokens), f"{SAMPLES} digits drawn by an RNN")
+
+    prompts, originals = images.prompts(COMPLETED, GIVEN)
+    repeated = prompts.repeat_interleave(TIMES, 0)
+    rest, _ = _draw(config, model, repeated, batch=len(repeated))
+    completed = images.to_images(torch.cat([repeated, rest], 1)).unflatten(0, (-1, TIMES))
+    completions = config.dir / "completions.png"
+    rows = round(GIVEN * images.image_shape[0])
+    title = "Test digits, lower half drawn by an RNN"
+    pictures.completions(completions, images.to_images(originals), rows, completed, title)
+
+    difference = disagreement(model, originals)
+    figures.append(("parallel and RNN form differ by", f"{difference:.1e} at most, of log-probabilities"))
+
+    loss = config.dir / "loss.png"
+    title = f"Training on 1,500 real digits: {bits:.3f} bits/dim on others"
+    train_curve, validate_curve = curves["train_loss"], curves["validate_loss"]
+    pictures.loss_curve(loss, train_curve, validate_curve, unit="nats per symbol", title=title)
+
+    speed = config.dir / "time-per-token.png"
+    figures += _time_per_token(config, model.config, speed)
+    return figures, [samples, completions, loss, speed]
+
+
+def disagreement(model: Decoder, tokens: Tensor) -> float:
+    """The largest difference between the log-probabilities of the parallel form and the RNN. tokens [b t]."""
+    with torch.inference_mode():
+        inputs = model.shift(tokens)
+        parallel = model.output.log_probs(model(inputs))
+        state, steps = model.start(len(tokens)), []
+        for token in inputs.split(1, 1):
+            params, state = model.extend(token, state)
+            steps.append(model.output.log_probs(params))
+        return float((parallel - torch.cat(steps, 1)).abs().max())
+
+
+def _train(config: Config, task: digits.Config) -> train.Run:
+    """A new run whose steps fit into the time, trained."""
+    folder = config.dir / RUN
+    if (folder / "run.json").exists():
+        shutil.rmtree(folder)
+    model = task.build().model(linear.Config())
+    settings = train.Config(**digits.TRAINING, seed=config.seed, precision="32")
+    steps = min(settings.steps, max(20, round(config.seconds / _seconds_per_step(task, model, settings))))
+    every = max(1, steps // 8)
+    settings = dataclasses.replace(settings, steps=steps, validate_every=every, save_every=steps)
+    run = train.Run.create(folder, task=task, model=model, train=settings)
+    train.fit(run)
+    return run
+
+
+def _seconds_per_step(task: digits.Config, model: decoder.Config, settings: train.Config) -> float:
+    """The faster of a few training steps, after one to warm up."""
+    data, network = task.build(), model.build()
+    optimizer = torch.optim.RAdam(network.parameters(), lr=0.0)
+    batch = data.collate(data.train.__getitems__(range(settings.batch)))
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        data.loss(network, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[2]
+
+
+def _draw(config: Config, model: Decoder, prompt: Tensor | None, batch: int) -> tuple[Tensor, float]:
+    """What follows the prompt, to the end of the image, and the seconds it took."""
+    steps = 64 - (0 if prompt is None else prompt.shape[1])
+    start = time.perf_counter()
+    tokens = generate.generate(
+        model, prompt, steps=steps, temperature=config.temperature, seed=config.seed, batch=batch
+    )
+    return tokens, time.perf_counter() - start
+
+
+def _time_per_token(config: Config, model: decoder.Config, path: Path) -> list[tuple[str, str]]:
+    """Measures networks of the trained one's size on longer sequences, draws the picture -> figures."""
+    positions = tuple(2**i for i in range(4, 20) if 2**i <= config.longest)
+    sizes = decode.Sizes(
+        layers=model.layers, heads=model.heads, width=model.width, positions=positions, rounds=5
+    )
+    _, timings = decode.run(sizes, lambda done: None)
+    lines = decode.milliseconds(timings, sizes)
+    pictures.time_per_token(path, positions, lines, "One more token: the RNN's time does not grow")
+    rnn, exact = lines[decode.RNN][-1], lines[decode.RECOMPUTED][-1]
+    return [
+        (f"token {positions[-1]:,}, {decode.RNN}", f"{rnn:.2f} ms"),
+        (f"token {positions[-1]:,}, {decode.RECOMPUTED}", f"{exact:.2f} ms, {exact / rnn:.0f} times as long"),
+    ]

@@ -1,0 +1,41 @@
+"""The demo, shortened to seconds: it ends, shows what it promises, and touches only its own files."""
+
+import dataclasses
+
+import pytest
+
+from lintra import demo
+from lintra.models import decoder
+from lintra.tasks import digits
+
+
+@pytest.fixture
+def _tiny(monkeypatch, one_thread):
+    model = digits.Digits.model
+    shape = {"layers": 1, "heads": 2, "width": 16}
+    monkeypatch.setattr(
+        digits.Digits, "model", lambda self, attention: dataclasses.replace(model(self, attention), **shape)
+    )
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_the_demo(tmp_path):
+    (tmp_path / "mine.txt").write_text("not the demo's")
+    config = demo.Config(dir=tmp_path, seconds=0.01, longest=32)
+    for _ in range(2):  # again in the same folder
+        figures, paths = demo.run(config)
+    assert len(paths) == len(set(paths)) >= 4
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert {"validation", "parallel and RNN form differ by"} <= {what for what, _ in figures}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", "run", *(path.name for path in paths)}
+
+
+def test_disagreement_is_seen():
+    """Zero up to rounding for one model; a broken RNN form would show."""
+    config = decoder.Config(vocabulary=17, layers=1, heads=2, width=16)
+    model = config.build().eval()
+    tokens = digits.Config().build().validate.__getitems__(range(3))["tokens"]
+    assert demo.disagreement(model, tokens) < 1e-4
+    extend = model.extend
+    model.extend = lambda tokens, state=None: extend(tokens.flip(0), state)
+    assert demo.disagreement(model, tokens) > 1e-2

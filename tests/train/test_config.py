@@ -1,0 +1,75 @@
+"""Settings: what is refused, what the learning rate does, what a run remembers of them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from lintra import checkpoint, train
+from lintra.train import Config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"lr": float("nan")}, "lr must be positive, got nan"),
+        ({"max_minutes": -1.0}, "max_minutes must be positive, got -1.0"),
+        ({"weight_decay": float("nan")}, "weight_decay must not be negative, got nan"),
+        ({"warmup": -1}, "warmup must not be negative, got -1"),
+        ({"batch": 3, "devices": 2}, "batch must be a multiple of devices=2, got 3"),
+        ({"strategy": "ddp"}, "strategy='ddp' needs devices > 1, got devices=1"),
+        ({"optimizer": "sgd"}, "optimizer must be one of radam, adamw, got 'sgd'"),
+        ({"schedule": "linear"}, "schedule must be one of constant, step, cosine, got 'linear'"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Config(**settings)
+
+
+def test_learning_rates():
+    step = Config(lr=1.0, schedule="step", drop_at=10, warmup=3)
+    assert [step.lr_at(s) for s in (0, 1, 2, 3, 9, 10, 99)] == [0.25, 0.5, 0.75, 1, 1, 0.1, 0.1]
+    cosine = Config(lr=1.0, schedule="cosine", warmup=0, steps=100)
+    assert cosine.lr_at(0) == 1
+    assert cosine.lr_at(50) == pytest.approx(0.5)
+    assert cosine.lr_at(100) == cosine.lr_at(200) == 0
+    assert Config(lr=0.5).lr_at(10**6) == 0.5
+
+
+def test_a_run_remembers_everything(new_run):
+    run = new_run(warmup=7, clip=None, schedule="cosine", max_minutes=2)
+    assert train.Run.read(run.folder) == run
+    assert train.Run.read(run.changed(steps=99).folder) == dataclasses.replace(
+        run, train=dataclasses.replace(run.train, steps=99)
+    )
+
+
+def test_a_run_is_never_overwritten(new_run):
+    run = new_run()
+    with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already: .*--resume"):
+        new_run(seed=1)
+    assert train.Run.read(run.folder) == run
+
+
+def test_damaged_runs(new_run, tmp_path):
+    with pytest.raises(checkpoint.Error, match=r"nothing holds no run: there is no run\.json"):
+        train.Run.read(tmp_path / "nothing")
+    run = new_run()
+    good = json.loads((run.folder / "run.json").read_text())
+    for change, message in [
+        ({"format": 2}, "is not a run of format 1"),
+        ({"train": good["train"] | {"pace": 1}}, "unknown field 'pace'"),
+        ({"train": good["train"] | {"steps": 0}}, "steps must be at least 1"),
+        ({"task": {"name": "juggling"}}, "task must be one of"),
+        ({"model": None}, "model must be an object"),
+    ]:
+        (run.folder / "run.json").write_text(json.dumps(good | change))
+        with pytest.raises(checkpoint.Error, match=message):
+            train.Run.read(run.folder)
+    (run.folder / "run.json").write_text("{")
+    with pytest.raises(checkpoint.Error, match="is damaged"):
+        train.Run.read(run.folder)
