@@ -233,7 +233,9 @@ def cross_is_the_same_sum(case: Case) -> None:
     mask = some_masks()[2]
     memory = attention.remember(k, v, mask)
     dirty = [x.masked_fill(~mask[..., None, None], torch.nan) for x in (k, v)]
-    assert_close(attention.read(q, attention.remember(*dirty, mask)), attention.read(q, memory), rtol=0, atol=0)
+    assert_close(
+        attention.read(q, attention.remember(*dirty, mask)), attention.read(q, memory), rtol=0, atol=0
+    )
     assert_close(attention.read(q, memory)[mask], attention(q, k, v, mask=mask)[mask], **EXACT)
 
 
@@ -281,7 +283,9 @@ def states_can_be_indexed(case: Case) -> None:
     order = torch.tensor([1, 0])
     token = [x[:, :1] for x in inputs]
     y, _ = attention.extend(*token, state, rotate=more)
-    swapped, _ = attention.extend(*(x[order] for x in token), map_state(lambda x: x[order], state), rotate=more)
+    swapped, _ = attention.extend(
+        *(x[order] for x in token), map_state(lambda x: x[order], state), rotate=more
+    )
     assert_close(swapped, y[order], **EXACT)
 
 

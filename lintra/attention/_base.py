@@ -1,7 +1,7 @@
 """What every mechanism is: two verbs over queries, keys and values, and what it declares about itself."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +24,7 @@ class Capabilities:
     cost: str  # of a whole sequence of t tokens, per head; d is the size of a head
 
 
+@runtime_checkable
 class AttentionConfig(Protocol):
     """The `Config` of a mechanism's file."""
 

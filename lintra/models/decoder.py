@@ -35,7 +35,7 @@ class Config:
     heads: int = 8
     kv_heads: int | None = None  # None: as many as heads
     width: int = 256  # c
-    feed: float = 4  # hidden units of the feed-forward, in widths
+    feed: float = 4.0  # hidden units of the feed-forward, in widths
     feed_kind: FeedKind = "gelu"
     norm: NormPlace = "pre"
     norm_kind: NormKind = "layer"

@@ -16,7 +16,7 @@ class Feed(nn.Module):
     them so that both kinds have about the same parameters. Shazeer 2020, arXiv:2002.05202, equation 6.
     """
 
-    def __init__(self, width: int, *, multiple: float = 4, kind: FeedKind = "gelu", dropout: float = 0.0):
+    def __init__(self, width: int, *, multiple: float = 4.0, kind: FeedKind = "gelu", dropout: float = 0.0):
         super().__init__()
         if kind not in ("gelu", "swiglu"):
             raise ValueError(f"kind must be 'gelu' or 'swiglu', got {kind!r}")

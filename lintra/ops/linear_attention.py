@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lintra.ops import _check, _dispatch
-from lintra.ops.features import FeatureMapName, apply_feature_map
+from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
 
 Impl = Literal["auto", "reference", "torch", "native"]
@@ -79,7 +79,7 @@ def linear_attention(
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
     """
     q, k, v = _autocast(q, k, v)
-    _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, chunk)
+    _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
     chosen = _dispatch.choose("linear_attention", impl, q)
     if state is None:
         state = _empty_state(k, v)
@@ -168,7 +168,7 @@ def _chunked(
         weight = elapsed[..., :, None] - elapsed[..., None, :] + log_input[..., None, :]
         # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
         scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
-        added_k = k * (elapsed[..., -1:] - elapsed + log_input).exp()[..., None]
+        added_k = k * weight[..., -1, :, None].exp()  # what the last token sees is what the state keeps
         q = q * elapsed.exp().repeat_interleave(r, -1)[..., None]
         decay = None if log_decay is None else elapsed[..., -1].exp()  # [b g n]
     kv = _scan(added_k.mT @ v, state.kv, decay)  # [b g n+1 f e]
@@ -311,6 +311,7 @@ def _validate(
     mask: Tensor | None,
     causal: bool,
     eps: float,
+    feature_map: str | None,
     chunk: int,
 ) -> None:
     sizes = _check.qkv(q, k, v, mask, causal=causal)
@@ -336,6 +337,8 @@ def _validate(
         _validate_decay(log_decay, mask)
     if not eps >= 0:
         raise ValueError(f"eps must be at least 0, got {eps}")
+    if feature_map is not None and feature_map not in FUSED:
+        raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
 

@@ -28,7 +28,9 @@ VARIANTS = [
     linear.Config(eps=0.0),
 ]
 if native.available():
-    VARIANTS += [linear.Config(feature_map=each, impl="native", eps=1e-3) for each in (MAPS[0], MAPS[1], MAPS[4])]
+    VARIANTS += [
+        linear.Config(feature_map=each, impl="native", eps=1e-3) for each in (MAPS[0], MAPS[1], MAPS[4])
+    ]
     VARIANTS += [linear.Config(feature_map=linear.Identity(), normalize=False, impl="native")]
 
 

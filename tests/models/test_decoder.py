@@ -1,0 +1,150 @@
+"""The decoder: the parallel form is the RNN, in every combination of its parts; what it refuses."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lintra.attention import linear, map_state, softmax
+from lintra.models import decoder
+from lintra.nn import LogisticMixture
+
+EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    options = {"vocabulary": 11, "layers": 2, "heads": 4, "width": 32} | changes
+    return decoder.Config(**options).build().double().eval()
+
+
+KINDS = [
+    {"attention": attention} | changes
+    for attention in (linear.Config(), softmax.Config(), softmax.Config(window=4))
+    for changes in (
+        {"position": "sinusoidal"},
+        {"position": "concatenated", "norm": "post"},
+        {"position": "learned", "max_length": 30, "kv_heads": 2},
+        {"position": "rotary", "feed_kind": "swiglu", "norm_kind": "rms"},
+        {"position": "none", "embed": "value", "output": LogisticMixture(components=3)},
+        {"position": "sinusoidal", "start": False},
+    )
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_parallel_is_recurrent(kind):
+    model = build(**kind)
+    tokens = torch.randint(0, 11, (2, 13))
+    expected = model(tokens)
+    assert expected.shape == (2, 13, model.output.size)
+    for cuts in ((13,), (1,) * 13, (5, 1, 7)):
+        state, found = None, []
+        for part in tokens.split(cuts, 1):
+            params, state = model.extend(part, state)
+            found.append(params)
+        assert_close(torch.cat(found, 1), expected, **EXACT)
+        assert torch.equal(state.seen, torch.tensor([13, 13]))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_ragged_batches_are_their_sequences_alone(kind):
+    model = build(**kind)
+    tokens = torch.randint(0, 11, (3, 9))
+    mask = torch.tensor([[True] * 9, [True] * 4 + [False] * 5, [False] * 6 + [True] * 3])
+    junk = tokens.masked_fill(~mask, -100)
+    more = torch.randint(0, 11, (3, 2))
+    params = model(junk, mask=mask)
+    _, state = model.extend(junk, mask=mask)
+    after, _ = model.extend(more, state)
+    for i in range(3):
+        alone = tokens[i : i + 1, mask[i]]
+        assert_close(params[i : i + 1, mask[i]], model(alone), **EXACT)
+        assert_close(after[i : i + 1], model(torch.cat((alone, more[i : i + 1]), 1))[:, -2:], **EXACT)
+
+
+def test_the_future_has_no_gradient():
+    model = build()
+    x = model.embedding(torch.randint(0, 11, (1, 9))).detach().requires_grad_()
+    model.embedding.forward = lambda tokens: x
+    (gradient,) = torch.autograd.grad(model(torch.zeros(1, 9, dtype=torch.int64))[:, 4].sum(), x)
+    assert (gradient[:, 5:] == 0).all()
+    assert (gradient[:, :5] != 0).any()
+
+
+def test_shift_starts_with_the_start_symbol():
+    model = build()
+    assert torch.equal(model.shift(torch.tensor([[3, 4, 5]])), torch.tensor([[11, 3, 4]]))
+    with pytest.raises(ValueError, match="start=True"):
+        build(start=False).shift(torch.tensor([[3]]))
+
+
+def test_states_can_be_indexed():
+    model = build()
+    _, state = model.extend(torch.randint(0, 11, (3, 5)))
+    order = torch.tensor([2, 0])
+    token = torch.tensor([[1], [2]])
+    params, _ = model.extend(token, map_state(lambda x: x[order], state))
+    both, _ = model.extend(torch.tensor([[2], [7], [1]]), state)
+    assert_close(params, both[order], **EXACT)
+
+
+def test_the_papers_model_has_the_papers_size():
+    """6.36 M parameters; a state of 264 KiB a sequence."""
+    config = decoder.Config(vocabulary=256, position="concatenated", output=LogisticMixture(), norm="post")
+    model = config.build()
+    assert sum(x.numel() for x in model.parameters()) == pytest.approx(6.36e6, rel=0.002)
+    sizes = []
+    map_state(
+        lambda x: sizes.append(x.numel() * x.element_size()) or x,
+        [s.attention for s in model.start(1).layers],
+    )
+    assert sum(sizes) == 264 * 1024
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+        ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
+        ({"kv_heads": 3}, "heads must be a multiple of kv_heads, got 4 and 3"),
+        ({"position": "absolute"}, "position must be one of .* got 'absolute'"),
+        ({"position": "learned"}, "max_length goes with position='learned', got None"),
+        ({"max_length": 5}, "max_length goes with position='learned', got 5 with 'sinusoidal'"),
+        ({"embed": "patch"}, "embed must be one of .* got 'patch'"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
+        ({"feed": 0}, "feed must be above 0 widths, got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"width": 36, "heads": 18, "position": "rotary", "kv_heads": 5}, "multiple of kv_heads"),
+    ],
+)
+def test_config_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
+
+
+def test_tokens_are_checked():
+    model = build()
+    with pytest.raises(ValueError, match="tokens must be between 0 and 11, got 12"):
+        model(torch.tensor([[3, 12]]))
+    with pytest.raises(ValueError, match="tokens must be between 0 and 11, got -1"):
+        model(torch.tensor([[3, -1]]))
+    with pytest.raises(ValueError, match="tokens must be between 0 and 10, got 11"):
+        build(start=False)(torch.tensor([[11]]))
+    with pytest.raises(TypeError, match="tokens must be int64 or int32, got torch.float32"):
+        model(torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"tokens must have the 2 axes \[b t\]"):
+        model(torch.zeros(2, dtype=torch.int64))
+
+
+def test_states_are_checked():
+    model, token = build(), torch.tensor([[1], [2]])
+    with pytest.raises(ValueError, match="state is of 3 sequences, tokens of 2"):
+        model.extend(token, model.start(3))
+    with pytest.raises(ValueError, match="state is of 1 layers, the model has 2"):
+        model.extend(token, build(layers=1).start(2))
+    with pytest.raises(TypeError, match="state must be a DecoderState, got tuple"):
+        model.extend(token, (1, 2))
+    with pytest.raises(ValueError, match="state.kv must be"):
+        model.extend(token, build(width=64).start(2))
+    with pytest.raises(TypeError, match="state must be a LinearState"):
+        model.extend(token, build(attention=softmax.Config()).start(2))

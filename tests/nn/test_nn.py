@@ -1,0 +1,225 @@
+"""The layers around a mechanism: shapes in someone's own network, padding, extend = forward."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from lintra.attention import Attention, Capabilities, linear, softmax
+from lintra.nn import Block, Feed, Heads, Learned, LogisticMixture, Logits, Sinusoidal, lengths_to_mask
+from lintra.ops.positions import Rotation, token_positions
+
+EXACT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+class Forgetting(Attention):
+    """For the tests: reads a gate from the layer's input and has nothing but a step."""
+
+    paper = "none"
+    can = Capabilities(
+        causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d)"
+    )
+
+    @property
+    def reads(self):
+        return {"gate": self.heads}
+
+    def start(self, batch, *, device=None, dtype=None):
+        return (torch.zeros(batch, self.heads, self.value_dim, device=device, dtype=dtype),)
+
+    def step(self, q, k, v, state, *, rotate=None, gate):
+        kept = torch.sigmoid(gate[:, 0])[..., None] * state[0] + v[:, 0]
+        return kept[:, None], (kept,)
+
+
+class ForgettingConfig:
+    def build(self, **shape):
+        return Forgetting(**shape)
+
+
+def layers():
+    for attention in (linear.Config(), softmax.Config(), softmax.Config(window=3), ForgettingConfig()):
+        for rotary in (None, 100.0):
+            yield Heads(16, attention, heads=4, rotary=rotary)
+            for norm, kind, feed in (("pre", "layer", "gelu"), ("post", "rms", "swiglu")):
+                heads = Heads(16, attention, heads=4, rotary=rotary, bias=False)
+                yield Block(heads, Feed(16, kind=feed), width=16, norm=norm, norm_kind=kind)
+
+
+@pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
+def test_extend_is_forward_wherever_it_is_split(layer):
+    layer = layer.double()
+    x = torch.randn(2, 11, 16, dtype=torch.float64)
+    expected = layer(x)
+    assert expected.shape == x.shape
+    state, ys = None, []
+    for part in x.split((4, 1, 6), 1):
+        y, state = layer.extend(part, state)
+        ys.append(y)
+    assert_close(torch.cat(ys, 1), expected, **EXACT)
+
+
+@pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
+def test_padding_changes_nothing_and_gives_zero(layer):
+    """NaN included, in values and in every gradient."""
+    layer = layer.double()
+    mask = torch.tensor([[True] * 3 + [False] * 2 + [True] * 3, [False] * 4 + [True] * 4])
+    x = torch.randn(2, 8, 16, dtype=torch.float64)
+
+    def run(filling):
+        given = x.masked_fill(~mask[..., None], filling).requires_grad_()
+        y = layer(given, mask=mask)
+        return y, torch.autograd.grad(y.square().sum(), [given, *layer.parameters()], allow_unused=True)
+
+    clean, clean_gradients = run(0.0)
+    assert (clean[~mask] == 0).all()
+    assert (clean_gradients[0][~mask] == 0).all()
+    dirty, gradients = run(torch.nan)
+    assert_close(dirty, clean, rtol=0, atol=0)
+    for a, b in zip(gradients, clean_gradients, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert_close(a, b, rtol=0, atol=0)
+    alone = layer(x[1:, mask[1]])
+    assert_close(clean[1:, mask[1]], alone, **EXACT)
+
+
+def test_cross_attention_reads_another_sequence():
+    heads = Heads(16, linear.Config(), heads=4, kv_heads=2, causal=False).double()
+    x, source = torch.randn(2, 3, 16).double(), torch.randn(2, 9, 16).double()
+    mask = lengths_to_mask(torch.tensor([9, 4]))
+    y = heads.read(x, heads.remember(source, mask))
+    assert y.shape == x.shape
+    assert_close(y[1:], heads.read(x[1:], heads.remember(source[1:, :4])), **EXACT)
+
+
+def test_one_head_of_the_full_width_is_the_mechanism_itself():
+    heads = Heads(6, softmax.Config(), heads=1).double()
+    with torch.no_grad():
+        for linear_layer in (heads.inward, heads.outward):
+            linear_layer.weight.copy_(torch.eye(6).repeat(linear_layer.out_features // 6, 1))
+            linear_layer.bias.zero_()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    each = x[:, :, None]
+    assert_close(heads(x), heads.attention(each, each, each)[:, :, 0], **EXACT)
+
+
+def test_rotary_depends_on_the_distance_only():
+    q, k = torch.randn(2, 1, 1, 2, 8, dtype=torch.float64)
+
+    def score(i, j):
+        return (Rotation(torch.tensor([[i]]), 100.0)(q) * Rotation(torch.tensor([[j]]), 100.0)(k)).sum(-1)
+
+    assert_close(score(5, 3), score(1_002, 1_000), **EXACT)
+    assert not torch.allclose(score(5, 3), score(5, 4))
+    assert_close(score(7, 7), (q * k).sum(-1), **EXACT)
+
+
+def test_positions_count_real_tokens():
+    mask = torch.tensor([[True, False, True, True], [False, False, True, False]])
+    expected = torch.tensor([[5, -1, 6, 7], [-1, -1, 0, -1]])
+    assert torch.equal(token_positions(torch.tensor([5, 0]), 4, mask), expected)
+
+
+def test_sinusoidal_is_the_formula():
+    code = Sinusoidal(8)(torch.tensor([[0, 1, 999]]))
+    for p, row in zip((0, 1, 999), code[0], strict=True):
+        for i in range(4):
+            angle = p / 10_000 ** (2 * i / 8)
+            assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=2e-5)
+            assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=2e-5)
+
+
+def test_learned_positions_end():
+    positions = Learned(4, 8)
+    with pytest.raises(ValueError, match="max_length=4 tokens, got token 5"):
+        positions(torch.tensor([[3, 4]]))
+
+
+def test_lengths_to_mask():
+    expected = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
+    assert torch.equal(lengths_to_mask(torch.tensor([2, 0, 3])), expected)
+    assert lengths_to_mask(torch.tensor([1]), 4).shape == (1, 4)
+    for lengths, time in (([5], 4), ([-1], 4)):
+        with pytest.raises(ValueError, match="lengths must be between 0 and 4"):
+            lengths_to_mask(torch.tensor(lengths), time)
+    with pytest.raises(ValueError, match="lengths must be integers"):
+        lengths_to_mask(torch.tensor([1.5]))
+
+
+@pytest.mark.parametrize("vocabulary", [2, 3, 17, 256])
+def test_levels_of_a_mixture_sum_to_one(vocabulary):
+    """In float64, whatever the parameters, the edges and the narrowest scales included."""
+    distribution = LogisticMixture(components=4).build(vocabulary)
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.1, 1.0, 10.0, 100.0):
+        params = spread * torch.randn(50, distribution.size, generator=generator, dtype=torch.float64)
+        total = distribution.log_probs(params).exp().sum(-1)
+        assert_close(total, torch.ones_like(total), rtol=1e-12, atol=1e-12)
+
+
+def test_a_mixture_is_the_difference_of_its_cumulatives():
+    """Against the textbook formula where that one is safe, values and gradients."""
+    distribution = LogisticMixture(components=3).build(11)
+    params = torch.randn(7, 9, dtype=torch.float64, requires_grad=True)
+    logits, mean, log_scale = params.chunk(3, -1)
+    edges = (torch.arange(10, dtype=torch.float64) + 0.5) / 5 - 1
+    below = torch.sigmoid((edges - mean[..., None]) / log_scale.exp()[..., None])
+    below = torch.cat((torch.zeros_like(below[..., :1]), below, torch.ones_like(below[..., :1])), -1)
+    expected = (logits.softmax(-1)[..., None] * below.diff(dim=-1)).sum(-2).log()
+    found = distribution.log_probs(params)
+    assert_close(found, expected, **EXACT)
+    weights = torch.randn(7, 11, dtype=torch.float64)
+    (a,) = torch.autograd.grad((found * weights).sum(), params, retain_graph=True)
+    (b,) = torch.autograd.grad((expected * weights).sum(), params)
+    assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_a_mixture_stays_finite_far_from_its_mean():
+    """In float32 at the edges, with finite gradients."""
+    distribution = LogisticMixture(components=1).build(256)
+    params = torch.tensor([[0.0, 1.0, -9.0], [0.0, -50.0, -7.0], [0.0, 3.0, 40.0]], requires_grad=True)
+    for target in (0, 1, 128, 254, 255):
+        log_prob = distribution.log_prob(params, torch.full((3,), target))
+        (gradient,) = torch.autograd.grad(log_prob.sum(), params)
+        assert log_prob.isfinite().all()
+        assert gradient.isfinite().all()
+
+
+def test_logits_are_a_softmax():
+    params = torch.randn(5, 9)
+    expected = params.log_softmax(-1)
+    distribution = Logits().build(9)
+    assert_close(distribution.log_probs(params), expected)
+    target = torch.arange(5)
+    assert_close(distribution.log_prob(params, target), expected[torch.arange(5), target])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Heads(10, linear.Config(), heads=3), "width must be a multiple of heads, got 10 and 3"),
+        (lambda: Heads(12, linear.Config(), heads=4, kv_heads=3), "multiple of kv_heads, got 4 and 3"),
+        (lambda: Heads(12, linear.Config(), heads=4, rotary=100.0), "even head size, got 100.0 and 3"),
+        (lambda: Feed(8, kind="relu"), "kind must be 'gelu' or 'swiglu', got 'relu'"),
+        (lambda: Feed(8, multiple=0), "multiple must give at least one hidden unit"),
+        (lambda: Block(nn.Identity(), Feed(8), width=8, norm="mid"), "norm must be 'pre' or 'post'"),
+        (lambda: Block(nn.Identity(), Feed(8), width=8, norm_kind="batch"), "norm_kind must be"),
+        (lambda: Sinusoidal(7), "even width, got 7"),
+        (lambda: LogisticMixture(components=0), "components must be at least 1, got 0"),
+        (lambda: LogisticMixture().build(1), "vocabulary of at least 2, got 1"),
+        (lambda: Heads(8, linear.Config(), heads=2)(torch.zeros(2, 3, 9)), "x must be .*c=8"),
+        (lambda: Heads(8, ForgettingConfig(), heads=2, causal=False), "causal only"),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_state_of_another_batch_is_refused():
+    heads = Heads(8, linear.Config(), heads=2)
+    with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
+        heads.extend(torch.zeros(2, 1, 8), heads.start(3))

@@ -1,0 +1,315 @@
+"""The sum: every implementation is the definition, in values and gradients; what it refuses."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from lintra import native
+from lintra.ops import LinearState, linear_attention
+
+FAST = ["torch", *(["native"] if native.available() else [])]
+needs_native = pytest.mark.skipif(not native.available(), reason=f"no native library: {native.why_not()}")
+EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64; sums of about 1e2 terms taken in another order
+
+
+def draw(b=2, t=9, s=None, h=4, g=2, f=5, e=3, *, decay=True, state=True, dtype=torch.float64, seed=0):
+    """Arguments of one call, all differentiable."""
+    generator = torch.Generator().manual_seed(seed)
+    s = t if s is None else s
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    total = torch.float64 if dtype == torch.float64 else torch.float32
+    arguments = {"q": normal(b, t, h, f), "k": normal(b, s, g, f), "v": normal(b, s, g, e)}
+    arguments = {name: x.to(dtype) for name, x in arguments.items()}
+    if decay:
+        arguments["log_decay"] = -normal(b, s, g).abs().to(total)
+    arguments["log_input"] = normal(b, s, g).to(total)
+    if state:
+        arguments["state"] = LinearState(normal(b, g, f, e).to(total), normal(b, g, f).abs().to(total))
+    for x in flat(arguments):
+        x.requires_grad_()
+    return arguments
+
+
+def flat(arguments):
+    return [
+        y
+        for x in arguments.values()
+        for y in (x if isinstance(x, tuple) else (x,))
+        if isinstance(y, torch.Tensor) and y.is_floating_point()
+    ]
+
+
+def results(arguments, **options):
+    """y, the final state, and the gradients of an uneven sum over all of them."""
+    y, state = linear_attention(**arguments, **options)
+    loss = sum((x * torch.arange(1, x.numel() + 1).reshape(x.shape).sin()).sum() for x in (y, *state))
+    inputs = flat(arguments)
+    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
+    return [y.detach(), *(x.detach() for x in state), *gradients]
+
+
+@pytest.mark.parametrize("impl", FAST)
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(data=st.data())
+def test_every_implementation_is_the_definition(impl, data):
+    """Over shapes, options, masks, decay and states; strides too."""
+    choose = data.draw
+    g = choose(st.integers(1, 3), label="g")
+    causal = choose(st.booleans(), label="causal")
+    t = choose(st.sampled_from([0, 1, 2, 15, 16, 17, 33, 70]), label="t")
+    s = t if causal else choose(st.sampled_from([0, 1, 20, 33]), label="s")
+    b = choose(st.integers(0, 3), label="b")
+    arguments = draw(
+        b=b,
+        t=t,
+        s=s,
+        h=g * choose(st.integers(1, 3), label="h/g"),
+        g=g,
+        f=choose(st.sampled_from([1, 3, 8, 17]), label="f"),
+        e=choose(st.sampled_from([1, 4, 9, 16]), label="e"),
+        decay=causal and choose(st.booleans(), label="decay"),
+        state=choose(st.booleans(), label="state"),
+    )
+    if choose(st.booleans(), label="strided"):
+        for name in "qkv":
+            x = arguments[name].detach()
+            wide = torch.cat((x, x + 7), -1).movedim(1, 2).contiguous().movedim(2, 1)
+            arguments[name] = wide[..., : x.shape[-1]].requires_grad_()
+    options = {
+        "causal": causal,
+        "normalize": choose(st.booleans(), label="normalize"),
+        "feature_map": choose(st.sampled_from(["elu+1", "relu"]), label="feature_map"),
+        "eps": 1e-2,
+    }
+    if choose(st.booleans(), label="mask"):
+        options["mask"] = torch.rand(b, s, generator=torch.Generator().manual_seed(t)) > 0.3
+    chunk = choose(st.sampled_from([1, 7, 16, 64]), label="chunk")
+    expected = results(arguments, impl="reference", **options)
+    found = results(arguments, impl=impl, chunk=chunk, **options)
+    for a, e in zip(found, expected, strict=True):
+        assert_close(a, e, **EXACT)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("cut", [0, 1, 16, 50, 69, 70])
+def test_split_anywhere_and_resumed(impl, cut):
+    arguments = draw(t=70)
+    whole = results(arguments, impl=impl)
+    first, rest = ({n: x[:, p] for n, x in arguments.items() if n != "state"} for p in
+                   (slice(0, cut), slice(cut, 70)))  # fmt: skip
+    y1, middle = linear_attention(**first, state=arguments["state"], impl=impl)
+    y2, final = linear_attention(**rest, state=middle, impl=impl)
+    found = [torch.cat((y1, y2), 1), *final]
+    for a, e in zip(found, whole, strict=False):
+        assert_close(a, e, **EXACT)
+    loss = sum((x * torch.arange(1, x.numel() + 1).reshape(x.shape).sin()).sum() for x in found)
+    for a, e in zip(torch.autograd.grad(loss, flat(arguments)), whole[3:], strict=True):
+        assert_close(a, e, **EXACT)
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@pytest.mark.parametrize("causal", [True, False])
+def test_gradcheck(impl, causal):
+    arguments = draw(t=5, h=2, g=1, f=2, e=2, decay=causal)
+    names = list(arguments)
+    mask = torch.tensor([[True, True, False, True, True], [False, True, True, True, False]])
+
+    def call(*tensors):
+        parts = list(tensors)
+        named = {n: LinearState(parts.pop(0), parts.pop(0)) if n == "state" else parts.pop(0) for n in names}
+        y, state = linear_attention(**named, mask=mask, causal=causal, feature_map="elu+1", impl=impl)
+        return y, *state
+
+    assert torch.autograd.gradcheck(call, tuple(flat(arguments)), atol=1e-6, eps=1e-6)
+
+
+@pytest.mark.parametrize("impl", ["reference", "torch"])
+def test_second_derivatives(impl):
+    q, k, v = (draw(t=5, h=1, g=1, f=2, e=2)[n] for n in "qkv")
+    call = lambda *x: linear_attention(*x, impl=impl, feature_map="elu+1", chunk=2)[0]  # noqa: E731
+    assert torch.autograd.gradgradcheck(call, (q, k, v))
+
+
+@needs_native
+def test_second_derivatives_of_native_are_refused():
+    q, k, v = (draw()[n] for n in "qkv")
+    y, _ = linear_attention(q, k, v, impl="native", feature_map="elu+1")
+    (g,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='torch' for second derivatives"):
+        g.sum().backward()
+
+
+@needs_native
+def test_vmap_of_native_is_refused():
+    q, k, v = (draw()[n].detach() for n in "qkv")
+    with pytest.raises(NotImplementedError, match="no vmap rule"):
+        torch.vmap(lambda x: linear_attention(x[None], k[:1], v[:1], impl="native")[0])(q)
+
+
+def test_vmap_of_torch():
+    q, k, v = (torch.stack([draw(seed=i)[n].detach() for i in range(3)]) for n in "qkv")
+    mapped = torch.vmap(lambda *x: linear_attention(*x, impl="torch", normalize=False)[0])(q, k, v)
+    for i in range(3):
+        assert_close(mapped[i], linear_attention(q[i], k[i], v[i], impl="torch", normalize=False)[0])
+
+
+@needs_native
+@pytest.mark.parametrize("causal", [True, False])
+def test_opcheck(causal):
+    x = draw(decay=causal)
+    mask = torch.ones(2, 9, dtype=torch.bool)
+    torch.library.opcheck(
+        torch.ops.lintra.linear_attention.default,
+        (
+            x["q"],
+            x["k"],
+            x["v"],
+            x.get("log_decay"),
+            x["log_input"],
+            *x["state"],
+            mask,
+            causal,
+            True,
+            1e-6,
+            "relu",
+        ),
+    )
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_half_precision_in_and_out(impl):
+    """16 bits in, 32 inside: off by the rounding of inputs and output, no more."""
+    for dtype, unit in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
+        arguments = draw(t=70, dtype=dtype)
+        exact = {
+            n: LinearState(*(y.double() for y in x)) if n == "state" else x.double()
+            for n, x in arguments.items()
+        }
+        y, state = linear_attention(**arguments, feature_map="elu+1", impl=impl)
+        expected, exact_state = linear_attention(**exact, feature_map="elu+1", impl="reference")
+        assert y.dtype == dtype
+        assert state.kv.dtype == torch.float32
+        # Half a unit for the rounding of y; inputs are the same numbers on both sides.
+        assert ((y.double() - expected).abs() <= unit * expected.abs() + 1e-5).all()
+        assert_close(state.kv.double(), exact_state.kv, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_autocast_brings_the_inputs_to_its_dtype_and_keeps_the_sums(impl):
+    q, k, v = (draw(t=40, dtype=torch.float32)[n] for n in "qkv")
+    with torch.autocast("cpu", torch.bfloat16):
+        y, state = linear_attention(q, k.bfloat16(), v, feature_map="elu+1", impl=impl)
+    expected, expected_state = linear_attention(
+        q.bfloat16(), k.bfloat16(), v.bfloat16(), feature_map="elu+1", impl=impl
+    )
+    assert y.dtype == torch.bfloat16
+    assert_close(y, expected, rtol=0, atol=0)
+    assert_close(state.kv, expected_state.kv, rtol=0, atol=0)
+    y.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_no_denominator_gives_zero_without_a_nan():
+    q = torch.zeros(1, 3, 1, 2, requires_grad=True)
+    k, v = torch.zeros(1, 3, 1, 2, requires_grad=True), torch.ones(1, 3, 1, 2)
+    for impl in ("reference", *FAST):
+        y, _ = linear_attention(q, k, v, eps=0.0, impl=impl)
+        assert (y == 0).all()
+        for g in torch.autograd.grad(y.sum(), (q, k)):
+            assert (g == 0).all()
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_65_536_tokens_of_equal_keys_still_count(impl):
+    """A sum in 16 bits would stall at 256 equal terms; the denominator must keep counting."""
+    ones = torch.ones(1, 65_536, 1, 1, dtype=torch.bfloat16)
+    _, state = linear_attention(ones, ones, ones, impl=impl)
+    assert state.z.item() == 65_536
+    assert state.kv.item() == 65_536
+
+
+SCRIPT = """
+import torch
+from lintra.ops import linear_attention, LinearState
+impl = {impl!r}
+def call(q, k, v, log_decay, kv, z, mask):
+    y, state = linear_attention(q * 1.5, k, v, log_decay=log_decay, state=LinearState(kv, z), mask=mask,
+                                feature_map="elu+1", impl=impl)
+    return y.sin(), state.kv
+torch.manual_seed(0)
+for t in (33, 20):
+    x = [torch.randn(2, t, 4, 8), torch.randn(2, t, 2, 8), torch.randn(2, t, 2, 8), -torch.rand(2, t, 2),
+         torch.randn(2, 2, 8, 8), torch.rand(2, 2, 8)]
+    x = [each.requires_grad_() for each in x]
+    mask = torch.rand(2, t) > 0.3
+    expected = call(*x, mask)
+    gradients = torch.autograd.grad(expected[0].sum() + expected[1].sum(), x)
+    found = torch.compile(call, fullgraph=True)(*x, mask)
+    compiled = torch.autograd.grad(found[0].sum() + found[1].sum(), x)
+    for a, b in zip((*found, *compiled), (*expected, *gradients)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+print("same")
+"""
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_torch_compile_keeps_it_in_one_graph(impl):
+    """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(impl=impl)], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def change(**changes):
+    arguments = draw()
+    for name, function in changes.items():
+        arguments[name] = function(arguments.get(name)) if callable(function) else function
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (change(q=lambda x: x[0]), ValueError, r"q must have the 4 axes \[b t h d\], got shape \[9, 4, 5\]"),
+        (change(q=lambda x: x.long()), TypeError, "q must be float16, .* got torch.int64"),
+        (change(q=[1]), TypeError, r"q must be a tensor \[b t h d\], got list"),
+        (change(k=lambda x: x[:1]), ValueError, r"k must be \[b=2 .* got shape \[1, 9, 2, 5\]: b is 2"),
+        (change(k=lambda x: x[..., :4]), ValueError, r"k must be .*d=5.* got shape \[2, 9, 2, 4\]"),
+        (change(v=lambda x: x[:, :8]), ValueError, "v must be .*s=9"),
+        (
+            change(v=lambda x: x.float()),
+            TypeError,
+            "v must have the dtype of q, torch.float64, got torch.float32",
+        ),
+        (change(k=lambda x: x.to("meta")), ValueError, "k must be on the device of q, cpu, got meta"),
+        (change(q=lambda x: x[:, :, :3]), ValueError, "multiple of the key-value heads, got h=3, g=2"),
+        (change(q=lambda x: x[:, :5]), ValueError, "as many queries as keys, got t=5 and s=9"),
+        (change(log_decay=lambda x: -x), ValueError, "log_decay must be finite and at most 0"),
+        (change(log_decay=lambda x: x * torch.inf), ValueError, "log_decay must be finite"),
+        (change(log_decay=lambda x: x[..., :1]), ValueError, r"log_decay must be \[b=2 s=9 g=2\]"),
+        (change(log_input=lambda x: x.long()), TypeError, "log_input must be float16"),
+        (change(causal=False), ValueError, "log_decay needs causal=True"),
+        (change(mask=torch.ones(2, 8, dtype=torch.bool)), ValueError, r"mask must be \[b=2 s=9\]"),
+        (change(mask=torch.ones(2, 9)), TypeError, "mask must be boolean, True for a real token"),
+        (change(state=lambda s: LinearState(s.kv[:, :1], s.z)), ValueError, "state.kv must be .*g=2"),
+        (change(state=lambda s: LinearState(s.kv.float(), s.z)), TypeError, "state.kv must be torch.float64"),
+        (change(state=lambda s: s.kv), TypeError, r"state must be a LinearState\(kv, z\), got Tensor"),
+        (change(eps=-1.0), ValueError, "eps must be at least 0, got -1"),
+        (change(chunk=0), ValueError, "chunk must be at least 1 token, got 0"),
+        (change(impl="cuda"), ValueError, "impl must be 'auto' or one of .* got 'cuda'"),
+        (change(feature_map="exp"), ValueError, r"feature_map must be one of .*'elu\+1'.* got 'exp'"),
+    ],
+)
+def test_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        linear_attention(**arguments)

@@ -1,0 +1,180 @@
+"""Models on disk: what is saved comes back; what is damaged is named; what was there is never lost."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
+
+from lintra import checkpoint
+from lintra.attention import linear, softmax
+from lintra.models import decoder
+from lintra.nn import LogisticMixture
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    options = {"vocabulary": 11, "layers": 2, "heads": 4, "width": 32} | changes
+    return decoder.Config(**options).build()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": linear.Config(feature_map=linear.Dpfp(nu=2), eps=1e-3)},
+        {"attention": linear.Config(feature_map=linear.T2R(width=8))},
+        {"attention": softmax.Config(window=4)},
+        {"output": LogisticMixture(components=3), "position": "learned", "max_length": 20, "kv_heads": 2},
+    ],
+    ids=str,
+)
+def test_what_is_saved_comes_back(tmp_path, changes):
+    model = build(**changes)
+    checkpoint.save(model, tmp_path / "model")
+    again = checkpoint.load(tmp_path / "model")
+    assert again.config == model.config
+    assert not again.training
+    tokens = torch.randint(0, 11, (2, 9))
+    # The tensors are the same; their addresses are not, and a matrix product may depend on alignment.
+    assert_close(again(tokens), model.eval()(tokens), rtol=1e-6, atol=1e-6)
+    for name, x in model.state_dict().items():
+        assert torch.equal(x, again.state_dict()[name])
+    again(tokens).sum().backward()
+    assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+    assert [x.name for x in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_state_resumes_elsewhere(tmp_path):
+    for attention in (linear.Config(), softmax.Config()):
+        model = build(attention=attention).eval()
+        tokens = torch.randint(0, 11, (2, 9))
+        _, state = model.extend(tokens[:, :8])
+        checkpoint.save_state(state, tmp_path / "state.safetensors")
+        again = checkpoint.load_state(model.start(2), tmp_path / "state.safetensors")
+        assert type(again) is type(state)
+        assert_close(model.extend(tokens[:, 8:], again)[0], model.extend(tokens[:, 8:], state)[0])
+        with pytest.raises(checkpoint.Error, match="a tensor .* where this model's state has"):
+            checkpoint.load_state(model.start(3), tmp_path / "state.safetensors")
+        with pytest.raises(checkpoint.Error, match="tensors, a state of this model"):
+            checkpoint.load_state(build(layers=1).start(2), tmp_path / "state.safetensors")
+
+
+def damage_config(folder, change):
+    content = json.loads((folder / "config.json").read_text())
+    change(content)
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def damage_weights(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "model.safetensors does not exist"),
+        (lambda f: (f / "config.json").unlink(), "holds no model"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
+        (lambda f: (f / "config.json").write_text("[]"), "is not a lintra model"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is damaged"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
+            "damaged or no safetensors",
+        ),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(pickle.dumps({"head.weight": 1})),
+            "damaged or no safetensors",
+        ),
+        (lambda f: damage_config(f, lambda c: c.pop("format")), "has no format version"),
+        (lambda f: damage_config(f, lambda c: c.update(format=9)), "format 9, this lintra reads format 1"),
+        (
+            lambda f: damage_config(f, lambda c: c.update(model="gpt")),
+            "model must be one of decoder; got 'gpt'",
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(colour=1)),
+            "config has the unknown field 'colour'",
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(layers="two")),
+            "config.layers must be .*int.* got 'two'",
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(layers=0)),
+            "layers must be at least 1, got 0",
+        ),
+        (lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")), "vocabulary"),
+        (
+            lambda f: damage_config(f, lambda c: c["config"]["attention"].update(name="magic")),
+            "attention must be one of linear, softmax; got 'magic'",
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"]["attention"]["feature_map"].update(name="Exp")),
+            "config.attention.feature_map must be one of .* got 'Exp'",
+        ),
+        (lambda f: damage_weights(f, lambda t: t.pop("head.bias")), "lacks tensor 'head.bias'"),
+        (
+            lambda f: damage_weights(f, lambda t: t.update(extra=torch.zeros(1))),
+            "has the unknown tensor 'extra'",
+        ),
+        (
+            lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(3)})),
+            r"head.bias must be \[11\], got \[3\]",
+        ),
+    ],
+)
+def test_damage_is_named(tmp_path, damage, message):
+    checkpoint.save(build(), tmp_path / "model")
+    damage(tmp_path / "model")
+    with pytest.raises(checkpoint.Error, match=message):
+        checkpoint.load(tmp_path / "model")
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(checkpoint.Error, match="does not exist or is no folder"):
+        checkpoint.load(tmp_path / "nowhere")
+
+
+def test_the_newest_checkpoint_of_a_run(tmp_path):
+    for step in (20, 100):
+        checkpoint.save(build(layers=step // 20), tmp_path / f"step-{step:08d}")
+    (tmp_path / "step-00000999").mkdir()  # incomplete: no configuration in it
+    assert len(checkpoint.load(tmp_path).blocks) == 5
+
+
+def test_what_was_there_survives_a_failing_write(tmp_path, monkeypatch):
+    first = build()
+    checkpoint.save(first, tmp_path / "model")
+
+    def full(tensors, file):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(checkpoint.Error, match="cannot be written: .*No space left on device"):
+        checkpoint.save(build(layers=1), tmp_path / "model")
+    monkeypatch.undo()
+    assert len(checkpoint.load(tmp_path / "model").blocks) == 2
+    assert [x.name for x in tmp_path.iterdir()] == ["model"]
+
+
+def test_saving_again_replaces_and_nothing_else_is_replaced(tmp_path):
+    checkpoint.save(build(), tmp_path / "model")
+    checkpoint.save(build(layers=1), tmp_path / "model")
+    assert len(checkpoint.load(tmp_path / "model").blocks) == 1
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").write_text("x")
+    with pytest.raises(checkpoint.Error, match="is not a saved model: choose another folder"):
+        checkpoint.save(build(), tmp_path / "photos")
+    assert (tmp_path / "photos" / "one.jpg").read_text() == "x"
+
+
+def test_an_unwritable_place(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(checkpoint.Error, match="cannot be written"):
+        checkpoint.save(build(), tmp_path / "file" / "model")

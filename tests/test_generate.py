@@ -1,0 +1,137 @@
+"""Generation: the RNN gives the tokens of the definition; samplers; what is refused."""
+
+import pytest
+import torch
+
+from lintra.attention import linear, softmax
+from lintra.generate import Sampler, generate, generate_reference, stream
+from lintra.models import decoder
+from lintra.nn import LogisticMixture
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    options = {"vocabulary": 11, "layers": 2, "heads": 4, "width": 32} | changes
+    return decoder.Config(**options).build().double()
+
+
+KINDS = [
+    {"attention": attention, "position": position, "output": output}
+    for attention in (linear.Config(), softmax.Config(), softmax.Config(window=4))
+    for position, output in (("sinusoidal", LogisticMixture(components=3)), ("rotary", decoder.Logits()))
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.0}, {"temperature": 1.7, "top_k": 5, "top_p": 0.8}]
+)
+def test_the_rnn_gives_the_tokens_of_the_definition(kind, options):
+    """For the same seed; from nothing, from a prompt, from prompts of different lengths."""
+    model = build(**kind)
+    prompt = torch.randint(0, 11, (3, 7))
+    for start in ({"batch": 3}, {"prompt": prompt}, {"prompt": prompt, "lengths": torch.tensor([7, 2, 0])}):
+        found = generate(model, steps=12, seed=5, **start, **options)
+        assert found.shape == (3, 12)
+        assert torch.equal(found, generate_reference(model, steps=12, seed=5, **start, **options))
+
+
+def test_ragged_prompts_are_each_alone():
+    model = build()
+    prompt = torch.randint(0, 11, (2, 6))
+    both = generate(model, prompt, steps=8, temperature=0.0, lengths=torch.tensor([6, 3]))
+    assert torch.equal(both[1:], generate(model, prompt[1:, :3], steps=8, temperature=0.0))
+
+
+def test_seeds():
+    model = build()
+    before = torch.get_rng_state()
+    assert torch.equal(generate(model, steps=20, seed=1), generate(model, steps=20, seed=1))
+    assert not torch.equal(generate(model, steps=20, seed=1), generate(model, steps=20, seed=2))
+    assert not torch.equal(generate(model, steps=20), generate(model, steps=20))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_stream_yields_as_it_goes_and_restores_the_mode():
+    model = build(dropout=0.5).train()
+    tokens = stream(model, steps=4, seed=3, batch=2)
+    first = next(tokens)
+    assert first.shape == (2,)
+    assert not model.training
+    assert torch.is_grad_enabled()
+    rest = list(tokens)
+    assert model.training
+    assert torch.equal(torch.stack([first, *rest], 1), generate(model, steps=4, seed=3, batch=2))
+
+
+def test_no_steps():
+    assert generate(build(), steps=0, batch=3).shape == (3, 0)
+
+
+def test_the_samplers_draw_from_their_distribution():
+    """100,000 draws against the probabilities, within 4 standard deviations; the seed is fixed."""
+    log_probs = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64).log()
+    uniform = torch.rand(100_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for sampler, expected in (
+        (Sampler(), [0.4, 0.3, 0.2, 0.1]),
+        (Sampler(top_k=2), [4 / 7, 3 / 7, 0, 0]),
+        (Sampler(top_p=0.7), [4 / 7, 3 / 7, 0, 0]),
+        (Sampler(top_p=0.71), [4 / 9, 3 / 9, 2 / 9, 0]),
+        (Sampler(temperature=0.5), [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
+        (Sampler(temperature=0.0), [1, 0, 0, 0]),
+        (Sampler(top_k=1), [1, 0, 0, 0]),
+        (Sampler(top_k=99, top_p=1.0), [0.4, 0.3, 0.2, 0.1]),
+    ):
+        drawn = sampler.draw(log_probs.expand(len(uniform), -1), uniform)
+        share = torch.bincount(drawn, minlength=4) / len(uniform)
+        for found, p in zip(share.tolist(), expected, strict=True):
+            assert abs(found - p) <= 4 * (p * (1 - p) / len(uniform)) ** 0.5
+
+
+def test_a_symbol_of_no_probability_is_never_drawn():
+    log_probs = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
+    for uniform in (0.0, 0.5, 1 - 2**-53):
+        assert Sampler().draw(log_probs, torch.tensor([uniform], dtype=torch.float64)).item() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": -1}, "steps must be at least 0, got -1"),
+        ({"temperature": -0.1}, "temperature must be at least 0 and finite, got -0.1"),
+        ({"temperature": float("nan")}, "temperature must be at least 0 and finite, got nan"),
+        ({"top_k": 0}, "top_k must be at least 1 symbol, got 0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
+        ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
+        ({"batch": 0}, "batch must be at least 1 sequence, got 0"),
+        ({"prompt": torch.zeros(2, 3)}, "prompt must be integers"),
+        ({"prompt": torch.zeros(3, dtype=torch.int64)}, r"prompt must be integers \[b t\]"),
+        ({"prompt": torch.zeros(2, 3, dtype=torch.int64), "batch": 3}, "batch must be that of the prompt, 2"),
+        ({"lengths": torch.tensor([1])}, "lengths belong to a prompt"),
+        (
+            {"prompt": torch.zeros(2, 3, dtype=torch.int64), "lengths": torch.tensor([1])},
+            r"lengths must be \[2\]",
+        ),
+        (
+            {"prompt": torch.zeros(1, 3, dtype=torch.int64), "lengths": torch.tensor([4])},
+            "lengths must be between 0 and 3 tokens",
+        ),
+    ],
+)
+def test_refuses_at_the_call(options, message):
+    """Before the first token is asked for."""
+    with pytest.raises(ValueError, match=message):
+        stream(build(), **({"steps": 1} | options))
+
+
+def test_an_empty_prompt_needs_a_start_symbol():
+    model = build(start=False)
+    for prompt in (None, torch.empty(2, 0, dtype=torch.int64)):
+        with pytest.raises(ValueError, match="no start symbol: every prompt must have at least one token"):
+            generate(model, prompt, steps=1)
+    assert generate(model, torch.tensor([[1]]), steps=2, seed=0).shape == (1, 2)
+
+
+def test_a_prompt_out_of_range():
+    with pytest.raises(ValueError, match="tokens must be between 0 and 11, got 40"):
+        generate(build(), torch.tensor([[40]]), steps=1)

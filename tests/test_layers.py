@@ -1,0 +1,99 @@
+"""Each part of the package may import only what stands to its left."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lintra"
+ORDER = [
+    {"registry"},
+    {"native"},
+    {"ops"},
+    {"attention"},
+    {"nn"},
+    {"models"},
+    {"checkpoint"},
+    {"generate"},
+    {"tasks"},
+    {"train"},
+    {"compat", "hf", "export", "runtime", "web", "pictures", "bench", "demo"},
+    {"cli"},
+]
+RANK = {name: i for i, names in enumerate(ORDER) for name in names}
+FREE = {"pictures": {"train", "bench", "demo"}}  # used by its neighbours of the same rank
+
+
+def part(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(file: Path) -> set[str]:
+    """The parts of lintra a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("lintra.")}
+    return {name for name in found if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()}
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_imports_point_to_the_left(file):
+    here = part(file)
+    if here == "__init__":
+        return
+    assert here in RANK, f"{here} has no place in the order of tests/test_layers.py"
+    for name in imports(file) - {here}:
+        neighbour = RANK[name] == RANK[here] and here in FREE.get(name, {here})
+        assert RANK[name] < RANK[here] or neighbour, f"{here} imports {name}, which stands to its right"
+
+
+def test_only_the_loader_needs_more_than_the_standard_library_and_torch():
+    """`import lintra` and its core bring in none of the optional packages."""
+    code = (
+        "import sys, lintra, lintra.generate, lintra.checkpoint; "
+        "print([m for m in ('lightning', 'tyro', 'matplotlib', 'rich', 'pooch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+ANNOTATIONS = """
+import warnings; warnings.simplefilter("ignore")
+from jaxtyping import install_import_hook
+with install_import_hook("lintra", "beartype.beartype"):
+    import torch
+    from lintra import generate
+    from lintra.attention import linear, softmax
+    from lintra.models import decoder
+for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(feature_map=linear.Hedgehog()),
+                  softmax.Config(window=4)):
+    for position in ("sinusoidal", "rotary"):
+        config = decoder.Config(vocabulary=9, attention=attention, layers=1, heads=4, kv_heads=2, width=32,
+                                position=position, output=decoder.LogisticMixture(components=2))
+        model = config.build()
+        tokens = torch.randint(0, 9, (2, 11))
+        mask = torch.arange(11) < torch.tensor([[11], [4]])
+        model.output.log_prob(model(tokens, mask=mask), tokens).sum().backward()
+        generate.generate(model, tokens, steps=2, seed=0, lengths=mask.sum(1))
+for attention in (linear.Config(), softmax.Config()):
+    cross = attention.build(heads=4, dim=8, causal=False)
+    cross.read(torch.randn(2, 3, 4, 8), cross.remember(*torch.randn(2, 2, 5, 4, 8)))
+print("checked")
+"""
+
+
+def test_annotated_shapes_are_the_real_ones():
+    """jaxtyping and beartype check every annotation on the way of the data."""
+    done = subprocess.run([sys.executable, "-c", ANNOTATIONS], capture_output=True, text=True)
+    assert done.stdout.strip() == "checked", done.stderr
