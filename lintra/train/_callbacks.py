@@ -1,6 +1,5 @@
 """What happens between the steps: stopping, saving, logging."""
 
-import shutil
 import signal
 import threading
 import time
@@ -18,8 +17,11 @@ LOG_EVERY = 10  # steps
 class Interrupted(Exception):
     """The run was told to stop by a signal, and saved what it had."""
 
-    def __init__(self, signum: int):
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
+    def __init__(self, signum: int, run: Run, step: int):
+        name = signal.Signals(signum).name
+        super().__init__(
+            f"stopped by {name} after step {step:,}: go on with lintra train --resume {run.folder}"
+        )
         self.exit_code = 128 + signum
 
 
@@ -29,7 +31,8 @@ class Stop(Callback):
     def __init__(self, steps: int, max_minutes: float | None):
         self.steps = steps
         self.seconds = None if max_minutes is None else 60 * max_minutes
-        self.signum: int | None = None
+        self.noted: int | None = None  # the signal that this process got
+        self.signum: int | None = None  # the one because of which all processes stop now
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.started = time.monotonic()
@@ -38,7 +41,7 @@ class Stop(Callback):
                 signal.signal(signum, self._note)
 
     def _note(self, signum: int, _: Any) -> None:
-        self.signum = signum
+        self.noted = signum
         signal.signal(signum, signal.SIG_DFL)  # the second one ends the program at once
 
     def on_train_batch_end(
@@ -46,8 +49,8 @@ class Stop(Callback):
     ) -> None:
         anywhere = trainer.strategy.reduce_boolean_decision  # processes must stop at the same step
         late = self.seconds is not None and time.monotonic() - self.started >= self.seconds
-        if anywhere(self.signum is not None, all=False):
-            self.signum = self.signum or signal.SIGTERM
+        if anywhere(self.noted is not None, all=False):
+            self.signum = self.noted or signal.SIGTERM
         if self.signum or trainer.global_step >= self.steps or anywhere(late, all=False):
             trainer.should_stop = True
 
@@ -68,12 +71,12 @@ class Save(Checkpoint):
         if trainer.global_step % self.run.train.save_every == 0 or self.stop.signum:
             self._save(trainer)
         if self.stop.signum:
-            raise Interrupted(self.stop.signum)
+            raise Interrupted(self.stop.signum, self.run, trainer.global_step)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
-        if self.stop.signum:
-            raise Interrupted(self.stop.signum)
+        if self.stop.noted:  # in the last validation
+            raise Interrupted(self.stop.noted, self.run, trainer.global_step)
 
     def _save(self, trainer: pl.Trainer) -> None:
         if self.saved == trainer.global_step:
@@ -81,8 +84,7 @@ class Save(Checkpoint):
         trainer.save_checkpoint(self.run.folder / f"step-{trainer.global_step:08d}")
         self.saved = trainer.global_step
         if trainer.is_global_zero:
-            for old in self.run.checkpoints()[:-KEPT]:
-                shutil.rmtree(old)
+            self.run.drop(KEPT)
 
 
 class Log(Callback):

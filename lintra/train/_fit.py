@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import FSDPStrategy
 from rich.console import Console
 
+from lintra.checkpoint import Error
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Log, Save, Stop
 from lintra.train._learner import Learner
@@ -30,6 +31,10 @@ def fit(run: Run) -> None:
         if run.train.precision == "auto":
             run = run.changed(precision=measured(run.model, task, run.train.batch))
     start = run.checkpoints()[-1] if run.checkpoints() else None
+    if start and run.train.strategy == "fsdp":  # Lightning reads such a checkpoint past its CheckpointIO
+        raise Error(
+            f"{run.folder} was trained with fsdp, which cannot be resumed yet; its model is in {start}"
+        )
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build()
@@ -37,8 +42,13 @@ def fit(run: Run) -> None:
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
         trainer = _trainer(run, console)
-        trainer.fit(Learner(model, task, run.train), ckpt_path=start)
-    console.print(f"done: step {trainer.global_step:,}, saved in {run.checkpoints()[-1]}")
+        try:
+            trainer.fit(Learner(model, task, run.train), ckpt_path=start)
+        except SystemExit as end:  # what Lightning makes of Ctrl-C before the first step
+            raise KeyboardInterrupt from end
+    step = trainer.global_step
+    what = "done" if step >= run.train.steps else f"time is up, --resume {run.folder} goes on"
+    console.print(f"{what}: step {step:,}, saved in {run.checkpoints()[-1]}")
 
 
 def _trainer(run: Run, console: Console) -> pl.Trainer:
@@ -59,7 +69,10 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
         enable_checkpointing=True,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=[CSVLogger(logs, name="csv"), TensorBoardLogger(logs, name="tensorboard")],
+        logger=[
+            CSVLogger(logs, name="csv", flush_logs_every_n_steps=1),
+            TensorBoardLogger(logs, name="tensorboard"),
+        ],
         callbacks=[stop, Show(config.steps, console), Log(), Save(run, stop)],
         plugins=[Storage(run.model)],
     )

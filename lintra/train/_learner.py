@@ -17,8 +17,10 @@ from lintra.train.config import Config
 VALIDATION_BATCHES = 16  # a validation looks at no more of them
 
 
-class Diverged(RuntimeError):
+class Diverged(ArithmeticError):
     """The loss or its gradient is no longer a number; the weights are those before that step."""
+
+    exit_code = 1
 
 
 class Learner(pl.LightningModule):
@@ -83,7 +85,10 @@ class Learner(pl.LightningModule):
         else:
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), longest))
         if not math.isfinite(norm):
-            raise Diverged(f"the gradient is {norm} at step {self.trainer.global_step + 1}")
+            raise Diverged(
+                f"the loss or its gradient is not finite at step {self.trainer.global_step + 1:,}: "
+                "stopped before the weights changed; the last checkpoint is good"
+            )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         scores = self.task.score(self.model, batch)

@@ -85,8 +85,13 @@ class Run:
         """The complete checkpoints, the oldest first."""
         return sorted(x for x in self.folder.glob("step-*") if (x / CONFIG).exists())
 
+    def drop(self, keep: int) -> None:
+        """Removes all checkpoints but the newest `keep`, each at once: half of one would look like one."""
+        for old in self.checkpoints()[:-keep]:
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
+
     def sweep(self) -> None:
-        """Removes what a killed process left half written."""
+        """Removes what a killed process left half written or half removed."""
         for leftover in self.folder.glob(".step-*"):
             shutil.rmtree(leftover)
 

@@ -216,5 +216,5 @@ def test_the_command_line_stopped_by_a_signal(new_run, signum, code):
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert re.fullmatch(rf"lintra: stopped by {signal.Signals(signum).name}.*\n", errors)
+    assert re.fullmatch(rf"lintra: stopped by {signal.Signals(signum).name} after step .* --resume .*\n", errors)
     assert len(run.checkpoints()) == 1
