@@ -13,9 +13,9 @@ import ctypes
 import os
 import struct
 import sys
-import sysconfig
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +32,28 @@ _NO_TENSOR = (0, 0, 0, 0)
 _FORWARD = struct.Struct("13q d 24q 6q")  # lintra_call up to z_out
 _BACKWARD = struct.Struct("13q d 24q 6q 4q 9q")  # the whole of lintra_call
 _OK, _NO_MEMORY = 0, 1
+_PROCESS = os.getpid()
 
 
 class _Unusable(Exception):
     """The library cannot serve here; the message says why."""
 
 
+def _folders() -> list[Path]:
+    """Beside this file; and, for an editable install, where the built files of the installed package are."""
+    folders = [Path(__file__).parent]
+    with suppress(PackageNotFoundError):
+        folders.append(Path(str(distribution("lintra").locate_file("lintra/native"))))
+    return folders
+
+
 def _library_file() -> Path:
-    """The library beside this file, or, in an editable install, in the installed package's folder."""
-    here = Path(__file__).parent
-    installed = {Path(sysconfig.get_path(key)) / "lintra" / "native" for key in ("platlib", "purelib")}
-    folders = [here, *sorted(installed - {here})]
+    folders = _folders()
     for folder in folders:
-        for suffix in (".so", ".dylib"):
-            if (file := folder / f"liblintra{suffix}").exists():
-                return file
-    raise _Unusable(f"the native library is not built (no liblintra in {', '.join(map(str, folders))})")
+        if (file := folder / "liblintra.so").exists():
+            return file
+    places = ", ".join(str(folder) for folder in dict.fromkeys(folders))
+    raise _Unusable(f"the native library is not built (no liblintra.so in {places})")
 
 
 def _load() -> ctypes.CDLL:
@@ -70,7 +76,8 @@ def _load() -> ctypes.CDLL:
     for function in (library.lintra_forward, library.lintra_backward):
         function.argtypes = [ctypes.c_char_p]
         function.restype = ctypes.c_int
-    library.lintra_use_openmp(_gomp_parallel())
+    if os.getpid() == _PROCESS:  # in a forked child the team's threads are missing, and calling it would hang
+        library.lintra_use_openmp(_gomp_parallel())
     return library
 
 

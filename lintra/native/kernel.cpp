@@ -20,8 +20,8 @@ constexpr i64 kShortestSegment = 4;  // chunks
 struct Memory {
   void* raw = nullptr;
   ~Memory() { free(raw); }
-  char* get(i64 bytes) {
-    raw = calloc(size_t(bytes) + 64, 1);
+  char* get(i64 bytes, bool zero) {
+    raw = zero ? calloc(size_t(bytes) + 64, 1) : malloc(size_t(bytes) + 64);
     return raw ? (char*)(((uintptr_t)raw + 63) & ~(uintptr_t)63) : nullptr;
   }
 };
@@ -359,9 +359,9 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
   }
   const i64 tasks = uncut / together + rest * parts, workers = threads < tasks ? threads : tasks;
   Memory scratch_memory, state_memory, split_memory;
-  char* scratch = scratch_memory.get(workers * scratch_size * i64(sizeof(T)));
-  char* states = state_memory.get(rest * parts * state_size * i64(sizeof(T)));
-  Split<T>* splits = (Split<T>*)split_memory.get(rest * i64(sizeof(Split<T>)));
+  char* scratch = scratch_memory.get(workers * scratch_size * i64(sizeof(T)), false);
+  char* states = state_memory.get(rest * parts * state_size * i64(sizeof(T)), true);
+  Split<T>* splits = (Split<T>*)split_memory.get(rest * i64(sizeof(Split<T>)), false);
   if (!scratch || !states || !splits) return LINTRA_NO_MEMORY;
 
   auto job = [&](i64 i, Pass* pass, i64* b, i64* g) {
@@ -421,7 +421,7 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
   const i64 threads = double(items) * double(f) * double(e) * 2 < kParallelWork ? 1 : call.threads;
   const i64 workers = threads < items ? threads : items;
   Memory memory;
-  T* rows = (T*)memory.get(workers * 4 * wide * i64(sizeof(T)));
+  T* rows = (T*)memory.get(workers * 4 * wide * i64(sizeof(T)), false);
   if (!rows) return LINTRA_NO_MEMORY;
   parallel(launch, workers, items, [&](i64 item, i64 worker) {
     const Sweep<T> s = problem.make(kForward, item / call.g, item % call.g);
@@ -500,7 +500,7 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
   Memory memory;
   const bool wanted = call.dlog_decay || call.dlog_input;
   if (wanted) {
-    double* dots = (double*)memory.get(items * (call.t + call.s + 1) * 8);
+    double* dots = (double*)memory.get(items * (call.t + call.s + 1) * 8, true);
     if (!dots) return LINTRA_NO_MEMORY;
     problem.key_dots = dots;
     if (call.dlog_decay) {

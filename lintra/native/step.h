@@ -39,6 +39,7 @@ inline void step_matrix(const Step<T>& s) {
   constexpr i64 W = kLanes<T>;
   i64 column = 0;
   for (; column + 4 * W <= s.e; column += 4 * W) step_columns<T, 4>(s, column);
+  for (; column + 2 * W <= s.e; column += 2 * W) step_columns<T, 2>(s, column);
   for (; column + W <= s.e; column += W) step_columns<T, 1>(s, column);
   for (; column < s.e; ++column) {
     T y = 0;
