@@ -145,6 +145,18 @@ LINTRA_INLINE void sum_lanes(const T* vectors, T* sums) {
   }
 }
 
+// Zeros from element n to `padded`, a whole number of vectors.
+template <class T>
+LINTRA_INLINE void clear_tail(T* row, i64 n, i64 padded) {
+  constexpr i64 W = kLanes<T>;
+  i64 i = n / W * W;
+  if (i < n) {
+    store(row + i, select<T>(iota<T>() < typename Types<T>::Int(n - i), load(row + i), Vec<T>{}));
+    i += W;
+  }
+  for (; i < padded; i += W) store(row + i, Vec<T>{});
+}
+
 // The rows of a chunk of `count` tokens from `start`, `step` apart, each padded with zeros up to `padded` elements; rows
 // of padding and beyond `count` are 0. `spare` holds one row.
 template <class T>
@@ -155,37 +167,34 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
   for (i64 i = 0; i < count; ++i) read_row(x + i * o.token, rows + i * step, n, o.dtype);
   if (o.map != LINTRA_IDENTITY) apply_feature_map(rows, (count - 1) * step + whole, o.map);
 
+  T last[kChunk];  // the column after the width
+  for (i64 i = 0; i < kChunk; ++i) last[i] = o.kind == Operand::ones;
   if (o.den) {
     T dots[kChunk * W], inverse[kChunk];
     for (i64 i = 0; i < count; ++i) {
       T den, *row = rows + i * step;
       memcpy(&den, o.den + (start + i) * o.den_token + head * o.den_head, sizeof den);
       inverse[i] = den == 0 ? 0 : 1 / den;
-      for (i64 k = n; k < whole; ++k) row[k] = 0;
+      clear_tail(row, n, whole);
       if (o.kind == Operand::extended) {
         read_row(o.y + (start + i) * o.y_token + head * o.y_head, spare, n, o.dtype);
-        for (i64 k = n; k < whole; ++k) spare[k] = 0;
+        clear_tail(spare, n, whole);
         Vec<T> dot{};
         for (i64 k = 0; k < n; k += W) dot -= load(row + k) * load(spare + k);
         store(dots + i * W, dot * inverse[i]);
       }
       for (i64 k = 0; k < n; k += W) store(row + k, load(row + k) * inverse[i]);
     }
-    if (o.kind == Operand::extended) {
-      T sums[kChunk];
-      sum_lanes(dots, sums);
-      for (i64 i = 0; i < count; ++i) rows[i * step + n] = sums[i];
-    }
+    if (o.kind == Operand::extended) sum_lanes(dots, last);
   }
-  const i64 columns = o.columns();
   for (i64 i = 0; i < kChunk; ++i) {
     T* row = rows + i * step;
     if (i >= count || !tokens.real(start + i)) {
       memset(row, 0, size_t(padded) * sizeof(T));
       continue;
     }
-    if (o.kind == Operand::ones || (o.kind == Operand::extended && !o.den)) row[n] = o.kind == Operand::ones;
-    for (i64 k = columns; k < padded; ++k) row[k] = 0;
+    clear_tail(row, n, padded);
+    if (o.columns() > n) row[n] = last[i];
   }
 }
 
