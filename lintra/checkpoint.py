@@ -56,7 +56,7 @@ def write_model(model: Decoder, folder: Path) -> None:
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Decoder:
     """The model in `folder`, in evaluation mode; of a training run, its newest checkpoint.
 
-    Raises Error if anything is missing, damaged, of another format version, or does not fit its configuration.
+    Raises Error if anything is missing, damaged, of another format or does not fit its configuration.
     """
     folder = newest(Path(folder))
     content = read_json(folder / CONFIG)

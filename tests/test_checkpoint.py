@@ -56,7 +56,7 @@ def test_a_state_resumes_elsewhere(tmp_path):
         again = checkpoint.load_state(model.start(2), tmp_path / "state.safetensors")
         assert type(again) is type(state)
         assert_close(model.extend(tokens[:, 8:], again)[0], model.extend(tokens[:, 8:], state)[0])
-        with pytest.raises(checkpoint.Error, match="a tensor .* where this model's state has"):
+        with pytest.raises(checkpoint.Error, match=r"a tensor .* where this model's state has"):
             checkpoint.load_state(model.start(3), tmp_path / "state.safetensors")
         with pytest.raises(checkpoint.Error, match="tensors, a state of this model"):
             checkpoint.load_state(build(layers=1).start(2), tmp_path / "state.safetensors")
@@ -156,7 +156,7 @@ def test_what_was_there_survives_a_failing_write(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(checkpoint.Error, match="cannot be written: .*No space left on device"):
+    with pytest.raises(checkpoint.Error, match=r"cannot be written: .*No space left on device"):
         checkpoint.save(build(layers=1), tmp_path / "model")
     monkeypatch.undo()
     assert len(checkpoint.load(tmp_path / "model").blocks) == 2

@@ -6,7 +6,7 @@ Trained in parallel with `forward`, an RNN with `extend`: the same weights, the 
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         self.embedding = embedding(n, c // 2 if self.concatenated else c, config.start)
         self.position = _position(config)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(
+        blocks = (
             Block(
                 Heads(
                     c,
@@ -110,6 +110,7 @@ class Decoder(nn.Module):
             )
             for _ in range(config.layers)
         )
+        self.blocks = cast("list[Block]", nn.ModuleList(blocks))
         self.norm = build_norm(config.norm_kind, c) if config.norm == "pre" else nn.Identity()
         self.head = nn.Linear(c, self.output.size)
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 class Sinusoidal(nn.Module):
     """Sines and cosines of geometric wavelengths. Vaswani et al. 2017, arXiv:1706.03762, section 3.5."""
 
+    rates: Tensor
+
     def __init__(self, width: int):
         super().__init__()
         if width % 2:

@@ -93,7 +93,8 @@ def linear_attention(
         if chosen == "reference":
             numerator, denominator, state = linear_attention_reference(*arguments, causal)
         elif not causal:
-            numerator, denominator, state = _bidirectional(*arguments)
+            q, k, v, _, log_input, state = arguments
+            numerator, denominator, state = _bidirectional(q, k, v, log_input, state)
         elif q.shape[1] == 1:
             numerator, denominator, state = _step(*arguments)
         else:
@@ -210,7 +211,6 @@ def _bidirectional(
     q: Float[Tensor, "b t h f"],
     k: Float[Tensor, "b s g f"],
     v: Float[Tensor, "b s g e"],
-    log_decay: None,
     log_input: Float[Tensor, "b s g"] | None,
     state: LinearState,
 ) -> Ratio:
@@ -235,7 +235,7 @@ def _step(
     if log_decay is not None:
         kept = log_decay[:, 0].exp()[..., None]
         kv, z = kept[..., None] * kv, kept * z
-    return _bidirectional(q, k, v, None, log_input, LinearState(kv, z))
+    return _bidirectional(q, k, v, log_input, LinearState(kv, z))
 
 
 def _read(q: Float[Tensor, "b t h f"], state: LinearState) -> Ratio:
@@ -285,20 +285,19 @@ def _prepare(
     """
     dtype = _check.sum_dtype(q.dtype)
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    if mask is not None:
-        padded = ~mask[..., None]
-        k, v = k.masked_fill(padded[..., None], 0.0), v.masked_fill(padded[..., None], 0.0)
-        log_decay = None if log_decay is None else log_decay.masked_fill(padded, 0.0)
-        log_input = None if log_input is None else log_input.masked_fill(padded, 0.0)
-        if causal:
-            q = q.masked_fill(padded[..., None], 0.0)
-    q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
-    if mask is not None:
-        k = k.masked_fill(padded[..., None], 0.0)
-        if causal:
-            q = q.masked_fill(padded[..., None], 0.0)
     log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
-    return Sum(q, k, v, log_decay, log_input, state)
+    if mask is None:
+        q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
+        return Sum(q, k, v, log_decay, log_input, state)
+    padded = ~mask[..., None]
+
+    def select(x: Tensor) -> Tensor:
+        return x.masked_fill(padded if x.dim() == 3 else padded[..., None], 0.0)
+
+    log_decay, log_input = (x if x is None else select(x) for x in (log_decay, log_input))
+    k = select(apply_feature_map(feature_map, select(k)))
+    q = select(apply_feature_map(feature_map, select(q))) if causal else apply_feature_map(feature_map, q)
+    return Sum(q, k, select(v), log_decay, log_input, state)
 
 
 def _validate(

@@ -130,7 +130,7 @@ def test_tokens_are_checked():
         model(torch.tensor([[3, -1]]))
     with pytest.raises(ValueError, match="tokens must be between 0 and 10, got 11"):
         build(start=False)(torch.tensor([[11]]))
-    with pytest.raises(TypeError, match="tokens must be int64 or int32, got torch.float32"):
+    with pytest.raises(TypeError, match=r"tokens must be int64 or int32, got torch\.float32"):
         model(torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"tokens must have the 2 axes \[b t\]"):
         model(torch.zeros(2, dtype=torch.int64))
@@ -144,7 +144,7 @@ def test_states_are_checked():
         model.extend(token, build(layers=1).start(2))
     with pytest.raises(TypeError, match="state must be a DecoderState, got tuple"):
         model.extend(token, (1, 2))
-    with pytest.raises(ValueError, match="state.kv must be"):
+    with pytest.raises(ValueError, match=r"state\.kv must be"):
         model.extend(token, build(width=64).start(2))
     with pytest.raises(TypeError, match="state must be a LinearState"):
         model.extend(token, build(attention=softmax.Config()).start(2))

@@ -1,0 +1,39 @@
+# make demo, make test: the two commands of the README. A change of pyproject.toml or of the native
+# sources installs again.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(wildcard lintra/native/*.cpp lintra/native/*.h)
+CROSS := aarch64-linux-gnu-g++
+
+demo: install
+	$(BIN)/lintra demo --dir demo
+
+test: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: install
+	$(BIN)/lintra bench attention
+
+# The NEON kernels, compiled where there is no such processor.
+cross:
+	mkdir -p build/cross
+	$(CROSS) -std=c++17 -O3 -fPIC -shared -o build/cross/liblintra.so lintra/native/*.cpp
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+.PHONY: demo test test-all lint bench cross install
