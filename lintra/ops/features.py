@@ -26,7 +26,7 @@ def dpfp(x: Float[Tensor, "*b d"], nu: int) -> Float[Tensor, "*b f"]:
     """Deterministic parameter-free projection, f = 2 d nu.
 
     Products of r = [relu(x), relu(-x)] with itself rolled by 1 .. nu. Schlag et al. 2021,
-    arXiv:2102.11174, equation 37.
+    arXiv:2102.11174, section 5.3.
     """
     r = torch.cat((torch.relu(x), torch.relu(-x)), -1)
     return torch.cat([r * r.roll(i, -1) for i in range(1, nu + 1)], -1)
@@ -58,7 +58,7 @@ def hedgehog(
 def t2r(
     x: Float[Tensor, "b t h d"], weight: Float[Tensor, "h d f"], bias: Float[Tensor, "h f"]
 ) -> Float[Tensor, "b t h f"]:
-    """relu(x W + b), learned for each head. Kasai et al. 2021, arXiv:2103.13076, equation 5."""
+    """relu(x W + b), learned for each head. Kasai et al. 2021, arXiv:2103.13076, section 2.2."""
     return torch.relu(torch.einsum("bthd,hdf->bthf", x, weight) + bias)
 
 

@@ -5,7 +5,7 @@
     y_t  = phi(q_t)^T kv_t / (phi(q_t) . z_t + eps)
 
 Katharopoulos et al. 2020, arXiv:2006.16236, equations 8 to 20; the decay as in Sun et al. 2023,
-arXiv:2307.08621, equation 5. Letters: b batch, t query time, s key time, h heads, g key-value heads,
+arXiv:2307.08621, section 2.1. Letters: b batch, t query time, s key time, h heads, g key-value heads,
 r = h / g query heads to a key-value head, f features, e width of v, n chunks, c tokens to a chunk.
 """
 

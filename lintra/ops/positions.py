@@ -1,4 +1,4 @@
-"""Where tokens stand, and the rotary embedding of it. Su et al. 2021, arXiv:2104.09864, equation 34."""
+"""Where tokens stand, and the rotary embedding of it. Su et al. 2021, arXiv:2104.09864, section 3.2."""
 
 from typing import NamedTuple
 
