@@ -23,7 +23,7 @@ Data = Literal["mnist", "cifar10"]
 _SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}
 
 # What lintra.train.Config is preset to: the paper's, whose 250 epochs of MNIST are 1.5 million steps.
-TRAINING = {"steps": 1_500_000, "batch": 10, "lr": 1e-4}
+TRAINING = {"steps": 1_500_000, "batch": 10, "lr": 1e-4, "save_every": 100}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """What happens between the steps: stopping, saving, logging."""
 
+import math
 import signal
 import threading
 import time
@@ -30,7 +31,7 @@ class Stop(Callback):
 
     def __init__(self, steps: int, max_minutes: float | None):
         self.steps = steps
-        self.seconds = None if max_minutes is None else 60 * max_minutes
+        self.seconds = math.inf if max_minutes is None else 60 * max_minutes
         self.noted: int | None = None  # the signal that this process got
         self.signum: int | None = None  # the one because of which all processes stop now
 
@@ -40,6 +41,10 @@ class Stop(Callback):
             for signum in (signal.SIGINT, signal.SIGTERM):  # Lightning puts the old handlers back
                 signal.signal(signum, self._note)
 
+    def elapsed(self) -> float:
+        """Seconds of training so far."""
+        return time.monotonic() - self.started
+
     def _note(self, signum: int, _: Any) -> None:
         self.noted = signum
         signal.signal(signum, signal.SIG_DFL)  # the second one ends the program at once
@@ -48,10 +53,13 @@ class Stop(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         anywhere = trainer.strategy.reduce_boolean_decision  # processes must stop at the same step
-        late = self.seconds is not None and time.monotonic() - self.started >= self.seconds
         if anywhere(self.noted is not None, all=False):
             self.signum = self.noted or signal.SIGTERM
-        if self.signum or trainer.global_step >= self.steps or anywhere(late, all=False):
+        if (
+            self.signum
+            or trainer.global_step >= self.steps
+            or anywhere(self.elapsed() >= self.seconds, all=False)
+        ):
             trainer.should_stop = True
 
 

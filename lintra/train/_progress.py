@@ -9,6 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from lintra.train._callbacks import Stop
+
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",
     "loss": "{:.4f} nats a symbol",
@@ -22,8 +24,8 @@ WINDOW = 50  # steps over which the speed is measured
 class Show(Callback):
     """Loss, tokens a second, steps and time left; the scores of each validation."""
 
-    def __init__(self, steps: int, console: Console):
-        self.steps, self.console = steps, console
+    def __init__(self, stop: Stop, console: Console):
+        self.stop, self.steps, self.console = stop, stop.steps, console
         self.times: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # when a step ended, tokens until then
         self.tokens, self.spoken = 0, -float("inf")
         self.bar: Progress | None = None
@@ -33,7 +35,7 @@ class Show(Callback):
         if trainer.is_global_zero and self.console.is_terminal:
             text = TextColumn("{task.fields[text]}")
             self.bar = Progress(BarColumn(bar_width=24), text, console=self.console, transient=True)
-            self.task = self.bar.add_task("", total=self.steps, completed=trainer.global_step, text="")
+            self.task = self.bar.add_task("", total=1.0, text="")
             self.bar.start()
 
     def on_train_batch_end(
@@ -45,7 +47,7 @@ class Show(Callback):
             return
         step = trainer.global_step
         if self.bar:
-            self.bar.update(self.task, completed=step, text=self._text(step, outputs["loss"]))
+            self.bar.update(self.task, completed=self._done(step), text=self._text(step, outputs["loss"]))
         elif step in FIRST_LINES or self.times[-1][0] - self.spoken >= SECONDS_PER_LINE or step == self.steps:
             self.spoken = self.times[-1][0]
             self.console.print(self._text(step, outputs["loss"]))
@@ -72,10 +74,17 @@ class Show(Callback):
             self.bar.stop()
             self.bar = None
 
+    def _done(self, step: int) -> float:
+        """The part of the steps, or of the time if that ends training sooner."""
+        return max(step / self.steps, self.stop.elapsed() / self.stop.seconds)
+
     def _text(self, step: int, loss: Any) -> str:
         (first, before), (last, now) = self.times[0], self.times[-1]
         seconds = max(last - first, 1e-9)
-        left = (self.steps - step) * seconds / (len(self.times) - 1)
+        left = min(
+            (self.steps - step) * seconds / (len(self.times) - 1),
+            max(0.0, self.stop.seconds - self.stop.elapsed()),
+        )
         return (
             f"step {step:,}/{self.steps:,}  loss {float(loss):.4f}  "
             f"{(now - before) / seconds:,.0f} tokens/s  {_clock(left)} left"
