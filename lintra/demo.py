@@ -72,7 +72,7 @@ def run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
 
     loss = config.dir / "loss.png"
     title = f"Training on 1,500 real digits: {bits:.3f} bits/dim on others"
-    train_curve, validate_curve = curves["train_loss"], curves["validate_loss"]
+    train_curve, validate_curve = curves.get("train_loss", {}), curves["validate_loss"]
     pictures.loss_curve(loss, train_curve, validate_curve, unit="nats per symbol", title=title)
 
     speed = config.dir / "time-per-token.png"
