@@ -49,6 +49,13 @@ Kernels kernels(i64 isa) {
   return {nullptr, nullptr};
 }
 
+// The loader's caller has checked all this with messages; here it only keeps a mistake from reaching memory.
+bool plausible(const lintra_call& c) {
+  const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.f > 0 && c.e > 0 && c.h % c.g == 0;
+  return sizes && c.threads > 0 && (!c.causal || c.t == c.s) && c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16 &&
+         (c.causal || !c.log_decay.data);
+}
+
 // Threads. OpenMP workers spin for a while after each of PyTorch's parallel regions and would compete with threads of
 // our own for the cores, so its team is used when the loader has found it.
 typedef void (*OpenMP)(void (*)(void*), void*, unsigned, unsigned);
@@ -106,13 +113,15 @@ LINTRA_EXPORT void lintra_use_openmp(void* gomp_parallel) {
 
 LINTRA_EXPORT int lintra_forward(const lintra_call* call) {
   const Kernel kernel = kernels(call->isa).forward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
   prefer_huge_pages(call->y, call->b * call->t * call->h * call->e, call->dtype);
-  return kernel ? kernel(*call, launcher()) : LINTRA_BAD_CALL;
+  return kernel(*call, launcher());
 }
 LINTRA_EXPORT int lintra_backward(const lintra_call* call) {
   const Kernel kernel = kernels(call->isa).backward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
   prefer_huge_pages(call->dq, call->b * call->t * call->h * call->f, call->dtype);
   prefer_huge_pages(call->dk, call->b * call->s * call->g * call->f, call->dtype);
   prefer_huge_pages(call->dv, call->b * call->s * call->g * call->e, call->dtype);
-  return kernel ? kernel(*call, launcher()) : LINTRA_BAD_CALL;
+  return kernel(*call, launcher());
 }

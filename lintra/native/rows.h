@@ -164,7 +164,7 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
   constexpr i64 W = kLanes<T>;
   const i64 n = o.width, whole = round_up(n, W);
   const char* x = o.x + start * o.token + head * o.head;
-  for (i64 i = 0; i < count; ++i) read_row(x + i * o.token, rows + i * step, n, o.dtype);
+  for (i64 i = 0; i < count; ++i, x += o.token) read_row(x, rows + i * step, n, o.dtype);
   if (o.map != LINTRA_IDENTITY) apply_feature_map(rows, (count - 1) * step + whole, o.map);
 
   T last[kChunk];  // the column after the width
@@ -201,9 +201,11 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
 // Asks for a token's row before it is needed: rows of one head lie far apart, which defeats the hardware's prefetching.
 LINTRA_INLINE void prefetch_row(const Operand& o, i64 token, i64 head) {
   const i64 bytes = o.width * element_size(o.dtype);
-  for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(o.x + token * o.token + head * o.head + i, 0, 2);
-  if (o.kind == Operand::extended && o.y)
-    for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch(o.y + token * o.y_token + head * o.y_head + i, 0, 2);
+  const char* x = o.x + token * o.token + head * o.head;
+  for (const char* end = x + bytes; x < end; x += 64) __builtin_prefetch(x, 0, 2);
+  if (o.kind != Operand::extended || !o.y) return;
+  const char* y = o.y + token * o.y_token + head * o.y_head;
+  for (const char* end = y + bytes; y < end; y += 64) __builtin_prefetch(y, 0, 2);
 }
 
 }  // namespace LINTRA_ISA

@@ -262,12 +262,15 @@ void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Stat
   constexpr i64 W = kLanes<T>;
   T den[kChunk], inverse[kChunk];
   if (s.normalize) chunk_denominators(s, state.z, r, den);
-  if (s.denominators)
-    for (i64 i = 0; i < count; ++i) {
-      const T total = s.normalize ? den[i] + s.eps : T(1);
-      inverse[i] = total == 0 ? 0 : 1 / total;
-      memcpy(s.den + (start + i) * s.den_token + head * s.den_head, &total, sizeof total);
+  if (s.denominators) {
+    for (i64 i = 0; i < kChunk; i += W) {
+      const Vec<T> total = s.normalize ? load(den + i) + s.eps : splat(T(1));
+      store(den + i, total);
+      store(inverse + i, select<T>(total == Vec<T>{}, total, T(1) / total));
     }
+    for (i64 i = 0; i < count; ++i)
+      memcpy(s.den + (start + i) * s.den_token + head * s.den_head, den + i, sizeof(T));
+  }
   if (s.chain || s.dots) {
     read_rows(s.features, s.read_tokens, start, count, head, r.features, shape.c_step, shape.outer, r.spare);
     T dots[kChunk * W], sums[kChunk];
@@ -286,13 +289,14 @@ void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Stat
         if (s.read_tokens.real(start + i)) s.dots[start + i] += double(sums[i]);
     }
   }
-  for (i64 i = 0; i < count; ++i) {
+  char* out = s.out.data + start * s.out.token + head * s.out.head;
+  for (i64 i = 0; i < count; ++i, out += s.out.token) {
     T* y = r.y + i * shape.c_step;
     if (s.normalize)
       for (i64 n = 0; n < shape.outer; n += W) store(y + n, load(y + n) * inverse[i]);
     if (!s.read_tokens.real(start + i) || (s.normalize && inverse[i] == 0))
       memset(y, 0, size_t(shape.outer) * sizeof(T));
-    write_row(s.out.data + (start + i) * s.out.token + head * s.out.head, y, s.outer, s.out.dtype);
+    write_row(out, y, s.outer, s.out.dtype);
   }
 }
 
