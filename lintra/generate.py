@@ -55,8 +55,9 @@ class Sampler:
 
     def draw(self, log_probs: Float[Tensor, "b n"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
         """The symbol at which the cumulative probability passes `uniform`, numbers in [0, 1)."""
-        cumulative = self.probabilities(log_probs).double().cumsum(1)
-        level = (uniform.double() * cumulative[:, -1])[:, None]
+        dtype = torch.float32 if log_probs.device.type == "mps" else torch.float64
+        cumulative = self.probabilities(log_probs).to(dtype).cumsum(1)
+        level = (uniform.to(log_probs.device, dtype) * cumulative[:, -1])[:, None]
         return torch.searchsorted(cumulative, level, right=True)[:, 0].clamp(max=log_probs.shape[1] - 1)
 
 
@@ -188,7 +189,7 @@ def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:
     else:
         generator.manual_seed(seed)
     for _ in range(steps):
-        yield torch.rand(len(tokens), dtype=torch.float64, generator=generator).to(tokens.device)
+        yield torch.rand(len(tokens), dtype=torch.float64, generator=generator)
 
 
 def _last(params: Tensor, mask: Tensor | None) -> Tensor:

@@ -1,26 +1,24 @@
 """Position codes that are added to, or concatenated with, an embedding. Rotary: `lintra.ops.positions`."""
 
-import math
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from lintra.ops.positions import angles
 
 
 class Sinusoidal(nn.Module):
     """Sines and cosines of geometric wavelengths. Vaswani et al. 2017, arXiv:1706.03762, section 3.5."""
 
-    rates: Tensor
-
     def __init__(self, width: int):
         super().__init__()
         if width % 2:
             raise ValueError(f"a sinusoidal position code needs an even width, got {width}")
-        rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float64) * (-math.log(10_000) / width))
-        self.register_buffer("rates", rates.float(), persistent=False)
+        self.width = width
 
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        angle = position[..., None] * self.rates
+        """In float32 or wider, whatever the model is: 16 bits cannot tell position 1,000 from 1,001."""
+        angle = angles(position, self.width, 10_000.0)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 
 

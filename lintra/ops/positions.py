@@ -16,6 +16,14 @@ def token_positions(
     return torch.where(mask, seen[:, None] + mask.cumsum(1) - 1, -1)
 
 
+def angles(position: Int[Tensor, "b t"], width: int, base: float) -> Float[Tensor, "b t half"]:
+    """position * base^(-2i/width) for i below width / 2, in radians."""
+    # float64 where there is one: at position 65,536 a float32 angle is already off by 0.004 radian.
+    dtype = torch.float32 if position.device.type == "mps" else torch.float64
+    exponent = torch.arange(width // 2, dtype=dtype, device=position.device) * (-2 / width)
+    return position[..., None].to(dtype) * base**exponent
+
+
 class Rotation(NamedTuple):
     """Turns vectors by angles that grow with their position, so that q . k depends on the distance only."""
 
@@ -27,9 +35,7 @@ class Rotation(NamedTuple):
         f = x.shape[-1]
         if f % 2:
             raise ValueError(f"rotary embedding turns pairs: the width must be even, got {f}")
-        # float64: at position 65,536 a float32 angle is already off by 0.004 radian.
-        exponent = torch.arange(f // 2, dtype=torch.float64, device=x.device) * (-2 / f)
-        angle = self.position[..., None].double() * self.base**exponent
+        angle = angles(self.position, f, self.base)
         cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)

@@ -1,5 +1,8 @@
 """The decoder: the parallel form is the RNN, in every combination of its parts; what it refuses."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -78,6 +81,14 @@ def test_shift_starts_with_the_start_symbol():
         build(start=False).shift(torch.tensor([[3]]))
 
 
+def test_a_model_of_16_bits_keeps_its_positions():
+    """Codes are made in float64 and rounded once: bfloat16 itself cannot hold position 1,001."""
+    model = build(vocabulary=2, layers=1)
+    exact = model(torch.zeros(1, 1_100, dtype=torch.int64))
+    rounded = model.bfloat16()(torch.zeros(1, 1_100, dtype=torch.int64))
+    assert_close(rounded.double(), exact, rtol=0.05, atol=0.05)
+
+
 def test_states_can_be_indexed():
     model = build()
     _, state = model.extend(torch.randint(0, 11, (3, 5)))
@@ -148,3 +159,31 @@ def test_states_are_checked():
         model.extend(token, build(width=64).start(2))
     with pytest.raises(TypeError, match="state must be a LinearState"):
         model.extend(token, build(attention=softmax.Config()).start(2))
+
+
+COMPILED = """
+import torch
+from lintra.attention import linear, softmax
+from lintra.models import decoder
+
+for attention in (linear.Config(), softmax.Config()):
+    for position in ("concatenated", "rotary"):
+        shape = {"vocabulary": 64, "layers": 1, "heads": 4, "width": 64}
+        model = decoder.Config(attention=attention, position=position, **shape).build().eval()
+        tokens = torch.randint(0, 64, (2, 33))
+        mask = torch.arange(33) < torch.tensor([[33], [20]])
+        found = torch.compile(model, fullgraph=True)(tokens, mask=mask)
+        torch.testing.assert_close(found, model(tokens, mask=mask), rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            _, state = model.extend(tokens)
+            found, _ = torch.compile(model.extend, fullgraph=True)(tokens[:, :1], state)
+            torch.testing.assert_close(found, model.extend(tokens[:, :1], state)[0], rtol=1e-4, atol=1e-4)
+print("same")
+"""
+
+
+@pytest.mark.slow
+def test_torch_compile_keeps_a_model_in_one_graph():
+    """Both verbs. In a process of its own: the compiler warns as it likes."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True)
+    assert done.stdout.strip() == "same", done.stderr

@@ -128,8 +128,8 @@ def test_sinusoidal_is_the_formula():
     for p, row in zip((0, 1, 999), code[0], strict=True):
         for i in range(4):
             angle = p / 10_000 ** (2 * i / 8)
-            assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=2e-5)
-            assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=2e-5)
+            assert row[2 * i].item() == pytest.approx(math.sin(angle), abs=1e-9)
+            assert row[2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-9)
 
 
 def test_learned_positions_end():
