@@ -1,5 +1,5 @@
-// The exported functions: they choose the instruction set and start threads. Compiled for the oldest processor, since it
-// runs before anything is known about this one.
+// The exported functions: they choose the instruction set and start threads. Compiled for the oldest processor, since
+// it runs before anything is known about this one.
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -52,8 +52,8 @@ Kernels kernels(i64 isa) {
 // The loader's caller has checked all this with messages; here it only keeps a mistake from reaching memory.
 bool plausible(const lintra_call& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.f > 0 && c.e > 0 && c.h % c.g == 0;
-  return sizes && c.threads > 0 && (!c.causal || c.t == c.s) && c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16 &&
-         (c.causal || !c.log_decay.data);
+  const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
+  return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data);
 }
 
 // Threads. OpenMP workers spin for a while after each of PyTorch's parallel regions and would compete with threads of
@@ -89,13 +89,15 @@ lintra_launch launcher() {
   return openmp && getpid() == openmp_process ? launch_openmp : launch_threads;
 }
 
-// Fresh memory costs a page fault per 4 KB, a quarter of a large forward pass; pages of 2 MB make that negligible.
+// Fresh memory costs a page fault per 4 KB, a quarter of a large forward pass; pages of 2 MB make that negligible. Only
+// for tensors that malloc maps by themselves (above 32 MB in glibc): advice for a piece of the heap would outlive the
+// tensor and make the kernel clear 2 MB for whatever small thing comes to lie there.
 void prefer_huge_pages(void* data, i64 elements, i64 dtype) {
 #if defined(MADV_HUGEPAGE)
   const uintptr_t huge = uintptr_t(1) << 21, size = dtype == LINTRA_FLOAT64 ? 8 : dtype == LINTRA_FLOAT32 ? 4 : 2;
-  const uintptr_t from = ((uintptr_t)data + huge - 1) & ~(huge - 1);
-  const uintptr_t to = ((uintptr_t)data + uintptr_t(elements) * size) & ~(huge - 1);
-  if (data && from < to) madvise((void*)from, to - from, MADV_HUGEPAGE);
+  const uintptr_t bytes = uintptr_t(elements) * size;
+  const uintptr_t from = ((uintptr_t)data + huge - 1) & ~(huge - 1), to = ((uintptr_t)data + bytes) & ~(huge - 1);
+  if (bytes > uintptr_t(32) << 20) madvise((void*)from, to - from, MADV_HUGEPAGE);
 #endif
 }
 

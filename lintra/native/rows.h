@@ -1,4 +1,5 @@
-// Rows of tokens between the caller's tensors (any strides, any element type) and small aligned buffers of the sum type.
+// Rows of tokens between the caller's tensors (any strides, any element type) and small aligned buffers of the sum
+// type.
 #pragma once
 #include "vector.h"
 
@@ -157,10 +158,11 @@ LINTRA_INLINE void clear_tail(T* row, i64 n, i64 padded) {
   for (; i < padded; i += W) store(row + i, Vec<T>{});
 }
 
-// The rows of a chunk of `count` tokens from `start`, `step` apart, each padded with zeros up to `padded` elements; rows
-// of padding and beyond `count` are 0. `spare` holds one row.
+// The rows of a chunk of `count` tokens from `start`, `step` apart, each padded with zeros up to `padded` elements;
+// rows of padding and beyond `count` are 0. `spare` holds one row.
 template <class T>
-void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, T* rows, i64 step, i64 padded, T* spare) {
+void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, T* rows, i64 step, i64 padded,
+               T* spare) {
   constexpr i64 W = kLanes<T>;
   const i64 n = o.width, whole = round_up(n, W);
   const char* x = o.x + start * o.token + head * o.head;

@@ -1,4 +1,4 @@
-// One token: the recurrence itself. The state is read once and the new one written once, which is all the time it takes.
+// One token: the recurrence itself. The state is read once and the new one written once: that is the time it takes.
 #pragma once
 #include "rows.h"
 

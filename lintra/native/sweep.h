@@ -370,7 +370,8 @@ struct Lane {
 constexpr i64 kLanesTogether = 8, kStatesBytes = 256 * 1024;
 
 template <class T>
-void sweep_chunk(const Lane<T>& lane, const Shape& shape, i64 start, i64 count, int mode, Scratch<T>& r, Ahead<T>& ahead) {
+void sweep_chunk(const Lane<T>& lane, const Shape& shape, i64 start, i64 count, int mode, Scratch<T>& r,
+                 Ahead<T>& ahead) {
   const Sweep<T>& s = lane.sweep;
   const T decay = s.weighted() ? chunk_weights(s, start, count, r) : T(1);
   if (s.causal || mode & kWrite)

@@ -1,0 +1,50 @@
+// Tasks over threads, and working memory.
+#pragma once
+#include <stdlib.h>
+
+#include "kernel.h"
+#include "vector.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+// Memory from malloc: no exception may cross the C interface. Aligned to a cache line.
+struct Memory {
+  void* raw = nullptr;
+  ~Memory() { free(raw); }
+  char* get(i64 bytes, bool zero) {
+    raw = zero ? calloc(size_t(bytes) + 64, 1) : malloc(size_t(bytes) + 64);
+    return raw ? (char*)(((uintptr_t)raw + 63) & ~(uintptr_t)63) : nullptr;
+  }
+};
+
+// Runs f(task, worker) for every task below n; a worker takes the next task when it is done with one. The result of a
+// task must not depend on the worker.
+template <class F>
+struct Parallel {
+  const F& f;
+  i64 n;
+  i64 next_task, next_worker;
+
+  static void work(void* context) {
+    Parallel& p = *(Parallel*)context;
+    const i64 worker = __atomic_fetch_add(&p.next_worker, 1, __ATOMIC_RELAXED);
+    for (;;) {
+      const i64 task = __atomic_fetch_add(&p.next_task, 1, __ATOMIC_RELAXED);
+      if (task >= p.n) return;
+      p.f(task, worker);
+    }
+  }
+};
+template <class F>
+void parallel(lintra_launch launch, i64 threads, i64 n, const F& f) {
+  Parallel<F> p{f, n, 0, 0};
+  if (threads > n) threads = n;
+  if (threads <= 1)
+    Parallel<F>::work(&p);
+  else
+    launch(Parallel<F>::work, &p, threads);
+}
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra

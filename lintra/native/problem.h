@@ -1,0 +1,211 @@
+// From a call to its sweeps: which operands each pass has, and where its states come from and go.
+#pragma once
+#include "sweep.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+enum Pass { kForward, kQueryGradient, kKeyGradient, kValueGradient };
+
+template <class T>
+struct Problem {
+  const lintra_call& call;
+  i64 group;            // query heads per key head
+  double* query_dots;   // [b g t]: q . dq and
+  double* key_dots;     // [b g s]: k . dk, for the gradients of log_decay and log_input
+  double* ends;         // [b g]: <gradient of the final state, final state>
+
+  static constexpr i64 kSize = sizeof(T);
+
+  Operand operand(Operand::Kind kind, const lintra_tensor& x, i64 b, i64 head, i64 width, i64 map) const {
+    const i64 size = element_size(call.dtype);
+    Operand o = {};
+    o.kind = kind;
+    o.x = x.data + (b * x.b + head * x.h) * size;
+    o.token = x.t * size;
+    o.head = x.h * size;
+    o.width = width;
+    o.dtype = call.dtype;
+    o.map = map;
+    return o;
+  }
+  Operand query(i64 b, i64 g) const {
+    return operand(Operand::plain, call.q, b, g * group, call.f, call.feature_map);
+  }
+  Operand key(i64 b, i64 g) const { return operand(Operand::plain, call.k, b, g, call.f, call.feature_map); }
+  Operand value(Operand::Kind kind, i64 b, i64 g) const {
+    return operand(kind, call.v, b, g, call.e, LINTRA_IDENTITY);
+  }
+  Operand gradient(Operand::Kind kind, i64 b, i64 g) const {
+    const i64 size = element_size(call.dtype), head = g * group;
+    Operand o = operand(kind, call.dy, b, head, call.e, LINTRA_IDENTITY);
+    if (call.normalize) {
+      o.y = (const char*)call.y + (b * call.t * call.h + head) * call.e * size;
+      o.y_token = call.h * call.e * size;
+      o.y_head = call.e * size;
+      o.den = (const char*)call.den + (b * call.t * call.h + head) * kSize;
+      o.den_token = call.h * kSize;
+      o.den_head = kSize;
+    }
+    return o;
+  }
+  Output output(void* data, i64 b, i64 tokens, i64 head, i64 heads, i64 width) const {
+    const i64 size = element_size(call.dtype);
+    return {(char*)data + (b * tokens * heads + head) * width * size, heads * width * size, width * size, call.dtype};
+  }
+  Tokens mask(i64 b) const {
+    return {call.mask.data ? call.mask.data + b * call.mask.b : nullptr, call.mask.t};
+  }
+  const char* per_key(const lintra_tensor& x, i64 b, i64 g) const {
+    return x.data ? x.data + (b * x.b + g * x.h) * kSize : nullptr;
+  }
+
+  Sweep<T> make(Pass pass, i64 b, i64 g) const {
+    Sweep<T> s = {};
+    s.backwards = pass == kKeyGradient || pass == kValueGradient;
+    s.causal = call.causal;
+    s.readers = s.backwards ? 1 : group;
+    s.writers = s.backwards ? group : 1;
+    s.inner = pass == kForward || pass == kValueGradient ? call.f : call.e + 1;
+    s.outer = pass == kForward || pass == kValueGradient ? call.e : call.f;
+    if (s.causal || s.backwards) s.read_tokens = mask(b);
+    if (s.causal || !s.backwards) s.write_tokens = mask(b);
+    s.log_decay = per_key(call.log_decay, b, g);
+    s.log_input = per_key(call.log_input, b, g);
+    s.log_decay_token = call.log_decay.t * kSize;
+    s.log_input_token = call.log_input.t * kSize;
+    switch (pass) {
+      case kForward:
+        s.a = query(b, g);
+        s.b = key(b, g);
+        s.c = value(Operand::plain, b, g);
+        s.out = output(call.y, b, call.t, g * group, call.h, call.e);
+        s.denominators = true;
+        s.normalize = call.normalize;
+        s.eps = T(call.eps);
+        s.den = (char*)call.den + (b * call.t * call.h + g * group) * kSize;
+        s.den_token = call.h * kSize;
+        s.den_head = kSize;
+        break;
+      case kQueryGradient:
+        s.a = gradient(Operand::extended, b, g);
+        s.b = value(Operand::ones, b, g);
+        s.c = key(b, g);
+        s.out = output(call.dq, b, call.t, g * group, call.h, call.f);
+        s.features = query(b, g);
+        s.chain = call.feature_map != LINTRA_IDENTITY;
+        s.dots = query_dots ? query_dots + (b * call.g + g) * call.t : nullptr;
+        break;
+      case kKeyGradient:
+        s.a = value(Operand::ones, b, g);
+        s.b = gradient(Operand::extended, b, g);
+        s.c = query(b, g);
+        s.out = output(call.dk, b, call.s, g, call.g, call.f);
+        s.features = key(b, g);
+        s.chain = call.feature_map != LINTRA_IDENTITY;
+        s.dots = key_dots ? key_dots + (b * call.g + g) * call.s : nullptr;
+        break;
+      case kValueGradient:
+        s.a = key(b, g);
+        s.b = query(b, g);
+        s.c = gradient(Operand::gradient, b, g);
+        s.out = output(call.dv, b, call.s, g, call.g, call.e);
+        break;
+    }
+    return s;
+  }
+
+  // Elements of a state in panels, from and to the caller's kv [f e] and z [f]; the sweeps of dq and dk hold the
+  // transpose with z as its last row.
+  template <class F>
+  void each_element(const Sweep<T>& s, bool transposed, F&& f) const {
+    const Shape shape = Shape::of(s);
+    for (i64 column = 0; column < s.outer; column += kPanelWidth<T>) {
+      const i64 left = shape.outer - column, width = left < kPanelWidth<T> ? left : kPanelWidth<T>;
+      const i64 end = column + width < s.outer ? column + width : s.outer;
+      for (i64 k = 0; k < s.inner; ++k) {
+        const i64 at = column * shape.rows + k * width - column;
+        for (i64 n = column; n < end; ++n) f(at + n, transposed ? n : k, transposed ? k : n);
+      }
+    }
+  }
+  void start(Pass pass, i64 b, i64 g, const Sweep<T>& s, State<T> state) const {
+    const Shape shape = Shape::of(s);
+    memset(state.sum, 0, size_t(shape.state()) * kSize);
+    const i64 item = b * call.g + g, e = call.e;
+    const T* kv = (const T*)(s.backwards ? call.dkv : call.kv);
+    const T* z = (const T*)(s.backwards ? call.dz : call.z);
+    if (kv) kv += item * call.f * e;
+    if (z) z += item * call.f;
+    if (!kv && !z) return;
+    const bool transposed = pass == kQueryGradient || pass == kKeyGradient;
+    each_element(s, transposed, [&](i64 at, i64 i, i64 n) {
+      if (n < e ? kv != nullptr : z != nullptr) state.sum[at] = n < e ? kv[i * e + n] : z[i];
+    });
+    if (pass == kForward && z) memcpy(state.z, z, size_t(call.f) * kSize);
+  }
+  void finish(Pass pass, i64 b, i64 g, const Sweep<T>& s, State<T> state) const {
+    const i64 item = b * call.g + g, e = call.e, f = call.f;
+    if (pass == kQueryGradient) {
+      if (!ends) return;
+      const T* dkv = call.dkv ? (const T*)call.dkv + item * f * e : nullptr;
+      const T* dz = call.dz ? (const T*)call.dz + item * f : nullptr;
+      double total = 0;
+      each_element(s, true, [&](i64 at, i64 i, i64 n) {
+        const double gradient = n < e ? (dkv ? dkv[i * e + n] : 0) : (dz ? dz[i] : 0);
+        total += gradient * double(state.sum[at]);
+      });
+      ends[item] = total;
+      return;
+    }
+    T* kv = (T*)(pass == kForward ? call.kv_out : call.dkv_in) + item * f * e;
+    T* z = (T*)(pass == kForward ? call.z_out : call.dz_in) + item * f;
+    if (pass == kForward) memcpy(z, state.z, size_t(f) * kSize);
+    each_element(s, pass == kKeyGradient, [&](i64 at, i64 i, i64 n) {
+      if (pass != kKeyGradient)
+        kv[i * e + n] = state.sum[at];
+      else if (n == e)
+        z[i] = state.sum[at];
+    });
+  }
+
+  // One mode of a bidirectional sweep. Weights belong to keys: they apply where the keys are.
+  void one_way(Lane<T>* lanes, i64 count, i64 from, i64 to, int mode, Scratch<T>& r) const {
+    Lane<T> plain[kLanesTogether];
+    for (i64 i = 0; i < count; ++i) {
+      plain[i] = lanes[i];
+      if ((mode == kRead) != lanes[i].sweep.backwards) plain[i].sweep.log_input = nullptr;
+    }
+    sweep(plain, count, from, to, mode, r);
+  }
+  i64 written(const Sweep<T>& s) const { return s.backwards ? call.t : call.s; }
+  i64 read(const Sweep<T>& s) const { return s.backwards ? call.s : call.t; }
+
+  // The whole of time for `count` key heads from g.
+  void whole(Pass pass, i64 b, i64 g, i64 count, Scratch<T>& r) const {
+    Lane<T> lanes[kLanesTogether];
+    for (i64 i = 0; i < count; ++i) {
+      lanes[i].sweep = make(pass, b, g + i);
+      lanes[i].state = Shape::of(lanes[i].sweep).state_at(r.states, i);
+      start(pass, b, g + i, lanes[i].sweep, lanes[i].state);
+    }
+    if (call.causal) {
+      sweep(lanes, count, 0, call.t, kRead | kWrite, r);
+    } else {
+      one_way(lanes, count, 0, written(lanes[0].sweep), kWrite, r);
+      one_way(lanes, count, 0, read(lanes[0].sweep), kRead, r);
+    }
+    for (i64 i = 0; i < count; ++i) finish(pass, b, g + i, lanes[i].sweep, lanes[i].state);
+  }
+
+  T decay_over(const Sweep<T>& s, i64 from, i64 to) const {
+    if (!s.log_decay) return 1;
+    double total = 0;
+    for (i64 token = from; token < to; ++token)
+      if (s.read_tokens.real(token)) total += double(scalar<T>(s.log_decay, s.log_decay_token, token));
+    return exp<T>(splat(T(total)))[0];
+  }
+};
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra
