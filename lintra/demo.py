@@ -1,9 +1,9 @@
 """The whole way in two minutes: train on real digits in parallel, draw new ones as an RNN, measure, look."""
 
-import dataclasses
 import shutil
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from lintra import checkpoint, generate, pictures, train
 from lintra.attention import linear
 from lintra.bench import decode
+from lintra.bench._timing import interleaved
 from lintra.models import decoder
 from lintra.models.decoder import Decoder
 from lintra.tasks import digits
@@ -40,6 +41,15 @@ class Config:
 
 def run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
     """Does all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(_best_threads(digits.Config()))
+    try:
+        return _run(config)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
     task = digits.Config()
     trained = _train(config, task)
     model = checkpoint.load(trained.folder)
@@ -92,37 +102,40 @@ def disagreement(model: Decoder, tokens: Tensor) -> float:
         return float((parallel - torch.cat(steps, 1)).abs().max())
 
 
+def _best_threads(task: digits.Config) -> int:
+    """All, or one: beside other programs, a network this small would mostly wait for the second."""
+    data = task.build()
+    model = data.model(linear.Config()).build()
+    batch = data.train.__getitems__(range(digits.TRAINING["batch"]))
+
+    def step(threads: int) -> None:
+        torch.set_num_threads(threads)
+        data.loss(model, batch).backward()
+
+    timings = interleaved(
+        {str(n): partial(step, n) for n in (1, torch.get_num_threads())}, rounds=8, at_least=0
+    )
+    return int(min(timings, key=lambda threads: sum(timings[threads].seconds)))
+
+
 def _train(config: Config, task: digits.Config) -> train.Run:
-    """A new run whose steps fit into the time, trained."""
+    """A new run, trained for as many of the task's steps as fit into the time."""
     folder = config.dir / RUN
     if (folder / "run.json").exists():
         shutil.rmtree(folder)
     model = task.build().model(linear.Config())
-    settings = train.Config(**digits.TRAINING, seed=config.seed, precision="32")
-    steps = min(settings.steps, max(20, round(config.seconds / _seconds_per_step(task, model, settings))))
-    every = max(1, steps // 8)
-    limit = 1.5 * config.seconds / 60  # where the machine becomes busier than it was at first
-    settings = dataclasses.replace(
-        settings, steps=steps, max_minutes=limit, validate_every=every, save_every=steps
+    settings = train.Config(
+        **digits.TRAINING, seed=config.seed, precision="32", max_minutes=config.seconds / 600
     )
     run = train.Run.create(folder, task=task, model=model, train=settings)
+    train.fit(run)  # for a tenth of the time, to see how many steps that is
+    steps = min(settings.steps, 10 * max(train.curves(folder)["validate_loss"]))
+    print(f"{steps:,} steps fit into {config.seconds:.0f} seconds")
+    every = max(1, steps // 8)
+    limit = config.seconds / 40  # minutes, half as much again: the machine may become busier
+    run = run.changed(steps=steps, max_minutes=limit, validate_every=every, save_every=steps)
     train.fit(run)
     return run
-
-
-def _seconds_per_step(task: digits.Config, model: decoder.Config, settings: train.Config) -> float:
-    """The fastest of a few training steps."""
-    data, network = task.build(), model.build()
-    optimizer = torch.optim.RAdam(network.parameters(), lr=0.0)
-    batch = data.collate(data.train.__getitems__(range(settings.batch)))
-    seconds = []
-    for _ in range(8):
-        start = time.perf_counter()
-        data.loss(network, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def _draw(config: Config, model: Decoder, prompt: Tensor | None, batch: int) -> tuple[Tensor, float]:

@@ -41,7 +41,7 @@ class Show(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.tokens += batch["tokens"].numel() * trainer.world_size
+        self.tokens += next(iter(batch.values())).numel() * trainer.world_size
         self.times.append((time.monotonic(), self.tokens))
         if not trainer.is_global_zero:
             return
@@ -99,8 +99,9 @@ def validation(trainer: pl.Trainer) -> dict[str, float]:
 
 
 def in_words(scores: dict[str, float]) -> str:
-    """Scores with their units, the task's own before the loss."""
-    return ", ".join(UNITS[name].format(scores[name]) for name in UNITS if name in scores)
+    """Scores with their units, the loss last."""
+    names = sorted(scores, key=lambda name: name == "loss")
+    return ", ".join(UNITS.get(name, f"{name} {{:.4f}}").format(scores[name]) for name in names)
 
 
 def _clock(seconds: float) -> str:
