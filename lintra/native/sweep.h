@@ -3,7 +3,7 @@
 //   state_t = decay_t state_{t-1} + b_t c_t^T        out_t = a_t^T state_t
 //
 // with `a` read by some heads and `b`, `c` written by some. The forward pass and each gradient is one such sweep with
-// the roles exchanged (first the widths, then what is summed):
+// the roles exchanged:
 //
 //   forward   a = phi(q)    b = phi(k)   c = v        -> y       forwards in time
 //   dq        a = [dn, dd]  b = [v, 1]   c = phi(k)   -> dq      forwards
