@@ -4,6 +4,7 @@
 import what they need when they are called.
 """
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -59,7 +60,9 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"lintra: {_one_line(error)}", file=sys.stderr)
+        # Processes that train together end together: of that, the first one tells.
+        if not hasattr(error, "exit_code") or os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"lintra: {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
 
 

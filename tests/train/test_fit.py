@@ -216,5 +216,22 @@ def test_the_command_line_stopped_by_a_signal(new_run, signum, code):
     process.send_signal(signum)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code
-    assert re.fullmatch(rf"lintra: stopped by {signal.Signals(signum).name} after step .* --resume .*\n", errors)
+    assert re.fullmatch(
+        rf"lintra: stopped by {signal.Signals(signum).name} after step .* --resume .*\n", errors
+    )
     assert len(run.checkpoints()) == 1
+
+
+def test_the_faster_precision_is_found_once(new_run):
+    run = new_run(steps=2, precision="auto")
+    train.fit(run)
+    found = train.Run.read(run.folder).train.precision
+    assert found in ("32", "bf16")
+    train.fit(train.Run.read(run.folder).changed(steps=3))
+    assert train.Run.read(run.folder).train.precision == found
+
+
+def test_bf16_trains(new_run):
+    run = new_run(steps=3, precision="bf16")
+    train.fit(run)
+    assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in weights(run).values())
