@@ -46,6 +46,7 @@ def interleaved(
     for done in range(rounds):
         shuffle(order)
         for name in order:
+            contestants[name]()  # not timed: its memory, and the caches, are as the one before left them
             seconds[name].append(_seconds(contestants[name], calls[name]))
         progress(done + 1)
     return {name: Timing(tuple(seconds[name]), calls[name]) for name in contestants}

@@ -43,7 +43,8 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     contestants: dict[str, Callable[[], object]] = {"matmul": train.matmul(), **_imports()}
     for impl in impls:
         contestants |= _passes(impl, lambda q, k, v, impl=impl: _linear(q, k, v, impl), sizes, sizes.tokens)
-        contestants[f"{impl} training step"] = _step(impl, sizes)
+        contestants[f"{impl} training step"] = _step(impl, sizes, bf16=False)
+        contestants[f"{impl} training step, bf16"] = _step(impl, sizes, bf16=True)
     contestants |= _passes("softmax", _softmax, sizes, sizes.tokens)
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
@@ -77,9 +78,9 @@ def _passes(
     return {f"{name} forward": forward, f"{name} forward + backward": both}
 
 
-def _step(impl: str, sizes: Sizes) -> Callable[[], object]:
+def _step(impl: str, sizes: Sizes, *, bf16: bool) -> Callable[[], object]:
     mechanism = linear.Config(impl=impl)  # pyright: ignore[reportArgumentType]
-    return train.step(train.model(mechanism, sizes.step), sizes.step)
+    return train.step(train.model(mechanism, sizes.step), sizes.step, bf16=bf16)
 
 
 def _imports() -> dict[str, Callable[[], object]]:
@@ -121,9 +122,12 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
     name = f"{impl} training step"
     rows.append(Row("training step", percent(train.operations(sizes.step), name), of_matmul, 65))
     if impl == "native":
-        rows.append(
-            Row("training step: chunked PyTorch / native", ratio("torch training step", name), "x", 1.5)
-        )
+        slow = "torch training step"
+        rows += [
+            Row("training step: chunked PyTorch / native", ratio(slow, name), "x", 1.5),
+            Row("the same in bf16 autocast", ratio(f"{slow}, bf16", f"{name}, bf16"), "x"),
+            Row("training step: float32 / bf16, native", ratio(name, f"{name}, bf16"), "x"),
+        ]
     memory = _memory(impl, sizes)
     rows.append(Row(f"memory above the inputs, {sizes.longest:,} tokens", memory / 1e9, "GB", at_most=1))
     imported = seconds["import lintra"] - seconds["import torch"]
@@ -131,9 +135,14 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
 
 
 _MEMORY = """
-import resource, sys, torch
+import os, re, resource, torch
 from lintra import ops
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+def peak():
+    if os.path.exists("/proc/self/status"):  # getrusage would count what the parent process held at the fork
+        return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
 q, k, v = (torch.randn(1, {longest}, {heads}, {dim}).requires_grad_() for _ in range(3))
 before = peak()
 y, _ = ops.linear_attention(q, k, v, feature_map="elu+1", impl={impl!r})

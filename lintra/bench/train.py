@@ -64,8 +64,8 @@ def model(mechanism: Any, sizes: Sizes) -> decoder.Config:
     )
 
 
-def step(config: decoder.Config, sizes: Sizes) -> Callable[[], object]:
-    """One update: forward, backward, optimiser."""
+def step(config: decoder.Config, sizes: Sizes, *, bf16: bool = False) -> Callable[[], object]:
+    """One update: forward, backward, optimiser; under bf16 autocast if asked."""
     torch.manual_seed(0)
     network = config.build()
     optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
@@ -73,7 +73,9 @@ def step(config: decoder.Config, sizes: Sizes) -> Callable[[], object]:
 
     def update() -> None:
         optimizer.zero_grad()
-        (-network.output.log_prob(network(network.shift(tokens)), tokens).mean()).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            loss = -network.output.log_prob(network(network.shift(tokens)), tokens).mean()
+        loss.backward()
         optimizer.step()
 
     return update

@@ -15,7 +15,9 @@ def test_every_contestant_runs_once_a_round_in_changing_order():
     order = []
     contestants = {name: lambda name=name: order.append(name) for name in "abc"}
     timings = interleaved(contestants, rounds=6, at_least=0)
-    rounds = [tuple(order[6 + 3 * i : 9 + 3 * i]) for i in range(6)]  # after two calls each
+    turns = order[6::2]  # after two calls each, every turn is one call untimed and one timed
+    assert turns == order[7::2]
+    rounds = [tuple(turns[3 * i : 3 * i + 3]) for i in range(6)]
     assert all(sorted(each) == ["a", "b", "c"] for each in rounds)
     assert len(set(rounds)) > 1
     assert all(len(timing.seconds) == 6 and timing.calls == 1 for timing in timings.values())
