@@ -42,7 +42,18 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     for name, taken in seconds.items():
         rows.append(Row(name, sizes.batch * sizes.tokens / taken, "tokens/s"))
         rows.append(Row(name, 100 * operations(sizes) / taken / rate, "% of matmul"))
+        shares = where_the_time_goes(contestants[name])
+        rows += [Row(f"{name}: {op}", share, "% of time") for op, share in shares.items()]
     return rows, timings
+
+
+def where_the_time_goes(call: Callable[[], object], most: int = 8) -> dict[str, float]:
+    """The operators that take the largest shares of one call's time, in percent of it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+    largest = sorted(spent, key=lambda op: -spent[op])[:most]
+    return {op: 100 * spent[op] / sum(spent.values()) for op in largest}
 
 
 def matmul() -> Callable[[], object]:

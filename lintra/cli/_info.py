@@ -11,21 +11,28 @@ from lintra import attention, native
 from lintra.ops import _dispatch
 
 
+CHUNKED_IS_SLOWER = 8  # forward + backward, in the figures of bench/results/
+
+
 def list_mechanisms(args: Sequence[str]) -> int:
     """The mechanisms as a table, or with --json as a JSON array."""
     if list(args) in (["-h"], ["--help"]):
-        print("lintra list [--json]: the attention mechanisms, what each can do, what it costs")
+        print("lintra list [--json | --markdown]: the mechanisms, what each can do, what it costs")
         return 0
-    if list(args) not in ([], ["--json"]):
-        raise ValueError(f"list takes only --json, got {' '.join(args)!r}")
+    if list(args) not in ([], ["--json"], ["--markdown"]):
+        raise ValueError(f"list takes only --json or --markdown, got {' '.join(args)!r}")
     mechanisms = attention.describe()
-    if args:
+    if list(args) == ["--json"]:
         print(json.dumps(mechanisms, indent=1))
         return 0
-    words: dict[str | bool, str] = {True: "yes", False: "-"}
+    words: dict[str | bool, str] = {True: "yes", False: "no"}
     columns = list(mechanisms[0])
     rows = [columns, *([str(words.get(m[c], m[c])) for c in columns] for m in mechanisms)]
-    _print_table(rows)
+    if args:
+        rows.insert(1, ["---"] * len(columns))
+        print("\n".join(f"| {' | '.join(row)} |" for row in rows))
+    else:
+        _print_table(rows)
     return 0
 
 
@@ -47,7 +54,9 @@ def info(args: Sequence[str]) -> int:
             ["GPU", ", ".join(gpus) or "none"],
             [
                 "native",
-                native.why_not() or f"{native.instruction_set()} (of {', '.join(native.instruction_sets())})",
+                f"no: {native.why_not()}; chunked PyTorch serves, about {CHUNKED_IS_SLOWER} times slower"
+                if native.why_not()
+                else f"{native.instruction_set()}, of {', '.join(native.instruction_sets())}",
             ],
         ]
     )

@@ -93,8 +93,7 @@ def linear_attention(
         if chosen == "reference":
             numerator, denominator, state = linear_attention_reference(*arguments, causal)
         elif not causal:
-            q, k, v, _, log_input, state = arguments
-            numerator, denominator, state = _bidirectional(q, k, v, log_input, state)
+            numerator, denominator, state = _bidirectional(*arguments)
         elif q.shape[1] == 1:
             numerator, denominator, state = _step(*arguments)
         else:
@@ -211,10 +210,11 @@ def _bidirectional(
     q: Float[Tensor, "b t h f"],
     k: Float[Tensor, "b s g f"],
     v: Float[Tensor, "b s g e"],
+    log_decay: Float[Tensor, "b s g"] | None,
     log_input: Float[Tensor, "b s g"] | None,
     state: LinearState,
 ) -> Ratio:
-    """Every query reads the totals over all keys: two matrix products."""
+    """Every query reads the totals over all keys: two matrix products. (log_decay is None: validated.)"""
     if log_input is not None:
         k = k * log_input.exp()[..., None]
     kv = state.kv + k.permute(0, 2, 3, 1) @ v.movedim(1, 2)
@@ -235,7 +235,7 @@ def _step(
     if log_decay is not None:
         kept = log_decay[:, 0].exp()[..., None]
         kv, z = kept[..., None] * kv, kept * z
-    return _bidirectional(q, k, v, log_input, LinearState(kv, z))
+    return _bidirectional(q, k, v, None, log_input, LinearState(kv, z))
 
 
 def _read(q: Float[Tensor, "b t h f"], state: LinearState) -> Ratio:

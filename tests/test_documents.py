@@ -1,0 +1,67 @@
+"""What the documents say holds: the example runs, the table is the folder, links lead somewhere."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lintra import attention
+from lintra.cli import _info, main
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / "docs").glob("*.md"),
+]
+
+
+def test_the_example_of_the_readme_runs(tmp_path):
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_the_table_of_the_readme_is_the_folder(capsys):
+    main(["list", "--markdown"])
+    assert capsys.readouterr().out in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", attention.names())
+def test_every_mechanism_has_its_page(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text()
+    assert f"lintra/attention/{name}.py" in page
+    assert f"({name}.md)" in (ROOT / "docs" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if not target.startswith("http"):
+            assert (document.parent / target).exists(), target
+
+
+CPU = ROOT / "bench" / "results" / "attention-amd-epyc.json"
+
+
+def figures(report: dict) -> str:
+    """The rows of a benchmark as the documents show them."""
+    lines = ["| work | measured | target |", "| --- | --- | --- |"]
+    for row in report["rows"]:
+        lines.append(f"| {row['what']} | {row['figure']:.3g} {row['unit']} | {row['target']} |")
+    return "\n".join(lines)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_file():
+    report = json.loads(CPU.read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    assert figures(report) in (ROOT / "README.md").read_text()
+
+
+def test_what_info_says_of_chunked_pytorch_is_measured():
+    name = "forward + backward: chunked PyTorch / native"
+    rows = {row["what"]: row["figure"] for row in json.loads(CPU.read_text())["rows"]}
+    assert round(rows[name]) == _info.CHUNKED_IS_SLOWER
