@@ -26,7 +26,8 @@ bench: install
 # The NEON kernels, compiled where there is no such processor.
 cross:
 	mkdir -p build/cross
-	$(CROSS) -std=c++17 -O3 -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
+	$(CROSS) -std=c++17 -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti \
+		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
 		-o build/cross/liblintra.so lintra/native/kernel.cpp lintra/native/library.cpp
 
 install: $(VENV)/installed

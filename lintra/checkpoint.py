@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lintra import attention, models, registry
+from lintra import attention, fields, models, registry
 from lintra.attention import AttentionConfig, State
 from lintra.attention._feature_maps import FeatureMap
 from lintra.models.decoder import Decoder
@@ -39,7 +39,7 @@ def save(model: Decoder, folder: str | Path) -> None:
     process. Raises Error where `folder` holds something that is not a model of ours.
     """
     folder = Path(folder)
-    if folder.exists() and not _is_model(folder):
+    if folder.exists() and not _replaceable(folder):
         raise Error(f"{folder} exists and is not a saved model: choose another folder")
     write_atomically(folder, lambda place: write_model(model, place))
 
@@ -66,15 +66,30 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Decoder:
         raise Error(f"{folder / CONFIG} has format {content['format']!r}, this lintra reads format {FORMAT}")
     try:
         module = registry.load(models, content.get("model", ""), "model")
-        model = from_json(module.Config, content.get("config"), "config").build()
+        config = from_json(module.Config, content.get("config"), "config")
+        return with_weights(config, read_tensors(folder / WEIGHTS, device), folder / WEIGHTS).eval()
     except (ValueError, TypeError) as error:
+        if isinstance(error, Error):
+            raise
         raise Error(f"{folder / CONFIG}: {error}") from error
-    tensors = read_tensors(folder / WEIGHTS, device)
-    _fit(folder / WEIGHTS, tensors, model)
+
+
+def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Decoder:
+    """The model of a configuration with these tensors as its weights; no others are drawn first.
+
+    Raises Error, which names `file`, for a missing or unknown tensor or one of another shape.
+    """
+    with torch.device("meta"):
+        model = config.build()
+    wanted = model.state_dict()
+    for problem, names in (("lacks", wanted.keys() - tensors), ("has the unknown", tensors.keys() - wanted)):
+        if names:
+            raise Error(f"{file} {problem} tensor {min(names)!r}")
+    for name, x in wanted.items():
+        if tensors[name].shape != x.shape:
+            raise Error(f"{file}: {name} must be {list(x.shape)}, got {list(tensors[name].shape)}")
     model.load_state_dict(tensors, assign=True)
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
-    return model.to(device).eval()
+    return model.requires_grad_(True)
 
 
 def newest(folder: Path) -> Path:
@@ -83,10 +98,16 @@ def newest(folder: Path) -> Path:
         raise Error(f"{folder} does not exist or is no folder")
     if (folder / CONFIG).exists():
         return folder
-    steps = sorted(x for x in folder.glob("step-*") if (x / CONFIG).exists())
+    steps = checkpoints(folder)
     if not steps:
         raise Error(f"{folder} holds no model: there is no {CONFIG} in it and no step-* folder with one")
     return steps[-1]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, the oldest first."""
+    steps = [x for x in run.glob("step-*") if (x / CONFIG).exists() and x.name[5:].isdigit()]
+    return sorted(steps, key=lambda x: int(x.name[5:]))
 
 
 def save_state(state: State, file: str | Path) -> None:
@@ -99,15 +120,18 @@ def load_state(like: State, file: str | Path) -> State:
     """The state in `file`, of the form of `like`, such as `model.start(batch)`. Raises Error if it is not."""
     wanted = list(_leaves(like))
     tensors = read_tensors(Path(file), wanted[0].device if wanted else "cpu")
-    if sorted(tensors, key=int) != [str(i) for i in range(len(wanted))]:
+    if tensors.keys() != {str(i) for i in range(len(wanted))}:
         raise Error(f"{file} holds {len(tensors)} tensors, a state of this model {len(wanted)}")
     values = iter(tensors[str(i)] for i in range(len(wanted)))
 
     def take(x: torch.Tensor) -> torch.Tensor:
         value = next(values)
-        if value.dim() != x.dim() or value.shape[:1] != x.shape[:1]:
+        # The axis of time may have grown; it is the one of length 0 in a fresh cache.
+        fits = value.dim() == x.dim() and all(n in (m, 0) for n, m in zip(x.shape, value.shape, strict=True))
+        if not fits or value.dtype != x.dtype:
             raise Error(
-                f"{file} has a tensor {list(value.shape)} where this model's state has {list(x.shape)}"
+                f"{file} has a tensor {list(value.shape)} of {value.dtype} where this model's state has "
+                f"{list(x.shape)} of {x.dtype}"
             )
         return value
 
@@ -126,8 +150,10 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         raise Error(f"{path} cannot be written: {error.strerror}") from error
     try:
         write(work / path.name)
-        _flush(work / path.name)
-        _put(work / path.name, path)
+        new = work / path.name
+        _flush(new, *(new.rglob("*") if new.is_dir() else ()))
+        _put(new, path)
+        _flush(path.parent)
     except (OSError, SafetensorError) as error:
         raise Error(f"{path} cannot be written: {error}") from error
     finally:
@@ -170,11 +196,11 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
     content = dict(content)
     kind = _choose(kind, content.pop("name", None), where)
     hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-    unknown = sorted(set(content) - set(fields))
+    known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    unknown = sorted(set(content) - set(known))
     if unknown:
-        raise ValueError(f"{where} has the unknown field {unknown[0]!r}; the fields are {', '.join(fields)}")
-    values = {name: _value(fields[name], x, f"{where}.{name}") for name, x in content.items()}
+        raise ValueError(f"{where} has the unknown field {unknown[0]!r}; the fields are {', '.join(known)}")
+    values = {name: _value(known[name], x, f"{where}.{name}") for name, x in content.items()}
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:
@@ -185,16 +211,9 @@ def _value(hint: Any, content: Any, where: str) -> Any:
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
         return from_json(hint, content, where)
-    for option in options:
-        if typing.get_origin(option) is typing.Literal:
-            fits = content in typing.get_args(option)
-        elif option is float:
-            fits = isinstance(content, int | float) and not isinstance(content, bool)
-        else:
-            fits = isinstance(content, option) and not (option is int and isinstance(content, bool))
-        if fits:
-            return content
-    raise ValueError(f"{where} must be {hint}, got {content!r}")
+    if not fields.fits(hint, content):
+        raise ValueError(f"{where} must be {fields.describe(hint)}, got {content!r}")
+    return content
 
 
 def _key(kind: type) -> str:
@@ -216,18 +235,9 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
     raise ValueError(f"{where} must be one of {', '.join(map(_key, options))}, got {name!r}")
 
 
-def _fit(file: Path, tensors: dict[str, torch.Tensor], model: Decoder) -> None:
-    wanted = model.state_dict()
-    for problem, names in (("lacks", wanted.keys() - tensors), ("has the unknown", tensors.keys() - wanted)):
-        if names:
-            raise Error(f"{file} {problem} tensor {min(names)!r}")
-    for name, x in wanted.items():
-        if tensors[name].shape != x.shape:
-            raise Error(f"{file}: {name} must be {list(x.shape)}, got {list(tensors[name].shape)}")
-
-
-def _is_model(folder: Path) -> bool:
-    return folder.is_dir() and {x.name for x in folder.iterdir()} == {CONFIG, WEIGHTS}
+def _replaceable(folder: Path) -> bool:
+    """Whether nothing but a saved model, or nothing at all, is in the folder."""
+    return folder.is_dir() and {x.name for x in folder.iterdir()} <= {CONFIG, WEIGHTS, ".DS_Store"}
 
 
 def _leaves(state: State) -> list[torch.Tensor]:
@@ -245,14 +255,22 @@ def _put(new: Path, path: Path) -> None:
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
     if exchange is not None and exchange(here, os.fsencode(new), here, os.fsencode(path), swap) == 0:
         return
-    path.rename(new.with_name("before"))
-    new.rename(path)
+    before = new.with_name("before")  # elsewhere a moment without either remains
+    path.rename(before)
+    try:
+        new.rename(path)
+    except OSError:
+        before.rename(path)
+        raise
 
 
-def _flush(path: Path) -> None:
-    """To the disk before the rename, so that a power cut leaves the old or the new, not an empty file."""
-    for file in [path, *path.rglob("*")] if path.is_dir() else [path]:
-        handle = os.open(file, os.O_RDONLY)
+def _flush(*paths: Path) -> None:
+    """To the disk, so that a power cut leaves the old or the new, not an empty file."""
+    windows = os.name == "nt"  # where folders cannot be flushed and files must be open for writing
+    for path in paths:
+        if windows and path.is_dir():
+            continue
+        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:

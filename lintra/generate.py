@@ -4,13 +4,15 @@
 the same tokens for the same seed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import Required, Unpack
 
 from lintra.models.decoder import Decoder
 from lintra.nn.mask import lengths_to_mask
@@ -21,8 +23,9 @@ class Sampler:
     """How a symbol is drawn from a distribution.
 
     temperature divides the log-probabilities, 0 takes the most probable symbol; top_k keeps the k most
-    probable symbols; top_p the fewest that hold at least that share of the probability (Holtzman et al. 2020,
-    arXiv:1904.09751, section 3.1). Both filters apply after the temperature.
+    probable symbols, and those as probable as the last of them; top_p the fewest that hold at least that
+    share of the probability (Holtzman et al. 2020, arXiv:1904.09751, section 3.1). Both filters apply after
+    the temperature.
     """
 
     temperature: float = 1.0
@@ -41,7 +44,8 @@ class Sampler:
         """What is drawn from."""
         if self.temperature == 0:
             return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
-        log_probs = log_probs / self.temperature
+        # Relative to the largest: a tiny temperature must not make all of them -inf.
+        log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / self.temperature
         if self.top_k is not None and self.top_k < log_probs.shape[1]:
             least = log_probs.topk(self.top_k, 1).values[:, -1:]
             log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
@@ -57,64 +61,54 @@ class Sampler:
         """The symbol at which the cumulative probability passes `uniform`, numbers in [0, 1)."""
         dtype = torch.float32 if log_probs.device.type == "mps" else torch.float64
         cumulative = self.probabilities(log_probs).to(dtype).cumsum(1)
+        if log_probs.device.type == "cpu" and not bool(cumulative[:, -1].isfinite().all()):
+            raise ValueError("the probabilities to draw from are no numbers: is the model sound?")
         level = (uniform.to(log_probs.device, dtype) * cumulative[:, -1])[:, None]
         return torch.searchsorted(cumulative, level, right=True)[:, 0].clamp(max=log_probs.shape[1] - 1)
 
 
-def generate(model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options) -> Int[Tensor, "b n"]:
-    """The `steps` tokens that follow the prompt, [b steps]. Arguments as of `stream`."""
-    return _run(model, stream, prompt, **options)
+class Options(TypedDict, total=False):
+    """What generation may be asked for.
+
+    prompt comes first, without the start symbol; without a prompt, batch says how many sequences (default 1).
+    lengths [b]: how many tokens of each prompt are real, counted from its left. seed fixes the draws; None
+    draws differently each time; the global random generator is not used.
+    """
+
+    steps: Required[int]  # tokens to generate
+    temperature: float  # see Sampler, like the next two
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    batch: int | None
+    lengths: Tensor | None
+
+
+def generate(
+    model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options: Unpack[Options]
+) -> Int[Tensor, "b n"]:
+    """The `steps` tokens that follow the prompt, [b steps]."""
+    return _collect(stream(model, prompt, **options), model, prompt, options)
 
 
 def generate_reference(
-    model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options
+    model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options: Unpack[Options]
 ) -> Int[Tensor, "b n"]:
     """`generate` by the definition, without a state: for every token the whole sequence once more."""
-    return _run(model, stream_reference, prompt, **options)
+    begin = _begin(model, prompt, **options)
+    return _collect(_recomputed(model, *begin), model, prompt, options)
 
 
 def stream(
-    model: Decoder,
-    prompt: Int[Tensor, "b t"] | None = None,
-    *,
-    steps: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    batch: int | None = None,
-    lengths: Int[Tensor, "b"] | None = None,
+    model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options: Unpack[Options]
 ) -> Iterator[Int[Tensor, "b"]]:
     """Yields the next token of every sequence, [b], `steps` times; memory grows only if the state does.
 
-    prompt: what comes first, without the start symbol; None for nothing, then `batch` says how many sequences
-    (default 1). lengths [b]: how many tokens of each prompt are real, counted from its left. seed fixes the
-    draws; None draws differently each time. The global random generator is not used. The model stays in
-    evaluation mode until the stream ends. temperature, top_k, top_p: see `Sampler`.
-    Raises ValueError for steps < 0, an empty prompt where the model has no start symbol, lengths or a batch
-    that do not fit the prompt, and what `Sampler` refuses.
+    The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
+    where the model has no start symbol, lengths or a batch that do not fit the prompt, and what `Sampler`
+    refuses.
     """
-    begin = _begin(model, prompt, steps, batch, lengths)
-    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p)
-    return _recurrent(model, *begin, sampler, _uniforms(steps, begin[0], seed))
-
-
-def stream_reference(
-    model: Decoder,
-    prompt: Int[Tensor, "b t"] | None = None,
-    *,
-    steps: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    batch: int | None = None,
-    lengths: Int[Tensor, "b"] | None = None,
-) -> Iterator[Int[Tensor, "b"]]:
-    """`stream` by the definition: every token from the parallel form of everything before it."""
-    begin = _begin(model, prompt, steps, batch, lengths)
-    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p)
-    return _recomputed(model, *begin, sampler, _uniforms(steps, begin[0], seed))
+    return _recurrent(model, *_begin(model, prompt, **options))
 
 
 @torch.no_grad()
@@ -142,22 +136,30 @@ def _recomputed(
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
 
 
-def _run(
-    model: Decoder, streaming: Callable[..., Iterator[Tensor]], prompt: Tensor | None, **options
-) -> Tensor:
-    tokens = list(streaming(model, prompt, **options))
-    if tokens:
-        return torch.stack(tokens, 1)
-    batch = options.get("batch") or 1 if prompt is None else len(prompt)
-    return torch.empty(batch, 0, dtype=torch.int64)
+def _collect(tokens: Iterator[Tensor], model: Decoder, prompt: Tensor | None, options: Options) -> Tensor:
+    drawn = list(tokens)
+    if drawn:
+        return torch.stack(drawn, 1)
+    batch = len(prompt) if prompt is not None else options.get("batch") or 1
+    return torch.empty(batch, 0, dtype=torch.int64, device=model.head.weight.device)
 
 
 def _begin(
-    model: Decoder, prompt: Tensor | None, steps: int, batch: int | None, lengths: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The first tokens [b t], the start symbol included, and which of them are real [b t] (None: all)."""
-    if steps < 0:
-        raise ValueError(f"steps must be at least 0, got {steps}")
+    model: Decoder,
+    prompt: Tensor | None,
+    *,
+    steps: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    batch: int | None = None,
+    lengths: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Sampler, Iterator[Tensor]]:
+    """The first tokens [b t] with the start symbol, which of them are real [b t] (None: all), how to draw and
+    the numbers to draw with."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps must be an integer of at least 0, got {steps}")
     if batch is not None and batch < 1:
         raise ValueError(f"batch must be at least 1 sequence, got {batch}")
     device = model.head.weight.device
@@ -165,20 +167,25 @@ def _begin(
         if lengths is not None:
             raise ValueError("lengths belong to a prompt, and there is none")
         prompt = torch.empty(batch or 1, 0, dtype=torch.int64, device=device)
-    elif prompt.dim() != 2 or prompt.is_floating_point():
+    elif not isinstance(prompt, Tensor):
+        raise TypeError(f"prompt must be a tensor of integers [b t], got {type(prompt).__name__}")
+    elif prompt.dim() != 2 or prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool:
         raise ValueError(f"prompt must be integers [b t], got {prompt.dtype} of shape {list(prompt.shape)}")
     elif batch not in (None, len(prompt)):
         raise ValueError(f"batch must be that of the prompt, {len(prompt)}, or None; got {batch}")
     if lengths is not None and tuple(lengths.shape) != (len(prompt),):
         raise ValueError(f"lengths must be [{len(prompt)}], one a prompt, got {list(lengths.shape)}")
-    tokens = prompt.to(device)
+    tokens = prompt.to(device, torch.int64)
+    if tokens.numel() and lengths is None and int(tokens.max()) >= model.config.vocabulary:
+        raise ValueError(f"prompt must hold symbols below {model.config.vocabulary}, got {int(tokens.max())}")
     mask = None if lengths is None else lengths_to_mask(lengths.to(device), tokens.shape[1])
     if model.start_token is not None:
         tokens = torch.cat((tokens.new_full((len(tokens), 1), model.start_token), tokens), 1)
         mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
     elif tokens.shape[1] == 0 or (mask is not None and not bool(mask.any(1).all())):
         raise ValueError("this model has no start symbol: every prompt must have at least one token")
-    return tokens, mask
+    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p)
+    return tokens, mask, sampler, _uniforms(steps, tokens, seed)
 
 
 def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:
@@ -202,9 +209,10 @@ def _last(params: Tensor, mask: Tensor | None) -> Tensor:
 
 @contextmanager
 def _evaluation(model: Decoder) -> Iterator[None]:
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,8 +17,6 @@ _TINY = 16  # pixels
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 _PAPER, _INK, _SOFT = "white", "#222222", "#8a8a8a"
 _COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49")
-
-matplotlib.use("Agg")
 
 
 def samples(path: Path, images: Tensor, title: str) -> None:

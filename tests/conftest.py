@@ -1,7 +1,18 @@
 """What tests of several folders need."""
 
+import os
+
 import pytest
 import torch
+from hypothesis import settings
+
+from lintra import native
+
+settings.register_profile("lintra", deadline=None, derandomize=True)
+settings.load_profile("lintra")
+
+if os.environ.get("LINTRA_EXPECT_NATIVE") and not native.available():
+    raise RuntimeError(f"the native library was expected here: {native.why_not()}")
 
 
 @pytest.fixture

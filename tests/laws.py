@@ -37,6 +37,14 @@ class Case:
         shape = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": DIM, "value_dim": VALUE_DIM} | shape
         return self.config.build(causal=self.causal, **shape).double()
 
+    def possible(self) -> bool:
+        """Whether this mode can be built; what cannot is refused with a ValueError."""
+        try:
+            self.build()
+        except ValueError:
+            return False
+        return True
+
     def draw(self, time: int = TIME, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         generator = torch.Generator().manual_seed(seed)
         return [
@@ -89,8 +97,6 @@ def forward(case: Case, attention: Attention, q: Tensor, k: Tensor, v: Tensor, m
 
 def equals_its_definition(case: Case, dense) -> None:
     """The parallel form is the dense N x N definition, values and gradients."""
-    if case.rotary:
-        return
     attention, inputs = case.build(), case.draw()
     parameters = list(attention.parameters())
     y, expected = attention(*inputs), dense(attention, *inputs)
@@ -101,8 +107,6 @@ def equals_its_definition(case: Case, dense) -> None:
 
 def parallel_is_recurrent(case: Case) -> None:
     """forward = the recurrence step by step = split anywhere and resumed, final states included."""
-    if not case.causal or not case.build().can.recurrent:
-        return
     attention, inputs = case.build(), case.draw()
     whole = forward(case, attention, *inputs)
     whole_gradients = gradients(whole, inputs)
@@ -124,8 +128,6 @@ def parallel_is_recurrent(case: Case) -> None:
 
 def final_state_has_gradients(case: Case) -> None:
     """What a state says about its tokens is differentiable, the same split or whole."""
-    if not case.causal or not case.build().can.recurrent:
-        return
     attention, inputs = case.build(), case.draw()
 
     def of_state(cut: int) -> list[Tensor]:
@@ -141,8 +143,6 @@ def final_state_has_gradients(case: Case) -> None:
 
 def blind_to_the_future(case: Case) -> None:
     """Changing tokens from `cut` on leaves every earlier output as it was, and has no gradient there."""
-    if not case.causal:
-        return
     attention = case.build()
     for cut in (1, 8, TIME - 1):
         inputs = case.draw()
@@ -184,10 +184,26 @@ def padding_is_absence(case: Case) -> None:
         assert_close(forward(case, attention, *longer, mask=more)[:, :TIME], y, **EXACT)
 
 
+def padding_between_states_changes_nothing(case: Case) -> None:
+    """A masked piece after a state = its real tokens after that state."""
+    attention, inputs, first = case.build(), case.draw(), case.draw(6, seed=9)
+    state = attention.start(BATCH, dtype=torch.float64)
+    _, state = attention.extend(*first, state, rotate=case.rotate(0, 6))
+    for mask in some_masks():
+        y, after = attention.extend(*inputs, state, mask=mask, rotate=case.rotate(6, TIME, mask))
+        for i in range(BATCH):
+            real = [x[i : i + 1, mask[i]] for x in inputs]
+            rotate = case.rotate(6, real[0].shape[1])
+            rotate = None if rotate is None else rotate._replace(position=rotate.position[:1])
+            one = map_state(lambda x, i=i: x[i : i + 1], state)
+            alone, alone_after = attention.extend(*real, one, rotate=rotate)
+            assert_close(y[i, mask[i]], alone[0], **EXACT)
+            if attention.can.state == "constant":
+                same_states(map_state(lambda x, i=i: x[i : i + 1], after), alone_after)
+
+
 def padding_leaves_the_state(case: Case) -> None:
     """Extending by padded tokens in between goes on as if they had not been there."""
-    if not case.causal or not case.build().can.recurrent:
-        return
     attention, inputs = case.build(), case.draw()
     after = case.draw(5, seed=9)
     for mask in some_masks():
@@ -224,8 +240,6 @@ def nothing_to_attend_to_gives_zero(case: Case) -> None:
 
 def cross_is_the_same_sum(case: Case) -> None:
     """read(q, remember(k, v)) with the sequence's own keys is the bidirectional form; any lengths go."""
-    if case.causal or case.rotary or not case.build().can.cross:
-        return
     attention, (q, k, v) = case.build(), case.draw()
     assert_close(attention.read(q, attention.remember(k, v)), attention(q, k, v), **EXACT)
     few = attention.read(q[:, :3], attention.remember(k, v))
@@ -258,8 +272,6 @@ def leaves_the_random_generator_alone(case: Case) -> None:
 
 def never_mutates_a_state(case: Case) -> None:
     """A state may be used again: two continuations from one state are the same."""
-    if not case.causal or not case.build().can.recurrent:
-        return
     attention, inputs = case.build(), case.draw()
     with torch.no_grad():
         rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
@@ -275,8 +287,6 @@ def never_mutates_a_state(case: Case) -> None:
 
 def states_can_be_indexed(case: Case) -> None:
     """Beam search is an index: reordering a state reorders what follows."""
-    if not case.causal or not case.build().can.recurrent:
-        return
     attention, inputs = case.build(), case.draw()
     rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
     _, state = attention.extend(*inputs, attention.start(BATCH, dtype=torch.float64), rotate=rotate)
@@ -306,9 +316,8 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
     q, k, v = case.draw()
     group = case.heads // case.kv_heads
     with torch.no_grad():
-        for (name, many), few in zip(repeated.named_parameters(), grouped.parameters(), strict=True):
+        for many, few in zip(repeated.parameters(), grouped.parameters(), strict=True):
             many.copy_(few if many.shape == few.shape else few.repeat_interleave(group, 0))
-            assert name
     y = forward(case, grouped, q, k, v)
     expected = forward(case, repeated, q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
     assert_close(y, expected, **EXACT)
@@ -317,8 +326,6 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
 
 def sixteen_bits_lose_no_more_than_the_textbook(case: Case, dense) -> None:
     """bf16 and fp16 in: off by at most twice the error of the textbook formula in that precision."""
-    if case.rotary:
-        return
     for dtype in (torch.bfloat16, torch.float16):
         attention, inputs = case.build(), [x.detach() for x in case.draw(64, dtype=dtype)]
         # The parameters of both are those 16 bits can hold: the law is about the arithmetic.
@@ -337,23 +344,18 @@ def sixteen_bits_lose_no_more_than_the_textbook(case: Case, dense) -> None:
 def long_sequences_do_not_drift(case: Case) -> None:
     """65,536 tokens in float32 stay within 1e-4 of float64, relative to the largest output."""
     time = 65_536
-    quadratic = getattr(case.config, "impl", None) == "reference"
-    if case.rotary or quadratic or not case.build().can.recurrent:
-        return
     attention = case.build(heads=1, kv_heads=1)
     alone = Case(case.name, case.config, case.causal, heads=1, kv_heads=1)
     inputs = [x.detach()[:1] for x in alone.draw(time)]
     single = [x.float() for x in inputs]
-    if attention.can.state == "constant" and case.causal:
+    if case.causal:
         exact = attention(*inputs)
         y = attention.float()(*single)
-    elif attention.can.cross and not case.causal:
+    else:
         few = [x[:, :16] for x in (inputs[0], single[0])]
         exact = attention.read(few[0], attention.remember(*inputs[1:]))
         attention.float()
         y = attention.read(few[1], attention.remember(*single[1:]))
-    else:
-        return
     assert (y.double() - exact).abs().max() < 1e-4 * exact.abs().max()
 
 
@@ -370,6 +372,38 @@ def empty_sequences_and_batches(case: Case) -> None:
             assert y.shape == (*few[0].shape[:3], VALUE_DIM)
 
 
+def always(case: Case) -> bool:
+    return True
+
+
+def recurrent(case: Case) -> bool:
+    return case.causal and case.build().can.recurrent
+
+
+def cross(case: Case) -> bool:
+    return not case.causal and not case.rotary and case.build().can.cross
+
+
+def long(case: Case) -> bool:
+    """65,536 tokens are too many for what is quadratic; then 16 queries of all of them are looked at."""
+    linear = case.build().can.state == "constant" and getattr(case.config, "impl", None) != "reference"
+    return not case.rotary and (linear if case.causal else cross(case))
+
+
+# What a law says nothing about. Definitions are written without positions: see the tests of rotary embedding.
+APPLIES = {
+    equals_its_definition: lambda case: not case.rotary,
+    sixteen_bits_lose_no_more_than_the_textbook: lambda case: not case.rotary,
+    parallel_is_recurrent: recurrent,
+    final_state_has_gradients: recurrent,
+    blind_to_the_future: lambda case: case.causal,
+    padding_leaves_the_state: recurrent,
+    padding_between_states_changes_nothing: recurrent,
+    cross_is_the_same_sum: cross,
+    never_mutates_a_state: recurrent,
+    states_can_be_indexed: recurrent,
+    long_sequences_do_not_drift: long,
+}
 WITH_DEFINITION = [equals_its_definition, sixteen_bits_lose_no_more_than_the_textbook]
 LAWS = [
     parallel_is_recurrent,
@@ -378,6 +412,7 @@ LAWS = [
     padding_changes_nothing,
     padding_is_absence,
     padding_leaves_the_state,
+    padding_between_states_changes_nothing,
     nothing_to_attend_to_gives_zero,
     cross_is_the_same_sum,
     a_sample_does_not_see_its_neighbours,

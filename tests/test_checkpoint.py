@@ -102,7 +102,7 @@ def damage_weights(folder, change):
         ),
         (
             lambda f: damage_config(f, lambda c: c["config"].update(layers="two")),
-            "config.layers must be .*int.* got 'two'",
+            "config.layers must be int, got 'two'",
         ),
         (
             lambda f: damage_config(f, lambda c: c["config"].update(layers=0)),
@@ -144,6 +144,7 @@ def test_the_newest_checkpoint_of_a_run(tmp_path):
     for step in (20, 100):
         checkpoint.save(build(layers=step // 20), tmp_path / f"step-{step:08d}")
     (tmp_path / "step-00000999").mkdir()  # incomplete: no configuration in it
+    (tmp_path / "step-by-step").mkdir()
     assert len(checkpoint.load(tmp_path).blocks) == 5
 
 
@@ -172,6 +173,32 @@ def test_saving_again_replaces_and_nothing_else_is_replaced(tmp_path):
     with pytest.raises(checkpoint.Error, match="is not a saved model: choose another folder"):
         checkpoint.save(build(), tmp_path / "photos")
     assert (tmp_path / "photos" / "one.jpg").read_text() == "x"
+
+
+def test_a_failing_exchange_keeps_the_old_model(tmp_path, monkeypatch):
+    """Where folders cannot be exchanged and the second rename fails."""
+    checkpoint.save(build(), tmp_path / "model")
+    monkeypatch.setattr(checkpoint.os, "name", "other")
+    rename, calls = checkpoint.Path.rename, []
+
+    def failing(self, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(checkpoint.Path, "rename", failing)
+    with pytest.raises(checkpoint.Error, match="cannot be written"):
+        checkpoint.save(build(layers=1), tmp_path / "model")
+    monkeypatch.undo()
+    assert len(checkpoint.load(tmp_path / "model").blocks) == 2
+
+
+def test_loading_leaves_the_random_generator_alone(tmp_path):
+    checkpoint.save(build(), tmp_path / "model")
+    before = torch.get_rng_state()
+    checkpoint.load(tmp_path / "model")
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_an_unwritable_place(tmp_path):

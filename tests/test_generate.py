@@ -97,7 +97,8 @@ def test_a_symbol_of_no_probability_is_never_drawn():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": -1}, "steps must be at least 0, got -1"),
+        ({"steps": -1}, "steps must be an integer of at least 0, got -1"),
+        ({"steps": 1.5}, "steps must be an integer of at least 0, got 1.5"),
         ({"temperature": -0.1}, "temperature must be at least 0 and finite, got -0.1"),
         ({"temperature": float("nan")}, "temperature must be at least 0 and finite, got nan"),
         ({"top_k": 0}, "top_k must be at least 1 symbol, got 0"),
@@ -132,6 +133,30 @@ def test_an_empty_prompt_needs_a_start_symbol():
     assert generate(model, torch.tensor([[1]]), steps=2, seed=0).shape == (1, 2)
 
 
+def test_prompts_of_any_integers():
+    model = build()
+    prompt = torch.tensor([[3, 4]])
+    expected = generate(model, prompt, steps=3, seed=0)
+    assert torch.equal(generate(model, prompt.to(torch.uint8), steps=3, seed=0), expected)
+    with pytest.raises(TypeError, match=r"prompt must be a tensor of integers \[b t\], got list"):
+        generate(model, [[3, 4]], steps=1)
+
+
+def test_a_tiny_temperature_is_the_most_probable_symbol():
+    log_probs = torch.tensor([[0.2, 0.5, 0.3]]).log()
+    probabilities = Sampler(temperature=1e-45).probabilities(log_probs)
+    assert torch.equal(probabilities, torch.tensor([[0.0, 1.0, 0.0]]))
+
+
 def test_a_prompt_out_of_range():
-    with pytest.raises(ValueError, match="tokens must be between 0 and 11, got 40"):
-        generate(build(), torch.tensor([[40]]), steps=1)
+    for symbol in (11, 40):  # 11 is the start symbol
+        with pytest.raises(ValueError, match=f"prompt must hold symbols below 11, got {symbol}"):
+            stream(build(), torch.tensor([[symbol]]), steps=1)
+
+
+def test_a_broken_model_draws_nothing():
+    model = build()
+    with torch.no_grad():
+        model.head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="is the model sound"):
+        generate(model, steps=1)

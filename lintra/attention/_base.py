@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from lintra.ops import _check
 from lintra.ops.positions import Rotation
 
 State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
@@ -26,11 +27,10 @@ class Capabilities:
 
 @runtime_checkable
 class AttentionConfig(Protocol):
-    """The `Config` of a mechanism's file."""
+    """The `Config` of a mechanism's file. `build` takes what `Attention` does after the configuration:
+    heads, dim, causal, and kv_heads and value_dim if they differ from heads and dim."""
 
-    def build(
-        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
-    ) -> "Attention": ...
+    def build(self, **shape: Any) -> "Attention": ...
 
 
 class Attention(nn.Module):
@@ -45,28 +45,37 @@ class Attention(nn.Module):
     """
 
     paper: ClassVar[str]
-    can: ClassVar[Capabilities]
-    reads: ClassVar[dict[str, int]] = {}  # what it takes from the layer's input beyond q, k, v: name -> width
+    can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
     def __init__(
-        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
+        self,
+        config: Any,
+        *,
+        heads: int,
+        dim: int,
+        causal: bool,
+        kv_heads: int | None = None,
+        value_dim: int | None = None,
     ):
         super().__init__()
-        name = type(self).__module__.rpartition(".")[2]
+        self.config = config
+        self.name = type(self).__module__.rpartition(".")[2]
         if causal and not self.can.causal:
-            raise ValueError(
-                f"attention {name!r} has no causal form ({self.paper}); build it with causal=False"
-            )
+            raise ValueError(f"attention {self.name!r} ({self.paper}) has no causal form, got causal=True")
         if not causal and not self.can.bidirectional:
-            raise ValueError(f"attention {name!r} is causal only ({self.paper}); build it with causal=True")
+            raise ValueError(f"attention {self.name!r} is causal only with {config}, got causal=False")
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
         self.causal = causal
+        self.turned = self.dim  # the width of what `rotate` is applied to
         for what in ("heads", "kv_heads", "dim", "value_dim"):
             if getattr(self, what) < 1:
                 raise ValueError(f"{what} must be at least 1, got {getattr(self, what)}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+        _check.heads(self.heads, self.kv_heads)
+
+    def reads(self) -> dict[str, int]:
+        """What it takes from the layer's input beyond q, k, v, such as a gate: name -> width."""
+        return {}
 
     def forward(
         self,
@@ -86,7 +95,7 @@ class Attention(nn.Module):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> State:
         """The state before any token, for `batch` sequences of activations of `dtype`."""
-        raise NotImplementedError(f"attention {type(self).__module__!r} has no recurrent form")
+        raise NotImplementedError(f"attention {self.name!r} has no recurrent form")
 
     def extend(
         self,
@@ -100,9 +109,10 @@ class Attention(nn.Module):
         **reads: Tensor,
     ) -> tuple[Float[Tensor, "b t h e"], State]:
         """Any number of tokens after `state`. Padded ones leave the state as it was."""
-        self.check(q, k, v)
+        self.check(q, k, v, mask)
         self.check_causal()
         q, k, v = zero_padding(mask, q, k, v)
+        reads = {name: zero_padding(mask, x)[0] for name, x in reads.items()}
         ys = [q.new_zeros(q.shape[0], 0, self.heads, self.value_dim)]
         for i in range(q.shape[1]):
             one = slice(i, i + 1)
@@ -132,28 +142,36 @@ class Attention(nn.Module):
         **reads: Tensor,
     ) -> tuple[Tensor, State]:
         """One token, q [b 1 h d]: the recurrence."""
-        raise NotImplementedError(f"attention {type(self).__module__!r} has no recurrent form")
+        raise NotImplementedError(f"attention {self.name!r} has no recurrent form")
 
     def remember(self, k: Tensor, v: Tensor, mask: Bool[Tensor, "b s"] | None = None) -> State:
         """What cross-attention keeps of another sequence, k [b s g d], v [b s g e]."""
-        raise NotImplementedError(f"attention {type(self).__module__!r} has no cross form")
+        raise NotImplementedError(f"attention {self.name!r} has no cross form")
 
     def read(self, q: Float[Tensor, "b t h d"], memory: State) -> Float[Tensor, "b t h e"]:
         """Every query reads all of the memory."""
-        raise NotImplementedError(f"attention {type(self).__module__!r} has no cross form")
+        raise NotImplementedError(f"attention {self.name!r} has no cross form")
 
-    def check(self, q: Tensor | None, k: Tensor, v: Tensor) -> None:
-        """Raises ValueError unless heads and widths are those this mechanism was built for."""
-        for name, x, expected in (
-            ("q", q, (self.heads, self.dim)),
-            ("k", k, (self.kv_heads, self.dim)),
-            ("v", v, (self.kv_heads, self.value_dim)),
-        ):
-            if x is not None and tuple(x.shape[2:]) != expected:
-                raise ValueError(
-                    f"{name} must be [batch, time, {expected[0]} heads, {expected[1]}] as built, "
-                    f"got shape {list(x.shape)}"
-                )
+    def check(self, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+        """Raises ValueError or TypeError unless q (None: there is none), k, v, mask go together and have the
+        heads and widths this mechanism was built for."""
+        sizes = {"h": self.heads, "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
+        if q is not None:
+            _check.qkv(q, k, v, mask, sizes, same_length=True)
+        else:
+            _check.kv(k, v, mask, sizes)
+
+    def check_step(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Raises ValueError unless there is one token, and a causal mechanism."""
+        self.check(q, k, v, None)
+        self.check_causal()
+        if q.shape[1] != 1:
+            raise ValueError(f"step takes one token, got t={q.shape[1]}: more go through extend")
+
+    def check_query(self, q: Tensor, batch: int) -> None:
+        """Raises ValueError or TypeError unless q can read a memory of that many sequences."""
+        _check.shape("q", q, "b t h d", {"b": batch, "h": self.heads, "d": self.dim})
+        _check.floating("q", q)
 
     def check_causal(self) -> None:
         """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from lintra import fields
 from lintra.ops import features
 from lintra.ops.features import FeatureMapName
 
@@ -72,6 +74,7 @@ class Dpfp(FeatureMap):
     nu: int = 1  # products kept for each entry; f = 2 d nu
 
     def __post_init__(self):
+        fields.check(self)
         if self.nu < 1:
             raise ValueError(f"nu must be at least 1, got {self.nu}")
 
@@ -83,7 +86,7 @@ class Dpfp(FeatureMap):
         return 2 * dim * self.nu
 
     def build(self, heads: int, dim: int) -> nn.Module:
-        return Function(lambda x: features.dpfp(x, self.nu))
+        return Function(partial(features.dpfp, nu=self.nu))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,7 @@ class T2R(FeatureMap):
     width: int = 32  # features per head
 
     def __post_init__(self):
+        fields.check(self)
         if self.width < 1:
             raise ValueError(f"width must be at least 1 feature, got {self.width}")
 

@@ -13,12 +13,13 @@ With rotary positions the features are turned in the numerator alone, so that th
 denominator stay positive (Su et al. 2021, arXiv:2104.09864, equation 19).
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from lintra import ops
+from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._feature_maps import (
     T2R,
@@ -64,20 +65,17 @@ class Config:
     impl: Impl = "auto"  # which implementation of the sum
 
     def __post_init__(self):
-        if not self.eps >= 0:
-            raise ValueError(f"eps must be at least 0, got {self.eps}")
+        fields.check(self)
+        if not 0 <= self.eps < math.inf:
+            raise ValueError(f"eps must be at least 0 and finite, got {self.eps}")
         if self.chunk < 1:
             raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
         if self.normalize and not self.feature_map.positive:
             name = type(self.feature_map).__name__
             raise ValueError(f"feature_map {name} gives weights of both signs: it needs normalize=False")
 
-    def build(
-        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
-    ) -> "LinearAttention":
-        return LinearAttention(
-            self, heads=heads, dim=dim, causal=causal, kv_heads=kv_heads, value_dim=value_dim
-        )
+    def build(self, **shape) -> "LinearAttention":
+        return LinearAttention(self, **shape)
 
 
 class LinearAttention(Attention):
@@ -89,9 +87,8 @@ class LinearAttention(Attention):
     )
 
     def __init__(self, config: Config, **shape):
-        super().__init__(**shape)
-        self.config = config
-        self.features = config.feature_map.size(self.dim)
+        super().__init__(config, **shape)
+        self.features = self.turned = config.feature_map.size(self.dim)
         self.query_map = config.feature_map.build(self.heads, self.dim)
         self.key_map = config.feature_map.build(self.kv_heads, self.dim)
 
@@ -100,7 +97,7 @@ class LinearAttention(Attention):
     ) -> Tensor:
         if self.causal:
             return super().forward(q, k, v, mask=mask, rotate=rotate)
-        self.check(q, k, v)
+        self.check(q, k, v, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._sum(q, k, v, None, mask, rotate)[0])[0]
 
@@ -124,7 +121,7 @@ class LinearAttention(Attention):
         mask: Tensor | None = None,
         rotate: Rotation | None = None,
     ) -> tuple[Tensor, LinearState]:
-        self.check(q, k, v)
+        self.check(q, k, v, mask)
         self.check_causal()
         return self._sum(q, k, v, state, mask, rotate)
 
@@ -132,6 +129,7 @@ class LinearAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
         dtype, group = state.kv.dtype, self.heads // self.kv_heads
         q, k = (x.to(dtype) for x in self._features(q, k))
         turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
@@ -144,13 +142,16 @@ class LinearAttention(Attention):
         return y.to(v.dtype), LinearState(kv, z)
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinearState:
-        self.check(None, k, v)
         self.check_cross()
+        self.check(None, k, v, mask)
         nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
         return self._sum(nobody, k, v, None, mask, None)[1]
 
     def read(self, q: Tensor, memory: LinearState) -> Tensor:
         self.check_cross()
+        if not isinstance(memory, LinearState):
+            raise TypeError(f"memory must be a LinearState, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.z.shape[0])
         nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
         values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
         return self._sum(q, nothing, values, memory, None, None)[0]
@@ -181,11 +182,12 @@ class LinearAttention(Attention):
         options |= {"normalize": False}
         dtype = sum_dtype(v.dtype)
         q, k = (x.to(dtype) for x in self._features(q, k))
-        y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v.to(dtype), state=state, **options)
         # The denominator is the same sum over unturned features with the value 1.
         ones = k.new_ones(*k.shape[:3], 1)
         counted = None if state is None else LinearState(state.z[..., None], state.z)
-        weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
+        with torch.autocast(q.device.type, enabled=False):  # the turned features keep their digits
+            y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v.to(dtype), state=state, **options)
+            weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
         if config.normalize:
             y = divide(y, weight[..., 0] + config.eps)
         return y.to(v.dtype), LinearState(kv, z)

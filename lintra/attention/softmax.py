@@ -10,13 +10,15 @@ Cost of t tokens: t^2 (d + e) multiplications and additions a head. With padding
 passed as t s booleans a sample.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check
 from lintra.ops.positions import Rotation, token_positions
@@ -31,17 +33,16 @@ class Config:
     dropout: float = 0.0  # probability of dropping a weight in training
 
     def __post_init__(self):
+        fields.check(self)
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 token, got {self.window}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
 
-    def build(
-        self, *, heads: int, dim: int, causal: bool, kv_heads: int | None = None, value_dim: int | None = None
-    ) -> "SoftmaxAttention":
-        return SoftmaxAttention(
-            self, heads=heads, dim=dim, causal=causal, kv_heads=kv_heads, value_dim=value_dim
-        )
+    def build(self, **shape) -> "SoftmaxAttention":
+        return SoftmaxAttention(self, **shape)
 
 
 class SoftmaxState(NamedTuple):
@@ -72,10 +73,9 @@ class SoftmaxAttention(Attention):
     )
 
     def __init__(self, config: Config, **shape):
-        super().__init__(**shape)
-        self.config = config
-        if config.window is not None and not self.causal:
-            raise ValueError("attention 'softmax' has a window only when causal; build it with causal=True")
+        if config.window is not None:
+            self.can = replace(self.can, bidirectional=False, cross=False, state="window")
+        super().__init__(config, **shape)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
@@ -109,7 +109,7 @@ class SoftmaxAttention(Attention):
         q, k, v = self._enter(q, k, v, mask, rotate)
         self._check_state(state, k, v)
         here = token_positions(_seen(state), q.shape[1], mask)
-        after = SoftmaxState(*(torch.cat(pair, 1) for pair in zip(state, (k, v, here), strict=True)))
+        after = _append(state, SoftmaxState(k, v, here))
         window = self.config.window
         fresh = state.k.shape[1] == 0
         if fresh and mask is None and (window is None or window >= q.shape[1]):
@@ -122,9 +122,10 @@ class SoftmaxAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, SoftmaxState]:
         """One token against the cache, weight by weight: the reference of `extend`."""
+        self.check_step(q, k, v)
         q, k, v = self._enter(q, k, v, None, rotate)
         here = token_positions(_seen(state), 1, None)
-        after = SoftmaxState(*(torch.cat(pair, 1) for pair in zip(state, (k, v, here), strict=True)))
+        after = _append(state, SoftmaxState(k, v, here))
         group = self.heads // self.kv_heads
         scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
         scores = scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(group, 2))
@@ -133,21 +134,24 @@ class SoftmaxAttention(Attention):
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> SoftmaxMemory:
-        self.check(None, k, v)
         self.check_cross()
+        self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         return SoftmaxMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
 
     def read(self, q: Tensor, memory: SoftmaxMemory) -> Tensor:
         self.check_cross()
+        if not isinstance(memory, SoftmaxMemory):
+            raise TypeError(f"memory must be a SoftmaxMemory, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.k.shape[0])
+        _check.alike("q", q, "the memory", memory.k)
         return self._attend(q, memory.k, memory.v, memory.real[:, None])
 
     def _enter(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Checked, padding zeroed, turned."""
-        _check.qkv(q, k, v, mask, causal=True)
-        self.check(q, k, v)
+        self.check(q, k, v, mask)
         q, k, v = zero_padding(mask, q, k, v)
         return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
 
@@ -158,7 +162,7 @@ class SoftmaxAttention(Attention):
         _check.shape("state.k", state.k, "b s g d", sizes)
         _check.shape("state.v", state.v, "b s g e", sizes)
         _check.shape("state.position", state.position, "b s", sizes)
-        if state.k.shape[1]:  # an empty cache takes the dtype of its first tokens, which autocast decides
+        if state.k.shape[1]:
             _check.alike("state.k", state.k, "k", k)
             _check.alike("state.v", state.v, "v", v)
 
@@ -198,6 +202,13 @@ def _seen(state: SoftmaxState) -> Tensor:
     if state.position.shape[1] == 0:
         return state.position.new_zeros(state.position.shape[0])
     return state.position.amax(1) + 1
+
+
+def _append(state: SoftmaxState, new: SoftmaxState) -> SoftmaxState:
+    """The cache with new tokens. An empty one takes the dtype of its first tokens, which autocast decides."""
+    if state.k.shape[1] == 0:
+        return SoftmaxState(new.k.contiguous(), new.v.contiguous(), new.position)
+    return SoftmaxState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
 
 
 def _latest(state: SoftmaxState, count: int) -> SoftmaxState:

@@ -45,17 +45,19 @@ def main(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
-    if not args or args[0] in ("-h", "--help", "help"):
-        print(_HELP, end="")
-        return 0
-    if args[0] == "--version":
-        print(f"lintra {lintra.__version__}")
-        return 0
     try:
-        return _command(args[0])(args[1:])
+        if not args or args[0] in ("-h", "--help", "help"):
+            print(_HELP, end="")
+        elif args[0] == "--version":
+            print(f"lintra {lintra.__version__}")
+        else:
+            return _command(args[0])(args[1:])
+        sys.stdout.flush()
+        return 0
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader had enough; nothing may be left for the interpreter to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         if debug:

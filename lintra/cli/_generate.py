@@ -1,6 +1,7 @@
 """`lintra generate --model DIR`."""
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from lintra import checkpoint, generate, train
 from lintra.cli._arguments import parse
+from lintra.generate import Sampler
 
 COMPLETIONS = 3  # of each test image
 
@@ -33,6 +35,13 @@ class Options:
         for name in ("samples", "complete"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.samples == self.complete == 0:
+            raise ValueError("samples and complete are both 0: there is nothing to draw")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
+        if self.out.parent.exists() and not self.out.parent.is_dir():
+            raise ValueError(f"out must be in a folder, got {self.out}, where {self.out.parent} is a file")
+        Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
 
@@ -53,12 +62,15 @@ def _images(options: Options, model: Any, task: Any) -> None:
 
     height, width, channels = task.image_shape
     size = height * width * channels
+    # Before anything is drawn: what is wrong with it is told at once.
+    prompts, originals = (
+        task.prompts(options.complete, options.fraction) if options.complete else (None, None)
+    )
     if options.samples:
         tokens = _draw(options, model, None, size, batch=options.samples)
         pictures.samples(options.out, task.to_images(tokens), f"{options.samples} samples, drawn as an RNN")
         print(f"samples: {options.out}")
-    if options.complete:
-        prompts, originals = task.prompts(options.complete, options.fraction)
+    if prompts is not None:
         repeated = prompts.repeat_interleave(COMPLETIONS, 0)
         rest = _draw(options, model, repeated, size - prompts.shape[1], batch=len(repeated))
         drawn = task.to_images(torch.cat([repeated, rest], 1)).unflatten(0, (-1, COMPLETIONS))
@@ -88,7 +100,9 @@ def _draw(options: Options, model: Any, prompt: Tensor | None, steps: int, batch
         seed=options.seed,
         batch=batch,
     )
-    drawn = torch.stack(list(track(tokens, "drawing", total=steps, transient=True)), 1)
+    drawn = torch.stack(
+        list(track(tokens, "drawing", total=steps, transient=True, disable=not sys.stdout.isatty())), 1
+    )
     seconds = time.perf_counter() - start
     print(f"{batch} x {steps} tokens: {seconds / batch:.3f} s each, {batch / seconds:.2f} a second")
     return drawn

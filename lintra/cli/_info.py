@@ -10,14 +10,13 @@ import lintra
 from lintra import attention, native
 from lintra.ops import _dispatch
 
-
 CHUNKED_IS_SLOWER = 8  # forward + backward, in the figures of bench/results/
 
 
 def list_mechanisms(args: Sequence[str]) -> int:
     """The mechanisms as a table, or with --json as a JSON array."""
     if list(args) in (["-h"], ["--help"]):
-        print("lintra list [--json | --markdown]: the mechanisms, what each can do, what it costs")
+        print("lintra list [--json | --markdown]: the mechanisms and what they can do")
         return 0
     if list(args) not in ([], ["--json"], ["--markdown"]):
         raise ValueError(f"list takes only --json or --markdown, got {' '.join(args)!r}")

@@ -39,7 +39,11 @@ def train_command(args: Sequence[str]) -> int:
     elif any(arg.partition("=")[0] == "--resume" for arg in args):
         options = parse(Resume, args, prog="lintra train", description="Go on with a run.")
         changes = {"steps": options.steps, "max_minutes": options.max_minutes}
-        train.fit(train.Run.read(options.resume).changed(**_given(changes)))
+        run = train.Run.read(options.resume)
+        done = run.checkpoints()
+        if options.steps is not None and done and int(done[-1].name.removeprefix("step-")) > options.steps:
+            raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
+        train.fit(run.changed(**_given(changes)))
     elif args[0] in tasks.names():
         train.fit(_new_run(args[0], args[1:]))
     else:
@@ -53,7 +57,7 @@ def _print_help() -> None:
     for name in names:
         print(f"  {name:<10}{tasks.load(name).Config.__doc__}")
     print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
-    print(f"  {'lintra train --resume DIR':<28}go on with a run that was stopped")
+    print(f"  {'lintra train --resume DIR':<28}go on with a run (--steps, --max-minutes)")
 
 
 def _new_run(name: str, args: Sequence[str]) -> train.Run:

@@ -5,6 +5,7 @@
 Trained in parallel with `forward`, an RNN with `extend`: the same weights, the same numbers.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lintra import fields
 from lintra.attention import AttentionConfig, linear
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.distributions import LogisticMixture, Logits
@@ -47,6 +49,7 @@ class Config:
     dropout: float = 0.0
 
     def __post_init__(self):
+        fields.check(self)
         for name in ("vocabulary", "layers", "heads", "width"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -54,11 +57,10 @@ class Config:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
-        if self.feed <= 0:
-            raise ValueError(f"feed must be above 0 widths, got {self.feed}")
-        for name, choices in (("position", Position), ("embed", Literal["token", "value"])):
-            if getattr(self, name) not in choices.__args__:
-                raise ValueError(f"{name} must be one of {choices.__args__}, got {getattr(self, name)!r}")
+        if not 0 < self.feed < math.inf:
+            raise ValueError(f"feed must be above 0 widths and finite, got {self.feed}")
+        if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
         if (self.position == "learned") != (self.max_length is not None):
             raise ValueError(
                 f"max_length goes with position='learned', got {self.max_length} with {self.position!r}"

@@ -10,6 +10,7 @@ Needs only torch and the standard library. Arguments are trusted: the caller has
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import struct
 import sys
@@ -76,7 +77,9 @@ def _load() -> ctypes.CDLL:
     for function in (library.lintra_forward, library.lintra_backward):
         function.argtypes = [ctypes.c_char_p]
         function.restype = ctypes.c_int
-    if os.getpid() == _PROCESS:  # in a forked child the team's threads are missing, and calling it would hang
+    # In a forked child the team's threads may be missing, and calling it would hang. A bare os.fork before
+    # the first import of this module cannot be seen; there PyTorch's own parallel loops hang as well.
+    if os.getpid() == _PROCESS and multiprocessing.parent_process() is None:
         library.lintra_use_openmp(_gomp_parallel())
     return library
 

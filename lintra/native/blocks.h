@@ -40,6 +40,8 @@ struct Read {
   i64 rows;
   const T *scores, *c;  // scores: [writers * kChunk][kChunk]
   i64 c_step, writers, from, to;  // tokens from..to of each writer are seen
+  i64 first_reader;               // the token of the first reader
+  bool backwards;
   T* y;
   i64 y_step;
   bool first, last;
@@ -83,6 +85,17 @@ inline void read_block(const Read<T>& r) {
         Vec<T> row[N];
         LINTRA_UNROLL
         for (i64 n = 0; n < N; ++n) row[n] = load(c + n * W);
+        const i64 own = j - r.first_reader;
+        if (own >= 0 && own < kRows) {  // not 0 * c where c is not seen: it may be infinite or NaN
+          const i64 begin = r.backwards ? 0 : own, end = r.backwards ? own + 1 : kRows;
+          LINTRA_UNROLL
+          for (i64 i = 0; i < kRows; ++i)
+            if (i >= begin && i < end) {
+              LINTRA_UNROLL
+              for (i64 n = 0; n < N; ++n) sums[i][n] += row[n] * score[i];
+            }
+          continue;
+        }
         LINTRA_UNROLL
         for (i64 i = 0; i < kRows; ++i) {
           LINTRA_UNROLL

@@ -221,8 +221,8 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
         for (; i + kLanes<T> <= f; i += kLanes<T>) dot += load(q + i) * load(z + i);
         den = sum<T>(dot) + s.eps;
         for (; i < f; ++i) den += q[i] * z[i];
-        const T inverse = den == 0 ? 0 : 1 / den;
-        for (i64 n = 0; n < e; ++n) y[n] *= inverse;
+        if (den != 0)
+          for (i64 n = 0; n < e; ++n) y[n] /= den;  // not times 1 / den, which overflows where den is subnormal
       }
       if (!real || den == 0) memset(y, 0, size_t(e) * sizeof(T));
       memcpy(s.den + head * s.den_head, &den, sizeof den);

@@ -245,6 +245,8 @@ void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Sta
         read.scale = s.weighted() ? reach + i : nullptr;
         read.scores = r.scores + i;
         read.c = r.c + column;
+        read.first_reader = i;
+        read.backwards = s.backwards;
         read.from = s.backwards ? i : 0;
         read.to = s.backwards || i + kRows > count ? count : i + kRows;
         read.y = r.y + i * shape.c_step + column;
@@ -293,8 +295,9 @@ void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Stat
   for (i64 i = 0; i < count; ++i, out += s.out.token) {
     T* y = r.y + i * shape.c_step;
     if (s.normalize)
-      for (i64 n = 0; n < shape.outer; n += W) store(y + n, load(y + n) * inverse[i]);
-    if (!s.read_tokens.real(start + i) || (s.normalize && inverse[i] == 0))
+      for (i64 n = 0; n < shape.outer; n += W)  // 1 / den overflows where den is subnormal
+        store(y + n, inverse[i] - inverse[i] == 0 ? load(y + n) * inverse[i] : load(y + n) / den[i]);
+    if (!s.read_tokens.real(start + i) || (s.normalize && den[i] == 0))
       memset(y, 0, size_t(shape.outer) * sizeof(T));
     write_row(out, y, s.outer, s.out.dtype);
   }

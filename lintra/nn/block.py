@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lintra.attention._base import zero_padding
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
+from lintra.ops import _check
 
 NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
@@ -40,7 +41,7 @@ class Block(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
-        self.pre = norm == "pre"
+        self.pre, self.width = norm == "pre", width
         self.mix, self.feed = mix, feed
         self.norm_mix, self.norm_feed = build_norm(norm_kind, width), build_norm(norm_kind, width)
         self.dropout = nn.Dropout(dropout)
@@ -49,6 +50,7 @@ class Block(nn.Module):
         self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence."""
+        self._check(x, mask)
         (x,) = zero_padding(mask, x)
         return self._rest(x, self.mix(self._enter(x), mask=mask), mask)
 
@@ -64,9 +66,17 @@ class Block(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
+        self._check(x, mask)
         (x,) = zero_padding(mask, x)
         mixed, after = self.mix.extend(self._enter(x), state, mask=mask)
         return self._rest(x, mixed, mask), after
+
+    def _check(self, x: Tensor, mask: Tensor | None) -> None:
+        sizes = {"c": self.width}
+        _check.shape("x", x, "b t c", sizes)
+        _check.floating("x", x)
+        if mask is not None:
+            _check.mask(mask, "b t", sizes, x.device)
 
     def _enter(self, x: Tensor) -> Tensor:
         return self.norm_mix(x) if self.pre else x

@@ -7,6 +7,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from lintra import fields
+
 
 class Distribution:
     """Base: `size` parameters for `vocabulary` symbols."""
@@ -21,6 +23,25 @@ class Distribution:
     def log_probs(self, params: Float[Tensor, "*b p"]) -> Float[Tensor, "*b n"]:
         """The natural logarithms of the probabilities of all symbols."""
         raise NotImplementedError
+
+    def check(self, params: Tensor, target: Tensor) -> None:
+        """Raises ValueError unless every target is a symbol and has its parameters.
+
+        On a GPU and in a graph the targets' values are not looked at: that would stop the device.
+        """
+        if params.shape[-1:] != (self.size,) or params.shape[:-1] != target.shape:
+            raise ValueError(
+                f"params must be [..., {self.size}], one row a target, got {list(params.shape)} for targets "
+                f"of shape {list(target.shape)}"
+            )
+        if target.dtype not in (torch.int64, torch.int32, torch.uint8):
+            raise ValueError(f"targets must be integers, got {target.dtype}")
+        if torch.compiler.is_compiling() or target.device.type != "cpu" or not target.numel():
+            return
+        low, high = (int(x) for x in target.aminmax())
+        if low < 0 or high >= self.vocabulary:
+            wrong = low if low < 0 else high
+            raise ValueError(f"targets must be between 0 and {self.vocabulary - 1}, got {wrong}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +62,7 @@ class LogisticMixture:
     components: int = 10
 
     def __post_init__(self):
+        fields.check(self)
         if self.components < 1:
             raise ValueError(f"components must be at least 1, got {self.components}")
 
@@ -54,7 +76,10 @@ class Categorical(Distribution):
     """params [.. n] are logits."""
 
     def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
-        loss = functional.cross_entropy(_exact(params).flatten(0, -2), target.flatten(), reduction="none")
+        self.check(params, target)
+        loss = functional.cross_entropy(
+            _exact(params).flatten(0, -2), target.flatten().long(), reduction="none"
+        )
         return -loss.reshape(target.shape)
 
     def log_probs(self, params: Tensor) -> Tensor:
@@ -64,9 +89,13 @@ class Categorical(Distribution):
 class DiscretisedLogistics(Distribution):
     """params [.. 3 m]: mixture logits, means and log scales of m components; levels stand on [-1, 1]."""
 
-    min_log_scale, max_log_scale = -7.0, 7.0  # a fifth of a level of 256; a thousand times the range
+    min_log_scale, max_log_scale = -7.0, 7.0  # at 256 levels an eighth of one; 550 times the range
 
     def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
+        self.check(params, target)
+        return self._log_mass(params, target)
+
+    def _log_mass(self, params: Tensor, target: Tensor) -> Tensor:
         params = _exact(params)
         logits, mean, log_scale = params.chunk(3, -1)
         log_scale = log_scale.clamp(self.min_log_scale, self.max_log_scale)
@@ -84,7 +113,7 @@ class DiscretisedLogistics(Distribution):
         return torch.logsumexp(torch.log_softmax(logits, -1) + mass, -1)
 
     def log_probs(self, params: Tensor) -> Tensor:
-        return self.log_prob(params[..., None, :], torch.arange(self.vocabulary, device=params.device))
+        return self._log_mass(params[..., None, :], torch.arange(self.vocabulary, device=params.device))
 
 
 def _exact(params: Tensor) -> Tensor:

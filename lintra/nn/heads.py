@@ -1,5 +1,6 @@
 """From a layer's input to what a mechanism reads, and back."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -43,17 +44,19 @@ class Heads(nn.Module):
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim = width // heads
-        if rotary is not None and (rotary <= 1 or self.dim % 2):
+        if rotary is not None and (not 1 < rotary < math.inf or self.dim % 2):
             raise ValueError(
                 f"rotary needs a base above 1 and an even head size, got {rotary} and {self.dim}"
             )
         self.rotary = rotary
         self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
+        if rotary is not None and self.attention.turned % 2:
+            raise ValueError(f"rotary turns pairs, got {self.attention.turned} features of {attention}")
         # One product gives q, k, v; the mechanism reads them as strided views of it.
         self.widths = [heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
         self.inward = nn.Linear(width, sum(self.widths), bias=bias)
         self.reads = nn.ModuleDict(
-            {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.reads.items()}
+            {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.reads().items()}
         )
         self.outward = nn.Linear(heads * self.dim, width, bias=bias)
 
@@ -84,6 +87,8 @@ class Heads(nn.Module):
         """Any number of tokens after `state` (None: before any token)."""
         state = self.start(x.shape[0]) if state is None else state
         q, k, v, reads = self._project(x, mask)
+        if not isinstance(state, HeadsState):
+            raise TypeError(f"state must be a HeadsState, got {type(state).__name__}")
         if state.seen.shape[0] != x.shape[0]:
             raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {x.shape[0]}")
         rotate = self._rotation(state.seen, x.shape[1], mask)
@@ -92,14 +97,21 @@ class Heads(nn.Module):
         return zero_padding(mask, self.outward(y.flatten(2)))[0], HeadsState(state.seen + new, after)
 
     def remember(self, x: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
-        """What cross-attention keeps of another sequence."""
+        """What cross-attention keeps of another sequence. ValueError with rotary: two sequences share no
+        positions."""
+        self._check_cross()
         _, k, v, _ = self._project(x, mask)
         return self.attention.remember(k, v, mask)
 
     def read(self, x: Float[Tensor, "b t c"], memory: State) -> Float[Tensor, "b t c"]:
         """Cross-attention: every token of x reads the memory."""
+        self._check_cross()
         q = self._project(x, None)[0]
         return self.outward(self.attention.read(q, memory).flatten(2))
+
+    def _check_cross(self) -> None:
+        if self.rotary is not None:
+            raise ValueError(f"cross-attention has no positions to turn by, got rotary={self.rotary}")
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         sizes = {"c": self.inward.in_features}

@@ -42,33 +42,40 @@ def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -
     if x.dtype != torch.bool:
         raise TypeError(f"mask must be boolean, True for a real token, got {x.dtype}")
     if x.device != device:
-        raise ValueError(f"mask must be on the device of q, {device}, got {x.device}")
+        raise ValueError(f"mask must be on the device of the tokens, {device}, got {x.device}")
 
 
-def qkv(q: Tensor, k: Tensor, v: Tensor, mask_: Tensor | None, *, causal: bool) -> dict[str, int]:
-    """Raises unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together; the sizes of the
-    letters if they do."""
-    sizes: dict[str, int] = {}
+def qkv(
+    q: Tensor, k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], *, same_length: bool
+) -> None:
+    """Raises unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together.
+
+    `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is demanded.
+    """
     shape("q", q, "b t h d", sizes)
     floating("q", q)
-    if causal and isinstance(k, Tensor) and k.dim() == 4 and k.shape[1] != q.shape[1]:
+    if same_length and isinstance(k, Tensor) and k.dim() == 4 and k.shape[1] != q.shape[1]:
         raise ValueError(
-            f"causal attention needs as many queries as keys, got t={q.shape[1]} and s={k.shape[1]}: "
-            "what came before goes in as `state`"
+            f"a sequence attending to itself has as many queries as keys, got t={q.shape[1]} and "
+            f"s={k.shape[1]}: what came before goes in as `state`, another sequence through `remember`"
         )
-    shape("k", k, "b s g d", sizes)
-    shape("v", v, "b s g e", sizes)
-    heads(sizes["h"], sizes["g"])
+    kv(k, v, mask_, sizes)
     alike("k", k, "q", q)
-    alike("v", v, "q", q)
+
+
+def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int]) -> None:
+    """The same for k, v and their mask alone."""
+    shape("k", k, "b s g d", sizes)
+    floating("k", k)
+    shape("v", v, "b s g e", sizes)
+    alike("v", v, "k", k)
     if mask_ is not None:
-        mask(mask_, "b s", sizes, q.device)
-    return sizes
+        mask(mask_, "b s", sizes, k.device)
 
 
 def heads(query_heads: int, kv_heads: int) -> None:
     """Raises ValueError unless the key-value heads divide the query heads."""
-    if kv_heads < 1 or query_heads % kv_heads:
+    if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
         raise ValueError(
             f"the query heads must be a multiple of the key-value heads, got h={query_heads}, g={kv_heads}"
         )

@@ -10,6 +10,7 @@ r = h / g query heads to a key-value head, f features, e width of v, n chunks, c
 """
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -72,7 +73,8 @@ def linear_attention(
     natural logarithms; `state` is what came before (None: nothing). `mask` [b s] is True for real tokens:
     padded ones count as zero features and do not decay the state, and when causal their y is 0.
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
-    normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0.
+    normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
+    eps = 0 the sums must not be so small that their inverse overflows.
     `feature_map` ("elu+1" or "relu") is applied to q and k inside; None means they are features already.
     chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
     impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU) or "auto".
@@ -80,7 +82,7 @@ def linear_attention(
     """
     q, k, v = _autocast(q, k, v)
     _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
-    chosen = _dispatch.choose("linear_attention", impl, q)
+    chosen = _dispatch.choose("linear_attention", impl, q, k, v)
     if state is None:
         state = _empty_state(k, v)
     if chosen == "native":
@@ -88,7 +90,7 @@ def linear_attention(
             q, k, v, log_decay, log_input, *state, mask, causal, normalize, eps, feature_map
         )
         return y, LinearState(kv, z)
-    with torch.autocast(q.device.type, enabled=False):
+    with _no_autocast(q.device.type):
         arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
         if chosen == "reference":
             numerator, denominator, state = linear_attention_reference(*arguments, causal)
@@ -261,10 +263,15 @@ def _empty_state(k: Tensor, v: Tensor) -> LinearState:
 def _autocast(*tensors: Tensor) -> list[Tensor]:
     """Under autocast, what the layers around pass in is brought to autocast's dtype, as for a matmul."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
     return [x.to(dtype) if x.dtype in (torch.float16, torch.bfloat16, torch.float32) else x for x in tensors]
+
+
+def _no_autocast(device: str) -> AbstractContextManager[object]:
+    """Sums keep their digits. Not every device knows autocast."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 def _prepare(
@@ -313,7 +320,11 @@ def _validate(
     feature_map: str | None,
     chunk: int,
 ) -> None:
-    sizes = _check.qkv(q, k, v, mask, causal=causal)
+    sizes: dict[str, int] = {}
+    _check.qkv(q, k, v, mask, sizes, same_length=causal)
+    _check.heads(sizes["h"], sizes["g"])
+    if sizes["d"] < 1 or sizes["e"] < 1:
+        raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
     for name, x in (("log_decay", log_decay), ("log_input", log_input)):
         if x is not None:
             _check.shape(name, x, "b s g", sizes)
@@ -334,8 +345,8 @@ def _validate(
         if not causal:
             raise ValueError("log_decay needs causal=True: without an order of time nothing decays")
         _validate_decay(log_decay, mask)
-    if not eps >= 0:
-        raise ValueError(f"eps must be at least 0, got {eps}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     if feature_map is not None and feature_map not in FUSED:
         raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
     if chunk < 1:
@@ -344,7 +355,7 @@ def _validate(
 
 def _validate_decay(log_decay: Tensor, mask: Tensor | None) -> None:
     """Only where reading the values costs nothing: not on a GPU, not while a graph is being made."""
-    if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
+    if torch.compiler.is_compiling() or log_decay.device.type != "cpu" or _dispatch.transformed(log_decay):
         return
     with torch.no_grad():
         wrong = ~((log_decay <= 0) & log_decay.isfinite())

@@ -1,8 +1,12 @@
 """The C++ kernels as PyTorch operators: autograd, torch.compile, shapes without data.
 
 `lintra::linear_attention` and its backward are one operator each, so a compiled graph keeps them whole.
-Double backward and vmap are not offered here: `impl="torch"` has both.
+Second derivatives, vmap and the other transforms are not offered here: `impl="torch"` has them.
 """
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,98 +30,52 @@ _LIBRARY.define(
 )
 
 
+# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is told then.
+with suppress(ValueError):
+    native.available()
+
+
 def linear_attention_native(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     log_decay: Tensor | None,
     log_input: Tensor | None,
-    kv: Tensor,
-    z: Tensor,
-    mask: Tensor | None,
-    causal: bool,
-    normalize: bool,
-    eps: float,
-    feature_map: str | None,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [b t h e], kv [b g f e] and z [b g f] after the last token. Arguments as validated by
-    `lintra.ops.linear_attention`."""
+    """y [b t h e], kv [b g f e] and z [b g f] after the last token. Arguments as the operator orders them,
+    validated by `lintra.ops.linear_attention`."""
     dtype = _check.sum_dtype(q.dtype)
     log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
-    y, kv, z, _ = torch.ops.lintra.linear_attention(
-        q, k, v, log_decay, log_input, kv, z, mask, causal, normalize, eps, feature_map
-    )
+    y, kv, z, _ = torch.ops.lintra.linear_attention(q, k, v, log_decay, log_input, *others)
     return y, kv, z
 
 
-def _forward(q, k, v, log_decay, log_input, kv, z, mask, causal, normalize, eps, feature_map):
-    return native.forward(
-        q,
-        k,
-        v,
-        log_decay=log_decay,
-        log_input=log_input,
-        kv=kv,
-        z=z,
-        mask=mask,
-        causal=causal,
-        normalize=normalize,
-        eps=eps,
-        feature_map=feature_map,
-    )
+def _named(arguments: Sequence[Any]) -> dict[str, Any]:
+    """The arguments after those that `native` takes by place."""
+    names = ("log_decay", "log_input", "kv", "z", "mask", "causal", "normalize", "eps", "feature_map")
+    return dict(zip(names, arguments, strict=True))
 
 
-def _backward(
-    dy,
-    dkv,
-    dz,
-    q,
-    k,
-    v,
-    y,
-    denominator,
-    log_decay,
-    log_input,
-    kv,
-    z,
-    mask,
-    causal,
-    normalize,
-    eps,
-    feature_map,
-):
-    gradients = native.backward(
-        dy,
-        dkv,
-        dz,
-        q,
-        k,
-        v,
-        y,
-        denominator,
-        log_decay=log_decay,
-        log_input=log_input,
-        kv=kv,
-        z=z,
-        mask=mask,
-        causal=causal,
-        normalize=normalize,
-        eps=eps,
-        feature_map=feature_map,
-    )
+def _forward(q, k, v, *others):
+    return native.forward(q, k, v, **_named(others))
+
+
+def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
+    gradients = native.backward(dy, dkv, dz, q, k, v, y, denominator, **_named(others))
     # An operator returns tensors: an empty one stands for the gradient of an argument that was not given.
-    return tuple(kv.new_empty(0) if x is None else x for x in gradients)
+    return tuple(q.new_empty(0) if x is None else x for x in gradients)
 
 
-def _forward_fake(q, k, v, log_decay, log_input, kv, z, mask, causal, normalize, eps, feature_map):
+def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
     y = v.new_empty(*q.shape[:3], v.shape[3])
     denominator = kv.new_empty(q.shape[:3])
-    return y, torch.empty_like(kv), torch.empty_like(z), denominator
+    return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator
 
 
 def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, kv, z, *_):
     dlog_decay, dlog_input = (
-        kv.new_empty(0) if x is None else x.new_empty(x.shape) for x in (log_decay, log_input)
+        q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (log_decay, log_input)
     )
     dq, dk, dv, dkv, dz = (x.new_empty(x.shape) for x in (q, k, v, kv, z))
     return dq, dk, dv, dlog_decay, dlog_input, dkv, dz
@@ -149,13 +107,6 @@ def _no_double_backward(ctx, *_):
     )
 
 
-def _no_vmap(info, in_dims, *_):
-    raise NotImplementedError(
-        "linear attention with impl='native' has no vmap rule: put the mapped axis into the batch, "
-        "or use impl='torch'"
-    )
-
-
 _LIBRARY.impl("linear_attention", _forward, "CPU")
 _LIBRARY.impl("linear_attention_backward", _backward, "CPU")
 for _name, _fake, _gradient, _context in (
@@ -164,4 +115,3 @@ for _name, _fake, _gradient, _context in (
 ):
     torch.library.register_fake(f"lintra::{_name}", _fake, lib=_LIBRARY)
     torch.library.register_autograd(f"lintra::{_name}", _gradient, setup_context=_context, lib=_LIBRARY)
-    torch.library.register_vmap(f"lintra::{_name}", _no_vmap, lib=_LIBRARY)

@@ -28,10 +28,13 @@ class Rotation(NamedTuple):
     """Turns vectors by angles that grow with their position, so that q . k depends on the distance only."""
 
     position: Int[Tensor, "b t"]
-    base: float  # the longest wavelength is 2 pi base tokens
+    base: float  # no wavelength is longer than 2 pi base tokens
 
     def __call__(self, x: Float[Tensor, "b t h f"]) -> Float[Tensor, "b t h f"]:
-        """Pairs (i, i + f/2) of x turned by position * base^(-2i/f). Raises ValueError for odd f."""
+        """x with pairs turned by position * base^(-2i/f); pairs are (i, i + f/2), in the paper neighbours.
+
+        Raises ValueError for odd f.
+        """
         f = x.shape[-1]
         if f % 2:
             raise ValueError(f"rotary embedding turns pairs: the width must be even, got {f}")

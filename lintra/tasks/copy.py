@@ -102,8 +102,10 @@ class Copy(NextToken):
             heads=8,
             width=256,
             feed=4,
+            norm="post",
             position="concatenated",
             output=decoder.Logits(),
+            dropout=0.1,
         )
 
     @torch.no_grad()

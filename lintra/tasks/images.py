@@ -69,6 +69,7 @@ class Images(PixelTask):
             heads=8,
             width=256,
             feed=4,
+            norm="post",
             position="concatenated",
             embed="token",
             output=decoder.LogisticMixture(components=10),

@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
+from lintra.train._learner import Diverged
 from lintra.train._run import Run
 
 KEPT = 2  # checkpoints
@@ -89,6 +90,8 @@ class Save(Checkpoint):
     def _save(self, trainer: pl.Trainer) -> None:
         if self.saved == trainer.global_step:
             return
+        if not all(bool(x.isfinite().all()) for x in trainer.lightning_module.parameters()):
+            raise Diverged(f"the weights are not finite after step {trainer.global_step:,}: not saved")
         trainer.save_checkpoint(self.run.folder / f"step-{trainer.global_step:08d}")
         self.saved = trainer.global_step
         if trainer.is_global_zero:

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from rich.console import Console
 
 from lintra.checkpoint import Error
+from lintra.tasks._base import Task
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Log, Save, Stop
 from lintra.train._learner import Learner
@@ -26,11 +27,18 @@ def fit(run: Run) -> None:
     first = is_first_process()
     console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     task = run.task.build()
+    with run.locked() if first else contextlib.nullcontext():
+        _fit(run, task, console, first)
+
+
+def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
     if first:
         run.sweep()
         if run.train.precision == "auto":
             run = run.changed(precision=measured(run.model, task, run.train.batch))
     start = run.checkpoints()[-1] if run.checkpoints() else None
+    if run.train.precision == "auto":  # the first process decides and starts the others afterwards
+        raise Error(f"{run.folder} was not begun by its first process: start training without a launcher")
     if start and run.train.strategy == "fsdp":  # Lightning reads such a checkpoint past its CheckpointIO
         raise Error(
             f"{run.folder} was trained with fsdp, which cannot be resumed yet; its model is in {start}"
@@ -56,6 +64,7 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
     stop = Stop(config.steps, config.max_minutes)
     return pl.Trainer(
         default_root_dir=run.folder,
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=config.devices,
         strategy=FSDPStrategy(state_dict_type="full") if config.strategy == "fsdp" else config.strategy,
         precision="bf16-mixed" if config.precision == "bf16" else "32-true",

@@ -87,11 +87,13 @@ class Learner(pl.LightningModule):
         if not math.isfinite(norm):
             raise Diverged(
                 f"the loss or its gradient is not finite at step {self.trainer.global_step + 1:,}: "
-                "stopped before the weights changed; the last checkpoint is good"
+                "stopped before the weights changed; what was saved before is good"
             )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         scores = self.task.score(self.model, batch)
         weight = int(scores.pop("weight"))
         for name, value in scores.items():
+            if not bool(value.isfinite()):
+                raise Diverged(f"the validation {name} is not finite after step {self.trainer.global_step:,}")
             self.log(f"validate_{name}", value, batch_size=weight, sync_dist=True, logger=False)

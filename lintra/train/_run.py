@@ -1,15 +1,17 @@
 """What a run is: a folder, and in its run.json all that is needed to go on with it."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lintra import tasks
-from lintra.checkpoint import CONFIG, Error, from_json, read_json, to_json, write_atomically
+from lintra.checkpoint import Error, checkpoints, from_json, read_json, to_json, write_atomically
 from lintra.models import decoder
 from lintra.train.config import Config
 
@@ -63,7 +65,13 @@ class Run:
     def around(cls, model: str | Path) -> "Run":
         """The run of a model, given the run's folder or one of its checkpoints. Raises Error."""
         folder = Path(model)
-        return cls.read(folder if (folder / RUN).exists() else folder.resolve().parent)
+        for place in (folder, folder.resolve().parent):
+            if (place / RUN).exists():
+                return cls.read(place)
+        raise Error(
+            f"{folder} belongs to no run (no {RUN} in it or above), so its task is unknown: "
+            "use lintra.generate in Python"
+        )
 
     def write(self) -> None:
         """Writes run.json, atomically; the first process for all."""
@@ -83,19 +91,36 @@ class Run:
 
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, the oldest first."""
-        return sorted(x for x in self.folder.glob("step-*") if (x / CONFIG).exists())
+        return checkpoints(self.folder)
 
     def drop(self, keep: int) -> None:
         """Removes all checkpoints but the newest `keep`, each at once: half of one would look like one."""
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Held by the one program that trains the run. Raises Error if another does. (Windows: not held.)"""
+        if os.name == "nt":
+            yield
+            return
+        import fcntl
+
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
+            yield
+        except BlockingIOError as error:
+            raise Error(f"{self.folder} is being trained by another process") from error
+        finally:
+            os.close(handle)
+
     def sweep(self) -> None:
         """Removes what a killed process left half written or half removed."""
-        for leftover in self.folder.glob(".step-*"):
+        for leftover in (*self.folder.glob(".step-*"), *self.folder.glob(f".{RUN}.*")):
             shutil.rmtree(leftover)
 
 
 def is_first_process() -> bool:
-    """Lightning, like torchrun, runs the program once for every device; these variables count them."""
-    return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK"))
+    """Lightning starts the program again for every further device; this variable counts them."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"

@@ -9,12 +9,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch.plugins import CheckpointIO
 from safetensors.torch import save_file
-from torch import Tensor
 
-from lintra.checkpoint import WEIGHTS, Error, read_json, read_tensors, write_atomically, write_model
+from lintra.checkpoint import (
+    WEIGHTS,
+    Error,
+    read_json,
+    read_tensors,
+    with_weights,
+    write_atomically,
+    write_model,
+)
 from lintra.models import decoder
 from lintra.train._tree import flatten, unflatten
 
@@ -34,7 +40,8 @@ class Storage(CheckpointIO):
         tree, tensors = flatten({name: value for name, value in checkpoint.items() if name != "state_dict"})
 
         def write(folder: Path) -> None:
-            write_model(self._model(weights), folder)
+            cpu = {name: tensor.cpu() for name, tensor in weights.items()}
+            write_model(with_weights(self.model, cpu, folder), folder)
             (folder / TREE).write_text(json.dumps({"format": FORMAT, "checkpoint": tree}, allow_nan=False))
             save_file(tensors, folder / TENSORS)
 
@@ -57,10 +64,3 @@ class Storage(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         shutil.rmtree(path)
-
-    def _model(self, weights: dict[str, Tensor]) -> decoder.Decoder:
-        """The weights in a model, on the CPU, without drawing others first."""
-        with torch.device("meta"):
-            model = self.model.build()
-        model.load_state_dict({name: tensor.cpu() for name, tensor in weights.items()}, assign=True)
-        return model

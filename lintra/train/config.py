@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
+
+from lintra import fields
 
 Optimizer = Literal["radam", "adamw"]
 Schedule = Literal["constant", "step", "cosine"]
@@ -32,22 +34,17 @@ class Config:
     strategy: Strategy = "auto"  # how they share it
 
     def __post_init__(self):
+        fields.check(self)
         for name in ("steps", "batch", "save_every", "validate_every", "devices"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("warmup", "drop_at", "seed", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
         for name in ("max_minutes", "lr", "clip"):
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive, got {value}")
-        choices = {"optimizer": Optimizer, "schedule": Schedule, "precision": Precision, "strategy": Strategy}
-        for name, kind in choices.items():
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, got {getattr(self, name)!r}"
-                )
+            if value is not None and not 0 < value < 1e30:
+                raise ValueError(f"{name} must be above 0 and below 1e30, got {value}")
         if self.batch % self.devices:
             raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
         if self.strategy != "auto" and self.devices == 1:

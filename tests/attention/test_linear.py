@@ -116,10 +116,22 @@ def test_signed_features_have_no_denominator():
         linear.Config(feature_map=linear.Identity())
 
 
+def test_a_feature_map_is_no_name():
+    with pytest.raises(TypeError, match="feature_map must be FeatureMap, got 'relu'"):
+        linear.Config(feature_map="relu")
+    with pytest.raises(TypeError, match="feature_map must be FeatureMap, got <class"):
+        linear.Config(feature_map=linear.Relu)
+    with pytest.raises(TypeError, match=r"impl must be 'auto' or .* got 'cuda'"):
+        linear.Config(impl="cuda")
+    with pytest.raises(TypeError, match=r"chunk must be int, got 2\.5"):
+        linear.Config(chunk=2.5)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: linear.Config(eps=-1.0), "eps must be at least 0, got -1"),
+        (lambda: linear.Config(eps=float("inf")), "eps must be at least 0 and finite, got inf"),
+        (lambda: linear.Config(eps=-1.0), "eps must be at least 0 and finite, got -1"),
         (lambda: linear.Config(chunk=0), "chunk must be at least 1 token, got 0"),
         (lambda: linear.Dpfp(nu=0), "nu must be at least 1, got 0"),
         (lambda: linear.T2R(width=0), "width must be at least 1 feature, got 0"),

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from lintra.attention import softmax
 from lintra.attention.softmax import SoftmaxAttention
+from lintra.nn import Heads
 from tests.laws import EXACT, Case
 
 VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3)]
@@ -51,7 +52,8 @@ def test_constant_values_come_back():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("window", 0), ("window", -3), ("dropout", 1.0), ("dropout", -0.1)]
+    ("field", "value"),
+    [("window", 0), ("window", -3), ("dropout", 1.0), ("dropout", -0.1), ("scale", float("nan"))],
 )
 def test_config_refuses(field, value):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
@@ -59,8 +61,23 @@ def test_config_refuses(field, value):
 
 
 def test_a_window_needs_causal():
-    with pytest.raises(ValueError, match="window only when causal"):
+    with pytest.raises(ValueError, match=r"causal only with Config\(window=3.* got causal=False"):
         softmax.Config(window=3).build(heads=2, dim=4, causal=False)
+    assert softmax.Config(window=3).build(heads=2, dim=4, causal=True).can.state == "window"
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_cache_follows_autocast(window):
+    """Tokens of 16 bits make a cache of 16 bits, which the next ones fit."""
+    heads = Heads(8, softmax.Config(window=window), heads=2)
+    x = torch.randn(1, 6, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, state, ys = heads(x), None, []
+        for part in x.split((3, 1, 2), 1):
+            y, state = heads.extend(part, state)
+            ys.append(y)
+    assert state.attention.k.dtype == torch.bfloat16
+    assert_close(torch.cat(ys, 1), expected, rtol=0.05, atol=0.02)  # two ways of rounding to 8 bits
 
 
 def test_dropout_acts_in_training_only():

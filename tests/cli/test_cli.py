@@ -79,7 +79,7 @@ def test_info(lintra_says):
     ("args", "message"),
     [
         (["jump"], "there is no command 'jump'"),
-        (["list", "--yaml"], "list takes only --json, got '--yaml'"),
+        (["list", "--yaml"], "list takes only --json or --markdown, got '--yaml'"),
         (["info", "x"], "info takes no arguments, got 'x'"),
         (["train", "juggling"], "task must be one of copy, digits, images; got 'juggling'"),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),

@@ -118,18 +118,37 @@ def test_the_papers_model_has_the_papers_size():
         ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
         ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
         ({"kv_heads": 3}, "heads must be a multiple of kv_heads, got 4 and 3"),
-        ({"position": "absolute"}, "position must be one of .* got 'absolute'"),
         ({"position": "learned"}, "max_length goes with position='learned', got None"),
         ({"max_length": 5}, "max_length goes with position='learned', got 5 with 'sinusoidal'"),
-        ({"embed": "patch"}, "embed must be one of .* got 'patch'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"feed": 0}, "feed must be above 0 widths, got 0"),
+        ({"feed": 0}, "feed must be above 0 widths and finite, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"width": 36, "heads": 18, "position": "rotary", "kv_heads": 5}, "multiple of kv_heads"),
+        (
+            {"width": 36, "heads": 18, "position": "rotary", "kv_heads": 5},
+            "multiple of kv_heads, got 18 and 5",
+        ),
     ],
 )
 def test_config_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
+        build(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"position": "absolute"}, "position must be 'sinusoidal' or .* got 'absolute'"),
+        ({"embed": "patch"}, "embed must be 'token' or 'value', got 'patch'"),
+        ({"vocabulary": 2.5}, "vocabulary must be int, got 2.5"),
+        ({"layers": True}, "layers must be int, got True"),
+        ({"attention": "linear"}, "attention must be AttentionConfig, got 'linear'"),
+        ({"attention": linear.Config}, "attention must be AttentionConfig, got <class"),
+        ({"output": "logits"}, "output must be Logits or LogisticMixture, got 'logits'"),
+        ({"kv_heads": 2.0}, "kv_heads must be int or None, got 2.0"),
+    ],
+)
+def test_config_refuses_wrong_types(changes, message):
+    with pytest.raises(TypeError, match=message):
         build(**changes)
 
 

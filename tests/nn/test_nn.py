@@ -22,7 +22,6 @@ class Forgetting(Attention):
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d)"
     )
 
-    @property
     def reads(self):
         return {"gate": self.heads}
 
@@ -36,7 +35,7 @@ class Forgetting(Attention):
 
 class ForgettingConfig:
     def build(self, **shape):
-        return Forgetting(**shape)
+        return Forgetting(self, **shape)
 
 
 def layers():
@@ -84,6 +83,22 @@ def test_padding_changes_nothing_and_gives_zero(layer):
             assert_close(a, b, rtol=0, atol=0)
     alone = layer(x[1:, mask[1]])
     assert_close(clean[1:, mask[1]], alone, **EXACT)
+
+
+def test_what_is_read_in_padded_places_changes_nothing():
+    """A NaN gate there: neither values nor gradients of real tokens."""
+    attention = Forgetting(None, heads=2, dim=3, causal=True).double()
+    mask = torch.tensor([[True, True, False, True]])
+    inputs = [torch.randn(1, 4, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    gate = torch.randn(1, 4, 2, dtype=torch.float64)
+
+    def run(filling):
+        filled = gate.masked_fill(~mask[..., None], filling).requires_grad_()
+        y = attention(*inputs, mask=mask, gate=filled)
+        return y, torch.autograd.grad(y.square().sum(), [inputs[2], filled])
+
+    for a, b in zip(run(torch.nan), run(0.0), strict=True):
+        assert_close(a, b, rtol=0, atol=0)
 
 
 def test_cross_attention_reads_another_sequence():
@@ -188,6 +203,29 @@ def test_a_mixture_stays_finite_far_from_its_mean():
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", [Logits(), LogisticMixture(components=2)])
+def test_targets_are_checked(kind):
+    distribution = kind.build(9)
+    params = torch.zeros(2, distribution.size)
+    for target in (torch.tensor([0, 9]), torch.tensor([-100, 3])):
+        with pytest.raises(ValueError, match="targets must be between 0 and 8, got"):
+            distribution.log_prob(params, target)
+    with pytest.raises(ValueError, match="targets must be integers"):
+        distribution.log_prob(params, torch.zeros(2))
+    with pytest.raises(ValueError, match="one row a target"):
+        distribution.log_prob(params[:, :-1], torch.tensor([0, 1]))
+
+
+def test_a_step_is_one_causal_token():
+    for config in (linear.Config(), softmax.Config()):
+        q = torch.zeros(1, 2, 2, 4)
+        attention = config.build(heads=2, dim=4, causal=True)
+        with pytest.raises(ValueError, match="step takes one token, got t=2"):
+            attention.step(q, q, q, attention.start(1))
+        with pytest.raises(ValueError, match="causal=True"):
+            config.build(heads=2, dim=4, causal=False).step(q, q, q, attention.start(1))
+
+
 def test_logits_are_a_softmax():
     params = torch.randn(5, 9)
     expected = params.log_softmax(-1)
@@ -201,7 +239,10 @@ def test_logits_are_a_softmax():
     ("make", "message"),
     [
         (lambda: Heads(10, linear.Config(), heads=3), "width must be a multiple of heads, got 10 and 3"),
-        (lambda: Heads(12, linear.Config(), heads=4, kv_heads=3), "multiple of kv_heads, got 4 and 3"),
+        (
+            lambda: Heads(12, linear.Config(), heads=4, kv_heads=3),
+            "multiple of the key-value heads, got h=4, g=3",
+        ),
         (lambda: Heads(12, linear.Config(), heads=4, rotary=100.0), "even head size, got 100.0 and 3"),
         (lambda: Feed(8, kind="relu"), "kind must be 'gelu' or 'swiglu', got 'relu'"),
         (lambda: Feed(8, multiple=0), "multiple must give at least one hidden unit"),

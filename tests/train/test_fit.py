@@ -235,3 +235,26 @@ def test_bf16_trains(new_run):
     run = new_run(steps=3, precision="bf16")
     train.fit(run)
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in weights(run).values())
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(new_run):
+    run = new_run()
+    with run.locked(), pytest.raises(checkpoint.Error, match="is being trained by another process"):
+        train.fit(run)
+
+
+def test_weights_that_are_not_finite_are_not_saved(new_run, monkeypatch):
+    """A last update may spoil them without any gradient after it to tell."""
+    run = new_run(steps=1)
+    monkeypatch.setattr(torch.optim.RAdam, "step", spoil)
+    with pytest.raises(Diverged, match="not finite"):
+        train.fit(run)
+    assert run.checkpoints() == []
+
+
+def spoil(optimizer, closure):
+    closure()
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.fill_(torch.inf)

@@ -1,0 +1,39 @@
+"""The types of a configuration's fields, checked the same way from Python and from JSON."""
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+
+def check(config: Any) -> None:
+    """Raises TypeError that names the field, its type and the value, for a dataclass with a wrong one."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if not fits(hints[field.name], value):
+            raise TypeError(f"{field.name} must be {describe(hints[field.name])}, got {value!r}")
+
+
+def fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of an annotated type: classes, unions and literals. An int passes for a float."""
+    if isinstance(hint, types.UnionType):
+        return any(fits(option, value) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return any(value == option and type(value) is type(option) for option in typing.get_args(hint))
+    if hint in (int, float) and isinstance(value, bool):
+        return False
+    if isinstance(value, type):  # a class where an instance belongs has every method a protocol asks for
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def describe(hint: Any) -> str:
+    """A type as a person would say it."""
+    if isinstance(hint, types.UnionType):
+        return " or ".join(describe(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(repr(option) for option in typing.get_args(hint))
+    if hint is types.NoneType:
+        return "None"
+    return hint.__name__
