@@ -32,9 +32,12 @@ class Sizes:
     longest: int = 65536  # of which the memory is measured
     step: train.Sizes = field(default_factory=train.Sizes)
     rounds: int = 15
+    at_least: float = 0.1  # seconds of a turn: short calls are repeated and their mean is taken
 
 
-QUICK = Sizes(tokens=256, lengths=(128, 256), longest=512, heads=2, dim=16, step=train.QUICK, rounds=2)
+QUICK = Sizes(
+    tokens=256, lengths=(128, 256), longest=512, heads=2, dim=16, step=train.QUICK, rounds=2, at_least=0
+)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
@@ -49,7 +52,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
         contestants |= _passes(name, lambda q, k, v: _linear(q, k, v, impls[0]), sizes, length)
-    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress)
+    timings = interleaved(contestants, rounds=sizes.rounds, at_least=sizes.at_least, progress=progress)
     return _rows(timings, sizes, impls[0]), timings
 
 

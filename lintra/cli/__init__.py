@@ -46,14 +46,15 @@ def main(args: Sequence[str] | None = None) -> int:
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     try:
+        code = 0
         if not args or args[0] in ("-h", "--help", "help"):
             print(_HELP, end="")
         elif args[0] == "--version":
             print(f"lintra {lintra.__version__}")
         else:
-            return _command(args[0])(args[1:])
+            code = _command(args[0])(args[1:])
         sys.stdout.flush()
-        return 0
+        return code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader had enough; nothing may be left for the interpreter to flush
