@@ -86,8 +86,11 @@ def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> D
         if names:
             raise Error(f"{file} {problem} tensor {min(names)!r}")
     for name, x in wanted.items():
-        if tensors[name].shape != x.shape:
-            raise Error(f"{file}: {name} must be {list(x.shape)}, got {list(tensors[name].shape)}")
+        got = tensors[name]
+        if got.shape != x.shape or got.is_floating_point() != x.is_floating_point():
+            raise Error(
+                f"{file}: {name} must be {x.dtype} {list(x.shape)}, got {got.dtype} {list(got.shape)}"
+            )
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(True)
 

@@ -124,7 +124,11 @@ def damage_weights(folder, change):
         ),
         (
             lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(3)})),
-            r"head.bias must be \[11\], got \[3\]",
+            r"head.bias must be torch.float32 \[11\], got torch.float32 \[3\]",
+        ),
+        (
+            lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(11).long()})),
+            r"head.bias must be torch.float32 \[11\], got torch.int64 \[11\]",
         ),
     ],
 )

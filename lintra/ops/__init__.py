@@ -1,5 +1,5 @@
 """Pure functions of tensors: no parameters, no configuration, nothing remembered."""
 
-from lintra.ops.linear_attention import LinearState, linear_attention, linear_attention_reference
+from lintra.ops.linear_attention import LinearState, linear_attention
 
-__all__ = ["LinearState", "linear_attention", "linear_attention_reference"]
+__all__ = ["LinearState", "linear_attention"]

@@ -82,9 +82,9 @@ def linear_attention(
     """
     q, k, v = _autocast(q, k, v)
     _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
-    chosen = _dispatch.choose("linear_attention", impl, q, k, v)
-    if state is None:
-        state = _empty_state(k, v)
+    state = _empty_state(k, v) if state is None else state
+    given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
+    chosen = _dispatch.choose("linear_attention", impl, *given)
     if chosen == "native":
         y, kv, z = linear_attention_native(
             q, k, v, log_decay, log_input, *state, mask, causal, normalize, eps, feature_map
