@@ -27,8 +27,8 @@ class Config:
     """Train on real digits, draw new ones as an RNN, measure, and save pictures of it all."""
 
     dir: Path = Path("demo")  # where the pictures and the trained model go
-    seconds: float = 75  # of training
-    temperature: float = 0.8  # of drawing: below 1, more probable pixels
+    seconds: float = 110  # of training
+    temperature: float = 1.0  # of drawing: below 1, more probable pixels
     longest: int = 1024  # position up to which the time per token is measured
     seed: int = 0  # of weights, training and drawing
 
