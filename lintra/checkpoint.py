@@ -68,9 +68,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Decoder:
         module = registry.load(models, content.get("model", ""), "model")
         config = from_json(module.Config, content.get("config"), "config")
         return with_weights(config, read_tensors(folder / WEIGHTS, device), folder / WEIGHTS).eval()
+    except Error:
+        raise
     except (ValueError, TypeError) as error:
-        if isinstance(error, Error):
-            raise
         raise Error(f"{folder / CONFIG}: {error}") from error
 
 
@@ -109,8 +109,13 @@ def newest(folder: Path) -> Path:
 
 def checkpoints(run: Path) -> list[Path]:
     """The complete checkpoints of a run, the oldest first."""
-    steps = [x for x in run.glob("step-*") if (x / CONFIG).exists() and x.name[5:].isdigit()]
-    return sorted(steps, key=lambda x: int(x.name[5:]))
+    steps = [x for x in run.glob("step-*") if (x / CONFIG).exists() and x.name[len("step-") :].isdigit()]
+    return sorted(steps, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step of the checkpoint in a folder step-00001200."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def save_state(state: State, file: str | Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lintra import attention, tasks, train
+from lintra.checkpoint import step_of
 from lintra.cli._arguments import UsageError, parse
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def train_command(args: Sequence[str]) -> int:
         changes = {"steps": options.steps, "max_minutes": options.max_minutes}
         run = train.Run.read(options.resume)
         done = run.checkpoints()
-        if options.steps is not None and done and int(done[-1].name.removeprefix("step-")) > options.steps:
+        if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
         train.fit(run.changed(**_given(changes)))
     elif args[0] in tasks.names():

@@ -174,13 +174,8 @@ class Decoder(nn.Module):
             raise TypeError(f"tokens must be int64 or int32, got {tokens.dtype}")
         if mask is not None:
             _check.mask(mask, "b t", sizes, tokens.device)
-        if torch.compiler.is_compiling() or tokens.device.type != "cpu" or not tokens.numel():
-            return
-        last = self.config.vocabulary - (0 if self.config.start else 1)
         real = tokens if mask is None else tokens.masked_fill(~mask, 0)
-        low, high = (int(x) for x in real.aminmax())
-        if low < 0 or high > last:
-            raise ValueError(f"tokens must be between 0 and {last}, got {low if low < 0 else high}")
+        _check.symbols("tokens", real, self.config.vocabulary - (0 if self.config.start else 1))
 
     def _check_state(self, tokens: Tensor, state: DecoderState) -> None:
         if not isinstance(state, DecoderState):

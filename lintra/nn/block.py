@@ -50,7 +50,7 @@ class Block(nn.Module):
         self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence."""
-        self._check(x, mask)
+        _check.activations(x, mask, self.width)
         (x,) = zero_padding(mask, x)
         return self._rest(x, self.mix(self._enter(x), mask=mask), mask)
 
@@ -66,17 +66,10 @@ class Block(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
-        self._check(x, mask)
+        _check.activations(x, mask, self.width)
         (x,) = zero_padding(mask, x)
         mixed, after = self.mix.extend(self._enter(x), state, mask=mask)
         return self._rest(x, mixed, mask), after
-
-    def _check(self, x: Tensor, mask: Tensor | None) -> None:
-        sizes = {"c": self.width}
-        _check.shape("x", x, "b t c", sizes)
-        _check.floating("x", x)
-        if mask is not None:
-            _check.mask(mask, "b t", sizes, x.device)
 
     def _enter(self, x: Tensor) -> Tensor:
         return self.norm_mix(x) if self.pre else x

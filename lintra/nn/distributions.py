@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
+from lintra.ops import _check
 
 
 class Distribution:
@@ -36,12 +37,7 @@ class Distribution:
             )
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):
             raise ValueError(f"targets must be integers, got {target.dtype}")
-        if torch.compiler.is_compiling() or target.device.type != "cpu" or not target.numel():
-            return
-        low, high = (int(x) for x in target.aminmax())
-        if low < 0 or high >= self.vocabulary:
-            wrong = low if low < 0 else high
-            raise ValueError(f"targets must be between 0 and {self.vocabulary - 1}, got {wrong}")
+        _check.symbols("targets", target, self.vocabulary - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

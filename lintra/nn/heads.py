@@ -114,11 +114,7 @@ class Heads(nn.Module):
             raise ValueError(f"cross-attention has no positions to turn by, got rotary={self.rotary}")
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        sizes = {"c": self.inward.in_features}
-        _check.shape("x", x, "b t c", sizes)
-        _check.floating("x", x)
-        if mask is not None:
-            _check.mask(mask, "b t", sizes, x.device)
+        _check.activations(x, mask, self.inward.in_features)
         (x,) = zero_padding(mask, x)
         q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.inward(x).split(self.widths, -1))
         return q, k, v, {name: project(x) for name, project in self.reads.items()}

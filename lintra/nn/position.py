@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from lintra.ops import _check
 from lintra.ops.positions import angles
 
 
@@ -33,8 +34,7 @@ class Learned(nn.Module):
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Raises ValueError past the last position."""
         length = self.table.num_embeddings
-        known = position.device.type == "cpu" and not torch.compiler.is_compiling()
-        if known and position.numel() and int(position.max()) >= length:
+        if _check.readable(position) and position.numel() and int(position.max()) >= length:
             raise ValueError(
                 f"learned positions reach max_length={length} tokens, got token {int(position.max()) + 1}"
             )

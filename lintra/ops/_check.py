@@ -73,6 +73,29 @@ def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int]) -> Non
         mask(mask_, "b s", sizes, k.device)
 
 
+def activations(x: Tensor, mask_: Tensor | None, width: int) -> None:
+    """Raises unless x is [b t c] of that width, of a floating type, and the mask [b t] goes with it."""
+    sizes = {"c": width}
+    shape("x", x, "b t c", sizes)
+    floating("x", x)
+    if mask_ is not None:
+        mask(mask_, "b t", sizes, x.device)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether looking at values costs nothing: not on a GPU, not while a graph is being made."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def symbols(name: str, x: Tensor, last: int) -> None:
+    """Raises ValueError unless every number of x is in 0 .. last, where that is readable."""
+    if not readable(x) or not x.numel():
+        return
+    low, high = (int(value) for value in x.aminmax())
+    if low < 0 or high > last:
+        raise ValueError(f"{name} must be between 0 and {last}, got {low if low < 0 else high}")
+
+
 def heads(query_heads: int, kv_heads: int) -> None:
     """Raises ValueError unless the key-value heads divide the query heads."""
     if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:

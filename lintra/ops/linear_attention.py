@@ -354,8 +354,8 @@ def _validate(
 
 
 def _validate_decay(log_decay: Tensor, mask: Tensor | None) -> None:
-    """Only where reading the values costs nothing: not on a GPU, not while a graph is being made."""
-    if torch.compiler.is_compiling() or log_decay.device.type != "cpu" or _dispatch.transformed(log_decay):
+    """Only where the values can be read at no cost."""
+    if not _check.readable(log_decay) or _dispatch.transformed(log_decay):
         return
     with torch.no_grad():
         wrong = ~((log_decay <= 0) & log_decay.isfinite())

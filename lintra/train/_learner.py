@@ -40,7 +40,7 @@ class Learner(pl.LightningModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         sampler = StepSampler(
-            len(self.task.train),  # pyright: ignore[reportArgumentType]
+            len(self.task.train),
             self.config.batch,
             seed=self.config.seed,
             start=self.trainer.global_step,
@@ -50,7 +50,7 @@ class Learner(pl.LightningModule):
         return DataLoader(self.task.train, batch_sampler=sampler, collate_fn=self.task.collate)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        samples = min(len(self.task.validate), VALIDATION_BATCHES * self.config.batch)  # pyright: ignore[reportArgumentType]
+        samples = min(len(self.task.validate), VALIDATION_BATCHES * self.config.batch)
         rank, world = self.trainer.global_rank, self.trainer.world_size
         share = range(samples)[rank::world]
         size = self.config.batch // world

@@ -19,8 +19,8 @@ def measured(config: decoder.Config, task: Task, batch: int) -> Literal["32", "b
     model = config.build().to(device)
     samples = 1
     while True:
-        indices = [i % len(task.train) for i in range(samples)]  # pyright: ignore[reportArgumentType]
-        loaded = task.collate(task.train.__getitems__(indices))  # pyright: ignore[reportAttributeAccessIssue]
+        indices = [i % len(task.train) for i in range(samples)]
+        loaded = task.collate(task.train.__getitems__(indices))
         loaded = {name: value.to(device) for name, value in loaded.items()}
         full, half = (min(_seconds(model, task, loaded, bf16) for _ in range(3)) for bf16 in (False, True))
         if full >= ENOUGH or half >= ENOUGH or samples >= batch:
