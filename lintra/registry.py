@@ -1,5 +1,6 @@
 """A folder as the list of choices: the name of a file is its key. Files that begin with _ are not choices."""
 
+from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -11,7 +12,9 @@ def names(package: ModuleType) -> list[str]:
 
 
 def load(package: ModuleType, name: str, what: str) -> ModuleType:
-    """The module of that key. Raises ValueError, with the choices, for another `name`."""
+    """The module of that key. Raises ValueError, with the nearest and all choices, for another `name`."""
     if name not in names(package):
-        raise ValueError(f"{what} must be one of {', '.join(names(package))}; got {name!r}")
+        near = get_close_matches(str(name), names(package))
+        hint = f" (perhaps {' or '.join(near)})" if near else ""
+        raise ValueError(f"{what} must be one of {', '.join(names(package))}; got {name!r}{hint}")
     return import_module(f"{package.__name__}.{name}")

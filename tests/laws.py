@@ -4,11 +4,13 @@ A law takes a `Case` and asserts. `tests/attention/test_laws.py` applies all of 
 folder; each mechanism's test file gives its variants and its dense definition. Float64 unless said.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lintra.attention import Attention, map_state
 from lintra.ops.positions import Rotation
@@ -27,6 +29,7 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     rotary: bool = False
+    value_dim: int = VALUE_DIM
 
     def __str__(self) -> str:
         mode = "causal" if self.causal else "bidirectional"
@@ -34,31 +37,51 @@ class Case:
 
     def build(self, **shape) -> Attention:
         torch.manual_seed(1)
-        shape = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": DIM, "value_dim": VALUE_DIM} | shape
-        return self.config.build(causal=self.causal, **shape).double()
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": DIM, "value_dim": self.value_dim}
+        return self.config.build(causal=self.causal, **sizes | shape).double()
 
     def possible(self) -> bool:
         """Whether this mode can be built; what cannot is refused with a ValueError."""
         try:
-            self.build()
+            attention = self.build()
         except ValueError:
             return False
-        return True
+        return not self.rotary or attention.turned > 0
 
     def draw(self, time: int = TIME, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        """q, k, v and what else the mechanism reads [b t width], in its order."""
         generator = torch.Generator().manual_seed(seed)
-        return [
-            torch.randn(BATCH, time, heads, width, generator=generator, dtype=torch.float64)
-            .to(dtype)
-            .requires_grad_()
-            for heads, width in ((self.heads, DIM), (self.kv_heads, DIM), (self.kv_heads, VALUE_DIM))
+        shapes = [(self.heads, DIM), (self.kv_heads, DIM), (self.kv_heads, self.value_dim)]
+        shapes += [(width,) for width in reads(self).values()]
+        drawn = [
+            torch.randn(BATCH, time, *shape, generator=generator, dtype=torch.float64).to(dtype)
+            for shape in shapes
         ]
+        if type(self.build()).shared_key:
+            drawn[1] = drawn[0].clone()
+        return [x.requires_grad_() for x in drawn]
+
+    def fits(self, time: int) -> bool:
+        """Whether sequences of that length go."""
+        longest = getattr(self.config, "max_length", None)
+        return longest is None or longest >= time
 
     def rotate(self, first: int, time: int, mask: Tensor | None = None) -> Rotation | None:
         if not self.rotary:
             return None
         here = torch.ones(BATCH, time, dtype=torch.bool) if mask is None else mask
         return Rotation(first + here.cumsum(1) - 1, 100.0)
+
+
+@cache
+def reads(case: Case) -> dict[str, int]:
+    """What the mechanism reads beyond q, k, v: name -> width."""
+    return case.build().reads()
+
+
+def spread(mask: Tensor, x: Tensor) -> Tensor:
+    """mask [b t] with axes of size 1 to fit x [b t ...]."""
+    return mask.reshape(*mask.shape, *[1] * (x.dim() - 2))
 
 
 def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -91,15 +114,25 @@ def some_masks(time: int = TIME) -> list[Tensor]:
     ]
 
 
-def forward(case: Case, attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask=None) -> Tensor:
-    return attention(q, k, v, mask=mask, rotate=case.rotate(0, q.shape[1], mask))
+def forward(case: Case, attention: Attention, *inputs: Tensor, mask=None) -> Tensor:
+    q, k, v, *rest = inputs
+    named = dict(zip(reads(case), rest, strict=True))
+    return attention(q, k, v, mask=mask, rotate=case.rotate(0, q.shape[1], mask), **named)
+
+
+def extend(case: Case, attention: Attention, inputs: list[Tensor], state, mask=None, rotate=None, by=None):
+    """`extend`, or with `by=Attention` the loop over `step` that the base class has."""
+    q, k, v, *rest = inputs
+    named = dict(zip(reads(case), rest, strict=True))
+    call = attention.extend if by is None else by.extend.__get__(attention)
+    return call(q, k, v, state, mask=mask, rotate=rotate, **named)
 
 
 def equals_its_definition(case: Case, dense) -> None:
     """The parallel form is the dense N x N definition, values and gradients."""
     attention, inputs = case.build(), case.draw()
     parameters = list(attention.parameters())
-    y, expected = attention(*inputs), dense(attention, *inputs)
+    y, expected = forward(case, attention, *inputs), dense(attention, *inputs)
     assert_close(y, expected, **EXACT)
     everything = inputs + parameters
     assert_close(gradients(y, everything), gradients(expected, everything), **EXACT)
@@ -111,14 +144,14 @@ def parallel_is_recurrent(case: Case) -> None:
     whole = forward(case, attention, *inputs)
     whole_gradients = gradients(whole, inputs)
     state = attention.start(BATCH, dtype=torch.float64)
-    stepped, stepped_state = Attention.extend(attention, *inputs, state, rotate=case.rotate(0, TIME))
+    stepped, stepped_state = extend(case, attention, inputs, state, rotate=case.rotate(0, TIME), by=Attention)
     assert_close(stepped, whole, **EXACT)
     assert_close(gradients(stepped, inputs), whole_gradients, **EXACT)
     for cuts in ((0, TIME), (1, TIME - 1), (7, 12), (TIME - 1, 1), (3, 1, 1, 9, 5)):
         state, first, ys = attention.start(BATCH, dtype=torch.float64), 0, []
         for size in cuts:
             part = [x[:, first : first + size] for x in inputs]
-            y, state = attention.extend(*part, state, rotate=case.rotate(first, size))
+            y, state = extend(case, attention, part, state, rotate=case.rotate(first, size))
             ys.append(y)
             first += size
         assert_close(torch.cat(ys, 1), whole, **EXACT)
@@ -134,7 +167,7 @@ def final_state_has_gradients(case: Case) -> None:
         state = attention.start(BATCH, dtype=torch.float64)
         for piece in (slice(0, cut), slice(cut, TIME)):
             rotate = case.rotate(piece.start, piece.stop - piece.start)
-            _, state = attention.extend(*(x[:, piece] for x in inputs), state, rotate=rotate)
+            _, state = extend(case, attention, [x[:, piece] for x in inputs], state, rotate=rotate)
         real = torch.cat([x.flatten() for x in leaves(state) if x.is_floating_point()])
         return gradients(real, inputs)
 
@@ -164,7 +197,7 @@ def padding_changes_nothing(case: Case) -> None:
         for g in clean_gradients:
             assert (g[~mask] == 0).all()
         for junk in (torch.nan, torch.inf, -1e30):
-            dirty = [x.detach().masked_fill(~mask[..., None, None], junk).requires_grad_() for x in inputs]
+            dirty = [x.detach().masked_fill(~spread(mask, x), junk).requires_grad_() for x in inputs]
             y = forward(case, attention, *dirty, mask=mask)
             assert_close(y, clean, rtol=0, atol=0)
             assert_close(gradients(y, dirty), clean_gradients, rtol=0, atol=0)
@@ -176,7 +209,7 @@ def padding_is_absence(case: Case) -> None:
     for mask in some_masks():
         y = forward(case, attention, *inputs, mask=mask)
         for i in range(BATCH):
-            real = [x[i : i + 1, mask[i]].repeat(BATCH, 1, 1, 1) for x in inputs]
+            real = [x[i : i + 1, mask[i]].repeat_interleave(BATCH, 0) for x in inputs]
             alone = forward(case, attention, *real)
             assert_close(y[i, mask[i]], alone[0], **EXACT)
         longer = [torch.cat((x, torch.full_like(x[:, :9], torch.nan)), 1) for x in inputs]
@@ -188,15 +221,15 @@ def padding_between_states_changes_nothing(case: Case) -> None:
     """A masked piece after a state = its real tokens after that state."""
     attention, inputs, first = case.build(), case.draw(), case.draw(6, seed=9)
     state = attention.start(BATCH, dtype=torch.float64)
-    _, state = attention.extend(*first, state, rotate=case.rotate(0, 6))
+    _, state = extend(case, attention, first, state, rotate=case.rotate(0, 6))
     for mask in some_masks():
-        y, after = attention.extend(*inputs, state, mask=mask, rotate=case.rotate(6, TIME, mask))
+        y, after = extend(case, attention, inputs, state, mask, case.rotate(6, TIME, mask))
         for i in range(BATCH):
             real = [x[i : i + 1, mask[i]] for x in inputs]
             rotate = case.rotate(6, real[0].shape[1])
             rotate = None if rotate is None else rotate._replace(position=rotate.position[:1])
             one = map_state(lambda x, i=i: x[i : i + 1], state)
-            alone, alone_after = attention.extend(*real, one, rotate=rotate)
+            alone, alone_after = extend(case, attention, real, one, rotate=rotate)
             assert_close(y[i, mask[i]], alone[0], **EXACT)
             if attention.can.state == "constant":
                 same_states(map_state(lambda x, i=i: x[i : i + 1], after), alone_after)
@@ -210,11 +243,11 @@ def padding_leaves_the_state(case: Case) -> None:
         seen = mask.sum(1, keepdim=True)
         rotate = Rotation(seen + torch.arange(5), 100.0) if case.rotary else None
         state = attention.start(BATCH, dtype=torch.float64)
-        _, state = attention.extend(*inputs, state, mask=mask, rotate=case.rotate(0, TIME, mask))
-        y, _ = attention.extend(*after, state, rotate=rotate)
+        _, state = extend(case, attention, inputs, state, mask, case.rotate(0, TIME, mask))
+        y, _ = extend(case, attention, after, state, rotate=rotate)
         for i in range(BATCH):
             real = [
-                torch.cat((x[i : i + 1, mask[i]], a[i : i + 1]), 1).repeat(BATCH, 1, 1, 1)
+                torch.cat((x[i : i + 1, mask[i]], a[i : i + 1]), 1).repeat_interleave(BATCH, 0)
                 for x, a in zip(inputs, after, strict=True)
             ]
             assert_close(y[i], forward(case, attention, *real)[0, -5:], **EXACT)
@@ -231,7 +264,7 @@ def nothing_to_attend_to_gives_zero(case: Case) -> None:
         assert (g[0] == 0).all()
         assert g.isfinite().all()
     if not case.causal and attention.can.cross:
-        read = attention.read(inputs[0], attention.remember(*inputs[1:], mask))
+        read = attention.read(inputs[0], attention.remember(*inputs[1:3], mask))
         assert (read[0] == 0).all()
         for g in gradients(read, inputs):
             assert (g[0] == 0).all()
@@ -243,14 +276,15 @@ def cross_is_the_same_sum(case: Case) -> None:
     attention, (q, k, v) = case.build(), case.draw()
     assert_close(attention.read(q, attention.remember(k, v)), attention(q, k, v), **EXACT)
     few = attention.read(q[:, :3], attention.remember(k, v))
-    assert_close(few, attention(q, k, v)[:, :3], **EXACT)
+    if attention.can.joint_queries:
+        assert few.shape == (*q[:, :3].shape[:3], case.value_dim)
+    else:
+        assert_close(few, attention(q, k, v)[:, :3], **EXACT)
     mask = some_masks()[2]
-    memory = attention.remember(k, v, mask)
-    dirty = [x.masked_fill(~mask[..., None, None], torch.nan) for x in (k, v)]
-    assert_close(
-        attention.read(q, attention.remember(*dirty, mask)), attention.read(q, memory), rtol=0, atol=0
-    )
-    assert_close(attention.read(q, memory)[mask], attention(q, k, v, mask=mask)[mask], **EXACT)
+    y = attention.read(q, attention.remember(k, v, mask), mask)
+    assert_close(y, attention(q, k, v, mask=mask), **EXACT)
+    dirty = [x.masked_fill(~spread(mask, x), torch.nan) for x in (q, k, v)]
+    assert_close(attention.read(dirty[0], attention.remember(*dirty[1:], mask), mask), y, rtol=0, atol=0)
 
 
 def a_sample_does_not_see_its_neighbours(case: Case) -> None:
@@ -275,12 +309,13 @@ def never_mutates_a_state(case: Case) -> None:
     attention, inputs = case.build(), case.draw()
     with torch.no_grad():
         rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
-        _, state = attention.extend(*inputs, attention.start(BATCH, dtype=torch.float64), rotate=rotate)
+        state = attention.start(BATCH, dtype=torch.float64)
+        _, state = extend(case, attention, inputs, state, rotate=rotate)
         kept = map_state(torch.clone, state)
         token = [x[:, :1] for x in inputs]
-        first, after = attention.extend(*token, state, rotate=more)
-        second, _ = attention.extend(*token, state, rotate=more)
-        attention.extend(*token, after, rotate=more)
+        first, after = extend(case, attention, token, state, rotate=more)
+        second, _ = extend(case, attention, token, state, rotate=more)
+        extend(case, attention, token, after, rotate=more)
         same_states(state, kept)
         assert torch.equal(first, second)
 
@@ -289,13 +324,13 @@ def states_can_be_indexed(case: Case) -> None:
     """Beam search is an index: reordering a state reorders what follows."""
     attention, inputs = case.build(), case.draw()
     rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
-    _, state = attention.extend(*inputs, attention.start(BATCH, dtype=torch.float64), rotate=rotate)
+    state = attention.start(BATCH, dtype=torch.float64)
+    _, state = extend(case, attention, inputs, state, rotate=rotate)
     order = torch.tensor([1, 0])
     token = [x[:, :1] for x in inputs]
-    y, _ = attention.extend(*token, state, rotate=more)
-    swapped, _ = attention.extend(
-        *(x[order] for x in token), map_state(lambda x: x[order], state), rotate=more
-    )
+    y, _ = extend(case, attention, token, state, rotate=more)
+    reordered = map_state(lambda x: x[order], state)
+    swapped, _ = extend(case, attention, [x[order] for x in token], reordered, rotate=more)
     assert_close(swapped, y[order], **EXACT)
 
 
@@ -303,6 +338,7 @@ def parameters_and_buffers_are_saved(case: Case) -> None:
     """Another instance with the state_dict of the first gives what the first gives."""
     attention, inputs = case.build(), case.draw()
     other = case.build()
+    attention.redraw(torch.Generator().manual_seed(7))
     with torch.no_grad():
         for parameter in attention.parameters():
             parameter += torch.randn_like(parameter)
@@ -313,15 +349,20 @@ def parameters_and_buffers_are_saved(case: Case) -> None:
 def grouped_heads_are_repeated_heads(case: Case) -> None:
     """Sharing keys and values among query heads = repeating them."""
     grouped, repeated = case.build(), case.build(kv_heads=case.heads)
-    q, k, v = case.draw()
+    inputs = case.draw()
     group = case.heads // case.kv_heads
     with torch.no_grad():
-        for many, few in zip(repeated.parameters(), grouped.parameters(), strict=True):
+        for many, few in zip(repeated.state_dict().values(), grouped.state_dict().values(), strict=True):
             many.copy_(few if many.shape == few.shape else few.repeat_interleave(group, 0))
-    y = forward(case, grouped, q, k, v)
-    expected = forward(case, repeated, q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
+    wide = [inputs[0], *(x.repeat_interleave(group, 2) for x in inputs[1:3])]
+    for x, (name, width) in zip(inputs[3:], reads(case).items(), strict=True):
+        # What is read for each key-value head is read for each head then.
+        more = repeated.reads()[name] // width
+        wide.append(x.unflatten(2, (case.kv_heads, -1)).repeat_interleave(more, 2).flatten(2))
+    y = forward(case, grouped, *inputs)
+    expected = forward(case, repeated, *wide)
     assert_close(y, expected, **EXACT)
-    assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]), **EXACT)
+    assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 
 
 def sixteen_bits_lose_no_more_than_the_textbook(case: Case, dense) -> None:
@@ -333,7 +374,7 @@ def sixteen_bits_lose_no_more_than_the_textbook(case: Case, dense) -> None:
         exact = dense(attention, *(x.double() for x in inputs))
         attention = attention.to(dtype)
         textbook = dense(attention, *inputs)
-        y = attention(*inputs)
+        y = forward(case, attention, *inputs)
         assert y.dtype == dtype
         error = (y.double() - exact).abs()
         allowed = (textbook.double() - exact).abs()
@@ -345,12 +386,12 @@ def long_sequences_do_not_drift(case: Case) -> None:
     """65,536 tokens in float32 stay within 1e-4 of float64, relative to the largest output."""
     time = 65_536
     attention = case.build(heads=1, kv_heads=1)
-    alone = Case(case.name, case.config, case.causal, heads=1, kv_heads=1)
+    alone = replace(case, heads=1, kv_heads=1)
     inputs = [x.detach()[:1] for x in alone.draw(time)]
     single = [x.float() for x in inputs]
     if case.causal:
-        exact = attention(*inputs)
-        y = attention.float()(*single)
+        exact = forward(alone, attention, *inputs)
+        y = forward(alone, attention.float(), *single)
     else:
         few = [x[:, :16] for x in (inputs[0], single[0])]
         exact = attention.read(few[0], attention.remember(*inputs[1:]))
@@ -368,8 +409,52 @@ def empty_sequences_and_batches(case: Case) -> None:
             rotate = None
             if case.rotary:
                 rotate = Rotation(torch.arange(few[0].shape[1]).repeat(len(few[0]), 1), 100.0)
-            y = attention(*few, rotate=rotate)
-            assert y.shape == (*few[0].shape[:3], VALUE_DIM)
+            y = attention(*few[:3], rotate=rotate, **dict(zip(reads(case), few[3:], strict=True)))
+            assert y.shape == (*few[0].shape[:3], case.value_dim)
+
+
+def extremes_stay_finite(case: Case) -> None:
+    """Inputs 30 times as large or a thousandth of it: no inf, no NaN, in values and gradients."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in (30.0, 1e-3):
+            attention = case.build().to(dtype)
+            inputs = [(x.detach() * size).requires_grad_() for x in case.draw(dtype=dtype)]
+            y = forward(case, attention, *inputs)
+            assert y.isfinite().all()
+            for g in gradients(y, inputs):
+                assert g.isfinite().all()
+
+
+def training_is_evaluation(case: Case) -> None:
+    """Without dropout both modes give the same, and so does a second call: nothing is drawn in between."""
+    attention, inputs = case.build(), case.draw()
+    y = forward(case, attention.train(), *inputs)
+    assert_close(forward(case, attention.eval(), *inputs), y, rtol=0, atol=0)
+    assert_close(forward(case, attention.train(), *inputs), y, rtol=0, atol=0)
+
+
+class Largest(TorchDispatchMode):
+    """Watches how many numbers the largest tensor of a computation has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        found = function(*arguments, **keywords or {})
+        for x in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(x, Tensor):
+                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
+        return found
+
+
+def no_array_is_square(case: Case) -> None:
+    """16,384 tokens, forward and backward: no tensor has more than a sixteenth of 16,384^2 numbers."""
+    time = 16_384
+    alone = replace(case, heads=1, kv_heads=1)
+    attention = alone.build().float()
+    inputs = [x.detach()[:1].requires_grad_() for x in alone.draw(time, dtype=torch.float32)]
+    with Largest() as largest:
+        gradients(forward(alone, attention, *inputs), inputs)
+    assert largest.numbers <= time**2 // 16
 
 
 def always(case: Case) -> bool:
@@ -377,6 +462,11 @@ def always(case: Case) -> bool:
 
 
 def recurrent(case: Case) -> bool:
+    can = case.build().can
+    return case.causal and can.recurrent and not can.lookahead
+
+
+def keeps_state(case: Case) -> bool:
     return case.causal and case.build().can.recurrent
 
 
@@ -384,10 +474,17 @@ def cross(case: Case) -> bool:
     return not case.causal and not case.rotary and case.build().can.cross
 
 
+def linear_cost(case: Case) -> bool:
+    cost = case.build().can.cost
+    return "t^2" not in cost and getattr(case.config, "impl", None) != "reference" and not case.rotary
+
+
 def long(case: Case) -> bool:
     """65,536 tokens are too many for what is quadratic; then 16 queries of all of them are looked at."""
-    linear = case.build().can.state == "constant" and getattr(case.config, "impl", None) != "reference"
-    return not case.rotary and (linear if case.causal else cross(case))
+    can = case.build().can
+    if case.causal:
+        return linear_cost(case) and can.state == "constant"
+    return cross(case) and not can.joint_queries and case.fits(65_536)
 
 
 # What a law says nothing about. Definitions are written without positions: see the tests of rotary embedding.
@@ -396,13 +493,15 @@ APPLIES = {
     sixteen_bits_lose_no_more_than_the_textbook: lambda case: not case.rotary,
     parallel_is_recurrent: recurrent,
     final_state_has_gradients: recurrent,
-    blind_to_the_future: lambda case: case.causal,
+    blind_to_the_future: lambda case: case.causal and not case.build().can.lookahead,
     padding_leaves_the_state: recurrent,
-    padding_between_states_changes_nothing: recurrent,
+    padding_between_states_changes_nothing: keeps_state,
     cross_is_the_same_sum: cross,
-    never_mutates_a_state: recurrent,
-    states_can_be_indexed: recurrent,
+    never_mutates_a_state: keeps_state,
+    states_can_be_indexed: keeps_state,
+    grouped_heads_are_repeated_heads: lambda case: case.heads != case.kv_heads,
     long_sequences_do_not_drift: long,
+    no_array_is_square: lambda case: linear_cost(case) and case.fits(16_384),
 }
 WITH_DEFINITION = [equals_its_definition, sixteen_bits_lose_no_more_than_the_textbook]
 LAWS = [
@@ -423,4 +522,7 @@ LAWS = [
     grouped_heads_are_repeated_heads,
     long_sequences_do_not_drift,
     empty_sequences_and_batches,
+    extremes_stay_finite,
+    training_is_evaluation,
+    no_array_is_square,
 ]

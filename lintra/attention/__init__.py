@@ -21,9 +21,14 @@ def load(name: str) -> ModuleType:
 
 
 def describe() -> list[dict[str, str | bool]]:
-    """What each mechanism declares: name, paper, causal, bidirectional, cross, recurrent, state, cost."""
+    """What each mechanism declares: name, paper and its `Capabilities`."""
     return [
-        {"name": name, "paper": mechanism.paper, **asdict(mechanism.can)}
+        {
+            "name": name,
+            "paper": mechanism.paper,
+            **asdict(mechanism.can),
+            "shared_key": mechanism.shared_key,
+        }
         for name, mechanism in ((name, _mechanism(load(name))) for name in names())
     ]
 

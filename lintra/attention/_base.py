@@ -1,5 +1,6 @@
 """What every mechanism is: two verbs over queries, keys and values, and what it declares about itself."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -23,6 +24,10 @@ class Capabilities:
     recurrent: bool  # has a step
     state: Literal["constant", "window", "grows", "none"]  # how large the state gets
     cost: str  # of a whole sequence of t tokens, per head; d is the size of a head
+    # Causal, no later content reaches a token, but later tokens may decide which earlier ones it sees. The
+    # recurrent form then gives what the last token of the sequence so far gets.
+    lookahead: bool = False
+    joint_queries: bool = False  # what a query gets depends on the queries it comes with
 
 
 @runtime_checkable
@@ -45,6 +50,7 @@ class Attention(nn.Module):
     """
 
     paper: ClassVar[str]
+    shared_key: ClassVar[bool] = False  # queries and keys are one projection: q and k are the same
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
     def __init__(
@@ -67,15 +73,23 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
         self.causal = causal
-        self.turned = self.dim  # the width of what `rotate` is applied to
+        self.turned = self.dim  # the width of what `rotate` is applied to; 0: positions come in otherwise
         for what in ("heads", "kv_heads", "dim", "value_dim"):
             if getattr(self, what) < 1:
                 raise ValueError(f"{what} must be at least 1, got {getattr(self, what)}")
         _check.heads(self.heads, self.kv_heads)
+        if self.shared_key and self.heads != self.kv_heads:
+            raise ValueError(
+                f"attention {self.name!r} has one projection for queries and keys: kv_heads must be "
+                f"heads={self.heads}, got {self.kv_heads}"
+            )
 
     def reads(self) -> dict[str, int]:
         """What it takes from the layer's input beyond q, k, v, such as a gate: name -> width."""
         return {}
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Draws random features, hashes or blocks anew; for training, between steps. Nothing by default."""
 
     def forward(
         self,
@@ -148,8 +162,10 @@ class Attention(nn.Module):
         """What cross-attention keeps of another sequence, k [b s g d], v [b s g e]."""
         raise NotImplementedError(f"attention {self.name!r} has no cross form")
 
-    def read(self, q: Float[Tensor, "b t h d"], memory: State) -> Float[Tensor, "b t h e"]:
-        """Every query reads all of the memory."""
+    def read(
+        self, q: Float[Tensor, "b t h d"], memory: State, mask: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t h e"]:
+        """Every query reads all of the memory; `mask` is that of the queries, 0 where it is False."""
         raise NotImplementedError(f"attention {self.name!r} has no cross form")
 
     def check(self, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
@@ -160,6 +176,15 @@ class Attention(nn.Module):
             _check.qkv(q, k, v, mask, sizes, same_length=True)
         else:
             _check.kv(k, v, mask, sizes)
+        if self.shared_key and q is not None and k is not q and _check.readable(q):
+            same = (q == k) | q.isnan()
+            if not bool(same.all() if mask is None else same[mask].all()):
+                raise ValueError(f"attention {self.name!r} has one projection: k must be q")
+
+    def check_rotate(self, rotate: Rotation | None) -> None:
+        """Raises ValueError where a rotation is asked of a mechanism that has positions of its own."""
+        if rotate is not None and not self.turned:
+            raise ValueError(f"attention {self.name!r} has positions of its own and takes no rotation")
 
     def check_step(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Raises ValueError unless there is one token, and a causal mechanism."""
@@ -168,10 +193,13 @@ class Attention(nn.Module):
         if q.shape[1] != 1:
             raise ValueError(f"step takes one token, got t={q.shape[1]}: more go through extend")
 
-    def check_query(self, q: Tensor, batch: int) -> None:
-        """Raises ValueError or TypeError unless q can read a memory of that many sequences."""
-        _check.shape("q", q, "b t h d", {"b": batch, "h": self.heads, "d": self.dim})
+    def check_query(self, q: Tensor, batch: int, mask: Tensor | None = None) -> None:
+        """Raises ValueError or TypeError unless q and its mask can read a memory of that many sequences."""
+        sizes = {"b": batch, "h": self.heads, "d": self.dim}
+        _check.shape("q", q, "b t h d", sizes)
         _check.floating("q", q)
+        if mask is not None:
+            _check.mask(mask, "b t", sizes, q.device)
 
     def check_causal(self) -> None:
         """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""
@@ -182,6 +210,11 @@ class Attention(nn.Module):
         """Raises ValueError where cross-attention is asked of a causal mechanism."""
         if self.causal:
             raise ValueError("remember and read need a mechanism built with causal=False")
+
+
+def in_layer(config: Any, layer: int) -> Any:
+    """A mechanism's `Config` for one layer of a network: layers draw different random features."""
+    return dataclasses.replace(config, seed=config.seed + layer) if hasattr(config, "seed") else config
 
 
 def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -147,14 +147,15 @@ class LinearAttention(Attention):
         nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
         return self._sum(nobody, k, v, None, mask, None)[1]
 
-    def read(self, q: Tensor, memory: LinearState) -> Tensor:
+    def read(self, q: Tensor, memory: LinearState, mask: Tensor | None = None) -> Tensor:
         self.check_cross()
         if not isinstance(memory, LinearState):
             raise TypeError(f"memory must be a LinearState, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.z.shape[0])
+        self.check_query(q, memory.z.shape[0], mask)
+        (q,) = zero_padding(mask, q)
         nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
         values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
-        return self._sum(q, nothing, values, memory, None, None)[0]
+        return zero_padding(mask, self._sum(q, nothing, values, memory, None, None)[0])[0]
 
     def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         fused = self.config.feature_map.fused

@@ -139,13 +139,14 @@ class SoftmaxAttention(Attention):
         k, v = zero_padding(mask, k, v)
         return SoftmaxMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
 
-    def read(self, q: Tensor, memory: SoftmaxMemory) -> Tensor:
+    def read(self, q: Tensor, memory: SoftmaxMemory, mask: Tensor | None = None) -> Tensor:
         self.check_cross()
         if not isinstance(memory, SoftmaxMemory):
             raise TypeError(f"memory must be a SoftmaxMemory, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.k.shape[0])
+        self.check_query(q, memory.k.shape[0], mask)
         _check.alike("q", q, "the memory", memory.k)
-        return self._attend(q, memory.k, memory.v, memory.real[:, None])
+        (q,) = zero_padding(mask, q)
+        return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
 
     def _enter(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None

@@ -25,7 +25,7 @@ def list_mechanisms(args: Sequence[str]) -> int:
         print(json.dumps(mechanisms, indent=1))
         return 0
     words: dict[str | bool, str] = {True: "yes", False: "no"}
-    columns = list(mechanisms[0])
+    columns = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
     rows = [columns, *([str(words.get(m[c], m[c])) for c in columns] for m in mechanisms)]
     if args:
         rows.insert(1, ["---"] * len(columns))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lintra import fields
 from lintra.attention import AttentionConfig, linear
+from lintra.attention._base import in_layer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import TokenEmbedding, ValueEmbedding
@@ -99,7 +100,7 @@ class Decoder(nn.Module):
             Block(
                 Heads(
                     c,
-                    config.attention,
+                    in_layer(config.attention, layer),
                     heads=config.heads,
                     kv_heads=config.kv_heads,
                     rotary=10_000.0 if config.position == "rotary" else None,
@@ -110,7 +111,7 @@ class Decoder(nn.Module):
                 norm_kind=config.norm_kind,
                 dropout=config.dropout,
             )
-            for _ in range(config.layers)
+            for layer in range(config.layers)
         )
         self.blocks = cast("list[Block]", nn.ModuleList(blocks))
         self.norm = build_norm(config.norm_kind, c) if config.norm == "pre" else nn.Identity()

@@ -47,12 +47,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None
+        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence."""
+        """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
         _check.activations(x, mask, self.width)
         (x,) = zero_padding(mask, x)
-        return self._rest(x, self.mix(self._enter(x), mask=mask), mask)
+        return self._rest(x, self.mix(self._enter(x), mask=mask, **given), mask)
 
     def start(self, batch: int) -> HeadsState:
         """The state before any token."""

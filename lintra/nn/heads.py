@@ -25,6 +25,7 @@ class Heads(nn.Module):
 
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
     (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
+    What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword.
     Raises ValueError unless width is a multiple of heads and heads of kv_heads.
     """
 
@@ -50,10 +51,13 @@ class Heads(nn.Module):
             )
         self.rotary = rotary
         self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
+        if rotary is not None and not self.attention.turned:
+            raise ValueError(f"{attention} has positions of its own, got rotary={rotary}")
         if rotary is not None and self.attention.turned % 2:
             raise ValueError(f"rotary turns pairs, got {self.attention.turned} features of {attention}")
         # One product gives q, k, v; the mechanism reads them as strided views of it.
-        self.widths = [heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim]
+        keys = 0 if self.attention.shared_key else self.kv_heads * self.dim
+        self.widths = [heads * self.dim, keys, self.kv_heads * self.dim]
         self.inward = nn.Linear(width, sum(self.widths), bias=bias)
         self.reads = nn.ModuleDict(
             {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.reads().items()}
@@ -61,12 +65,13 @@ class Heads(nn.Module):
         self.outward = nn.Linear(heads * self.dim, width, bias=bias)
 
     def forward(
-        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None
+        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence attending to itself; 0 in padded places."""
         q, k, v, reads = self._project(x, mask)
         seen = x.new_zeros(x.shape[0], dtype=torch.int64)
-        y = self.attention(q, k, v, mask=mask, rotate=self._rotation(seen, x.shape[1], mask), **reads)
+        rotate = self._rotation(seen, x.shape[1], mask)
+        y = self.attention(q, k, v, mask=mask, rotate=rotate, **reads, **given)
         return zero_padding(mask, self.outward(y.flatten(2)))[0]
 
     def start(self, batch: int) -> HeadsState:
@@ -103,11 +108,13 @@ class Heads(nn.Module):
         _, k, v, _ = self._project(x, mask)
         return self.attention.remember(k, v, mask)
 
-    def read(self, x: Float[Tensor, "b t c"], memory: State) -> Float[Tensor, "b t c"]:
-        """Cross-attention: every token of x reads the memory."""
+    def read(
+        self, x: Float[Tensor, "b t c"], memory: State, mask: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t c"]:
+        """Cross-attention: every token of x reads the memory; 0 where x is padded."""
         self._check_cross()
-        q = self._project(x, None)[0]
-        return self.outward(self.attention.read(q, memory).flatten(2))
+        q = self._project(x, mask)[0]
+        return zero_padding(mask, self.outward(self.attention.read(q, memory, mask).flatten(2)))[0]
 
     def _check_cross(self) -> None:
         if self.rotary is not None:
@@ -117,6 +124,7 @@ class Heads(nn.Module):
         _check.activations(x, mask, self.inward.in_features)
         (x,) = zero_padding(mask, x)
         q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.inward(x).split(self.widths, -1))
+        k = q if self.attention.shared_key else k
         return q, k, v, {name: project(x) for name, project in self.reads.items()}
 
     def _rotation(self, seen: Tensor, time: int, mask: Tensor | None) -> Rotation | None:

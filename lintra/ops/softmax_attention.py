@@ -1,0 +1,77 @@
+"""Exact attention over a set of keys, with what it takes to join the results over several sets.
+
+For a query and a set J of keys, L(J) = log sum_J exp(a_j) and o(J) = sum_J exp(a_j - L(J)) v_j. For disjoint
+sets L = logaddexp(L1, L2) and o = exp(L1 - L) o1 + exp(L2 - L) o2: windows, blocks, hash rounds, global and
+compressed tokens are all sets. Milakov and Gimelshein 2018, arXiv:1805.02867, section 3.1.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lintra.ops._check import sum_dtype
+
+
+class Piece(NamedTuple):
+    """Attention over one set of keys: o [... i e] and logsumexp [... i], 0 and -inf where the set is empty.
+
+    Both are in float32 (float64 for float64 inputs).
+    """
+
+    o: Float[Tensor, "*b i e"]
+    logsumexp: Float[Tensor, "*b i"]
+
+
+def softmax_attention(
+    q: Float[Tensor, "*b i d"],
+    k: Float[Tensor, "*b j d"],
+    v: Float[Tensor, "*b j e"],
+    *,
+    visible: Bool[Tensor, "*b i j"] | None = None,
+    bias: Float[Tensor, "*b i j"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Piece:
+    """Attention of every query to the keys `visible` to it, all i j scores at once: for blocks.
+
+    The leading axes broadcast. `bias` is added to the scores and must be finite; `scale` multiplies q . k and
+    has no unit (default d**-0.5); dropout drops weights. An empty row has no gradient."""
+    dtype = sum_dtype(v.dtype)
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = ((q * factor) @ k.mT).to(dtype)
+    if bias is not None:
+        scores = scores + bias
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    if k.shape[-2] == 0:
+        empty = scores.sum(-1)
+        return Piece((scores @ v.to(dtype)), torch.full_like(empty, -math.inf))
+    highest = scores.amax(-1, keepdim=True).detach()
+    highest = highest.masked_fill(highest == -math.inf, 0.0)
+    weights = (scores - highest).exp()
+    total = weights.sum(-1, keepdim=True)
+    empty = total == 0
+    total = total.masked_fill(empty, 1.0)
+    logsumexp = (total.log() + highest).masked_fill(empty, -math.inf)[..., 0]
+    if dropout:
+        weights = torch.nn.functional.dropout(weights, dropout)
+    # The product takes the dtype of v: 16-bit values meet 16-bit weights, as in the textbook.
+    o = ((weights / total).to(v.dtype) @ v).to(dtype)
+    return Piece(o, logsumexp)
+
+
+def merge(one: Piece, *others: Piece) -> Piece:
+    """Attention over the union of disjoint sets of keys: associative, commutative, safe where one is empty."""
+    for other in others:
+        highest = torch.maximum(one.logsumexp, other.logsumexp).detach()
+        highest = highest.masked_fill(highest == -math.inf, 0.0)
+        left, right = (one.logsumexp - highest).exp(), (other.logsumexp - highest).exp()
+        total = left + right
+        empty = total == 0
+        total = total.masked_fill(empty, 1.0)
+        o = (left / total)[..., None] * one.o + (right / total)[..., None] * other.o
+        one = Piece(o, (total.log() + highest).masked_fill(empty, -math.inf))
+    return one

@@ -1,0 +1,85 @@
+"""Pieces of softmax attention: joined over any split of the keys they are the whole."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from lintra.ops.padding import RealFirst
+from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+from tests.laws import EXACT, gradients
+
+
+def draw(i=5, j=11, d=4, e=3):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(2, n, w, generator=generator, dtype=torch.float64).requires_grad_()
+        for n, w in ((i, d), (j, d), (j, e))
+    ]
+
+
+@given(cuts=st.lists(st.integers(0, 11), max_size=3).map(sorted))
+def test_pieces_join_to_the_whole(cuts):
+    q, k, v = draw()
+    visible = torch.rand(2, 5, 11, generator=torch.Generator().manual_seed(1)) > 0.3
+    edges = [0, *cuts, 11]
+    pieces = [
+        softmax_attention(q, k[:, a:b], v[:, a:b], visible=visible[..., a:b])
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    joined, whole = merge(*pieces), softmax_attention(q, k, v, visible=visible)
+    scores = (q @ k.mT / 2).masked_fill(~visible, -torch.inf)
+    assert_close(whole.o, scores.softmax(-1) @ v, **EXACT)
+    assert_close(whole.logsumexp, scores.logsumexp(-1), **EXACT)
+    assert_close(joined.o, whole.o, **EXACT)
+    assert_close(joined.logsumexp, whole.logsumexp, **EXACT)
+    assert_close(gradients(joined.o, [q, k, v]), gradients(whole.o, [q, k, v]), **EXACT)
+    ours = gradients(joined.logsumexp, [q, k, v])
+    assert_close(ours, gradients(whole.logsumexp, [q, k, v]), **EXACT)
+
+
+def test_an_empty_set_is_nothing():
+    """A row that sees no key: 0 and -inf, no gradient, and no part in what it is joined with."""
+    q, k, v = draw()
+    visible = torch.ones(2, 5, 11, dtype=torch.bool)
+    visible[:, 2] = False
+    seen, nothing = softmax_attention(q, k, v, visible=visible), softmax_attention(q, k[:, :0], v[:, :0])
+    assert (nothing.o == 0).all()
+    assert (nothing.logsumexp == -torch.inf).all()
+    joined = merge(nothing, seen, nothing)
+    assert_close(joined, seen, **EXACT)
+    assert (joined.o[:, 2] == 0).all()
+    for g in gradients(joined.o, [q, k, v]):
+        assert g.isfinite().all()
+    assert (gradients(joined.o, [q])[0][:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("size", [1e4, 1e-4])
+def test_scores_of_any_size(size):
+    q, k, v = (x.detach().float() for x in draw())
+    whole = softmax_attention(q * size, k, v)
+    assert whole.o.isfinite().all()
+    halves = merge(
+        softmax_attention(q * size, k[:, :5], v[:, :5]), softmax_attention(q * size, k[:, 5:], v[:, 5:])
+    )
+    assert_close(halves.o, whole.o)
+
+
+def test_bias_and_scale():
+    q, k, v = draw()
+    bias = torch.randn(5, 11, dtype=torch.float64)
+    y = softmax_attention(q, k, v, bias=bias, scale=0.3)
+    assert isinstance(y, Piece)
+    assert_close(y.o, (0.3 * q @ k.mT + bias).softmax(-1) @ v, **EXACT)
+
+
+def test_real_tokens_come_first_and_go_back():
+    mask = torch.tensor([[True, False, True, False], [False, False, False, True], [True] * 4, [False] * 4])
+    x = torch.arange(1.0, 33.0).reshape(4, 4, 2).masked_fill(~mask[..., None], torch.nan)
+    packed = RealFirst.of(mask)
+    front = packed.gather(x)
+    assert front.isfinite().all()
+    assert packed.mask.sum(1).tolist() == [2, 1, 4, 0]
+    assert_close(front[0, :2], x[0, [0, 2]])
+    assert_close(packed.restore(front), x.nan_to_num(0.0))
