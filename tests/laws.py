@@ -87,7 +87,7 @@ def spread(mask: Tensor, x: Tensor) -> Tensor:
 def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     """Of a sum with fixed, unequal weights."""
     weights = torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)
-    found = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True)
+    found = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
 
 

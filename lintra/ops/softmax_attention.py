@@ -64,7 +64,7 @@ def softmax_attention(
 
 
 def merge(one: Piece, *others: Piece) -> Piece:
-    """Attention over the union of disjoint sets of keys: associative, commutative, safe where one is empty."""
+    """Attention over the union of disjoint sets of keys. In any order the same; a set may be empty."""
     for other in others:
         highest = torch.maximum(one.logsumexp, other.logsumexp).detach()
         highest = highest.masked_fill(highest == -math.inf, 0.0)

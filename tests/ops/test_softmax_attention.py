@@ -1,5 +1,7 @@
 """Pieces of softmax attention: joined over any split of the keys they are the whole."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -25,8 +27,7 @@ def test_pieces_join_to_the_whole(cuts):
     visible = torch.rand(2, 5, 11, generator=torch.Generator().manual_seed(1)) > 0.3
     edges = [0, *cuts, 11]
     pieces = [
-        softmax_attention(q, k[:, a:b], v[:, a:b], visible=visible[..., a:b])
-        for a, b in zip(edges, edges[1:], strict=False)
+        softmax_attention(q, k[:, a:b], v[:, a:b], visible=visible[..., a:b]) for a, b in pairwise(edges)
     ]
     joined, whole = merge(*pieces), softmax_attention(q, k, v, visible=visible)
     scores = (q @ k.mT / 2).masked_fill(~visible, -torch.inf)
