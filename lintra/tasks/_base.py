@@ -87,6 +87,21 @@ class NextToken(Task):
         return counted(batch).sum()
 
 
+class Guessed(NextToken):
+    """A next-token task that has a right answer."""
+
+    @torch.no_grad()
+    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats per counted token, and which part of them is the most probable symbol."""
+        params, log_prob = predict(model, batch)
+        guess = model.output.log_probs(params).argmax(-1)
+        return {
+            "loss": -mean(log_prob, batch),
+            "accuracy": mean((guess == batch["tokens"]).to(log_prob.dtype), batch),
+            "weight": self.weight(batch),
+        }
+
+
 def predict(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
     """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats."""
     params = model(model.shift(batch["tokens"]))

@@ -9,15 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
-from lintra.models.decoder import Decoder
-from lintra.tasks._base import Batch, NextToken, Samples, mean, predict
+from lintra.tasks._base import Batch, Guessed, Samples
+from lintra.tasks._numbered import FIRST_VALIDATION, check, generator
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
-_FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
 
 # What lintra.train.Config is preset to: the paper's.
 TRAINING = {"steps": 10_000, "batch": 64, "lr": 1e-3, "schedule": "step", "drop_at": 3_000}
@@ -38,12 +36,7 @@ class Config:
             raise ValueError(f"symbols must be at least 1, got {self.symbols}")
         if self.length < 8:
             raise ValueError(f"length must be at least 8 tokens, got {self.length}")
-        if not 1 <= self.train_samples <= _FIRST_VALIDATION:
-            raise ValueError(f"train_samples must lie in 1 .. {_FIRST_VALIDATION}, got {self.train_samples}")
-        if self.validate_samples < 1:
-            raise ValueError(f"validate_samples must be at least 1, got {self.validate_samples}")
-        if not 0 <= self.data_seed < 2**64:
-            raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
+        check(self.train_samples, self.validate_samples, self.data_seed)
 
     def build(self) -> "Copy":
         return Copy(self)
@@ -71,14 +64,13 @@ class CopySamples(Samples):
         return {"tokens": torch.from_numpy(tokens), "counted": torch.from_numpy(counts)}
 
     def _symbols(self, number: int) -> np.ndarray:
-        """The s of one sample, from a generator keyed by (data_seed, number): no order matters."""
-        key = np.array([self.config.data_seed, number], np.uint64)
-        draw = np.random.Generator(np.random.Philox(key=key))
+        """The s of one sample, its length random too."""
+        draw = generator(self.config.data_seed, number)
         size = draw.integers(self.config.length // 4, (self.config.length - 1) // 2)
         return draw.integers(1, self.config.symbols + 1, size)
 
 
-class Copy(NextToken):
+class Copy(Guessed):
     name = "copy"
 
     def __init__(self, config: Config):
@@ -90,8 +82,8 @@ class Copy(NextToken):
 
     @property
     def validate(self) -> CopySamples:
-        last = _FIRST_VALIDATION + self.config.validate_samples
-        return CopySamples(self.config, range(_FIRST_VALIDATION, last))
+        last = FIRST_VALIDATION + self.config.validate_samples
+        return CopySamples(self.config, range(FIRST_VALIDATION, last))
 
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """The paper's: 4 layers, 8 heads of 32, feed-forward 4x."""
@@ -107,14 +99,3 @@ class Copy(NextToken):
             output=decoder.Logits(),
             dropout=0.1,
         )
-
-    @torch.no_grad()
-    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats per symbol, and which part of the second s is the most probable symbol."""
-        params, log_prob = predict(model, batch)
-        guess = model.output.log_probs(params).argmax(-1)
-        return {
-            "loss": -mean(log_prob, batch),
-            "accuracy": mean((guess == batch["tokens"]).to(log_prob.dtype), batch),
-            "weight": self.weight(batch),
-        }

@@ -4,19 +4,19 @@ from torch.utils.data import DataLoader
 
 from lintra import tasks
 from lintra.attention import linear
-from lintra.tasks import copy, digits
+from lintra.tasks import copy, digits, recall
 
-BUNDLED = [copy.Config(train_samples=10), digits.Config()]
+BUNDLED = [copy.Config(train_samples=10), digits.Config(), recall.Config(train_samples=10)]
 
 
 def test_the_folder_is_the_registry():
-    assert tasks.names() == ["copy", "digits", "images"]
+    assert tasks.names() == ["copy", "digits", "images", "recall"]
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name
 
 
 def test_an_unknown_task():
-    with pytest.raises(ValueError, match="task must be one of copy, digits, images; got 'sing'"):
+    with pytest.raises(ValueError, match="task must be one of copy, digits, images, .*; got 'sing'"):
         tasks.load("sing")
 
 

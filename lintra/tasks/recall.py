@@ -1,0 +1,98 @@
+"""Associative recall: which value stood beside this key?
+
+A sequence is `key value key value ... key value ...`: each of the `pairs` keys once with its value, then all
+of them again in another order, and the loss counts the values of the second time. A state of constant size
+holds so many pairs and no more; softmax looks them up. Arora et al. 2023, arXiv:2312.04927, section 3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lintra import fields
+from lintra.attention import AttentionConfig
+from lintra.models import decoder
+from lintra.tasks._base import Batch, Guessed, Samples
+from lintra.tasks._numbered import FIRST_VALIDATION, check, generator
+
+# What lintra.train.Config is preset to.
+TRAINING = {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Recall which value stood beside a key (synthetic)."""
+
+    pairs: int = 16  # keys with a value in one sequence of 4 times as many tokens
+    keys: int = 64  # different keys, of which a sequence has some
+    values: int = 64  # different values
+    train_samples: int = 1_000_000  # sequences in an epoch
+    validate_samples: int = 1_000  # sequences to validate on
+    data_seed: int = 0  # another seed, other sequences
+
+    def __post_init__(self):
+        fields.check(self)
+        if not 1 <= self.pairs <= self.keys:
+            raise ValueError(f"pairs must lie in 1 .. keys={self.keys}, got {self.pairs}")
+        if self.values < 1:
+            raise ValueError(f"values must be at least 1, got {self.values}")
+        check(self.train_samples, self.validate_samples, self.data_seed)
+
+    def build(self) -> "Recall":
+        return Recall(self)
+
+
+class RecallSamples(Samples):
+    """Samples {"tokens": [t] int64, "counted": [t] bool}: keys are 0 .. keys - 1, values follow them."""
+
+    def __init__(self, config: Config, numbers: range):
+        self.config = config
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        rows = [self._tokens(self.numbers[index]) for index in indices]
+        tokens = torch.from_numpy(np.stack(rows))
+        counted = torch.zeros(tokens.shape, dtype=torch.bool)
+        counted[:, 2 * self.config.pairs + 1 :: 2] = True
+        return {"tokens": tokens, "counted": counted}
+
+    def _tokens(self, number: int) -> np.ndarray:
+        config = self.config
+        draw = generator(config.data_seed, number)
+        keys = draw.permutation(config.keys)[: config.pairs]
+        values = config.keys + draw.integers(config.values, size=config.pairs)
+        pairs = np.stack((keys, values), 1)
+        return np.concatenate((pairs, draw.permutation(pairs))).reshape(-1)
+
+
+class Recall(Guessed):
+    name = "recall"
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    @property
+    def train(self) -> RecallSamples:
+        return RecallSamples(self.config, range(self.config.train_samples))
+
+    @property
+    def validate(self) -> RecallSamples:
+        last = FIRST_VALIDATION + self.config.validate_samples
+        return RecallSamples(self.config, range(FIRST_VALIDATION, last))
+
+    def model(self, attention: AttentionConfig) -> decoder.Config:
+        """2 layers, 2 heads of 32: finding a key takes one layer to join pairs and one to look them up."""
+        return decoder.Config(
+            vocabulary=self.config.keys + self.config.values,
+            attention=attention,
+            layers=2,
+            heads=2,
+            width=64,
+            feed=4,
+            output=decoder.Logits(),
+        )
