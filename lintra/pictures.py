@@ -17,6 +17,8 @@ _TINY = 16  # pixels
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 _PAPER, _INK, _SOFT = "white", "#222222", "#8a8a8a"
 _COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49")
+_DASHES = ("-", "--", ":", "-.")
+_SIZE = (7.0, 4.2)  # inches
 
 
 def samples(path: Path, images: Tensor, title: str) -> None:
@@ -77,21 +79,82 @@ def time_per_token(
     path: Path, positions: Sequence[int], milliseconds: Mapping[str, Sequence[float]], title: str
 ) -> None:
     """The time one more token takes (ms) against the tokens that came before it, a line for each way."""
-    figure, axes = _figure(title)
-    for color, (name, times) in zip(_COLORS, milliseconds.items(), strict=False):
-        axes.plot(positions[: len(times)], times, "o-", color=color, markersize=4, label=name)
+    logarithmic(
+        path,
+        {name: dict(zip(positions, times, strict=False)) for name, times in milliseconds.items()},
+        x="position in the sequence (tokens)",
+        y="time for the next token (ms)",
+        title=title,
+    )
+
+
+def logarithmic(
+    path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str, base: int = 10
+) -> None:
+    """Lines, name -> {x: y}, on two logarithmic axes; many of them are named beside the last points."""
+    many = len(lines) > len(_COLORS)
+    figure, axes = _figure(title, size=(9, 5.6) if many else _SIZE)
+    ends = {}
+    for i, (name, line) in enumerate(lines.items()):
+        color = _COLORS[i % len(_COLORS)]
+        style = _DASHES[i // len(_COLORS) % len(_DASHES)]
+        axes.plot(list(line), list(line.values()), style, marker="o", color=color, markersize=4, label=name)
+        ends[name] = (*list(line.items())[-1], color)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-    axes.set_xlabel("position in the sequence (tokens)")
-    axes.set_ylabel("time for the next token (ms)")
-    axes.legend(frameon=False)
+    axes.set_yscale("log", base=base)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if many:
+        _name_ends(axes, ends)
+    else:
+        axes.legend(frameon=False)
     _save(path, figure)
 
 
-def _figure(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7, 4.2), dpi=150, facecolor=_PAPER, layout="constrained")
+def matrices(path: Path, panels: Mapping[str, np.ndarray], title: str) -> None:
+    """Square matrices [n n] side by side: white is 0, blue above, red below; each on its own scale."""
+    figure = Figure(figsize=(3.2 * len(panels), 3.6), dpi=150, facecolor=_PAPER, layout="constrained")
+    figure.suptitle(title, color=_INK, fontsize=11)
+    for axes, (name, matrix) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        # The square root shows small weights beside large ones.
+        shown = np.sign(matrix) * np.sqrt(np.abs(matrix))
+        most = np.abs(shown).max() or 1.0
+        axes.imshow(shown, cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
+        axes.set_title(name, color=_INK, fontsize=9)
+        axes.set_xlabel("key", color=_SOFT, fontsize=8)
+        axes.set_ylabel("query", color=_SOFT, fontsize=8)
+        axes.tick_params(colors=_SOFT, labelsize=7)
+        axes.spines[:].set_color("#cccccc")
+    _save(path, figure)
+
+
+def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
+    """Names in the margin, at the heights where their lines end, moved apart where they would touch."""
+    low, high = np.log(axes.get_ylim())
+    least = 0.042 * (high - low)
+    at = -np.inf
+    for name, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
+        at = max(at + least, np.log(y))
+        place = (1.03, (at - low) / (high - low))
+        axes.annotate(
+            name,
+            (x, y),
+            place,
+            textcoords="axes fraction",
+            color=color,
+            fontsize=8,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.35, "linewidth": 0.7},
+        )
+
+
+def _figure(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, dpi=150, facecolor=_PAPER, layout="constrained")
     axes = figure.subplots()
     axes.set_title(title, loc="left", color=_INK, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,13 +1,25 @@
 """The mechanisms. One file, one paper, one mechanism: the folder is the registry."""
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from types import ModuleType
+from typing import Any
 
 from lintra import registry
 from lintra.attention._base import Attention, AttentionConfig, Capabilities, State, map_state
 
-__all__ = ["Attention", "AttentionConfig", "Capabilities", "State", "describe", "load", "map_state", "names"]
+__all__ = [
+    "Attention",
+    "AttentionConfig",
+    "Capabilities",
+    "State",
+    "describe",
+    "for_length",
+    "load",
+    "map_state",
+    "mechanism",
+    "names",
+]
 
 
 def names() -> list[str]:
@@ -25,15 +37,25 @@ def describe() -> list[dict[str, str | bool]]:
     return [
         {
             "name": name,
-            "paper": mechanism.paper,
-            **asdict(mechanism.can),
-            "shared_key": mechanism.shared_key,
+            "paper": each.paper,
+            **asdict(each.can),
+            "shared_key": each.shared_key,
         }
-        for name, mechanism in ((name, _mechanism(load(name))) for name in names())
+        for name, each in ((name, mechanism(name)) for name in names())
     ]
 
 
-def _mechanism(module: ModuleType) -> type[Attention]:
+def for_length(config: type[Any], length: int, **options: Any) -> Any:
+    """A mechanism's `Config` for sequences of `length` tokens: some have to know the longest (`max_length`)."""
+    longest = next((field for field in fields(config) if field.name == "max_length"), None)
+    if longest is not None and longest.default is not None:  # None: no longest unless one is asked for
+        options = {"max_length": length} | options
+    return config(**options)
+
+
+def mechanism(name: str) -> type[Attention]:
+    """The class of that name. Raises ValueError for an unknown one."""
+    module = load(name)
     return next(
         x
         for x in vars(module).values()

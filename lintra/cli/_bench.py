@@ -9,7 +9,7 @@ from pathlib import Path
 from lintra.bench import _report
 from lintra.cli._arguments import UsageError, parse
 
-BENCHES = ("attention", "train", "decode")
+BENCHES = ("attention", "mechanisms", "train", "decode")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,4 +40,7 @@ def bench(args: Sequence[str]) -> int:
     if path:
         _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes))
         print(f"\nsaved in {path}")
+        if hasattr(module, "picture"):
+            module.picture(path.with_suffix(".png"), timings, sizes)
+            print(f"drawn in {path.with_suffix('.png')}")
     return 0

@@ -74,7 +74,7 @@ def test_lines_over_positions():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("what", ["train", "decode", "attention"])
+@pytest.mark.parametrize("what", ["train", "decode", "attention", "mechanisms"])
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
     assert main(["bench", what, "--quick", "--out", str(path)]) == 0

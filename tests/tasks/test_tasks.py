@@ -16,7 +16,7 @@ def test_the_folder_is_the_registry():
 
 
 def test_an_unknown_task():
-    with pytest.raises(ValueError, match="task must be one of copy, digits, images, .*; got 'sing'"):
+    with pytest.raises(ValueError, match=r"task must be one of copy, digits, images, .*; got 'sing'"):
         tasks.load("sing")
 
 

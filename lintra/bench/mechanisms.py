@@ -1,0 +1,130 @@
+"""`lintra bench mechanisms`: forward and backward of every mechanism, against softmax and against its length.
+
+Each mechanism as its `Config` has it by default, causal where it can be and bidirectional where it can be, on
+the same random queries, keys and values. All times of one table come from one interleaved run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lintra import attention, pictures
+from lintra.attention import Attention, for_length
+from lintra.bench._report import Row
+from lintra.bench._timing import Timing, interleaved
+
+CAUSAL = {True: "causal", False: "bidirectional"}
+QUADRATIC = "softmax"  # the yardstick; through PyTorch's own scaled_dot_product_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much work is timed."""
+
+    tokens: int = 4096  # at which a mechanism is compared with softmax
+    lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768)
+    heads: int = 8
+    dim: int = 64
+    rounds: int = 5
+    names: tuple[str, ...] = ()  # of the mechanisms; none: all
+
+
+QUICK = Sizes(tokens=128, lengths=(64, 128), heads=2, dim=16, rounds=2)
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Times everything -> the table's rows and the single timings, named "NAME MODE TOKENS"."""
+    contestants: dict[str, Callable[[], object]] = {}
+    cases = [(name, causal) for name in sizes.names or attention.names() for causal in _modes(name)]
+    for causal in (True, False):
+        contestants[f"{QUADRATIC} {CAUSAL[causal]} {sizes.tokens}"] = _softmax(sizes, causal)
+    for name, causal in cases:
+        if name == QUADRATIC:
+            continue
+        lengths = sizes.lengths if causal is _modes(name)[0] else (sizes.tokens,)
+        for length in lengths:
+            contestants[f"{name} {CAUSAL[causal]} {length}"] = _both(name, sizes, length, causal)
+    timings = interleaved(contestants, rounds=sizes.rounds, at_least=0, progress=progress)
+    return _rows({name: timing.median for name, timing in timings.items()}, sizes), timings
+
+
+def picture(path: Path, timings: dict[str, Timing], sizes: Sizes) -> None:
+    """Time against length, a line for each mechanism."""
+    pictures.logarithmic(
+        path,
+        {name: {n: 1e3 * s for n, s in line.items()} for name, line in _lines(timings, sizes).items()},
+        x="tokens",
+        y="forward + backward (ms)",
+        title=f"{sizes.heads} heads of {sizes.dim}, one sequence",
+    )
+
+
+def _lines(timings: dict[str, Timing], sizes: Sizes) -> dict[str, dict[int, float]]:
+    lines: dict[str, dict[int, float]] = {}
+    for name, timing in timings.items():
+        what, mode, tokens = name.split()
+        if what == QUADRATIC or mode == CAUSAL[_modes(what)[0]]:
+            label = f"{what}, {mode}" if mode != CAUSAL[True] else what
+            lines.setdefault(label, {})[int(tokens)] = timing.median
+    return lines
+
+
+def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
+    rows = []
+    for name, time in seconds.items():
+        what, mode, tokens = name.split()
+        if int(tokens) == sizes.tokens:
+            rows.append(Row(f"{what}, {mode}, {tokens} tokens", 1e3 * time, "ms"))
+            if what != QUADRATIC:
+                ratio = seconds[f"{QUADRATIC} {mode} {tokens}"] / time
+                rows.append(Row(f"{what}, {mode}: SDPA softmax / it", ratio, "x", at_least=1))
+    for name in sizes.names or attention.names():
+        mode = CAUSAL[_modes(name)[0]]
+        times = [seconds[f"{name} {mode} {n}"] for n in sizes.lengths if f"{name} {mode} {n}" in seconds]
+        if len(times) > 1:
+            growth = max(after / before for before, after in pairwise(times))
+            rows.append(Row(f"{name}, {mode}: twice the length", growth, "x", at_most=2.3))
+    return rows
+
+
+def _modes(name: str) -> list[bool]:
+    """Whether a mechanism is timed causal, bidirectional or both; the first one at all lengths."""
+    can = attention.mechanism(name).can
+    return [causal for causal, possible in ((True, can.causal), (False, can.bidirectional)) if possible]
+
+
+def _draw(sizes: Sizes, length: int) -> list[Tensor]:
+    return [torch.randn(1, length, sizes.heads, sizes.dim, requires_grad=True) for _ in range(3)]
+
+
+def _both(name: str, sizes: Sizes, length: int, causal: bool) -> Callable[[], object]:
+    config = for_length(attention.load(name).Config, length)
+    mechanism: Attention = config.build(heads=sizes.heads, dim=sizes.dim, causal=causal)
+    q, k, v = _draw(sizes, length)
+    given: dict[str, Any] = {
+        what: torch.randn(1, length, width, requires_grad=True) for what, width in mechanism.reads().items()
+    }
+    inputs = [q, v] if mechanism.shared_key else [q, k, v]
+    inputs += [*given.values(), *mechanism.parameters()]
+
+    def both() -> None:
+        y = mechanism(q, q if mechanism.shared_key else k, v, **given)
+        torch.autograd.grad(y.sum(), inputs, allow_unused=True)
+
+    return both
+
+
+def _softmax(sizes: Sizes, causal: bool) -> Callable[[], object]:
+    q, k, v = (x.movedim(1, 2) for x in _draw(sizes, sizes.tokens))
+
+    def both() -> None:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        torch.autograd.grad(y.sum(), (q, k, v))
+
+    return both
