@@ -135,15 +135,17 @@ def matrices(path: Path, panels: Mapping[str, np.ndarray], title: str) -> None:
 def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
     """Names in the margin, at the heights where their lines end, moved apart where they would touch."""
     low, high = np.log(axes.get_ylim())
-    least = 0.042 * (high - low)
-    at = -np.inf
-    for name, (x, y, color) in sorted(ends.items(), key=lambda end: end[1][1]):
-        at = max(at + least, np.log(y))
-        place = (1.03, (at - low) / (high - low))
+    order = sorted(ends, key=lambda name: ends[name][1])
+    places = (np.log([ends[name][1] for name in order]) - low) / (high - low)
+    apart = 0.042 * np.arange(len(order))
+    places = np.maximum.accumulate(places - apart) + apart  # each above the one below it
+    top = 1.0 - 0.042 * np.arange(len(order))[::-1]
+    for name, place in zip(order, np.minimum(places, top), strict=True):
+        x, y, color = ends[name]
         axes.annotate(
             name,
             (x, y),
-            place,
+            (1.03, place),
             textcoords="axes fraction",
             color=color,
             fontsize=8,

@@ -46,7 +46,7 @@ def describe() -> list[dict[str, str | bool]]:
 
 
 def for_length(config: type[Any], length: int, **options: Any) -> Any:
-    """A mechanism's `Config` for sequences of `length` tokens: some have to know the longest (`max_length`)."""
+    """A mechanism's `Config` for sequences of `length` tokens: some have to know it, by `max_length`."""
     longest = next((field for field in fields(config) if field.name == "max_length"), None)
     if longest is not None and longest.default is not None:  # None: no longest unless one is asked for
         options = {"max_length": length} | options
