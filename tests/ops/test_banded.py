@@ -1,0 +1,138 @@
+"""The band: equal to the dense definition for any length, window, dilation and padding."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from lintra.ops import banded
+from lintra.ops.banded import banded_attention, banded_attention_reference
+from lintra.ops.softmax_attention import merge, softmax_attention
+from tests.laws import EXACT, Largest, gradients
+
+
+def draw(t, s=None, h=4, g=2, d=4, e=3, batch=2):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(batch, n, heads, w, generator=generator, dtype=torch.float64).requires_grad_()
+        for n, heads, w in ((t, h, d), (s or t, g, d), (s or t, g, e))
+    ]
+
+
+def same(inputs, **options):
+    """Values and gradients of o and of the logsumexp are those of the definition."""
+    ours, expected = banded_attention(*inputs, **options), banded_attention_reference(*inputs, **options)
+    assert_close(ours, expected, **EXACT)
+    seen = expected.logsumexp.isfinite()
+    for a, b in ((ours.o, expected.o), (ours.logsumexp[seen], expected.logsumexp[seen])):
+        assert_close(gradients(a, inputs), gradients(b, inputs), **EXACT)
+    both = [torch.cat((x.o, x.logsumexp.masked_fill(~seen, 0.0)[..., None]), -1) for x in (ours, expected)]
+    assert_close(gradients(both[0], inputs), gradients(both[1], inputs), **EXACT)
+
+
+@given(
+    t=st.integers(1, 70),
+    earlier=st.integers(0, 30),
+    before=st.integers(0, 20),
+    after=st.integers(0, 20),
+    dilation=st.integers(1, 5),
+    padded=st.booleans(),
+)
+def test_equals_its_definition(t, earlier, before, after, dilation, padded):
+    visible = torch.rand(2, t + earlier, generator=torch.Generator().manual_seed(t)) > 0.4 if padded else None
+    inputs = draw(t, t + earlier)
+    same(inputs, before=before, after=after, dilation=dilation, visible=visible)
+
+
+@pytest.mark.parametrize(("before", "after"), [(64, 0), (40, 70), (0, 3), (0, 0)])
+def test_equals_its_definition_over_many_blocks(before, after):
+    same(draw(300, h=2, g=1, batch=1), before=before, after=after, scale=0.7)
+
+
+@pytest.mark.parametrize(("batch", "t", "s"), [(2, 0, 0), (2, 0, 7), (0, 5, 5), (0, 0, 0)])
+def test_nothing_to_do(batch, t, s):
+    q, k, v = (x[:batch] for x in draw(max(t, 1), max(s, 1)))
+    o, logsumexp = banded_attention(q[:, :t], k[:, :s], v[:, :s], before=2, after=2, dilation=2)
+    assert (o.shape, logsumexp.shape) == ((batch, t, 4, 3), (batch, t, 4))
+
+
+def test_everything_in_the_band_is_softmax():
+    q, k, v = draw(50, h=2)
+    whole = softmax_attention(*(x.movedim(1, 2) for x in (q, k, v)))
+    assert_close(banded_attention(q, k, v, before=49, after=49).o.movedim(1, 2), whole.o, **EXACT)
+    assert_close(banded_attention(q, k, v, before=10**9, after=10**9).o.movedim(1, 2), whole.o, **EXACT)
+
+
+def test_a_band_of_the_own_place_returns_the_values():
+    q, k, v = draw(50, h=2)
+    assert_close(banded_attention(q, k, v, before=0, after=0).o, v, **EXACT)
+
+
+def test_bands_join():
+    """Over any split of the keys."""
+    q, k, v = draw(90)
+    behind = banded_attention(q, k, v, before=7, after=0)
+    nothing = torch.zeros(2, 90, dtype=torch.bool)
+    assert_close(
+        merge(behind, banded_attention(q, k, v, before=7, after=4, visible=nothing)), behind, **EXACT
+    )
+    every = [i % 2 == 0 for i in range(90)]
+    even = torch.tensor([every, every])
+    parts = [banded_attention(q, k, v, before=9, after=5, visible=x) for x in (even, ~even)]
+    assert_close(merge(*parts), banded_attention(q, k, v, before=9, after=5), **EXACT)
+
+
+def test_a_query_that_sees_nothing_gives_zero():
+    inputs = draw(80)
+    visible = torch.ones(2, 80, dtype=torch.bool)
+    visible[0, 20:40] = False
+    o, logsumexp = banded_attention(*inputs, before=3, after=3, visible=visible)
+    assert (o[0, 23:37] == 0).all()
+    assert (logsumexp[0, 23:37] == -torch.inf).all()
+    dq, dk, dv = gradients(o, inputs)
+    assert (dq[0, 23:37] == 0).all()
+    assert (dk[0, 20:40] == 0).all()
+    assert (dv[0, 20:40] == 0).all()
+    assert all(g.isfinite().all() for g in (dq, dk, dv))
+
+
+def test_what_is_not_visible_changes_nothing_however_large():
+    q, k, v = draw(80)
+    visible = torch.arange(80).expand(2, 80) % 3 > 0
+    y = banded_attention(q, k, v, before=9, after=2, visible=visible)
+    k, v = (x.masked_fill(~visible[..., None, None], 1e30) for x in (k, v))
+    assert_close(banded_attention(q, k, v, before=9, after=2, visible=visible), y, rtol=0, atol=0)
+
+
+def test_dropout_keeps_the_mean():
+    q, k, v = (x.detach() for x in draw(40, h=2))
+    torch.manual_seed(0)
+    many = [x.repeat(400, 1, 1, 1) for x in (q, k, v)]
+    dropped = banded_attention(*many, before=5, after=5, dropout=0.5)
+    whole = banded_attention(q, k, v, before=5, after=5)
+    assert not torch.allclose(dropped.o[:2], whole.o)
+    # The mean of 400 draws; the standard deviation of one is at most max |v| = 4.
+    assert_close(dropped.o.unflatten(0, (400, 2)).mean(0), whole.o, rtol=0, atol=5 * 4 / 400**0.5)
+    assert_close(dropped.logsumexp[:2], whole.logsumexp)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("before", -1), ("after", -1), ("dilation", 0)], ids=lambda x: str(x)
+)
+def test_refuses(option, value):
+    with pytest.raises(ValueError, match=rf"{option} must be at least \d, got {value}"):
+        banded_attention(*draw(4), **{"before": 1, "after": 1} | {option: value})
+
+
+def test_refuses_more_queries_than_keys():
+    with pytest.raises(ValueError, match="got t=5, s=4"):
+        banded_attention(*draw(5, 4), before=1, after=1)
+
+
+def test_no_array_is_longer_than_the_band():
+    """16,384 places, forward and backward."""
+    inputs = [x.float().detach().requires_grad_() for x in draw(16_384, h=1, g=1, batch=1)]
+    with Largest() as largest:
+        gradients(banded_attention(*inputs, before=32, after=32).o, inputs)
+    assert largest.numbers <= 16_384 * (32 + 32 + banded.LARGEST)
