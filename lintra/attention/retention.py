@@ -1,0 +1,136 @@
+"""Retention: Sun et al. 2023, "Retentive network", arXiv:2307.08621.
+
+The weight of a key is a product without a feature map that fades with its distance, at a fixed rate for each
+head (equations 5 to 8):
+
+    kv_t = decay kv_{t-1} + k_t v_t^T / sqrt(d)      y_t = norm(kv_t^T q_t) * silu(gate_t)
+
+The weights have both signs, so there is no denominator: each head is divided by its root mean square instead.
+Head i forgets the share 2^(-5-i) of its state at each token.
+
+Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
+holds d (e + 1) numbers whatever the length.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lintra import fields, ops
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._gates import check_reads, exact, finish
+from lintra.ops import LinearState
+from lintra.ops._check import sum_dtype
+from lintra.ops.linear_attention import Impl
+from lintra.ops.positions import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Retention."""
+
+    fastest: float = 2**-5  # share of its state that the first head forgets at each token
+    slowest: float | None = None  # that of the last, geometric in between; None: halved from head to head
+    normalize_heads: bool = True  # divide each head by its root mean square
+    gate: bool = True  # multiply by silu of a projection of the layer's input
+    chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+    impl: Impl = "auto"  # which implementation of the sum
+
+    def __post_init__(self):
+        fields.check(self)
+        if not 0 < self.fastest < 1:
+            raise ValueError(f"fastest must be above 0 and below 1, got {self.fastest}")
+        if self.slowest is not None and not 0 < self.slowest <= self.fastest:
+            raise ValueError(f"slowest must be above 0 and at most {self.fastest}, got {self.slowest}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+
+    def build(self, **shape) -> "Retention":
+        return Retention(self, **shape)
+
+
+class Retention(Attention):
+    """Retention. State: kv [b g d e], and the faded sum of keys z [b g d] that comes with the sum."""
+
+    paper = "Sun et al. 2023, arXiv:2307.08621"
+    can = Capabilities(
+        causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        self.log_decay: Tensor
+        self.register_buffer("log_decay", _log_decay(config, self.kv_heads))
+
+    def reads(self) -> dict[str, int]:
+        return {"gate": self.heads * self.value_dim} if self.config.gate else {}
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LinearState:
+        dtype = sum_dtype(dtype or torch.get_default_dtype())
+        shape = (batch, self.kv_heads, self.dim)
+        return LinearState(
+            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        self.check(q, k, v, mask)
+        self.check_causal()
+        check_reads(self, q, gate=gate)
+        dtype, config = v.dtype, self.config
+        q, k, v = exact(*zero_padding(mask, q, k, v))
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
+        options = {"mask": mask, "normalize": False, "chunk": config.chunk, "impl": config.impl}
+        with torch.autocast(q.device.type, enabled=False):
+            k = k * self.dim**-0.5
+            y, state = ops.linear_attention(q, k, v, log_decay=log_decay, state=state, **options)
+        gate = None if gate is None else zero_padding(mask, gate)[0]
+        return finish(y, gate, norm=config.normalize_heads).to(dtype), state
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState,
+        *,
+        rotate: Rotation | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
+        check_reads(self, q, gate=gate)
+        dtype, group = v.dtype, self.heads // self.kv_heads
+        q, k, v = exact(q, k, v)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        k = k[:, 0] * self.dim**-0.5
+        decay = self.log_decay.to(k.dtype).exp()[:, None]
+        kv = decay[..., None] * state.kv + torch.einsum("bgd,bge->bgde", k, v[:, 0])
+        z = decay * state.z + k
+        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+        return finish(y, gate, norm=self.config.normalize_heads).to(dtype), LinearState(kv, z)
+
+
+def _log_decay(config: Config, heads: int) -> Tensor:
+    """log(1 - share) of each head. Through log1p: in float32, 1 - 2^-25 is already 1."""
+    fastest = math.log(config.fastest)
+    last = fastest - (heads - 1) * math.log(2) if config.slowest is None else math.log(config.slowest)
+    shares = torch.linspace(fastest, last, heads, dtype=torch.float64).exp()
+    return torch.log1p(-shares).to(torch.get_default_dtype())

@@ -1,0 +1,196 @@
+"""Retention: its dense definition, its limits, what it refuses."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from lintra.attention import Attention, linear, retention
+from lintra.attention.retention import Retention
+from tests.laws import EXACT, TIME, Case, gradients
+
+VARIANTS = [
+    retention.Config(),
+    retention.Config(impl="torch", chunk=7, fastest=0.3, slowest=0.01, normalize_heads=False),
+    retention.Config(impl="reference", gate=False),
+]
+PLAIN = retention.Config(normalize_heads=False, gate=False)
+
+
+def weights(attention: Retention, q: Tensor, k: Tensor) -> Tensor:
+    """Equation 5: decay^(t-s) q_t . k_s / sqrt(d) for s up to t, [b h t s]."""
+    group = attention.heads // attention.kv_heads
+    decay = attention.log_decay.exp().repeat_interleave(group)
+    distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
+    faded = (decay[:, None, None] ** distance.clamp(min=0)).tril()
+    scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / q.shape[-1] ** 0.5
+    return scores * faded
+
+
+def dense(attention: Retention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None = None) -> Tensor:
+    """Equation 8, every weight."""
+    group = attention.heads // attention.kv_heads
+    y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k), v.repeat_interleave(group, 2))
+    if attention.config.normalize_heads:
+        y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    return y if gate is None else y * (gate * gate.sigmoid()).view(y.shape)
+
+
+def test_the_decays_are_those_of_the_paper():
+    decay = retention.Config().build(heads=8, dim=4, causal=True).double().log_decay.exp()
+    assert_close(decay, 1 - 2.0 ** -(5.0 + torch.arange(8).double()), rtol=1e-8, atol=0)  # built in float32
+    ends = retention.Config(fastest=1 / 32, slowest=1 / 512).build(heads=3, dim=4, causal=True).log_decay
+    assert_close(-torch.expm1(ends), torch.tensor([1 / 32, 1 / 128, 1 / 512]))
+
+
+def test_the_slowest_of_many_heads_still_forgets():
+    """In float32 1 - 2^-25 is 1, and its logarithm 0."""
+    slow = retention.Config().build(heads=32, dim=4, causal=True).log_decay
+    assert_close(slow.double(), -(2.0 ** -(5.0 + torch.arange(32).double())), rtol=0.02, atol=0)
+
+
+def test_without_decay_it_is_the_unnormalised_sum():
+    case = Case("retention", PLAIN, True)
+    attention, inputs = case.build(), case.draw()
+    attention.log_decay.zero_()
+    other = Case("linear", linear.Config(feature_map=linear.Identity(), normalize=False), True).build()
+    q, k, v = inputs
+    expected = other(q, k / q.shape[-1] ** 0.5, v)
+    y = attention(*inputs)
+    assert_close(y, expected, **EXACT)
+    assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
+
+
+def test_rotary_turns_queries_and_keys():
+    case = Case("retention", VARIANTS[0], True, rotary=True)
+    attention, (q, k, v, gate) = case.build(), case.draw()
+    rotate = case.rotate(0, TIME)
+    y = attention(q, k, v, rotate=rotate, gate=gate)
+    assert_close(y, dense(attention, rotate(q), rotate(k), v, gate), **EXACT)
+
+
+def test_the_normalisers_of_the_paper_cancel_under_the_norm():
+    """Rows divided by sqrt(sum decay^(t-s)) and by max(|sum of scores|, 1), section 2.1: the same heads."""
+    case = Case("retention", retention.Config(gate=False), True, kv_heads=4)
+    attention, (q, k, v) = case.build(), case.draw()
+    v = 1e6 * v  # what is added to the mean square is then nothing
+    scores = weights(attention, q, k)
+    distance = torch.arange(TIME)[:, None] - torch.arange(TIME)
+    rows = (attention.log_decay.exp()[:, None, None] ** distance.clamp(min=0)).tril().sum(-1, keepdim=True)
+    scores = scores / rows.sqrt()
+    scores = scores / scores.sum(-1, keepdim=True).abs().clamp(min=1)
+    y = torch.einsum("bhts,bshe->bthe", scores, v)
+    y = y / y.square().mean(-1, keepdim=True).sqrt()
+    assert_close(attention(q, k, v), y, **EXACT)
+
+
+def test_the_order_of_keys_matters():
+    """With decay, swapping two pairs changes what the last query gets; without, nothing."""
+    case = Case("retention", PLAIN, True)
+    attention, (q, k, v) = case.build(), case.draw()
+    order = torch.arange(TIME)
+    order[[2, 9]] = order[[9, 2]]
+    last = attention(q, k, v)[:, -1]
+    assert (attention(q, k[:, order], v[:, order])[:, -1] - last).abs().max() > 0.01
+    attention.log_decay.zero_()
+    last = attention(q, k, v)[:, -1]
+    assert_close(attention(q, k[:, order], v[:, order])[:, -1], last, **EXACT)
+
+
+def test_constant_values_do_not_come_back():
+    """An unnormalised recurrence: the declared exception to that law of averages."""
+    q, k, v = Case("retention", PLAIN, True).draw()
+    y = Case("retention", PLAIN, True).build()(q, k, torch.full_like(v, 3.0))
+    assert (y - 3.0).abs().max() > 1
+
+
+def test_zero_rows_and_one_token():
+    """A query or a key of zeros, and a sequence of one token: finite, with finite gradients."""
+    case = Case("retention", VARIANTS[0], True)
+    attention = case.build()
+    for time in (1, 5):
+        inputs = [x.detach() for x in case.draw(time)]
+        inputs[0][:, 0], inputs[1][:, -1] = 0, 0
+        inputs = [x.requires_grad_() for x in inputs]
+        y = attention(*inputs[:3], gate=inputs[3])
+        assert (y[:, 0] == 0).all()
+        for g in gradients(y, inputs):
+            assert g.isfinite().all()
+
+
+def test_defect_15_the_norm_of_a_step_is_that_of_the_whole():
+    """Tiny heads, where what is added to the mean square decides: the same in every form."""
+    case = Case("retention", VARIANTS[0], True)
+    attention, (q, k, v, gate) = case.build(), case.draw()
+    v = 1e-3 * v
+    whole = attention(q, k, v, gate=gate)
+    state = attention.start(2, dtype=torch.float64)
+    stepped, _ = Attention.extend(attention, q, k, v, state, gate=gate)
+    assert_close(stepped, whole, **EXACT)
+
+
+def test_defect_18_padding_neither_decays_nor_writes():
+    case = Case("retention", VARIANTS[0], True)
+    attention, (q, k, v, gate) = case.build(), case.draw()
+    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64), gate=gate)
+    nothing = torch.zeros(2, TIME, dtype=torch.bool)
+    _, after = attention.extend(q, k, v, state, mask=nothing, gate=gate)
+    assert_close(after, state, rtol=0, atol=0)
+
+
+def test_defect_17_old_tokens_fade_without_overflow():
+    """A head that keeps a millionth of its state at each token: exp of minus the elapsed decay is inf."""
+    case = Case("retention", retention.Config(fastest=1 - 1e-6, impl="torch", gate=False), True, heads=2)
+    attention = case.build().float()
+    inputs = [x.detach().float().requires_grad_() for x in case.draw(256)]
+    y = attention(*inputs)
+    assert_close(y.double(), dense(attention.double(), *(x.double() for x in inputs)), rtol=1e-4, atol=1e-4)
+    for g in gradients(y, inputs):
+        assert g.isfinite().all()
+
+
+def test_defect_25_the_norm_sees_what_16_bits_would_round():
+    """Weights of 1e-9 are 0 in fp16; the sums are not kept in it."""
+    case = Case("retention", retention.Config(gate=False), True)
+    inputs = [x.detach() for x in case.draw()]
+    attention = case.build()
+    half = [(1e-3 * x).half() for x in inputs]
+    expected = attention(*(x.double() for x in half))
+    assert_close(attention.half()(*half).double(), expected, rtol=2e-3, atol=1e-5)  # fp16 decays and output
+
+
+def test_what_it_reads_is_checked():
+    attention = Case("retention", VARIANTS[0], True).build()
+    q, k, v, gate = Case("retention", VARIANTS[0], True).draw()
+    with pytest.raises(TypeError, match=r"'retention' reads gate \[b t 16\], got None"):
+        attention(q, k, v)
+    with pytest.raises(ValueError, match=r"gate must be \[b=2 t=19 w=16\], got shape \[2, 19, 15\]"):
+        attention(q, k, v, gate=gate[..., 1:])
+    with pytest.raises(TypeError, match="'retention' reads no gate with Config"):
+        Case("retention", PLAIN, True).build()(q, k, v, gate=gate)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fastest": 0.0}, "fastest must be above 0 and below 1, got 0"),
+        ({"fastest": 1.0}, "fastest must be above 0 and below 1, got 1"),
+        ({"slowest": 0.0}, r"slowest must be above 0 and at most 0\.03125, got 0"),
+        ({"slowest": 0.5}, r"slowest must be above 0 and at most 0\.03125, got 0\.5"),
+        ({"chunk": 0}, "chunk must be at least 1 token, got 0"),
+    ],
+)
+def test_config_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        retention.Config(**options)
+
+
+def test_it_is_causal_only():
+    with pytest.raises(ValueError, match=r"'retention' is causal only with Config.* got causal=False"):
+        retention.Config().build(heads=2, dim=4, causal=False)
+    attention = retention.Config().build(heads=2, dim=4, causal=True)
+    q = torch.zeros(1, 3, 2, 4)
+    with pytest.raises(NotImplementedError, match="'retention' has no cross form"):
+        attention.remember(q, q)
+    with pytest.raises(NotImplementedError, match="'retention' has no cross form"):
+        attention.read(q, None)
