@@ -22,6 +22,15 @@ lint: install
 
 bench: install
 	$(BIN)/lintra bench attention
+	$(BIN)/lintra bench mechanisms
+
+# The documentation as a site, in build/site; any warning is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# The attention matrices in docs/pictures/, from the definitions in the tests.
+pictures: install
+	$(BIN)/python docs/draw.py
 
 # The NEON kernels, compiled where there is no such processor.
 cross:
@@ -38,4 +47,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-.PHONY: demo test test-all lint bench cross install
+.PHONY: demo test test-all lint bench docs pictures cross install

@@ -1,0 +1,74 @@
+"""Draws docs/pictures/NAME.png: the attention matrix of a mechanism, by the definition in its test file.
+
+    python docs/draw.py [NAME ...]
+
+The output of attention is its matrix times the values, so the values are the rows of the identity.
+"""
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lintra import attention, pictures
+
+FOLDER = Path(__file__).parent / "pictures"
+TOKENS, DIM = 64, 16
+
+# What shows a method on 64 tokens; else its defaults. Output norms and gates would hide the matrix.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bigbird": {"block": 4, "random_blocks": 1},
+    "clustered": {"clusters": 8, "improved": False},
+    "delta": {"conv": None},
+    "linformer": {"rank": 8},
+    "longformer": {"window": 4, "global_tokens": 2},
+    "longshort": {"window": 8, "rank": 4, "segment": 8, "dual_norm": False},
+    "lsh": {"rounds": 2, "chunk": 8},
+    "nystromformer": {"landmarks": 8},
+    "performer": {"features": 64},
+}
+
+
+def draw(name: str) -> None:
+    """One picture with a panel for each form the mechanism has."""
+    panels = {}
+    for causal, label in ((False, "bidirectional"), (True, "causal")):
+        can = attention.mechanism(name).can
+        if can.causal if causal else can.bidirectional:
+            panels[f"{name}, {label}"] = matrix(name, causal)
+    pictures.matrices(FOLDER / f"{name}.png", panels, f"{TOKENS} tokens; darker is more")
+
+
+def matrix(name: str, causal: bool) -> np.ndarray:
+    """[t t]: what part of each value (column) is in each output (row)."""
+    config = attention.for_length(attention.load(name).Config, TOKENS, **OPTIONS.get(name, {}))
+    torch.manual_seed(0)
+    mechanism = config.build(heads=1, dim=DIM, value_dim=TOKENS, causal=causal).double().eval()
+    q, k = keys_and_queries()
+    inputs = [q, q if mechanism.shared_key else k, torch.eye(TOKENS, dtype=torch.float64)[None, :, None]]
+    inputs += [torch.zeros(1, TOKENS, width, dtype=torch.float64) for width in mechanism.reads().values()]
+    with torch.no_grad():
+        return import_module(f"tests.attention.test_{name}").dense(mechanism, *inputs)[0, :, 0].numpy()
+
+
+def keys_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
+    """A smooth walk, so that near tokens are alike, as in real data."""
+    generator = torch.Generator().manual_seed(0)
+    walk = torch.randn(1, TOKENS, 1, DIM, generator=generator, dtype=torch.float64).cumsum(1) / 3
+    walk = walk - walk.mean(1, keepdim=True)
+    noise = torch.randn(walk.shape, generator=generator, dtype=torch.float64) / 3
+    return walk, walk + noise
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", default=attention.names())
+    for each in parser.parse_args().names:
+        draw(each)
