@@ -1,21 +1,32 @@
 """Exact attention to the keys near each query's own place: the band of a t x t matrix, never the matrix.
 
-Beltagy et al. 2020, arXiv:2004.05150, section 3.1. Queries go in blocks of c; a block of them sees
-before + c + after keys in a row, of which a pattern the blocks share hides the corners. Dilation splits the
-sequence into as many classes, each with a band of its own. Letters: b batch, t queries, s keys, h heads,
-g key-value heads, r = h / g, d width of q and k, e width of v, n blocks, c queries and j keys to a block.
+Beltagy et al. 2020, arXiv:2004.05150, section 3.1. Queries go in blocks of c; a block sees before + c + after
+keys in a row, of which a pattern that all blocks share hides the corners. Dilation splits the sequence into
+as many classes, each with a band of its own. Scores are computed a few blocks at a time, again in the
+backward pass: they stay in the processor's cache and are never all there.
+
+Letters: b batch, t queries, s keys, h heads, g key-value heads, r = h / g, d width of q and k, e width of v,
+m = b g, n blocks, c queries, i = c r rows and j keys to a block.
 """
+
+import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lintra.ops import _check
+from lintra.ops._check import sum_dtype
 from lintra.ops.softmax_attention import Piece, softmax_attention
 
-# More queries to a block waste scores at the corners, fewer waste copies of keys and make small products.
+# Queries to a block: more of them waste scores at the corners, fewer of them waste copies of keys.
 SMALLEST, LARGEST = 16, 64
+# Scores at a time: what a core's cache holds, or what keeps a GPU busy.
+CACHED, BUSY = 2**18, 2**26
 
 
 def banded_attention(
@@ -35,23 +46,33 @@ def banded_attention(
     That is -after dilation <= i - j <= before dilation with i - j a multiple of dilation: `before` and
     `after` count keys. The queries are the last t of s places. -> o [b t h e], logsumexp [b t h], 0 and -inf
     where a query sees nothing. `scale` multiplies q . k and has no unit (default d**-0.5); dropout drops
-    weights. Memory O(t (before + after)). Raises ValueError for negative sizes and more queries than keys.
+    weights, and then all scores are kept for the backward pass, O(t (before + after)).
+    Raises ValueError for negative sizes and more queries than keys. Not twice differentiable.
     """
     _validate(q, k, v, visible, before, after, dilation)
-    b, t, s = *q.shape[:2], k.shape[1]
+    b, t, h = q.shape[:3]
     if not b * t:
-        o = q.new_zeros(*q.shape[:3], v.shape[3], dtype=_check.sum_dtype(q.dtype))
+        o = q.new_zeros(b, t, h, v.shape[3], dtype=sum_dtype(v.dtype))
         return Piece(o, o.sum(-1))
+    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    dilation = min(dilation, k.shape[1])
     if dilation > 1:
-        if s % dilation and visible is None:
-            visible = q.new_ones(b, s, dtype=torch.bool)
+        if k.shape[1] % dilation and visible is None:
+            visible = q.new_ones(k.shape[:2], dtype=torch.bool)
         q, k, v = (_classes(x, dilation) for x in (q, k, v))
         visible = None if visible is None else _classes(visible, dilation)
-    place = q.shape[1:3]
-    q, k, v, band = _blocks(q, k, v, visible, before, after)
-    o, logsumexp = softmax_attention(q, k, v, visible=band, scale=scale, dropout=dropout)
-    piece = Piece(_join(o, *place), _join(logsumexp[..., None], *place)[..., 0])
-    return piece if dilation == 1 else Piece(*(_interleave(x, dilation, t) for x in piece))
+    rows, time = q.shape[:2]
+    q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
+    if dropout:
+        keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
+        seen = band & seen[:, :, None]
+        piece = softmax_attention(q, keys.mT, values.mT, visible=seen, scale=1.0, dropout=dropout)
+    else:
+        piece = Piece(*_Banded.apply(q, k, v, real, band, step))
+    o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
+    if dilation > 1:
+        o, logsumexp = (_interleave(x, dilation, t) for x in (o, logsumexp))
+    return Piece(o, logsumexp[..., 0])
 
 
 def banded_attention_reference(
@@ -76,6 +97,60 @@ def banded_attention_reference(
     return Piece(o.movedim(1, 2), logsumexp.movedim(1, 2))
 
 
+class _Banded(torch.autograd.Function):
+    """q [m n i d], already scaled, k [m s d], v [m s e], real [m s], band [i j] -> o [m n i e], logsumexp.
+
+    With p the weights and L the logsumexp, dv = p^T do and, for the scores, p (do v^T - do . o + dL).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, real: Tensor, band: Tensor, step: int
+    ) -> tuple[Tensor, Tensor]:
+        dtype = sum_dtype(v.dtype)
+        keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
+        o = q.new_empty(*q.shape[:3], v.shape[2], dtype=dtype)
+        logsumexp = q.new_empty(q.shape[:3], dtype=dtype)
+        for part in _parts(q, band):
+            scores = _scores(q[part], keys[part], seen[part], band)
+            highest = scores.amax(-1, keepdim=True)
+            highest.masked_fill_(highest == -math.inf, 0.0)
+            weights = scores.sub_(highest).exp_()
+            total = weights.sum(-1, keepdim=True)
+            logsumexp[part] = (total.log() + highest)[..., 0]
+            total.masked_fill_(total == 0, 1.0)
+            o[part] = (weights.to(v.dtype) @ values[part].mT).to(dtype) / total
+        ctx.save_for_backward(q, k, v, real, band, o, logsumexp)
+        ctx.step = step
+        return o, logsumexp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor, dlogsumexp: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, real, band, o, logsumexp = ctx.saved_tensors
+        dtype, step = o.dtype, ctx.step
+        keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
+        less = ((do * o).sum(-1) - dlogsumexp)[..., None]
+        logsumexp = logsumexp.masked_fill(logsumexp == -math.inf, 0.0)[..., None]
+        do = do.to(v.dtype)
+        for rows, blocks in _parts(q, band):
+            part = rows, blocks
+            near = keys[part].contiguous()
+            scores = _scores(q[part], near, seen[part], band)
+            weights = scores.sub_(logsumexp[part]).exp_()
+            to_values = weights.to(v.dtype).mT @ do[part]
+            dscores = (do[part] @ values[part]).to(dtype).sub_(less[part]).mul_(weights).to(q.dtype)
+            dq[part] = dscores @ near.mT
+            to_keys = dscores.mT @ q[part]
+            for i in range(to_keys.shape[1]):
+                first = (blocks.start + i) * step
+                window = rows, slice(first, first + band.shape[1])
+                dk[window] += to_keys[:, i]
+                dv[window] += to_values[:, i]
+        return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
 def _blocks(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -83,37 +158,57 @@ def _blocks(
     visible: Bool[Tensor, "b s"] | None,
     before: int,
     after: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q [b g n cr d], k [b g n j d], v [b g n j e] and which of them go together, [b or 1, 1 n cr j].
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+    """q [m n i d], padded k [m s d], v [m s e], which keys are real [m s], which pairs in the band [i j], c.
 
-    The rows of a block are its queries, each with the heads of a group.
+    The first block sees the first j keys, each further one those c places later. The rows of a block are its
+    queries, each with the heads of a group.
     """
     t, s, g = q.shape[1], *k.shape[1:3]
     r, lead = q.shape[2] // g, s - t
-    before, after = min(before, max(0, s - 1)), min(after, max(0, t - 1))
-    c = min(LARGEST, max(SMALLEST, before + after))
-    if before + c + after >= s:
-        # One block of all queries and keys.
-        c, front, back, width = t, 0, 0, s
+    before, after = min(before, s - 1), min(after, t - 1)
+    c = min(LARGEST, max(SMALLEST, (before + after) // 2))
+    j = before + c + after
+    if j >= s:  # one block of all queries and keys
+        c, front, back, j = t, 0, 0, s
     else:
-        front, back, width, lead = before - lead, -t % c + after, before + c + after, before
+        front, back, lead = before - lead, -t % c + after, before
     q = functional.pad(q, (0, 0, 0, 0, 0, -t % c)).unflatten(2, (g, r)).unflatten(1, (-1, c))
-    q = q.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)
-    k, v = (
-        functional.pad(x.movedim(1, 2), (0, 0, front, back)).unfold(2, width, c).movedim(-1, -2)
-        for x in (k, v)
-    )
+    q = q.permute(0, 3, 1, 2, 4, 5).flatten(3, 4).flatten(0, 1)
+    k, v = (functional.pad(x.movedim(1, 2).flatten(0, 1), (0, 0, front, back)) for x in (k, v))
     real = q.new_ones(1, s, dtype=torch.bool) if visible is None else visible
-    real = functional.pad(real, (front, back)).unfold(1, width, c)  # [b n j]
-    places = torch.arange(width, device=q.device)
+    real = functional.pad(real, (front, back))[:, None].expand(-1, len(k) // len(real), -1).flatten(0, 1)
+    places = torch.arange(j, device=q.device)
     distance = lead + places[:c, None] - places
-    band = ((distance >= -after) & (distance <= before)).repeat_interleave(r, 0)
-    return q, k, v, (band & real[:, :, None])[:, None]
+    band = (distance >= -after) & (distance <= before)
+    return q, k, v, real, band.repeat_interleave(r, 0), c
 
 
-def _join(x: Float[Tensor, "b g n cr w"], t: int, h: int) -> Float[Tensor, "b t h w"]:
+def _scores(q: Tensor, keys: Tensor, seen: Tensor, band: Tensor) -> Tensor:
+    """[m n i j] of some blocks, -inf where a query does not see a key."""
+    return (q @ keys).to(sum_dtype(q.dtype)).masked_fill_(~(band & seen[:, :, None]), -math.inf)
+
+
+def _windows(x: Tensor, band: Tensor, step: int) -> Tensor:
+    """The places [m n ... j] of x [m s ...] that each block sees: a view."""
+    return x.unfold(1, band.shape[1], step)
+
+
+def _parts(q: Float[Tensor, "m n i d"], band: Bool[Tensor, "i j"]) -> Iterator[tuple[slice, slice]]:
+    """All rows and blocks in parts of few enough scores."""
+    m, n = q.shape[:2]
+    scores = CACHED if q.device.type == "cpu" else BUSY
+    rows = min(m, max(1, scores // band.numel()))
+    blocks = min(n, max(1, scores // (band.numel() * rows)))
+    for row in range(0, m, rows):
+        for block in range(0, n, blocks):
+            yield slice(row, row + rows), slice(block, block + blocks)
+
+
+def _join(x: Float[Tensor, "m n i w"], b: int, t: int, h: int) -> Float[Tensor, "b t h w"]:
     """Blocks back in a sequence."""
-    x = x.unflatten(3, (-1, h // x.shape[1])).permute(0, 2, 3, 1, 4, 5)
+    g = x.shape[0] // b
+    x = x.unflatten(0, (b, g)).unflatten(3, (-1, h // g)).permute(0, 2, 3, 1, 4, 5)
     return x.flatten(3, 4).flatten(1, 2)[:, :t]
 
 
