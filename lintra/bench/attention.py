@@ -17,6 +17,7 @@ from torch import Tensor
 from lintra import native, ops
 from lintra.attention import linear
 from lintra.bench import train
+from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 
@@ -138,13 +139,8 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
 
 
 _MEMORY = """
-import os, re, resource, torch
+import torch
 from lintra import ops
-
-def peak():
-    if os.path.exists("/proc/self/status"):  # getrusage would count what the parent process held at the fork
-        return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 q, k, v = (torch.randn(1, {longest}, {heads}, {dim}).requires_grad_() for _ in range(3))
 before = peak()
@@ -156,6 +152,4 @@ print(peak() - before)
 
 def _memory(impl: str, sizes: Sizes) -> int:
     """Bytes by which the peak of a fresh process grows during one forward + backward."""
-    program = _MEMORY.format(longest=sizes.longest, heads=sizes.heads, dim=sizes.dim, impl=impl)
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    return int(done.stdout)
+    return peak_of(_MEMORY.format(longest=sizes.longest, heads=sizes.heads, dim=sizes.dim, impl=impl))

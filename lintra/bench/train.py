@@ -33,8 +33,9 @@ QUICK = Sizes(layers=1, width=32, batch=1, tokens=32, rounds=2)
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings."""
     contestants = {"matmul": matmul()}
-    for name in (str(mechanism["name"]) for mechanism in attention.describe() if mechanism["causal"]):
-        contestants[name] = step(model(attention.load(name).Config(), sizes), sizes)
+    for name in (each for each in attention.names() if attention.mechanism(each).can.causal):
+        mechanism = attention.for_length(attention.load(name).Config, sizes.tokens)
+        contestants[name] = step(model(mechanism, sizes), sizes)
     timings = interleaved(contestants, rounds=sizes.rounds, progress=progress)
     seconds = {name: timing.median for name, timing in timings.items()}
     rate = MATMUL_OPERATIONS / seconds.pop("matmul")
