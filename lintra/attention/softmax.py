@@ -6,8 +6,8 @@ over the keys a query may see, through PyTorch's scaled_dot_product_attention. G
 value: a state that grows by d + e numbers a token and key-value head. With `window`, a query sees the last
 `window` real tokens up to its own and the state stops growing.
 
-Cost of t tokens: t^2 (d + e) multiplications and additions a head. With padding or a window the pattern is
-passed as t s booleans a sample.
+Cost of t tokens: t^2 (d + e) multiplications and additions a head, with a window t (window + 64) (d + e) at
+most. Without a window, padding is passed as t s booleans a sample.
 """
 
 import math
@@ -21,6 +21,8 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check
+from lintra.ops.banded import banded_attention
+from lintra.ops.padding import RealFirst
 from lintra.ops.positions import Rotation, token_positions
 
 
@@ -74,7 +76,7 @@ class SoftmaxAttention(Attention):
 
     def __init__(self, config: Config, **shape):
         if config.window is not None:
-            self.can = replace(self.can, bidirectional=False, cross=False, state="window")
+            self.can = replace(self.can, bidirectional=False, cross=False, state="window", cost="O(t w d)")
         super().__init__(config, **shape)
 
     def forward(
@@ -114,6 +116,8 @@ class SoftmaxAttention(Attention):
         fresh = state.k.shape[1] == 0
         if fresh and mask is None and (window is None or window >= q.shape[1]):
             y = self._attend(q, k, v, None, causal=True)
+        elif window is not None and q.shape[1] > 1:
+            y = self._band(q, k, v, state, mask)
         else:
             y = zero_padding(mask, self._attend(q, after.k, after.v, self._visible(here, after.position)))[0]
         return y, after if window is None else _latest(after, window - 1)
@@ -196,6 +200,26 @@ class SoftmaxAttention(Attention):
             enable_gqa=self.heads != self.kv_heads,
         )
         return (y if blind is None else y.masked_fill(blind, 0.0)).movedim(1, 2)
+
+    def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, mask: Tensor | None) -> Tensor:
+        """y [b t h e] of tokens after `state`, each from the window before it."""
+        packed = None if mask is None else RealFirst.of(mask)
+        if packed is not None:
+            q, k, v = (packed.gather(x) for x in (q, k, v))
+        # A cache has its padding in front, packed tokens have theirs behind, where no real one looks.
+        new = SoftmaxState(k, v, state.position.new_zeros(k.shape[:2]))
+        k, v, position = _append(state, new)
+        o = banded_attention(
+            q,
+            k,
+            v,
+            before=self.config.window - 1,
+            after=0,
+            visible=position >= 0,
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+        ).o.to(v.dtype)
+        return o if packed is None else packed.restore(o)
 
 
 def _seen(state: SoftmaxState) -> Tensor:

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra.attention import softmax
 from lintra.attention.softmax import SoftmaxAttention
 from lintra.nn import Heads
-from tests.laws import EXACT, Case
+from tests.laws import EXACT, Case, gradients
 
 VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3)]
 
@@ -36,6 +36,25 @@ def test_a_window_of_one_returns_the_values():
     q, k, v = Case("softmax", softmax.Config(), True).draw()
     y = Case("softmax", softmax.Config(window=1), True).build()(q, k, v)
     assert_close(y, v.repeat_interleave(2, 2), **EXACT)
+
+
+@pytest.mark.parametrize("window", [3, 20, 70])
+def test_a_window_over_many_blocks(window):
+    """Padded, whole and in pieces: what the real tokens alone give by the definition."""
+    attention = Case("softmax", softmax.Config(window=window), True).build()
+    inputs = Case("softmax", softmax.Config(), True).draw(300)
+    mask = torch.rand(2, 300, generator=torch.Generator().manual_seed(0)) > 0.3
+    y = attention(*inputs, mask=mask)
+    for i in range(2):
+        alone = dense(attention, *(x[i : i + 1, mask[i]] for x in inputs))[0]
+        assert_close(y[i, mask[i]], alone, **EXACT)
+        assert_close(gradients(y[i, mask[i]], inputs), gradients(alone, inputs), **EXACT)
+    state, ys = attention.start(2, dtype=torch.float64), []
+    for part in torch.arange(300).split((90, 1, 130, 79)):
+        piece, state = attention.extend(*(x[:, part] for x in inputs), state, mask=mask[:, part])
+        ys.append(piece)
+    assert_close(torch.cat(ys, 1), y, **EXACT)
+    assert_close(gradients(torch.cat(ys, 1), inputs), gradients(y, inputs), **EXACT)
 
 
 def test_the_cache_of_a_window_stops_growing():
