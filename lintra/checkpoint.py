@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import tempfile
-import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from lintra import attention, fields, models, registry
 from lintra.attention import AttentionConfig, State
 from lintra.attention._feature_maps import FeatureMap
-from lintra.models.decoder import Decoder
+from lintra.models import Model
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -32,7 +31,7 @@ class Error(ValueError):
     """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
 
 
-def save(model: Decoder, folder: str | Path) -> None:
+def save(model: Model, folder: str | Path) -> None:
     """Writes config.json and model.safetensors into a new `folder`, or in place of a model that is there.
 
     The folder appears complete or not at all: what was there before survives a full disk or a killed
@@ -44,7 +43,7 @@ def save(model: Decoder, folder: str | Path) -> None:
     write_atomically(folder, lambda place: write_model(model, place))
 
 
-def write_model(model: Decoder, folder: Path) -> None:
+def write_model(model: Model, folder: Path) -> None:
     """The two files of a model into `folder`, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     name = type(model).__module__.rpartition(".")[2]
@@ -53,8 +52,8 @@ def write_model(model: Decoder, folder: Path) -> None:
     save_file({name: x.contiguous() for name, x in model.state_dict().items()}, folder / WEIGHTS)
 
 
-def load(folder: str | Path, device: str | torch.device = "cpu") -> Decoder:
-    """The model in `folder`, in evaluation mode; of a training run, its newest checkpoint.
+def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
+    """The model in `folder`, of whichever kind, in evaluation mode; of a training run, its newest checkpoint.
 
     Raises Error if anything is missing, damaged, of another format or does not fit its configuration.
     """
@@ -74,7 +73,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Decoder:
         raise Error(f"{folder / CONFIG}: {error}") from error
 
 
-def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Decoder:
+def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
     """The model of a configuration with these tensors as its weights; no others are drawn first.
 
     Raises Error, which names `file`, for a missing or unknown tensor or one of another shape.
@@ -216,7 +215,7 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
 
 
 def _value(hint: Any, content: Any, where: str) -> Any:
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    options = fields.options(hint)
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
         return from_json(hint, content, where)
     if not fields.fits(hint, content):
@@ -232,11 +231,7 @@ def _key(kind: type) -> str:
 def _choose(kind: Any, name: str | None, where: str) -> type:
     if kind is AttentionConfig:
         return attention.load(str(name)).Config
-    options = (kind,)
-    if kind is FeatureMap:
-        options = tuple(FeatureMap.__subclasses__())
-    elif isinstance(kind, types.UnionType):
-        options = typing.get_args(kind)
+    options = tuple(FeatureMap.__subclasses__()) if kind is FeatureMap else fields.options(kind)
     for option in options:
         if name == _key(option):
             return option

@@ -17,8 +17,8 @@ def check(config: Any) -> None:
 
 def fits(hint: Any, value: Any) -> bool:
     """Whether a value is of an annotated type: classes, unions and literals. An int passes for a float."""
-    if isinstance(hint, types.UnionType):
-        return any(fits(option, value) for option in typing.get_args(hint))
+    if len(alternatives := options(hint)) > 1:
+        return any(fits(option, value) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
         return any(value == option and type(value) is type(option) for option in typing.get_args(hint))
     if hint in (int, float) and isinstance(value, bool):
@@ -28,10 +28,16 @@ def fits(hint: Any, value: Any) -> bool:
     return isinstance(value, (int, float) if hint is float else hint)
 
 
+def options(hint: Any) -> tuple[Any, ...]:
+    """The types of a union, however it was written; another type alone."""
+    union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    return typing.get_args(hint) if union else (hint,)
+
+
 def describe(hint: Any) -> str:
     """A type as a person would say it."""
-    if isinstance(hint, types.UnionType):
-        return " or ".join(describe(option) for option in typing.get_args(hint))
+    if len(alternatives := options(hint)) > 1:
+        return " or ".join(describe(option) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(option) for option in typing.get_args(hint))
     if hint is types.NoneType:

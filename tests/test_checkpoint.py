@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lintra import checkpoint
 from lintra.attention import linear, softmax
-from lintra.models import decoder
+from lintra.models import bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
 
@@ -45,6 +45,63 @@ def test_what_is_saved_comes_back(tmp_path, changes):
     again(tokens).sum().backward()
     assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
     assert [x.name for x in tmp_path.iterdir()] == ["model"]
+
+
+READS = {"layers": 1, "heads": 2, "width": 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "draw"),
+    [
+        (
+            encoder.Config(vocabulary=11, outputs=3, pool="first", causal=True, **READS),
+            lambda: [torch.randint(0, 11, (2, 9))],
+        ),
+        (encoder.Config(inputs=5, checkpoint_blocks=True, **READS), lambda: [torch.randn(2, 9, 5)]),
+        (bilstm.Config(inputs=5, outputs=3, width=8), lambda: [torch.randn(2, 9, 5)]),
+        (
+            seq2seq.Config(
+                vocabulary=11,
+                encoder=encoder.Config(vocabulary=7, attention=softmax.Config(), **READS),
+                cross=softmax.Config(scale=0.5),
+                **READS,
+            ),
+            lambda: [torch.randint(0, 11, (2, 9)), torch.randint(0, 7, (2, 5))],
+        ),
+    ],
+    ids=lambda x: getattr(x, "__module__", ""),
+)
+def test_every_kind_of_model_comes_back(tmp_path, config, draw):
+    model, inputs = config.build().eval(), draw()
+    checkpoint.save(model, tmp_path / "model")
+    again = checkpoint.load(tmp_path / "model")
+    assert type(again) is type(model)
+    assert again.config == config
+    kind = json.loads((tmp_path / "model" / "config.json").read_text())["model"]
+    assert kind == type(model).__module__.rpartition(".")[2]
+    found = []
+    for each in (model, again):
+        with torch.no_grad():
+            x, *source = inputs
+            found.append(each(x, *(each.remember(s) for s in source)))
+    assert_close(*found, rtol=1e-6, atol=1e-6)  # as above
+
+
+def test_a_model_saved_before_there_were_further_options(tmp_path):
+    """A decoder's configuration of the first version, to the letter."""
+    checkpoint.save(build(), tmp_path / "model")
+    attention = {"feature_map": {"name": "EluPlusOne"}, "normalize": True, "eps": 1e-06, "chunk": 64}
+    shape = {"layers": 2, "heads": 4, "kv_heads": None, "width": 32, "feed": 4.0, "feed_kind": "gelu"}
+    around = {"norm": "pre", "norm_kind": "layer", "position": "sinusoidal", "max_length": None}
+    ends = {"embed": "token", "output": {"name": "Logits"}, "start": True, "dropout": 0.0}
+    first = {
+        "name": "decoder",
+        "vocabulary": 11,
+        "attention": {"name": "linear", **attention, "impl": "auto"},
+    }
+    content = {"format": 1, "model": "decoder", "config": first | shape | around | ends}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(content))
+    assert checkpoint.load(tmp_path / "model").config == build().config
 
 
 def test_a_state_resumes_elsewhere(tmp_path):
@@ -94,7 +151,7 @@ def damage_weights(folder, change):
         (lambda f: damage_config(f, lambda c: c.update(format=9)), "format 9, this lintra reads format 1"),
         (
             lambda f: damage_config(f, lambda c: c.update(model="gpt")),
-            "model must be one of decoder; got 'gpt'",
+            "model must be one of bilstm, decoder, encoder, seq2seq; got 'gpt'",
         ),
         (
             lambda f: damage_config(f, lambda c: c["config"].update(colour=1)),
@@ -111,7 +168,7 @@ def damage_weights(folder, change):
         (lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")), "vocabulary"),
         (
             lambda f: damage_config(f, lambda c: c["config"]["attention"].update(name="magic")),
-            "attention must be one of linear, softmax; got 'magic'",
+            r"attention must be one of .*, linear, .*; got 'magic'",
         ),
         (
             lambda f: damage_config(f, lambda c: c["config"]["attention"]["feature_map"].update(name="Exp")),

@@ -1,10 +1,11 @@
 """One layer of a transformer: a mechanism, then a feed-forward, each with a residual and a norm."""
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from lintra.attention import State
 from lintra.attention._base import zero_padding
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
@@ -50,9 +51,9 @@ class Block(nn.Module):
         self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
-        _check.activations(x, mask, self.width)
-        (x,) = zero_padding(mask, x)
-        return self._rest(x, self.mix(self._enter(x), mask=mask, **given), mask)
+        x = self._enter(x, mask)
+        x = self._join(x, self.mix(self._normed(x, self.norm_mix), mask=mask, **given), self.norm_mix)
+        return self._leave(x, mask)
 
     def start(self, batch: int) -> HeadsState:
         """The state before any token."""
@@ -66,19 +67,90 @@ class Block(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
+        x = self._enter(x, mask)
+        mixed, after = self.mix.extend(self._normed(x, self.norm_mix), state, mask=mask)
+        return self._leave(self._join(x, mixed, self.norm_mix), mask), after
+
+    def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
         _check.activations(x, mask, self.width)
-        (x,) = zero_padding(mask, x)
-        mixed, after = self.mix.extend(self._enter(x), state, mask=mask)
-        return self._rest(x, mixed, mask), after
-
-    def _enter(self, x: Tensor) -> Tensor:
-        return self.norm_mix(x) if self.pre else x
-
-    def _rest(self, x: Tensor, mixed: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.dropout(mixed)
-        if self.pre:
-            x = x + self.dropout(self.feed(self.norm_feed(x)))
-        else:
-            x = self.norm_mix(x)
-            x = self.norm_feed(x + self.dropout(self.feed(x)))
         return zero_padding(mask, x)[0]
+
+    def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """What a part reads."""
+        return norm(x) if self.pre else x
+
+    def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """What a part says, added to what was there."""
+        x = x + self.dropout(y)
+        return x if self.pre else norm(x)
+
+    def _leave(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = self._join(x, self.feed(self._normed(x, self.norm_feed)), self.norm_feed)
+        return zero_padding(mask, x)[0]
+
+
+class CrossState(NamedTuple):
+    """own: of the sequence itself; memory: what it reads of another one."""
+
+    own: HeadsState
+    memory: State
+
+
+class CrossBlock(Block):
+    """A block that, between `mix` and `feed`, reads another sequence through `read`, with a residual and a
+    norm of its own. The other sequence comes in as a memory, from `remember`.
+    """
+
+    def __init__(
+        self, mix: Heads, read: Heads, feed: Feed, *, width: int, norm_kind: NormKind = "layer", **around: Any
+    ):
+        super().__init__(mix, feed, width=width, norm_kind=norm_kind, **around)
+        name, can = read.attention.name, read.attention.can
+        if not can.cross:
+            raise ValueError(f"attention {name!r} has no cross form with {read.attention.config}")
+        if can.joint_queries:
+            raise ValueError(
+                f"attention {name!r} lets the queries of one call depend on each other: token by token, a "
+                "memory would be read otherwise than by all tokens at once"
+            )
+        self.read = read
+        self.norm_read = build_norm(norm_kind, width)
+
+    def remember(self, source: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
+        """What the block keeps of the sequence that it is to read."""
+        return self.read.remember(source, mask)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b t c"],
+        memory: State,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        **given: Tensor,
+    ) -> Float[Tensor, "b t c"]:
+        """A whole sequence that reads a memory."""
+        x = self._enter(x, mask)
+        x = self._join(x, self.mix(self._normed(x, self.norm_mix), mask=mask, **given), self.norm_mix)
+        return self._leave(self._reading(x, memory, mask), mask)
+
+    def start(self, batch: int, memory: State) -> CrossState:
+        """The state before any token."""
+        return CrossState(self.mix.start(batch), memory)
+
+    def extend(
+        self,
+        x: Float[Tensor, "b t c"],
+        state: CrossState,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+    ) -> tuple[Float[Tensor, "b t c"], CrossState]:
+        """Any number of tokens after `state`."""
+        if not isinstance(state, CrossState):
+            raise TypeError(f"state must be a CrossState, got {type(state).__name__}")
+        x = self._enter(x, mask)
+        mixed, after = self.mix.extend(self._normed(x, self.norm_mix), state.own, mask=mask)
+        x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask)
+        return self._leave(x, mask), CrossState(after, state.memory)
+
+    def _reading(self, x: Tensor, memory: State, mask: Tensor | None) -> Tensor:
+        return self._join(x, self.read.read(self._normed(x, self.norm_read), memory, mask), self.norm_read)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lintra.attention import AttentionConfig, State
 from lintra.attention._base import zero_padding
@@ -105,7 +106,7 @@ class Heads(nn.Module):
         """What cross-attention keeps of another sequence. ValueError with rotary: two sequences share no
         positions."""
         self._check_cross()
-        _, k, v, _ = self._project(x, mask)
+        k, v = self._parts(x, mask, slice(1, 3))
         return self.attention.remember(k, v, mask)
 
     def read(
@@ -113,7 +114,7 @@ class Heads(nn.Module):
     ) -> Float[Tensor, "b t c"]:
         """Cross-attention: every token of x reads the memory; 0 where x is padded."""
         self._check_cross()
-        q = self._project(x, mask)[0]
+        (q,) = self._parts(x, mask, slice(0, 1))
         return zero_padding(mask, self.outward(self.attention.read(q, memory, mask).flatten(2)))[0]
 
     def _check_cross(self) -> None:
@@ -126,6 +127,15 @@ class Heads(nn.Module):
         q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.inward(x).split(self.widths, -1))
         k = q if self.attention.shared_key else k
         return q, k, v, {name: project(x) for name, project in self.reads.items()}
+
+    def _parts(self, x: Tensor, mask: Tensor | None, which: slice) -> list[Tensor]:
+        """Some of q, k and v alone, where the others would not be used."""
+        _check.activations(x, mask, self.inward.in_features)
+        (x,) = zero_padding(mask, x)
+        rows = slice(sum(self.widths[: which.start]), sum(self.widths[: which.stop]))
+        bias = None if self.inward.bias is None else self.inward.bias[rows]
+        parts = functional.linear(x, self.inward.weight[rows], bias).split(self.widths[which], -1)
+        return [part.unflatten(2, (-1, self.dim)) for part in parts]
 
     def _rotation(self, seen: Tensor, time: int, mask: Tensor | None) -> Rotation | None:
         if self.rotary is None:

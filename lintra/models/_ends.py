@@ -1,0 +1,84 @@
+"""The two ends of a network that reads a whole sequence: tokens or features in, predictions out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lintra import fields
+from lintra.attention._base import zero_padding
+from lintra.nn.embedding import TokenEmbedding
+from lintra.ops import _check
+from lintra.ops.padding import RealFirst
+
+Pool = Literal["mean", "first"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsConfig:
+    """What an encoder reads, and what it says of it."""
+
+    vocabulary: int | None = None  # n: it reads the symbols 0 .. n-1; or
+    inputs: int | None = None  # numbers a time step: it reads continuous features
+    outputs: int | None = None  # numbers in a prediction, such as classes; None: the hidden ones as they are
+    pool: Pool | None = None  # one prediction a sequence, of its mean or first real token; None: one a token
+
+    def __post_init__(self):
+        fields.check(self)
+        if (self.vocabulary is None) == (self.inputs is None):
+            raise ValueError(
+                "an encoder reads symbols or features: one of vocabulary and inputs must be given, got "
+                f"{self.vocabulary} and {self.inputs}"
+            )
+        for name in ("vocabulary", "inputs", "outputs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def entrance(config: EndsConfig, width: int) -> nn.Module:
+    """From what is read to vectors of this width."""
+    if config.vocabulary is not None:
+        return TokenEmbedding(config.vocabulary, width, start=False)
+    assert config.inputs is not None
+    return nn.Linear(config.inputs, width)
+
+
+def checked(config: EndsConfig, x: Tensor, mask: Tensor | None) -> Tensor:
+    """What is read, its padding zeroed. Raises ValueError or TypeError unless it fits the configuration."""
+    if config.inputs is not None:
+        _check.activations(x, mask, config.inputs)
+        return zero_padding(mask, x)[0]
+    assert config.vocabulary is not None
+    check_tokens(x, mask, config.vocabulary - 1)
+    return x if mask is None else x.masked_fill(~mask, 0)
+
+
+def head(config: EndsConfig, width: int) -> nn.Module:
+    """From hidden vectors of this width to predictions."""
+    return nn.Identity() if config.outputs is None else nn.Linear(width, config.outputs)
+
+
+def predict(pool: Pool | None, head: nn.Module, hidden: Tensor, mask: Tensor | None) -> Tensor:
+    """One prediction a sequence [b o], or a token [b t o], 0 where it is padded.
+
+    hidden [b t c] is 0 in padded places. A sequence without a real token is predicted from zeros.
+    """
+    if pool is None:
+        return zero_padding(mask, head(hidden))[0]
+    if pool == "first":
+        return head((hidden if mask is None else RealFirst.of(mask).gather(hidden))[:, :1].sum(1))
+    count = max(1, hidden.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp(min=1)
+    return head(hidden.sum(1) / count)
+
+
+def check_tokens(tokens: Tensor, mask: Tensor | None, last: int) -> None:
+    """Raises ValueError or TypeError unless tokens are [b t] in 0 .. last where they are real."""
+    sizes: dict[str, int] = {}
+    _check.shape("tokens", tokens, "b t", sizes)
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens must be int64 or int32, got {tokens.dtype}")
+    if mask is not None:
+        _check.mask(mask, "b t", sizes, tokens.device)
+    _check.symbols("tokens", tokens if mask is None else tokens.masked_fill(~mask, 0), last)

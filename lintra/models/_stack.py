@@ -1,0 +1,135 @@
+"""What the networks made of blocks share: their configuration, positions, blocks, and recomputing these."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lintra import fields
+from lintra.attention import AttentionConfig
+from lintra.attention._base import in_layer
+from lintra.nn.block import Block, NormKind, NormPlace, build_norm
+from lintra.nn.feed import Feed, FeedKind
+from lintra.nn.heads import Heads
+from lintra.nn.position import Learned, Sinusoidal
+from lintra.ops.positions import token_positions
+
+Position = Literal["sinusoidal", "concatenated", "learned", "rotary", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """Blocks of one width, and how positions come in."""
+
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int | None = None  # None: as many as heads
+    width: int = 256  # c
+    feed: float = 4.0  # hidden units of the feed-forward, in widths
+    feed_kind: FeedKind = "gelu"
+    norm: NormPlace = "pre"
+    norm_kind: NormKind = "layer"
+    position: Position = "sinusoidal"  # concatenated: half of the width is the code, half the symbol
+    max_length: int | None = None  # tokens, for learned positions
+    dropout: float = 0.0
+    checkpoint_blocks: bool = False  # keep only what enters a block, compute the rest again in the backward
+
+    def __post_init__(self):
+        fields.check(self)
+        for name in ("layers", "heads", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0 < self.feed < math.inf:
+            raise ValueError(f"feed must be above 0 widths and finite, got {self.feed}")
+        if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+        if (self.position == "learned") != (self.max_length is not None):
+            raise ValueError(
+                f"max_length goes with position='learned', got {self.max_length} with {self.position!r}"
+            )
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
+        if self.position in ("sinusoidal", "concatenated") and self.width % 4:
+            raise ValueError(f"{self.position} positions need a width that 4 divides, got {self.width}")
+
+    @property
+    def embedded(self) -> int:
+        """The width of an embedding, before its position comes in."""
+        return self.width // 2 if self.position == "concatenated" else self.width
+
+
+class Stack(nn.Module):
+    """embedding, position, blocks and the last norm; what enters and what leaves is the network's own."""
+
+    def __init__(self, config: Any, embedding: nn.Module, blocks: Iterable[Block]):
+        super().__init__()
+        self.config = config
+        self.concatenated = config.position == "concatenated"
+        self.embedding = embedding
+        self.position = _position(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = cast("list[Block]", nn.ModuleList(blocks))
+        self.norm = build_norm(config.norm_kind, config.width) if config.norm == "pre" else nn.Identity()
+
+    def place(self, x: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
+        """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c]."""
+        if self.position is not None:
+            code = self.position(token_positions(seen, x.shape[1], mask).clamp(min=0)).to(x.dtype)
+            x = torch.cat((x, code), -1) if self.concatenated else x + code
+        return self.dropout(x)
+
+    def through(self, block: Block, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """A block's forward; where blocks are recomputed, with the same dropout as the first time."""
+        if self.config.checkpoint_blocks and torch.is_grad_enabled():
+            return cast("Tensor", checkpoint(block, x, *args, use_reentrant=False, **options))
+        return block(x, *args, **options)
+
+
+def blocks(config: StackConfig, attention: AttentionConfig, *, causal: bool = True) -> Iterable[Block]:
+    """The blocks of a configuration, each mechanism with the randomness of its own layer."""
+    for layer in range(config.layers):
+        yield Block(self_heads(config, attention, layer, causal), feed(config), **around(config))
+
+
+def self_heads(config: StackConfig, attention: AttentionConfig, layer: int, causal: bool) -> Heads:
+    """What a sequence attends to itself with, in one layer."""
+    return Heads(
+        config.width,
+        in_layer(attention, layer),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        causal=causal,
+        rotary=10_000.0 if config.position == "rotary" else None,
+    )
+
+
+def feed(config: StackConfig) -> Feed:
+    """The feed-forward of one layer."""
+    return Feed(config.width, multiple=config.feed, kind=config.feed_kind, dropout=config.dropout)
+
+
+def around(config: StackConfig) -> dict[str, Any]:
+    """What a block takes beside its parts."""
+    return {
+        "width": config.width,
+        "norm": config.norm,
+        "norm_kind": config.norm_kind,
+        "dropout": config.dropout,
+    }
+
+
+def _position(config: StackConfig) -> nn.Module | None:
+    if config.position == "learned":
+        assert config.max_length is not None
+        return Learned(config.max_length, config.width)
+    if config.position in ("sinusoidal", "concatenated"):
+        return Sinusoidal(config.embedded)
+    return None

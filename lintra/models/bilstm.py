@@ -1,0 +1,74 @@
+"""A bidirectional LSTM with an encoder's interface: the baseline that transformers are compared with.
+
+    tokens [b t] or features [b t i] -> x [b t c] -> LSTM, both directions -> hidden [b t 2c] -> as an encoder
+
+Hochreiter and Schmidhuber 1997, Neural Computation 9(8); Graves and Schmidhuber 2005, Neural Networks 18(5).
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from lintra.attention._base import zero_padding
+from lintra.models import _ends
+from lintra.models._ends import EndsConfig
+from lintra.ops.padding import RealFirst
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(EndsConfig):
+    """A bidirectional LSTM."""
+
+    layers: int = 3
+    width: int = 320  # c, units of each direction; a token's hidden vector has twice as many
+    dropout: float = 0.0  # between layers
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("layers", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def build(self) -> "BiLSTM":
+        return BiLSTM(self)
+
+
+class BiLSTM(nn.Module):
+    """tokens [b t] or features [b t i] -> predictions [b o], or [b t o] without a pool."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        # Features go in as they are: the first layer is linear in them anyway.
+        reads_features = config.inputs is not None
+        self.embedding = nn.Identity() if reads_features else _ends.entrance(config, config.width)
+        self.dropout = nn.Dropout(config.dropout)
+        self.lstm = nn.LSTM(
+            config.inputs or config.width,
+            config.width,
+            config.layers,
+            batch_first=True,
+            bidirectional=True,
+            dropout=config.dropout if config.layers > 1 else 0.0,  # PyTorch warns where nothing is between
+        )
+        self.head = _ends.head(config, 2 * config.width)
+
+    def forward(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b *t o"]:
+        return _ends.predict(self.config.pool, self.head, self.hidden(x, mask=mask), mask)
+
+    def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t 2*c"]:
+        """What the network makes of each token, before any prediction; 0 in padded places."""
+        x = self.dropout(self.embedding(_ends.checked(self.config, x, mask)))
+        if 0 in x.shape[:2]:
+            return x.new_zeros(*x.shape[:2], 2 * self.config.width)
+        if mask is None:
+            return self.lstm(x)[0]
+        order = RealFirst.of(mask)
+        lengths = mask.sum(1).clamp(min=1).cpu()  # an empty sequence is run over one zero, and then zeroed
+        packed = pack_padded_sequence(order.gather(x), lengths, batch_first=True, enforce_sorted=False)
+        y, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
+        return zero_padding(mask, order.restore(y))[0]

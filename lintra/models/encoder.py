@@ -1,0 +1,78 @@
+"""A network that reads a whole sequence, of symbols or features, and says something of it or of each token.
+
+    tokens [b t] or features [b t i] -> x [b t c] -> blocks -> norm -> pooled or per token -> [b o] or [b t o]
+
+Bidirectional where the mechanism can be. With a mask, sequences of different lengths make a batch in which
+each gives what it gives alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from lintra.attention import AttentionConfig, linear
+from lintra.attention._base import zero_padding
+from lintra.models import _ends
+from lintra.models._ends import EndsConfig
+from lintra.models._stack import Stack, StackConfig, blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(EndsConfig, StackConfig):
+    """An encoder of any mechanism."""
+
+    attention: AttentionConfig = field(default_factory=linear.Config)
+    causal: bool | None = None  # None: bidirectional where the mechanism can be
+
+    def __post_init__(self):
+        StackConfig.__post_init__(self)
+        EndsConfig.__post_init__(self)
+
+    def build(self) -> "Encoder":
+        return Encoder(self)
+
+
+class Encoder(Stack):
+    """tokens [b t] or features [b t i] -> predictions [b o], or [b t o] without a pool."""
+
+    def __init__(self, config: Config):
+        causal = _causal(config)
+        embedding = _ends.entrance(config, config.embedded)
+        super().__init__(config, embedding, blocks(config, config.attention, causal=causal))
+        self.causal = causal
+        self.head = _ends.head(config, config.width)
+
+    def forward(
+        self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
+    ) -> Float[Tensor, "b *t o"]:
+        """`given` is what the mechanism takes at each call, such as a `global_mask`."""
+        return _ends.predict(self.config.pool, self.head, self.hidden(x, mask=mask, **given), mask)
+
+    def hidden(
+        self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
+    ) -> Float[Tensor, "b t c"]:
+        """What the network makes of each token, before any prediction; 0 in padded places."""
+        x = self.embedding(_ends.checked(self.config, x, mask))
+        x = self.place(x, torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), mask)
+        for block in self.blocks:
+            x = self.through(block, x, mask=mask, **given)
+        return zero_padding(mask, self.norm(x))[0]
+
+
+def _causal(config: Config) -> bool:
+    if config.causal is not None:
+        return config.causal
+    shape: dict[str, Any] = {
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "dim": config.width // config.heads,
+    }
+    try:
+        with torch.device("meta"):
+            config.attention.build(causal=False, **shape)
+    except ValueError:
+        return True  # or wrong altogether: then building the blocks says why
+    return False

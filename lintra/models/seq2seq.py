@@ -1,0 +1,115 @@
+"""A decoder that reads what an encoder made of another sequence.
+
+    source [b s] -> encoder -> hidden [b s c] -> remember -> memory
+    tokens [b t], memory -> blocks that also read -> params [b t p]
+
+The memory is made once. Where both the decoder's own mechanism and the reading one have a state of constant
+size, so has generation, whatever the lengths of source and target.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lintra.attention import AttentionConfig, State, linear
+from lintra.attention._base import in_layer
+from lintra.models import decoder, encoder
+from lintra.models._stack import around, feed, self_heads
+from lintra.models.decoder import Decoder, DecoderState
+from lintra.nn.block import CrossBlock
+from lintra.nn.heads import Heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(decoder.Config):
+    """A decoder, the encoder whose hidden vectors it reads, and the mechanism by which it reads them."""
+
+    encoder: encoder.Config
+    cross: AttentionConfig = field(default_factory=linear.Config)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.encoder.width != self.width:
+            raise ValueError(
+                f"the encoder must have the decoder's width, got {self.encoder.width} and {self.width}"
+            )
+        if self.encoder.outputs is not None or self.encoder.pool is not None:
+            raise ValueError(
+                "the encoder's hidden vectors are read, so it needs outputs=None and pool=None, got "
+                f"{self.encoder.outputs} and {self.encoder.pool!r}"
+            )
+
+    def build(self) -> "Seq2Seq":
+        return Seq2Seq(self)
+
+
+class Memory(NamedTuple):
+    """length [b]: real tokens of the source; layers: what each block keeps of it."""
+
+    length: Tensor
+    layers: tuple[State, ...]
+
+
+class Seq2Seq(Decoder):
+    """tokens [b t] and a memory -> params [b t p] over the symbol that follows each token.
+
+    For training, `model(model.shift(targets), model.remember(source, source_mask))`. For generation,
+    `model.start(memory)`, then `extend`. A state holds its memory: indexing it keeps the two together.
+    """
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.encoder = config.encoder.build()
+
+    @staticmethod
+    def layers(config: Config) -> Iterable[CrossBlock]:
+        for layer in range(config.layers):
+            read = Heads(
+                config.width,
+                in_layer(config.cross, layer),
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                causal=False,
+            )
+            mix = self_heads(config, config.attention, layer, causal=True)
+            yield CrossBlock(mix, read, feed(config), **around(config))
+
+    def remember(self, source: Tensor, mask: Bool[Tensor, "b s"] | None = None, **given: Tensor) -> Memory:
+        """What the decoder keeps of symbols [b s] or features [b s i]; `given` is for the encoder."""
+        hidden = self.encoder.hidden(source, mask=mask, **given)
+        full = torch.full((len(source),), source.shape[1], device=source.device)
+        length = full if mask is None else mask.sum(1)
+        return Memory(length, tuple(block.remember(hidden, mask) for block in self._readers))
+
+    def forward(
+        self, tokens: Int[Tensor, "b t"], memory: Memory, *, mask: Bool[Tensor, "b t"] | None = None
+    ) -> Float[Tensor, "b t p"]:
+        """A whole sequence; params at t belong to the symbol after tokens[t]."""
+        self._check_memory(memory, len(tokens))
+        x = self.enter(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.int64), mask)
+        for block, remembered in zip(self.blocks, memory.layers, strict=True):
+            x = self.through(block, x, remembered, mask=mask)
+        return self.head(self.norm(x))
+
+    def start(self, memory: Memory) -> DecoderState:
+        """The state before any token."""
+        self._check_memory(memory)
+        batch = len(memory.length)
+        layers = (block.start(batch, m) for block, m in zip(self._readers, memory.layers, strict=True))
+        return DecoderState(torch.zeros_like(memory.length), tuple(layers))
+
+    @property
+    def _readers(self) -> list[CrossBlock]:
+        return cast("list[CrossBlock]", self.blocks)
+
+    def _check_memory(self, memory: Memory, batch: int | None = None) -> None:
+        if not isinstance(memory, Memory):
+            raise TypeError(f"memory must be a Memory, from remember, got {type(memory).__name__}")
+        if len(memory.layers) != len(self.blocks):
+            raise ValueError(f"memory is of {len(memory.layers)} layers, the model has {len(self.blocks)}")
+        if batch is not None and len(memory.length) != batch:
+            raise ValueError(f"memory is of {len(memory.length)} sequences, tokens of {batch}")

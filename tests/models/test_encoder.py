@@ -1,0 +1,204 @@
+"""The encoder: each sequence of a ragged batch is itself alone; pools; directions; what it refuses."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lintra import attention
+from lintra.attention import linear, softmax
+from lintra.models import encoder
+from tests.models import kinds
+
+EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers
+LONGEST = 12
+
+
+def build(**changes):
+    torch.manual_seed(0)
+    options = {"vocabulary": 11, "layers": 2, "heads": 4, "width": 32, "outputs": 3} | changes
+    return encoder.Config(**options).build().double().eval()
+
+
+def loss_and_gradients(model, *inputs, **given):
+    """A loss with unequal weights, and its gradient by every parameter."""
+    y = model(*inputs, **given)
+    loss = (y * torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)).sum()
+    return loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+
+MASK = torch.tensor([[True] * 9, [True] * 4 + [False] * 5, [False] * 3 + [True, False] * 3])
+PARTS = [
+    {"pool": "mean"},
+    {"pool": "first", "position": "learned", "max_length": LONGEST, "norm": "post"},
+    {"pool": None, "position": "concatenated"},
+    {"pool": "mean", "position": "rotary", "kv_heads": 2, "feed_kind": "swiglu", "norm_kind": "rms"},
+]
+
+
+def is_itself_alone(model, x, junk):
+    """Each sequence of a batch padded with junk, at either end and in between, gives what it gives alone."""
+    found = model(junk, mask=MASK)
+    for i, real in enumerate(MASK):
+        alone = model(x[i : i + 1, real])[0]
+        assert_close(found[i][real] if model.config.pool is None else found[i], alone, **EXACT)
+    if model.config.pool is None:
+        assert (found[~MASK] == 0).all()
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+def test_ragged_batches_are_their_sequences_alone(parts, mechanism):
+    x = torch.randint(0, 11, (3, 9))
+    is_itself_alone(build(attention=mechanism, **parts), x, x.masked_fill(~MASK, -100))
+
+
+@pytest.mark.parametrize("name", attention.names())
+def test_ragged_features_by_every_mechanism(name):
+    model = build(attention=kinds.configs(LONGEST)[name], vocabulary=None, inputs=5, pool="mean")
+    x = torch.randn(3, 9, 5, dtype=torch.float64)
+    is_itself_alone(model, x, x.masked_fill(~MASK[..., None], torch.nan))
+
+
+def test_nan_in_padding_has_no_gradient():
+    model = build(vocabulary=None, inputs=5)
+    x = torch.randn(3, 9, 5, dtype=torch.float64)
+    clean = loss_and_gradients(model, x, mask=MASK)
+    dirty = loss_and_gradients(model, x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
+    assert_close(dirty, clean, rtol=0, atol=0)
+
+
+def test_pools_are_of_the_hidden_vectors():
+    x = torch.randint(0, 11, (3, 9))
+    model = build(pool=None)
+    hidden = model.hidden(x, mask=MASK)
+    assert (hidden[~MASK] == 0).all()
+    assert_close(model(x, mask=MASK)[MASK], model.head(hidden[MASK]), **EXACT)
+    expected = torch.stack([each[real].mean(0) for each, real in zip(hidden, MASK, strict=True)])
+    assert_close(build(pool="mean")(x, mask=MASK), model.head(expected), **EXACT)
+    assert_close(build(pool="mean")(x), model.head(model.hidden(x).mean(1)), **EXACT)
+    expected = hidden[torch.arange(3), MASK.int().argmax(1)]
+    assert_close(build(pool="first")(x, mask=MASK), model.head(expected), **EXACT)
+    assert_close(build(pool="mean", outputs=None)(x), model.hidden(x).mean(1), **EXACT)
+
+
+@pytest.mark.parametrize("pool", ["mean", "first", None])
+def test_a_sequence_of_nothing_is_predicted_from_zeros(pool):
+    model = build(pool=pool)
+    mask = torch.tensor([[True] * 4, [False] * 4])
+    loss, gradients = loss_and_gradients(model, torch.randint(0, 11, (2, 4)), mask=mask)
+    assert loss.isfinite()
+    assert all(g.isfinite().all() for g in gradients)
+    found = model(torch.randint(0, 11, (2, 4)), mask=mask)[1]
+    expected = model.head.bias if pool else torch.zeros(4, 3, dtype=torch.float64)
+    assert_close(found, expected, **EXACT)
+    assert model(torch.zeros(2, 0, dtype=torch.int64)).shape == ((2, 3) if pool else (2, 0, 3))
+
+
+def test_bidirectional_where_the_mechanism_can_be():
+    for name, config in kinds.configs(LONGEST).items():
+        model = build(attention=config)
+        assert model.causal == (kinds.bidirectional(config) is None), name
+    assert build(attention=softmax.Config(window=4)).causal
+    assert build(attention=linear.Config(), causal=True).causal
+    with pytest.raises(ValueError, match=r"causal only .* got causal=False"):
+        build(attention=softmax.Config(window=4), causal=False)
+    with pytest.raises(ValueError, match="multiple of the key-value heads"):
+        linear.Config().build(heads=4, kv_heads=3, dim=2, causal=False)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_what_a_token_sees(causal):
+    model = build(vocabulary=None, inputs=5, causal=causal, pool=None)
+    x = torch.randn(1, 9, 5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x)[:, 4].sum(), x)
+    assert (gradient[:, :5] != 0).any()
+    assert bool((gradient[:, 5:] == 0).all()) == causal
+
+
+@pytest.mark.parametrize("name", attention.names())
+def test_blocks_computed_again_are_the_same(name):
+    """Values and gradients, with dropout, random features, hashes; the generator ends where it would."""
+    x = torch.randint(0, 11, (3, 9))
+    found = []
+    for again in (False, True):
+        config = kinds.configs(LONGEST)[name]
+        model = build(attention=config, dropout=0.3, checkpoint_blocks=again).train()
+        torch.manual_seed(5)
+        found.append((*loss_and_gradients(model, x, mask=MASK), torch.rand(1)))
+    assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_blocks_are_computed_again_only_for_gradients(monkeypatch):
+    model = build(checkpoint_blocks=True)
+    calls = []
+    forward = type(model.blocks[0]).forward
+    monkeypatch.setattr(
+        type(model.blocks[0]), "forward", lambda self, *a, **k: calls.append(self) or forward(self, *a, **k)
+    )
+    x = torch.randint(0, 11, (3, 9))
+    with torch.no_grad():
+        model(x)
+    assert len(calls) == 2
+    model(x).sum().backward()
+    assert len(calls) == 2 + 2 * 2
+
+
+def test_a_mechanism_gets_what_it_takes_at_each_call():
+    seen = {}
+
+    class Given(softmax.SoftmaxAttention):
+        def forward(self, q, k, v, *, mask=None, rotate=None, hint):
+            seen["hint"] = hint
+            return super().forward(q, k, v, mask=mask, rotate=rotate)
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Config:
+        def build(self, **shape):
+            return Given(softmax.Config(), **shape)
+
+    for again in (False, True):
+        hint = torch.ones(1)
+        build(attention=Config(), checkpoint_blocks=again)(torch.zeros(1, 4, dtype=torch.int64), hint=hint)
+        assert seen.pop("hint") is hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": 4}, "one of vocabulary and inputs must be given, got 11 and 4"),
+        ({"vocabulary": None}, "one of vocabulary and inputs must be given, got None and None"),
+        ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
+        ({"outputs": 0}, "outputs must be at least 1, got 0"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
+    ],
+)
+def test_config_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pool": "max"}, "pool must be 'mean' or 'first' or None, got 'max'"),
+        ({"causal": 1}, "causal must be bool or None, got 1"),
+        ({"checkpoint_blocks": "yes"}, "checkpoint_blocks must be bool, got 'yes'"),
+    ],
+)
+def test_config_refuses_wrong_types(changes, message):
+    with pytest.raises(TypeError, match=message):
+        build(**changes)
+
+
+def test_inputs_are_checked():
+    with pytest.raises(ValueError, match="tokens must be between 0 and 10, got 11"):
+        build()(torch.tensor([[3, 11]]))
+    with pytest.raises(TypeError, match=r"tokens must be int64 or int32, got torch\.float32"):
+        build()(torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"x must be .*c=5"):
+        build(vocabulary=None, inputs=5)(torch.zeros(2, 3, 4, dtype=torch.float64))
+    with pytest.raises(TypeError, match="mask must be boolean"):
+        build()(torch.zeros(1, 2, dtype=torch.int64), mask=torch.ones(1, 2))
