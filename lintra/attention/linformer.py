@@ -1,0 +1,186 @@
+"""Linformer: Wang et al. 2020, arXiv:2006.04768, equation 7. A sequence seen through r rows.
+
+The keys and the values of n tokens are each mixed down to r rows, and the queries attend to those:
+
+    K' = E[:, :n] K      V' = F[:, :n] V      y_i = softmax(scale q_i . K') V'
+
+E and F [r, max_length] are learned; a shorter sequence uses their first columns, one for each real token in
+its order. Section 4 names pooling over windows of max_length / r tokens as the other choices: the mean, the
+largest number of each channel, or a convolution whose stride is the window; a window in which no token stands
+is not seen.
+
+Cost of t tokens: 2 t r (d + e) multiplications and additions a head. Every row mixes all tokens, the later
+ones too, so there is no causal form. Cross-attention keeps r (d + e) numbers a key-value head.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check
+from lintra.ops.padding import RealFirst
+from lintra.ops.positions import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Linformer."""
+
+    max_length: int = 4096  # tokens, padding included; a longer sequence is refused
+    rank: int = 256  # rows that stand for the tokens; in the paper k
+    projection: Literal["learned", "mean", "max", "convolution"] = "learned"  # how tokens become rows
+    sharing: Literal["none", "headwise", "key-value"] = "headwise"  # weights for each head | for all | E = F
+    scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
+    dropout: float = 0.0  # probability of dropping a weight in training
+
+    def __post_init__(self):
+        fields.check(self)
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if self.projection in ("mean", "max") and self.sharing != "headwise":
+            raise ValueError(
+                f"sharing is of learned weights: with projection={self.projection!r} it must stay "
+                f"'headwise', got {self.sharing!r}"
+            )
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def window(self) -> int:
+        """Tokens to a row, where rows are pooled."""
+        return -(-self.max_length // self.rank)
+
+    def build(self, **shape) -> "LinformerAttention":
+        return LinformerAttention(self, **shape)
+
+
+class LinformerMemory(NamedTuple):
+    """What cross-attention keeps: the rows k [b r g d], v [b r g e], and which of them are seen, real [b r].
+
+    The dtype is that of the keys: each sum is rounded to it once.
+    """
+
+    k: Tensor
+    v: Tensor
+    real: Tensor
+
+
+class LinformerAttention(Attention):
+    """Linformer. No state; the memory of cross-attention has `rank` rows, whatever the length."""
+
+    paper = "Wang et al. 2020, arXiv:2006.04768"
+    can = Capabilities(
+        causal=False, bidirectional=True, cross=True, recurrent=False, state="none", cost="O(t r d)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        # E and F; one of them where they are the same.
+        self.projections = nn.ParameterList()
+        if config.projection in ("mean", "max"):
+            return
+        each = (config.rank, config.max_length) if config.projection == "learned" else (config.window,)
+        bound = each[0] ** -0.5
+        for _ in range(1 if config.sharing == "key-value" else 2):
+            weight = torch.empty(*((self.kv_heads,) if config.sharing == "none" else ()), *each)
+            self.projections.append(nn.Parameter(weight.uniform_(-bound, bound)))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        self.check(q, k, v, mask)
+        q, k, v = zero_padding(mask, q, k, v)
+        q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
+        return zero_padding(mask, self._attend(q, self._compress(k, v, mask), mask is not None))[0]
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinformerMemory:
+        self.check(None, k, v, mask)
+        k, v = zero_padding(mask, k, v)
+        return self._compress(k, v, mask)
+
+    def read(self, q: Tensor, memory: LinformerMemory, mask: Tensor | None = None) -> Tensor:
+        if not isinstance(memory, LinformerMemory):
+            raise TypeError(f"memory must be a LinformerMemory, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.k.shape[0], mask)
+        _check.alike("q", q, "the memory", memory.k)
+        (q,) = zero_padding(mask, q)
+        return zero_padding(mask, self._attend(q, memory, True))[0]
+
+    def _compress(self, k: Tensor, v: Tensor, mask: Tensor | None) -> LinformerMemory:
+        """Keys and values, padding zero, as rows. Raises ValueError above the declared length."""
+        config, length = self.config, k.shape[1]
+        if length > config.max_length:
+            raise ValueError(f"linformer reaches max_length={config.max_length} tokens, got {length}")
+        if mask is not None:
+            front = RealFirst.of(mask)
+            k, v, mask = front.gather(k), front.gather(v), front.mask
+        if config.projection == "learned":
+            k, v = (_mix(self.projections[i], x) for i, x in ((0, k), (-1, v)))
+            return LinformerMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool))
+        here = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask
+        here, k, v = (_windows(x, config.window) for x in (here, k, v))
+        if config.projection == "convolution":
+            k, v = (_convolve(self.projections[i], x) for i, x in ((0, k), (-1, v)))
+        else:
+            pool = _mean if config.projection == "mean" else _max
+            k, v = pool(k, here), pool(v, here)
+        return LinformerMemory(k, v, here.any(2))
+
+    def _attend(self, q: Tensor, memory: LinformerMemory, padded: bool) -> Tensor:
+        """y [b t h e]; `padded`: some rows may stand for no token."""
+        if q.numel() == 0 or memory.k.numel() == 0:
+            return memory.v.new_zeros(*q.shape[:3], self.value_dim)
+        visible = None
+        if padded and self.config.projection != "learned":
+            # Some kernels give NaN for no row at all: without tokens all rows are seen, and they are 0.
+            visible = (memory.real | ~memory.real.any(1, keepdim=True))[:, None, None]
+        y = functional.scaled_dot_product_attention(
+            q.movedim(1, 2),
+            memory.k.movedim(1, 2),
+            memory.v.movedim(1, 2),
+            attn_mask=visible,
+            dropout_p=self.config.dropout if self.training else 0.0,
+            scale=self.config.scale,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return y.movedim(1, 2)
+
+
+def _mix(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [r n] or, one for each head, [g r n]; x [b s g w] with s <= n -> [b r g w]."""
+    weight = weight[..., : x.shape[1]]
+    if weight.dim() == 3:
+        return (weight @ x.movedim(2, 1)).movedim(1, 2)
+    return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])
+
+
+def _windows(x: Tensor, window: int) -> Tensor:
+    """x [b s ...] -> [b n window ...], the last one filled with zeros."""
+    x = torch.cat((x, x.new_zeros(x.shape[0], -x.shape[1] % window, *x.shape[2:])), 1)
+    return x.unflatten(1, (x.shape[1] // window, window))
+
+
+def _convolve(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [w] or [g w], x [b n w g d] -> [b n g d]: the same weights for every channel of a head."""
+    return torch.einsum("bnwgd,w->bngd" if weight.dim() == 1 else "bnwgd,gw->bngd", x, weight)
+
+
+def _mean(x: Tensor, here: Tensor) -> Tensor:
+    """x [b n w g d] over the tokens that are `here` [b n w] (elsewhere x is 0) -> [b n g d]."""
+    count = here.sum(2).clamp(min=1)[..., None, None]
+    return (x.sum(2, dtype=_check.sum_dtype(x.dtype)) / count).to(x.dtype)
+
+
+def _max(x: Tensor, here: Tensor) -> Tensor:
+    here = here[..., None, None]
+    return x.masked_fill(~here, -math.inf).amax(2).masked_fill(~here.any(2), 0.0)
