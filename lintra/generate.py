@@ -7,14 +7,14 @@ the same tokens for the same seed.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Required, Unpack
 
-from lintra.models.decoder import Decoder
+from lintra.models import Decoder, Seq2Seq
 from lintra.nn.mask import lengths_to_mask
 
 
@@ -72,7 +72,8 @@ class Options(TypedDict, total=False):
 
     prompt comes first, without the start symbol; without a prompt, batch says how many sequences (default 1).
     lengths [b]: how many tokens of each prompt are real, counted from its left. seed fixes the draws; None
-    draws differently each time; the global random generator is not used.
+    draws differently each time; the global random generator is not used. A Seq2Seq model needs a source, one
+    for each sequence.
     """
 
     steps: Required[int]  # tokens to generate
@@ -82,6 +83,8 @@ class Options(TypedDict, total=False):
     seed: int | None
     batch: int | None
     lengths: Tensor | None
+    source: Tensor | None  # what a Seq2Seq model reads, symbols [b s] or features [b s i]
+    source_mask: Tensor | None  # [b s], True for what is real
 
 
 def generate(
@@ -95,8 +98,7 @@ def generate_reference(
     model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options: Unpack[Options]
 ) -> Int[Tensor, "b n"]:
     """`generate` by the definition, without a state: for every token the whole sequence once more."""
-    begin = _begin(model, prompt, **options)
-    return _collect(_recomputed(model, *begin), model, prompt, options)
+    return _collect(_recomputed(model, begin(model, prompt, **options)), model, prompt, options)
 
 
 def stream(
@@ -105,32 +107,51 @@ def stream(
     """Yields the next token of every sequence, [b], `steps` times; memory grows only if the state does.
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
-    where the model has no start symbol, lengths or a batch that do not fit the prompt, and what `Sampler`
+    where the model has no start symbol, lengths, a batch or a source that do not fit, and what `Sampler`
     refuses.
     """
-    return _recurrent(model, *_begin(model, prompt, **options))
+    return _recurrent(model, begin(model, prompt, **options))
+
+
+class Beginning(NamedTuple):
+    """What generation was asked for, checked. tokens [b t] are the first ones, the start symbol included;
+    mask [b t] says which of them are real (None: all).
+    """
+
+    tokens: Tensor
+    mask: Tensor | None
+    source: Tensor | None
+    source_mask: Tensor | None
+    sampler: Sampler
+    uniforms: Iterator[Tensor]
+
+    def memory(self, model: Decoder) -> list[Any]:
+        """What the model remembers of the source, if it is one that reads a source."""
+        if self.source is None:
+            return []
+        assert isinstance(model, Seq2Seq)
+        return [model.remember(self.source, self.source_mask)]
 
 
 @torch.no_grad()
-def _recurrent(
-    model: Decoder, tokens: Tensor, mask: Tensor | None, sampler: Sampler, uniforms: Iterator[Tensor]
-) -> Iterator[Tensor]:
-    with _evaluation(model):
-        state = None
-        for uniform in uniforms:
+def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
+    with evaluation(model):
+        memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
+        state = model.start(*memory) if memory else None
+        for uniform in begun.uniforms:
             params, state = model.extend(tokens, state, mask=mask)
-            token = sampler.draw(model.output.log_probs(_last(params, mask)), uniform)
+            token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
             yield token
             tokens, mask = token[:, None], None
 
 
 @torch.no_grad()
-def _recomputed(
-    model: Decoder, tokens: Tensor, mask: Tensor | None, sampler: Sampler, uniforms: Iterator[Tensor]
-) -> Iterator[Tensor]:
-    with _evaluation(model):
-        for uniform in uniforms:
-            token = sampler.draw(model.output.log_probs(_last(model(tokens, mask=mask), mask)), uniform)
+def _recomputed(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
+    with evaluation(model):
+        memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
+        for uniform in begun.uniforms:
+            params = model(tokens, *memory, mask=mask)
+            token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
             yield token
             tokens = torch.cat((tokens, token[:, None]), 1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
@@ -140,11 +161,12 @@ def _collect(tokens: Iterator[Tensor], model: Decoder, prompt: Tensor | None, op
     drawn = list(tokens)
     if drawn:
         return torch.stack(drawn, 1)
-    batch = len(prompt) if prompt is not None else options.get("batch") or 1
+    given = next((len(x) for x in (prompt, options.get("source")) if x is not None), None)
+    batch = given if given is not None else options.get("batch") or 1
     return torch.empty(batch, 0, dtype=torch.int64, device=model.head.weight.device)
 
 
-def _begin(
+def begin(
     model: Decoder,
     prompt: Tensor | None,
     *,
@@ -155,14 +177,27 @@ def _begin(
     seed: int | None = None,
     batch: int | None = None,
     lengths: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Sampler, Iterator[Tensor]]:
-    """The first tokens [b t] with the start symbol, which of them are real [b t] (None: all), how to draw and
-    the numbers to draw with."""
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
+) -> Beginning:
+    """Checks what is asked for; raises what `stream` says."""
+    if not isinstance(model, Decoder):
+        raise TypeError(f"model must be a Decoder or a Seq2Seq, got {type(model).__name__}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps must be an integer of at least 0, got {steps}")
     if batch is not None and batch < 1:
         raise ValueError(f"batch must be at least 1 sequence, got {batch}")
     device = model.head.weight.device
+    if isinstance(model, Seq2Seq) and source is None:
+        raise ValueError("a Seq2Seq model needs a source")
+    if source is not None and not isinstance(model, Seq2Seq):
+        raise ValueError(f"source goes with a Seq2Seq model, this one is a {type(model).__name__}")
+    if source is None and source_mask is not None:
+        raise ValueError("source_mask belongs to a source, and there is none")
+    if source is not None:
+        if batch not in (None, len(source)):
+            raise ValueError(f"batch must be that of the source, {len(source)}, or None; got {batch}")
+        batch = len(source)
     if prompt is None:
         if lengths is not None:
             raise ValueError("lengths belong to a prompt, and there is none")
@@ -172,7 +207,8 @@ def _begin(
     elif prompt.dim() != 2 or prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool:
         raise ValueError(f"prompt must be integers [b t], got {prompt.dtype} of shape {list(prompt.shape)}")
     elif batch not in (None, len(prompt)):
-        raise ValueError(f"batch must be that of the prompt, {len(prompt)}, or None; got {batch}")
+        whose = "of the prompt" if source is None else "of the prompt and of the source"
+        raise ValueError(f"batch must be that {whose}, {len(prompt)}, or None; got {batch}")
     if lengths is not None and tuple(lengths.shape) != (len(prompt),):
         raise ValueError(f"lengths must be [{len(prompt)}], one a prompt, got {list(lengths.shape)}")
     tokens = prompt.to(device, torch.int64)
@@ -184,8 +220,14 @@ def _begin(
         mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
     elif tokens.shape[1] == 0 or (mask is not None and not bool(mask.any(1).all())):
         raise ValueError("this model has no start symbol: every prompt must have at least one token")
-    sampler = Sampler(temperature=temperature, top_k=top_k, top_p=top_p)
-    return tokens, mask, sampler, _uniforms(steps, tokens, seed)
+    return Beginning(
+        tokens,
+        mask,
+        None if source is None else source.to(device),
+        None if source_mask is None else source_mask.to(device),
+        Sampler(temperature=temperature, top_k=top_k, top_p=top_p),
+        _uniforms(steps, tokens, seed),
+    )
 
 
 def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:
@@ -199,7 +241,7 @@ def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:
         yield torch.rand(len(tokens), dtype=torch.float64, generator=generator)
 
 
-def _last(params: Tensor, mask: Tensor | None) -> Tensor:
+def last(params: Tensor, mask: Tensor | None) -> Tensor:
     """The parameters after the last real token of each sequence, [b t p] -> [b p]."""
     if mask is None:
         return params[:, -1]
@@ -208,7 +250,8 @@ def _last(params: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def _evaluation(model: Decoder) -> Iterator[None]:
+def evaluation(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode inside, as it was afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -5,7 +5,7 @@ import torch
 
 from lintra.attention import linear, softmax
 from lintra.generate import Sampler, generate, generate_reference, stream
-from lintra.models import decoder
+from lintra.models import decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
 
@@ -34,6 +34,47 @@ def test_the_rnn_gives_the_tokens_of_the_definition(kind, options):
         found = generate(model, steps=12, seed=5, **start, **options)
         assert found.shape == (3, 12)
         assert torch.equal(found, generate_reference(model, steps=12, seed=5, **start, **options))
+
+
+def build_seq2seq(**changes):
+    torch.manual_seed(0)
+    shape = {"layers": 1, "heads": 2, "width": 16}
+    source = encoder.Config(vocabulary=7, dropout=0.5, **shape)
+    return seq2seq.Config(vocabulary=11, encoder=source, **(shape | changes)).build().double()
+
+
+@pytest.mark.parametrize("cross", [linear.Config(), softmax.Config()])
+def test_given_a_source_too_the_rnn_gives_the_tokens_of_the_definition(cross):
+    model, source, prompt = build_seq2seq(cross=cross), torch.randint(0, 7, (3, 5)), torch.zeros(3, 2).long()
+    mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
+    for options in ({}, {"prompt": prompt, "lengths": torch.tensor([2, 0, 1])}, {"temperature": 0.0}):
+        options |= {"source": source, "source_mask": mask, "steps": 12, "seed": 5}
+        found = generate(model, **options)
+        assert found.shape == (3, 12)
+        assert torch.equal(found, generate_reference(model, **options))
+    assert model.training
+    alone = generate(model, source=source[1:2, :2], steps=12, temperature=0.0)
+    assert torch.equal(
+        generate(model, source=source, source_mask=mask, steps=12, temperature=0.0)[1:2], alone
+    )
+    assert generate(model, source=source, steps=0).shape == (3, 0)
+
+
+def test_sources_are_checked():
+    model, source = build_seq2seq(), torch.zeros(2, 5, dtype=torch.int64)
+    for options, message in (
+        ({}, "a Seq2Seq model needs a source"),
+        ({"source": source, "batch": 3}, "batch must be that of the source, 2, or None; got 3"),
+        ({"source": source, "prompt": source[:1]}, "batch must be that of the prompt and of the source, 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            stream(model, steps=1, **options)
+    with pytest.raises(ValueError, match="source goes with a Seq2Seq model, this one is a Decoder"):
+        stream(build(), source=source, steps=1)
+    with pytest.raises(ValueError, match="source_mask belongs to a source"):
+        stream(build(), source_mask=source > 0, steps=1)
+    with pytest.raises(TypeError, match="model must be a Decoder or a Seq2Seq, got Encoder"):
+        stream(encoder.Config(vocabulary=7, layers=1, heads=2, width=16).build(), steps=1)
 
 
 def test_ragged_prompts_are_each_alone():

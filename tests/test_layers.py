@@ -17,6 +17,7 @@ ORDER = [
     {"models"},
     {"checkpoint"},
     {"generate"},
+    {"beam"},
     {"tasks"},
     {"train"},
     {"compat", "hf", "export", "runtime", "web", "pictures", "bench", "demo"},
