@@ -202,9 +202,10 @@ def _scan(
     if decay is None:
         return torch.cat((start[:, :, None], added), 2).cumsum(2)
     states = [start]
-    for i in range(added.shape[2]):
-        kept = decay[:, :, i].reshape(decay.shape[:2] + (1,) * (start.dim() - 2))
-        states.append(kept * states[-1] + added[:, :, i])
+    decay = decay.reshape(decay.shape + (1,) * (start.dim() - 2))
+    # Not by index: the gradient of each would be an array for all chunks.
+    for kept, new in zip(decay.unbind(2), added.unbind(2), strict=True):
+        states.append(kept * states[-1] + new)
     return torch.stack(states, 2)
 
 
