@@ -1,5 +1,7 @@
 """What recurrences without a denominator put around their sum: gates that are read, a norm for each head."""
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -9,8 +11,10 @@ from lintra.ops import _check
 EPS = 1e-6  # added to the mean square of a head: a head of zeros stays 0
 
 
-def check_reads(attention: Attention, q: Tensor, **given: Tensor | None) -> None:
-    """Raises unless what was given [b t width] is what `attention.reads()` says it takes."""
+def check_reads(attention: Attention, q: Tensor, **given: Tensor | None) -> list[Any]:
+    """What was given, [b t width], in its order; None for what `attention.reads()` does not name.
+
+    Raises ValueError or TypeError unless that is what was given."""
     widths = attention.reads()
     for name, x in given.items():
         if x is None and name in widths:
@@ -20,6 +24,7 @@ def check_reads(attention: Attention, q: Tensor, **given: Tensor | None) -> None
                 raise TypeError(f"attention {attention.name!r} reads no {name} with {attention.config}")
             _check.shape(name, x, "b t w", {"b": q.shape[0], "t": q.shape[1], "w": widths[name]})
             _check.floating(name, x)
+    return list(given.values())
 
 
 def finish(y: Tensor, gate: Tensor | None, *, norm: bool = True, weight: Tensor | None = None) -> Tensor:

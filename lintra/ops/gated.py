@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.ops import _check
-from lintra.ops.linear_attention import _no_autocast, _split, _validate_decay
+from lintra.ops import _check, _dispatch
+from lintra.ops.linear_attention import _no_autocast, _split
 
 
 def gated_attention(
@@ -165,7 +165,7 @@ def _validate(
     check_state(state, q, sizes)
     if chunk < 1 or chunk & (chunk - 1):
         raise ValueError(f"chunk must be a power of two, got {chunk}")
-    _validate_decay(log_decay.flatten(2), mask)
+    check_decay(log_decay, mask)
 
 
 def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
@@ -177,4 +177,17 @@ def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
         raise TypeError(
             f"state must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
             f"got {state.dtype} on {state.device}"
+        )
+
+
+def check_decay(log_decay: Tensor, mask: Tensor | None) -> None:
+    """Raises where a decay [b t ...] is above 1 and that is readable. One that is NaN spoils its own sample."""
+    if not _check.readable(log_decay) or _dispatch.transformed(log_decay):
+        return
+    wrong = log_decay.detach() > 0
+    if mask is not None:
+        wrong = wrong & mask.reshape(*mask.shape, *[1] * (log_decay.dim() - 2))
+    if bool(wrong.any()):
+        raise ValueError(
+            f"log_decay must be at most 0 (a decay of at most 1), got {log_decay[wrong][0].item():g}"
         )

@@ -1,0 +1,140 @@
+"""Gated linear attention: Yang et al. 2024, arXiv:2312.06635.
+
+Linear attention whose state forgets, at every token, each feature of the keys at a rate that the token itself
+decides (section 4):
+
+    kv_t = diag(decay_t) kv_{t-1} + k_t v_t^T          y_t = norm(kv_t^T q_t / sqrt(d)) * silu(gate_t)
+    decay_t = sigmoid(x_t W1 W2 + b)^(1 / temperature)
+
+W1, of the layer, takes its input to `rank` numbers; W2 and b, of the mechanism, take them to a rate for every
+feature of every key-value head. There is no denominator: each head is divided by its root mean square.
+
+Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
+holds d e numbers whatever the length.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._gates import check_reads, exact, finish
+from lintra.ops._check import sum_dtype
+from lintra.ops.gated import gated_attention
+from lintra.ops.positions import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Gated linear attention."""
+
+    rank: int = 16  # numbers a token's decays are computed from
+    temperature: float = 16.0  # divides the logarithm of the decays: the larger, the longer the memory
+    chunk: int = 64  # tokens per block of the parallel form, a power of two; does not change the result
+
+    def __post_init__(self):
+        fields.check(self)
+        if self.rank < 1:
+            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
+        if self.chunk < 1 or self.chunk & (self.chunk - 1):
+            raise ValueError(f"chunk must be a power of two, got {self.chunk}")
+
+    def build(self, **shape) -> "GatedLinearAttention":
+        return GatedLinearAttention(self, **shape)
+
+
+class GatedState(NamedTuple):
+    """What the past amounts to: kv [b g d e], float32 (float64 for float64 inputs)."""
+
+    kv: Tensor
+
+
+class GatedLinearAttention(Attention):
+    """Gated linear attention. State: kv [b g d e]."""
+
+    paper = "Yang et al. 2024, arXiv:2312.06635"
+    can = Capabilities(
+        causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        bound = config.rank**-0.5  # that of a linear layer
+        self.weight = nn.Parameter(torch.empty(self.kv_heads, self.dim, config.rank).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(self.kv_heads, self.dim).uniform_(-bound, bound))
+        self.norm = nn.Parameter(torch.ones(self.value_dim))
+
+    def reads(self) -> dict[str, int]:
+        return {"decay": self.config.rank, "gate": self.heads * self.value_dim}
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> GatedState:
+        dtype = sum_dtype(dtype or torch.get_default_dtype())
+        shape = (batch, self.kv_heads, self.dim, self.value_dim)
+        return GatedState(torch.zeros(shape, device=device, dtype=dtype))
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: GatedState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, GatedState]:
+        self.check(q, k, v, mask)
+        self.check_causal()
+        dtype = v.dtype
+        q, k, v, log_decay, gate = self._enter(q, k, v, mask, rotate, decay, gate)
+        y, kv = gated_attention(q, k, v, log_decay, state=state.kv, mask=mask, chunk=self.config.chunk)
+        return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: GatedState,
+        *,
+        rotate: Rotation | None = None,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, GatedState]:
+        """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
+        dtype, group = v.dtype, self.heads // self.kv_heads
+        q, k, v, log_decay, gate = self._enter(q, k, v, None, rotate, decay, gate)
+        written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
+        kv = log_decay[:, 0].exp()[..., None] * state.kv + written
+        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+        return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
+
+    def _enter(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+        decay: Tensor | None,
+        gate: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Checked, padding zeroed, turned and scaled; the logarithm of the decays [b t g d]."""
+        reads = check_reads(self, q, decay=decay, gate=gate)
+        q, k, v, low, closing = exact(*zero_padding(mask, q, k, v, *reads))
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        with torch.autocast(q.device.type, enabled=False):
+            rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias
+        return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, closing
