@@ -1,0 +1,307 @@
+"""BigBird, block-sparse attention: Zaheer et al. 2020, arXiv:2007.14062, sections 2 and 3, appendix D.
+
+Tokens stand in blocks of c. A query of block i sees the keys of a set of blocks,
+
+    the first and the last (global), i - 1, i, i + 1 (window), and r drawn at random from the others,
+
+and softmax attention over them gives y; queries of the global blocks see all keys. Blocks are counted in real
+tokens: the last one is that of the sample's own length. The random ones are fixed when it is built, by a few
+numbers for each key-value head from which the blocks of any row and any length follow.
+
+Causal is an extension of the paper: the same sets, of earlier tokens. Row i has the first block, its window
+as far as it has been, r random blocks of those before, and its own block up to the query. None of that
+depends on what comes later, so a token generated reads the same blocks from a cache of all keys and values.
+
+Cost of t tokens: t w (d + e) multiplications and additions a head with w = (5 + r) c keys to a query, and
+2 c t (d + e) for the global queries. A token generated: w (d + e).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check
+from lintra.ops.blocks import block_attention, fused_attention, random_ranks, take_blocks, whole
+from lintra.ops.padding import RealFirst
+from lintra.ops.positions import Rotation, token_positions
+from lintra.ops.softmax_attention import softmax_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """BigBird, block-sparse attention."""
+
+    block: int = 64  # tokens to a block
+    random_blocks: int = 3  # that a row sees beside those it sees anyway
+    window_blocks: int = 3  # around each block, itself included; odd
+    left_blocks: int = 1  # at the beginning, which all see and which see all
+    right_blocks: int | None = None  # the same at the end; None: 1, or 0 where causal
+    random_limit: int | None = None  # random blocks are taken from so many first tokens; None: from all
+    seed: int = 0  # of the random blocks
+    scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
+    dropout: float = 0.0  # probability of dropping a weight in training
+
+    def __post_init__(self):
+        fields.check(self)
+        for name, least in (("block", 1), ("random_blocks", 0), ("left_blocks", 0), ("right_blocks", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.window_blocks < 1 or self.window_blocks % 2 == 0:
+            raise ValueError(f"window_blocks must be odd and at least 1, got {self.window_blocks}")
+        if self.random_limit is not None and self.random_limit < self.block:
+            raise ValueError(f"random_limit must be a block of {self.block} or more, got {self.random_limit}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def build(self, **shape) -> "BigBirdAttention":
+        return BigBirdAttention(self, **shape)
+
+
+class BigBirdState(NamedTuple):
+    """The cache: k [b s g d], v [b s g e] in the dtype they came in; order [b s], which of them is the real
+    token at place 0, 1, ..; seen [b], how many are real."""
+
+    k: Tensor
+    v: Tensor
+    order: Tensor
+    seen: Tensor
+
+
+class BigBirdAttention(Attention):
+    """BigBird. State: the keys and values so far, of which a token reads a few blocks."""
+
+    paper = "Zaheer et al. 2020, arXiv:2007.14062"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=False, recurrent=True, state="grows", cost="O(t w d)"
+    )
+    seeds: Tensor  # [g r]
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        if self.causal and config.right_blocks:
+            raise ValueError(
+                "right_blocks must be 0 or None where causal, as no token may see the end, "
+                f"got {config.right_blocks}"
+            )
+        self.right = int(not self.causal) if config.right_blocks is None else config.right_blocks
+        self.side = config.window_blocks // 2
+        # As long as there are no more blocks than that, the set of every row is all of them.
+        self.full = config.left_blocks + self.right + self.side + 1 + config.random_blocks
+        if config.random_limit is not None:
+            self.full = 1
+        self.register_buffer("seeds", self._draw(torch.Generator("cpu").manual_seed(config.seed)))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.seeds.copy_(self._draw(generator))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        if self.causal:
+            return super().forward(q, k, v, mask=mask, rotate=rotate)
+        q, k, v = self._enter(q, k, v, mask, rotate)
+        if mask is None:
+            return self._both_ways(q, k, v, None)
+        first = RealFirst.of(mask)
+        q, k, v = (first.gather(x) for x in (q, k, v))
+        return first.restore(self._both_ways(q, k, v, first.mask))
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> BigBirdState:
+        return BigBirdState(
+            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, device=device, dtype=torch.int64),
+            torch.zeros(batch, device=device, dtype=torch.int64),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: BigBirdState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, BigBirdState]:
+        self.check_causal()
+        q, k, v = self._enter(q, k, v, mask, rotate)
+        self._check_state(state, k, v)
+        here = token_positions(state.seen, q.shape[1], mask)
+        after = _append(state, k, v, here)
+        if q.shape[1] == 1:
+            y = self._token(q, after, here)
+        elif mask is not None or state.k.shape[1]:
+            y = self._after(q, after, state, here)
+        elif q.shape[1] <= self.full * self.config.block:
+            y = self._everything(q, k, v, None)
+        else:
+            y = self._past(q, k, v, state.seen.new_zeros(1))
+        return zero_padding(mask, y)[0], after
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, *, rotate: Rotation | None = None
+    ) -> tuple[Tensor, BigBirdState]:
+        """One token, which reads the blocks of its row. The paper has no recurrence."""
+        self.check_step(q, k, v)
+        return self.extend(q, k, v, state, rotate=rotate)
+
+    def lists(
+        self, row: Int[Tensor, "b n"], number: Int[Tensor, "b n"]
+    ) -> tuple[Int[Tensor, "b g n l"], Bool[Tensor, "b 1 n l"]]:
+        """What these rows of `number` blocks see: a list of blocks, and which entries count; none twice.
+
+        Causal, that is beside the row's own block, and row + 1 is all the blocks there are for it.
+        """
+        left, limit = self.config.left_blocks, self.config.random_limit
+        number = row + 1 if self.causal else number.expand_as(row)
+        low, high, last = row - self.side, row + self.side + 1, number - self.right
+        around = torch.arange(-self.side, 0 if self.causal else self.side + 1, device=row.device)
+        window = row[..., None] + around
+        ends = torch.arange(left + self.right, device=row.device).expand(*row.shape, -1)
+        ends = torch.where(ends < left, ends, last[..., None] + ends - left)
+        # Right ones that are left ones too, and those in the window, have been named.
+        new = (torch.arange(left + self.right, device=row.device) < left) | (ends >= left)
+        new = new & ((ends < low[..., None]) | (ends >= high[..., None]))
+        fixed = torch.cat((window, ends), -1)
+        counts = torch.cat((torch.ones_like(window, dtype=torch.bool), new), -1)
+        counts = counts & (fixed >= 0) & (fixed < number[..., None])
+        # The others stand before and after the window: a rank among them is a block.
+        end = last if limit is None else last.clamp(max=limit // self.config.block)
+        before = (torch.minimum(low, end) - left).clamp(min=0)
+        resume = high.clamp(min=left)
+        others = before + (end - resume).clamp(min=0)
+        rank, beyond = random_ranks(self.seeds, row, others), (resume - before)[:, None, :, None]
+        drawn = torch.where(rank < before[:, None, :, None], left + rank, beyond + rank)
+        enough = torch.arange(self.config.random_blocks, device=row.device) < others[..., None]
+        blocks = torch.cat((fixed[:, None].expand(-1, self.kv_heads, -1, -1), drawn), -1)
+        listed = torch.cat((counts, enough), -1)[:, None]
+        return blocks.masked_fill(~listed, 0), listed
+
+    def _both_ways(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        """Bidirectional, real tokens first: every row by its list, then the global ones."""
+        c, (b, t) = self.config.block, q.shape[:2]
+        if t <= self.full * c:
+            return self._everything(q, k, v, real)
+        n = -(-t // c)
+        row = torch.arange(n, device=q.device)[None]
+        number = row.new_full((1, 1), n) if real is None else -(-real.sum(1, keepdim=True) // c)
+        if real is None and t % c:
+            real = q.new_ones(b, t, dtype=torch.bool)
+        q, k, v = (whole(x, n * c) for x in (q, k, v))
+        real = None if real is None else whole(real, n * c)
+        y = self._listed(q, k, v, *self.lists(row.expand(number.shape[0], -1), number), visible=real)
+        if not self.config.left_blocks + self.right:
+            return y[:, :t]
+        left = row[:, : self.config.left_blocks].expand(number.shape[0], -1)
+        ends = torch.cat((left, number - 1 - row[:, : self.right]), 1).clamp(min=0).expand(b, -1)
+        both = torch.cat((y, self._everything(take_blocks(q, ends, c), k, v, real)), 1)
+        where = row.expand(b, -1)
+        for i in range(ends.shape[1]):
+            where = where.masked_fill(row == ends[:, i : i + 1], n + i)
+        return take_blocks(both, where, c)[:, :t]
+
+    def _past(self, q: Tensor, k: Tensor, v: Tensor, first: Tensor) -> Tensor:
+        """Causal: queries from the beginning of block `first` [b] or [1] on, keys from the beginning."""
+        c, t = self.config.block, q.shape[1]
+        n, m = -(-t // c), -(-k.shape[1] // c)
+        row = first[:, None] + torch.arange(n, device=q.device)
+        blocks, listed = self.lists(row, row)
+        # Rows that are padding only may be later than all keys.
+        blocks, own = blocks.clamp(max=m - 1), row.clamp(max=m - 1)
+        q, k, v = whole(q, n * c), whole(k, m * c), whole(v, m * c)
+        return self._listed(q, k, v, blocks, listed, own=own)[:, :t]
+
+    def _after(self, q: Tensor, after: BigBirdState, state: BigBirdState, here: Tensor) -> Tensor:
+        """Causal, after a state or with padding: by their places, the queries from a block's beginning on."""
+        c, t, s = self.config.block, q.shape[1], state.k.shape[1]
+        first = state.seen // c if s else state.seen.new_zeros(1)
+        time = t + c - 1 if s else t
+        places = c * first[:, None] + torch.arange(time, device=q.device)
+        places = places.clamp(max=s + t - 1).expand(q.shape[0], -1)
+        # Where no query stands, any is put, and what it gets is left.
+        placed = _take(q, (after.order.gather(1, places) - s).clamp(min=0))
+        y = self._past(placed, _take(after.k, after.order), _take(after.v, after.order), first)
+        return _take(y, (here - c * first[:, None]).clamp(min=0))
+
+    def _token(self, q: Tensor, after: BigBirdState, here: Tensor) -> Tensor:
+        """Causal, one query [b 1 h d] at place `here` [b 1]: the blocks of its row, read from the cache."""
+        c, g = self.config.block, self.kv_heads
+        row = here.clamp(min=0) // c
+        blocks, listed = self.lists(row, row)
+        blocks = torch.cat((blocks, row[:, None, :, None].expand(-1, g, -1, -1)), -1)[:, :, 0]
+        listed = torch.cat((listed, torch.ones_like(listed[..., :1])), -1)[:, :, 0]
+        places = (blocks[..., None] * c + torch.arange(c, device=q.device)).flatten(2)  # b g lc
+        visible = listed.repeat_interleave(c, -1) & (places <= here[:, None])
+        index = after.order.gather(1, places.clamp(max=after.order.shape[1] - 1).flatten(1))
+        index = index.unflatten(1, (g, -1)).mT[..., None]
+        k, v = (x.gather(1, index.expand(-1, -1, -1, x.shape[3])).movedim(1, 2) for x in (after.k, after.v))
+        q = q[:, 0].unflatten(1, (g, -1))
+        o, _ = softmax_attention(q, k, v, visible=visible[:, :, None], **self._options())
+        return o.flatten(1, 2)[:, None].to(v.dtype)
+
+    def _listed(self, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, listed: Tensor, **where) -> Tensor:
+        block = self.config.block
+        return block_attention(q, k, v, blocks, listed, block=block, **where, **self._options())
+
+    def _everything(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        """All real keys, or all so far where causal."""
+        visible = None if real is None else real[:, None, None]
+        q, k, v = (x.movedim(1, 2) for x in (q, k, v))
+        y = fused_attention(q, k, v, visible=visible, causal=self.causal, **self._options())
+        return y.movedim(1, 2)
+
+    def _options(self) -> dict:
+        return {"scale": self.config.scale, "dropout": self.config.dropout if self.training else 0.0}
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        shape = (self.kv_heads, self.config.random_blocks)
+        return torch.randint(2**32, shape, generator=generator, device=generator.device)
+
+    def _enter(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Checked, padding zeroed, turned."""
+        self.check(q, k, v, mask)
+        q, k, v = zero_padding(mask, q, k, v)
+        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
+
+    def _check_state(self, state: BigBirdState, k: Tensor, v: Tensor) -> None:
+        if not isinstance(state, BigBirdState):
+            raise TypeError(f"state must be a BigBirdState, got {type(state).__name__}")
+        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
+        _check.shape("state.k", state.k, "b s g d", sizes)
+        _check.shape("state.v", state.v, "b s g e", sizes)
+        _check.shape("state.order", state.order, "b s", sizes)
+        _check.shape("state.seen", state.seen, "b", sizes)
+        if state.k.shape[1]:
+            _check.alike("state.k", state.k, "k", k)
+            _check.alike("state.v", state.v, "v", v)
+
+
+def _append(state: BigBirdState, k: Tensor, v: Tensor, here: Tensor) -> BigBirdState:
+    """The cache with new tokens. An empty one takes the dtype of its first tokens, which autocast decides."""
+    t, s = k.shape[1], state.k.shape[1]
+    if s:
+        k, v = torch.cat((state.k, k), 1), torch.cat((state.v, v), 1)
+    new = torch.arange(s, s + t, device=k.device).expand_as(here)
+    # Padding is put in a last place, which is cut off.
+    order = functional.pad(state.order, (0, t + 1)).scatter(1, here.masked_fill(here < 0, s + t), new)
+    return BigBirdState(k.contiguous(), v.contiguous(), order[:, :-1], state.seen + (here >= 0).sum(1))
+
+
+def _take(x: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
+    """The tokens [b n ...] of x [b t ...] with those numbers."""
+    return x.gather(1, index.reshape(*index.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
