@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lintra.attention import Attention, map_state
+from lintra.attention import Attention, Capabilities, map_state
 from lintra.ops.positions import Rotation
 
 BATCH, TIME, DIM, VALUE_DIM = 2, 19, 6, 4
@@ -71,6 +71,12 @@ class Case:
             return None
         here = torch.ones(BATCH, time, dtype=torch.bool) if mask is None else mask
         return Rotation(first + here.cumsum(1) - 1, 100.0)
+
+
+@cache
+def can(case: Case) -> Capabilities:
+    """What the mechanism declares in this configuration."""
+    return case.build().can
 
 
 @cache
@@ -462,29 +468,28 @@ def always(case: Case) -> bool:
 
 
 def recurrent(case: Case) -> bool:
-    can = case.build().can
-    return case.causal and can.recurrent and not can.lookahead
+    return keeps_state(case) and not can(case).lookahead
 
 
 def keeps_state(case: Case) -> bool:
-    return case.causal and case.build().can.recurrent
+    return case.causal and can(case).recurrent
 
 
 def cross(case: Case) -> bool:
-    return not case.causal and not case.rotary and case.build().can.cross
+    return not case.causal and not case.rotary and can(case).cross
 
 
 def linear_cost(case: Case) -> bool:
-    cost = case.build().can.cost
-    return "t^2" not in cost and getattr(case.config, "impl", None) != "reference" and not case.rotary
+    return (
+        "t^2" not in can(case).cost and getattr(case.config, "impl", None) != "reference" and not case.rotary
+    )
 
 
 def long(case: Case) -> bool:
     """65,536 tokens are too many for what is quadratic; then 16 queries of all of them are looked at."""
-    can = case.build().can
     if case.causal:
-        return linear_cost(case) and can.state == "constant"
-    return cross(case) and not can.joint_queries and case.fits(65_536)
+        return linear_cost(case) and can(case).state == "constant"
+    return cross(case) and not can(case).joint_queries and case.fits(65_536)
 
 
 # What a law says nothing about. Definitions are written without positions: see the tests of rotary embedding.
@@ -493,7 +498,7 @@ APPLIES = {
     sixteen_bits_lose_no_more_than_the_textbook: lambda case: not case.rotary,
     parallel_is_recurrent: recurrent,
     final_state_has_gradients: recurrent,
-    blind_to_the_future: lambda case: case.causal and not case.build().can.lookahead,
+    blind_to_the_future: lambda case: case.causal and not can(case).lookahead,
     padding_leaves_the_state: recurrent,
     padding_between_states_changes_nothing: keeps_state,
     cross_is_the_same_sum: cross,

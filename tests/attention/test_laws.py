@@ -1,6 +1,7 @@
 """Every law for every mechanism in the folder, in every configuration and mode it declares."""
 
 from collections import defaultdict
+from functools import cache
 from importlib import import_module
 
 import pytest
@@ -10,6 +11,7 @@ from tests import laws
 from tests.laws import Case
 
 
+@cache
 def cases() -> list[Case]:
     """A test file `test_NAME.py` beside this one names the `VARIANTS` of its mechanism, and its `SHAPE` where
     it cannot be that of `Case`."""
