@@ -218,6 +218,7 @@ def _value(hint: Any, content: Any, where: str) -> Any:
     options = fields.options(hint)
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
         return from_json(hint, content, where)
+    content = tuple(content) if isinstance(content, list) else content  # JSON has no tuples
     if not fields.fits(hint, content):
         raise ValueError(f"{where} must be {fields.describe(hint)}, got {content!r}")
     return content

@@ -21,6 +21,9 @@ def fits(hint: Any, value: Any) -> bool:
         return any(fits(option, value) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
         return any(value == option and type(value) is type(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:  # of any length, of one type
+        each = typing.get_args(hint)[0]
+        return isinstance(value, tuple) and all(fits(each, x) for x in value)
     if hint in (int, float) and isinstance(value, bool):
         return False
     if isinstance(value, type):  # a class where an instance belongs has every method a protocol asks for
@@ -40,6 +43,8 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(option) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"several {describe(typing.get_args(hint)[0])}"
     if hint is types.NoneType:
         return "None"
     return hint.__name__

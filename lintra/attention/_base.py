@@ -88,6 +88,9 @@ class Attention(nn.Module):
         """What it takes from the layer's input beyond q, k, v, such as a gate: name -> width."""
         return {}
 
+    def initialize(self, inward: nn.Linear, reads: nn.ModuleDict) -> None:
+        """Starts a layer's projections, to q, k, v in one and to what it reads; as they come by default."""
+
     def redraw(self, generator: torch.Generator) -> None:
         """Draws random features, hashes or blocks anew; for training, between steps. Nothing by default."""
 

@@ -63,6 +63,7 @@ class Heads(nn.Module):
         self.reads = nn.ModuleDict(
             {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.reads().items()}
         )
+        self.attention.initialize(self.inward, self.reads)
         self.outward = nn.Linear(heads * self.dim, width, bias=bias)
 
     def forward(

@@ -1,0 +1,397 @@
+"""Longformer: Beltagy et al. 2020, arXiv:2004.05150, section 3. A window, and a few global tokens.
+
+With a window w to each side, a dilation D and the set G of global tokens, a token i outside of G sees
+
+    J_i = { j : |i - j| <= w D and D divides i - j }  and  G        y_i = softmax_J(scale q_i . k_j) v_j
+
+a set: a global token inside of the window counts once. A token of G sees every token, through projections of
+its own: y_i = softmax(scale q'_i . k'_j) v'_j over all j. Causal, both see j <= i only.
+
+`window` is one-sided, as in the authors' code; others call the two sides together the window. Every head may
+have a dilation of its own. Places count real tokens.
+
+Cost of t tokens: t (2 w + 64) (d + e) multiplications and additions a head, t (w + 64) (d + e) when causal,
+2 |G| t (d + e) for the global tokens, and three further projections. The state holds the last w D keys and
+values and those of the global tokens; and what global tokens to come will read, their projections of the
+first `global_tokens` tokens, or with `global_projections` of all.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check
+from lintra.ops.banded import banded_attention
+from lintra.ops.padding import RealFirst
+from lintra.ops.positions import Rotation
+from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Longformer."""
+
+    window: int = 256  # tokens a token sees to each side; causal: before its own
+    dilation: int | tuple[int, ...] = 1  # of the tokens in the window, every how many-th is seen; or per head
+    global_tokens: int = 0  # so many real tokens at the front see all and are seen by all
+    global_projections: bool = False  # any tokens may be global: a global_mask comes with each call
+    scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
+    dropout: float = 0.0  # probability of dropping a weight in training
+
+    def __post_init__(self):
+        fields.check(self)
+        for name in ("window", "global_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0 tokens, got {getattr(self, name)}")
+        if min(self.dilations, default=0) < 1:
+            raise ValueError(f"dilation must be at least 1, got {self.dilation}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        """One for all heads, or one for each."""
+        return self.dilation if isinstance(self.dilation, tuple) else (self.dilation,)
+
+    def build(self, **shape) -> "LongformerAttention":
+        return LongformerAttention(self, **shape)
+
+
+class Tokens(NamedTuple):
+    """k [b s g d] and v [b s g e] of some tokens, and which of them count [b s]."""
+
+    k: Tensor
+    v: Tensor
+    seen: Tensor
+
+
+class LongformerState(NamedTuple):
+    """In the dtype the activations came in: copies are kept, no sums.
+
+    near: the last real tokens, the newest at the end, of which windows see those that are not global.
+    columns: the global tokens, as the others see them. rows: what global tokens see, projected for them.
+    count [b]: real tokens so far.
+    """
+
+    near: Tokens
+    columns: Tokens
+    rows: Tokens
+    count: Tensor
+
+
+class _QKV(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class _Piece(NamedTuple):
+    """A piece of a sequence as it is read, its real tokens in front.
+
+    q [b t h d], k [b t g d], v [b t g e] by the local and by the global projections; which tokens are real
+    and which global [b t]; at [b n], where the global ones are, as far as `there` [b n].
+    """
+
+    local: _QKV
+    wide: _QKV
+    real: Tensor
+    chosen: Tensor
+    at: Tensor
+    there: Tensor
+
+
+class LongformerAttention(Attention):
+    """Longformer. State: the last keys and values, and those of the global tokens."""
+
+    paper = "Beltagy et al. 2020, arXiv:2004.05150"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=False, recurrent=True, state="window", cost="O(t w d)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        if config.global_projections:
+            self.can = replace(self.can, state="grows")
+        super().__init__(config, **shape)
+        if len(config.dilations) not in (1, self.heads):
+            raise ValueError(
+                f"dilation must be one number or one for each of {self.heads} heads, got {config.dilation}"
+            )
+
+    def reads(self) -> dict[str, int]:
+        """The projections of global tokens."""
+        if not (self.config.global_tokens or self.config.global_projections):
+            return {}
+        keys, values = self.kv_heads * self.dim, self.kv_heads * self.value_dim
+        return {"global_q": self.heads * self.dim, "global_k": keys, "global_v": values}
+
+    @torch.no_grad()
+    def initialize(self, inward: nn.Linear, reads: nn.ModuleDict) -> None:
+        """The global projections begin as copies of the local ones."""
+        first = 0
+        for name, width in self.reads().items():
+            for ours, local in zip(reads[name].parameters(), inward.parameters(), strict=True):
+                ours.copy_(local[first : first + width])
+            first += width
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        global_mask: Tensor | None = None,
+        **reads: Tensor,
+    ) -> Tensor:
+        """`global_mask` [b t] says which tokens are global, in place of the first `global_tokens`."""
+        state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
+        x, packed = self._enter(q, k, v, state, mask, rotate, global_mask, reads)
+        y = self._attend(x, state)
+        return y if packed is None else packed.restore(y)
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LongformerState:
+        nothing = Tokens(
+            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, device=device, dtype=torch.bool),
+        )
+        count = torch.zeros(batch, device=device, dtype=torch.int64)
+        return LongformerState(nothing, nothing, nothing, count)
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LongformerState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        global_mask: Tensor | None = None,
+        **reads: Tensor,
+    ) -> tuple[Tensor, LongformerState]:
+        """A `global_mask` needs global_projections=True: only then the state holds all that a later global
+        token reads."""
+        self.check_causal()
+        self._check_state(state, k, v, global_mask)
+        x, packed = self._enter(q, k, v, state, mask, rotate, global_mask, reads)
+        y = self._attend(x, state)
+        return y if packed is None else packed.restore(y), self._after(x, state)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LongformerState,
+        *,
+        rotate: Rotation | None = None,
+        global_mask: Tensor | None = None,
+        **reads: Tensor,
+    ) -> tuple[Tensor, LongformerState]:
+        """One token against the window and the global tokens, weight by weight: the reference of `extend`."""
+        self.check_step(q, k, v)
+        self._check_state(state, k, v, global_mask)
+        x, _ = self._enter(q, k, v, state, None, rotate, global_mask, reads)
+        near = _append(state.near, Tokens(x.local.k, x.local.v, ~x.chosen))
+        distance = torch.arange(near.k.shape[1] - 1, -1, -1, device=q.device)
+        dilation = torch.tensor(self.config.dilations, device=q.device)[:, None]
+        band = (distance % dilation == 0) & (distance <= self.config.window * dilation)  # [h s] or [1 s]
+        columns = _append(state.columns, Tokens(x.local.k, x.local.v, x.chosen))
+        everything = Tokens(*(torch.cat(pair, 1) for pair in zip(near, columns, strict=True)))
+        band = functional.pad(band, (0, columns.k.shape[1]), value=True)
+        y = self._weigh(x.local.q, everything, everything.seen[:, None] & band)
+        if self.reads():
+            rows = _append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
+            of_all = self._weigh(x.wide.q, rows, rows.seen[:, None])
+            y = torch.where(x.chosen[..., None, None], of_all, y)
+        return y, self._after(x, state)
+
+    def _weigh(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Tensor:
+        """One query q [b 1 h d], visible [b h s] or [b 1 s]; it sees something."""
+        group = self.heads // self.kv_heads
+        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
+        scores = scale * torch.einsum("bthd,bshd->bhs", q, tokens.k.repeat_interleave(group, 2))
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        return torch.einsum("bhs,bshe->bhe", weights, tokens.v.repeat_interleave(group, 2))[:, None]
+
+    def _enter(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LongformerState,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+        global_mask: Tensor | None,
+        reads: dict[str, Tensor],
+    ) -> tuple[_Piece, RealFirst | None]:
+        """Checked, padding zeroed, turned, real tokens in front."""
+        self.check(q, k, v, mask)
+        self._check_reads(q, global_mask, reads)
+        packed = None if mask is None else RealFirst.of(mask)
+
+        def prepare(*tensors: Tensor) -> _QKV:
+            q, k, v = zero_padding(mask, *tensors)
+            turned = (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
+            return _QKV(*(turned if packed is None else map(packed.gather, turned)))
+
+        local = prepare(q, k, v)
+        # Without projections for them there are no global tokens: what stands for them is not looked at.
+        wide = local
+        if reads:
+            sizes = {"global_q": self.dim, "global_k": self.dim, "global_v": self.value_dim}
+            wide = prepare(*(reads[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
+        real = q.new_ones(q.shape[:2], dtype=torch.bool) if packed is None else packed.mask
+        if global_mask is None:
+            place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)
+            chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens
+        else:
+            chosen = real & (global_mask if packed is None else packed.gather(global_mask))
+            n = _most(chosen)
+        at = _order(~chosen)[:, :n]
+        return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), packed
+
+    def _attend(self, x: _Piece, state: LongformerState) -> Tensor:
+        """y [b t h e] of the piece after `state`."""
+        # Sets: a global token counts among the columns and not in a window.
+        piece = self._window(x.local.q, _append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen)))
+        if not self.reads():
+            return piece.o.to(x.local.v.dtype)
+        columns, rows = self._columns(x, state), _append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
+        sees_columns, sees_rows = columns.seen[:, None], rows.seen[:, None]
+        if self.causal:
+            place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(len(x.local.q), -1)
+            sees_columns = sees_columns & (_behind(x.at, columns)[:, None] <= place[:, :, None])
+            sees_rows = sees_rows & (_behind(place, rows)[:, None] <= x.at[:, :, None])
+        y = merge(piece, self._exact(x.local.q, columns, sees_columns)).o
+        of_all = self._exact(_take(x.wide.q, x.at), rows, sees_rows).o
+        of_all = torch.zeros_like(y).scatter(1, x.at[..., None, None].expand_as(of_all), of_all)
+        return torch.where(x.chosen[..., None, None], of_all, y).to(x.local.v.dtype)
+
+    def _window(self, q: Tensor, near: Tokens) -> Piece:
+        """Attention within the window; each dilation for the heads that have it."""
+        window, dilations = self.config.window, self.config.dilations
+        options = {
+            "before": window,
+            "after": 0 if self.causal else window,
+            "visible": near.seen,
+            **self._options(),
+        }
+        if len(set(dilations)) == 1:
+            return banded_attention(q, near.k, near.v, dilation=dilations[0], **options)
+        group, pieces, order = self.heads // self.kv_heads, [], []
+        for dilation in sorted(set(dilations)):
+            heads = [i for i, x in enumerate(dilations) if x == dilation]
+            k, v = (x[:, :, [i // group for i in heads]] for x in (near.k, near.v))
+            pieces.append(banded_attention(q[:, :, heads], k, v, dilation=dilation, **options))
+            order += heads
+        back = [order.index(i) for i in range(self.heads)]
+        return Piece(*(torch.cat(x, 2)[:, :, back] for x in zip(*pieces, strict=True)))
+
+    def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Piece:
+        """Attention of q [b t h d] to what is `visible` [b t s] or [b 1 s] of all the tokens."""
+        group = self.heads // self.kv_heads
+        q = q.movedim(1, 2).unflatten(1, (self.kv_heads, group))
+        k, v = (x.movedim(1, 2)[:, :, None] for x in tokens[:2])
+        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self._options())
+        return Piece(*(x.flatten(1, 2).movedim(1, 2) for x in piece))
+
+    def _options(self) -> dict[str, Any]:
+        return {"scale": self.config.scale, "dropout": self.config.dropout if self.training else 0.0}
+
+    def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
+        """The global tokens, those of the piece behind those of the state."""
+        k, v = zero_padding(x.there, _take(x.local.k, x.at), _take(x.local.v, x.at))
+        return _append(state.columns, Tokens(k, v, x.there))
+
+    def _after(self, x: _Piece, state: LongformerState) -> LongformerState:
+        near = _append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen))
+        columns = self._columns(x, state)
+        rows = _append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
+        kept = self.config.window * max(self.config.dilations)
+        # The state has its padding in front.
+        old = torch.arange(state.near.k.shape[1] - 1, -1, -1, device=x.local.q.device) < state.count[:, None]
+        last = _order(torch.cat((old, x.real), 1))[:, max(0, near.k.shape[1] - kept) :]
+        if self.config.global_projections:
+            n = _most(columns.seen)
+        else:
+            n = self.config.global_tokens
+            rows = Tokens(*(_take(part, _order(~rows.seen)[:, :n]) for part in rows))
+        columns = Tokens(*(_take(part, _order(~columns.seen)[:, :n]) for part in columns))
+        near = Tokens(*(_take(part, last) for part in near))
+        return LongformerState(near, columns, rows, state.count + x.real.sum(1))
+
+    def _check_reads(self, q: Tensor, global_mask: Tensor | None, reads: dict[str, Tensor]) -> None:
+        widths = self.reads()
+        if reads.keys() != widths.keys():
+            raise ValueError(
+                f"it reads {', '.join(widths) or 'nothing else'}, got {', '.join(reads) or 'none'}"
+            )
+        sizes = {"b": q.shape[0], "t": q.shape[1]}
+        for name, width in widths.items():
+            _check.shape(name, reads[name], "b t w", {**sizes, "w": width})
+        if global_mask is None:
+            return
+        if not widths:
+            raise ValueError("a global_mask needs global_projections=True: there are none for global tokens")
+        _check.shape("global_mask", global_mask, "b t", sizes)
+        if global_mask.dtype != torch.bool:
+            raise TypeError(f"global_mask must be boolean, True for a global token, got {global_mask.dtype}")
+
+    def _check_state(self, state: LongformerState, k: Tensor, v: Tensor, global_mask: Tensor | None) -> None:
+        if global_mask is not None and not self.config.global_projections:
+            raise ValueError(
+                "after a state, a global_mask needs global_projections=True: only then the state holds what "
+                f"later global tokens read, got {self.config}"
+            )
+        if not isinstance(state, LongformerState):
+            raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
+        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
+        for name in ("near", "columns", "rows"):
+            tokens, here = getattr(state, name), dict(sizes)
+            _check.shape(f"state.{name}.k", tokens.k, "b s g d", here)
+            _check.shape(f"state.{name}.v", tokens.v, "b s g e", here)
+            _check.shape(f"state.{name}.seen", tokens.seen, "b s", here)
+            if tokens.k.shape[1]:
+                _check.alike(f"state.{name}.k", tokens.k, "k", k)
+                _check.alike(f"state.{name}.v", tokens.v, "v", v)
+        _check.shape("state.count", state.count, "b", sizes)
+
+
+def _append(tokens: Tokens, new: Tokens) -> Tokens:
+    """The new ones behind. Nothing takes the dtype of its first tokens, which autocast decides."""
+    if tokens.k.shape[1] == 0:
+        return new
+    return Tokens(*(torch.cat(pair, 1) for pair in zip(tokens, new, strict=True)))
+
+
+def _behind(place: Tensor, tokens: Tokens) -> Tensor:
+    """Places [b s] of tokens of which the last ones have these, the others earlier ones."""
+    return functional.pad(place, (tokens.seen.shape[1] - place.shape[1], 0), value=-1)
+
+
+def _most(chosen: Tensor) -> int:
+    """How many of [b s] are True in the sample with the most of them."""
+    return int(chosen.sum(1).max()) if len(chosen) else 0
+
+
+def _order(last: Tensor) -> Tensor:
+    """The places [b t] that are False, then those that are True, both in their order."""
+    return last.to(torch.uint8).argsort(dim=1, stable=True)
+
+
+def _take(x: Tensor, at: Tensor) -> Tensor:
+    """x [b t ...] at places [b n]."""
+    return x.gather(1, at.reshape(*at.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
