@@ -15,5 +15,8 @@ def names() -> list[str]:
 
 
 def load(name: str) -> ModuleType:
-    """The task's module, with its `Config` and its class. Raises ValueError for an unknown name."""
-    return registry.load(sys.modules[__name__], name, "task")
+    """The task's module, with its `Config` and its class. A name may be written with - or _.
+
+    Raises ValueError for an unknown name.
+    """
+    return registry.load(sys.modules[__name__], name.replace("-", "_"), "task")

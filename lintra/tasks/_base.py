@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lintra.attention import AttentionConfig
-from lintra.models import decoder
-from lintra.models.decoder import Decoder
+from lintra.models import Decoder, Model
 
 Batch = dict[str, Tensor]
 
@@ -42,6 +42,11 @@ class Task(ABC):
 
     @property
     @abstractmethod
+    def length(self) -> int:
+        """Tokens of its longest sequence, for mechanisms that have to know it when they are built."""
+
+    @property
+    @abstractmethod
     def train(self) -> Samples:
         """The samples to learn from."""
 
@@ -57,11 +62,11 @@ class Task(ABC):
         return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     @abstractmethod
-    def model(self, attention: AttentionConfig) -> decoder.Config:
-        """The task's default network around this mechanism's config."""
+    def model(self, attention: AttentionConfig) -> Any:
+        """The task's default network around this mechanism's config: a `Config` of lintra/models."""
 
     @abstractmethod
-    def loss(self, model: Decoder, batch: Batch) -> Tensor:
+    def loss(self, model: Model, batch: Batch) -> Tensor:
         """The mean of -log p over the batch's predictions, in nats; a scalar with a gradient."""
 
     @abstractmethod
@@ -69,7 +74,7 @@ class Task(ABC):
         """How many predictions that mean is over: processes that share a batch average by it."""
 
     @abstractmethod
-    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+    def score(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """Means over the batch's predictions, without gradients, and their number as "weight"."""
 
 

@@ -39,6 +39,10 @@ class PixelTask(NextToken):
     def images(self, split: Split) -> np.ndarray:
         """[n h w ch] uint8. Raises DataError."""
 
+    @property
+    def length(self) -> int:
+        return math.prod(self.image_shape)
+
     @cached_property
     def train(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
         return PixelSamples(self.images("train"))
@@ -60,7 +64,7 @@ class PixelTask(NextToken):
 
     def to_images(self, tokens: Tensor) -> Tensor:
         """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""
-        size = math.prod(self.image_shape)
+        size = self.length
         if tokens.ndim != 2 or tokens.shape[1] != size:
             raise ValueError(f"tokens must be whole images [b {size}], got shape {list(tokens.shape)}")
         if tokens.numel() and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.levels:

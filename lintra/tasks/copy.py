@@ -77,6 +77,10 @@ class Copy(Guessed):
         self.config = config
 
     @property
+    def length(self) -> int:
+        return self.config.length
+
+    @property
     def train(self) -> CopySamples:
         return CopySamples(self.config, range(self.config.train_samples))
 

@@ -77,6 +77,10 @@ class Recall(Guessed):
         self.config = config
 
     @property
+    def length(self) -> int:
+        return 4 * self.config.pairs
+
+    @property
     def train(self) -> RecallSamples:
         return RecallSamples(self.config, range(self.config.train_samples))
 

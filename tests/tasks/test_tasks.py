@@ -10,9 +10,10 @@ BUNDLED = [copy.Config(train_samples=10), digits.Config(), recall.Config(train_s
 
 
 def test_the_folder_is_the_registry():
-    assert tasks.names() == ["copy", "digits", "images", "recall"]
+    assert tasks.names() == ["copy", "digits", "images", "recall", "text", "text_classification"]
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name
+    assert tasks.load("text-classification") is tasks.load("text_classification")
 
 
 def test_an_unknown_task():
@@ -38,3 +39,4 @@ def test_the_default_model_fits_its_data(config):
     task = config.build()
     model = task.model(linear.Config()).build()
     assert task.loss(model, task.train.__getitems__([0, 1])).isfinite()
+    assert task.train.__getitems__([0, 1])["tokens"].shape == (2, task.length)

@@ -1,0 +1,28 @@
+"""Text as bytes: what a user's files hold, and what may be wrong with them."""
+
+from pathlib import Path
+
+from lintra.tasks._base import DataError
+from lintra.tasks._files import unpack
+
+BYTES = 256  # symbols
+
+
+def named(flag: str, path: str | None, what: str) -> Path:
+    """The path a user gave. Raises DataError where there is none, or nothing is there."""
+    if path is None:
+        raise DataError(f"which text? Name {what} with --{flag} PATH")
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise DataError(f"{flag} {path} does not exist: name {what} with --{flag} PATH")
+    return place
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a text file, decompressed if its name ends in .gz or .xz. Raises DataError."""
+    found = unpack(path)
+    if not found:
+        raise DataError(f"{path} is empty")
+    if (where := found.find(b"\0")) >= 0:
+        raise DataError(f"{path} is no text: byte {where + 1:,} is 0. Name text files only")
+    return found

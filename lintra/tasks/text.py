@@ -1,0 +1,159 @@
+"""Write text byte by byte: learn from any text file, or from all files of a folder.
+
+The files of a folder, those in its folders too, are read in the order of their names, except hidden ones. The
+first nine tenths of the bytes are for training, the last tenth for validation.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lintra.attention import AttentionConfig
+from lintra.models import Decoder, decoder
+from lintra.tasks import _text
+from lintra.tasks._base import Batch, DataError, NextToken, Samples, mean, predict
+from lintra.tasks._numbered import generator
+
+_CROPS = 1_000_000  # in an epoch
+
+# What lintra.train.Config is preset to: about an hour on two cores.
+TRAINING = {
+    "steps": 5_000,
+    "batch": 16,
+    "lr": 2e-3,
+    "weight_decay": 0.1,
+    "schedule": "cosine",
+    "warmup": 100,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Write text byte by byte (your own: --data PATH)."""
+
+    data: str | None = None  # a text file (.gz, .xz too) or a folder of them
+    length: int = 256  # bytes of a sequence
+    data_seed: int = 0  # another seed, other pieces of the text
+
+    def __post_init__(self):
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1 byte, got {self.length}")
+        if not 0 <= self.data_seed < 2**64:
+            raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
+
+    def build(self) -> "Text":
+        return Text(self)
+
+
+class Crops(Samples):
+    """Pieces {"tokens": [length] int64} of a text; each follows from data_seed and its number."""
+
+    def __init__(self, text: np.ndarray, config: Config):
+        self.text, self.config = text, config
+
+    def __len__(self) -> int:
+        return _CROPS
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        return _pieces(self.text, [self._first(index) for index in indices], self.config.length)
+
+    def _first(self, index: int) -> int:
+        """Where a piece begins."""
+        draw = generator(self.config.data_seed, range(_CROPS)[index])
+        return int(draw.integers(len(self.text) - self.config.length + 1))
+
+
+class Consecutive(Samples):
+    """A text cut into pieces {"tokens": [length] int64}; what is left at its end is left out."""
+
+    def __init__(self, text: np.ndarray, length: int):
+        self.text, self.length = text, length
+
+    def __len__(self) -> int:
+        return len(self.text) // self.length
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        return _pieces(self.text, [range(len(self))[i] * self.length for i in indices], self.length)
+
+
+class Text(NextToken):
+    name = "text"
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    @property
+    def length(self) -> int:
+        return self.config.length
+
+    @cached_property
+    def train(self) -> Crops:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Crops(self._parts[0], self.config)
+
+    @cached_property
+    def validate(self) -> Consecutive:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Consecutive(self._parts[1], self.config.length)
+
+    @cached_property
+    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The bytes for training and those for validation. Raises DataError."""
+        path = _text.named("data", self.config.data, "a text file or a folder of them")
+        files = _files(path) if path.is_dir() else [path]
+        text = np.frombuffer(b"".join(_text.content(file) for file in files), np.uint8)
+        cut = len(text) - len(text) // 10
+        if len(text) - cut < self.config.length:
+            raise DataError(
+                f"{path} holds {len(text):,} bytes: the tenth for validation is less than one sequence. Take "
+                f"{10 * self.config.length:,} bytes or more, or a --length of at most {len(text) // 10:,}"
+            )
+        return text[:cut], text[cut:]
+
+    def model(self, attention: AttentionConfig) -> decoder.Config:
+        """Small enough for two cores: 4 layers, 4 heads of 32."""
+        return decoder.Config(
+            vocabulary=_text.BYTES,
+            attention=attention,
+            layers=4,
+            heads=4,
+            width=128,
+            feed=4,
+            position="sinusoidal",
+            output=decoder.Logits(),
+            dropout=0.1,
+        )
+
+    @torch.no_grad()
+    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats per byte, and the same in bits as "bits_per_byte"."""
+        loss = -mean(predict(model, batch)[1], batch)
+        return {"loss": loss, "bits_per_byte": loss / math.log(2), "weight": self.weight(batch)}
+
+    def to_text(self, tokens: Tensor) -> list[str]:
+        """Bytes [b t] -> what they say; what is no UTF-8 is shown as U+FFFD."""
+        return [bytes(row).decode("utf-8", errors="replace") for row in tokens.tolist()]
+
+    def to_tokens(self, text: str) -> Tensor:
+        """The inverse for one text -> [1 t]."""
+        return torch.tensor([list(text.encode("utf-8"))], dtype=torch.int64)
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder that are not hidden, in the order of their names. Raises DataError."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place) / name for name in names if not name.startswith(".")]
+    if not found:
+        raise DataError(f"{folder} holds no files: name a text file or a folder of them with --data PATH")
+    return sorted(found)
+
+
+def _pieces(text: np.ndarray, first: Sequence[int], length: int) -> Batch:
+    return {"tokens": torch.from_numpy(np.stack([text[i : i + length] for i in first])).long()}

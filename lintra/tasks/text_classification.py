@@ -1,0 +1,199 @@
+"""Say which class a text is of, byte by byte: lines `label TAB ... TAB text` of a file.
+
+The label is the first column, whatever it is called; the text is the last one; columns between them are not
+looked at. A file may be compressed (.xz, .gz). Without a file to test on, every tenth line is kept for
+validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with IMDB reviews.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from lintra.attention import AttentionConfig
+from lintra.models import BiLSTM, Encoder, encoder
+from lintra.nn.mask import lengths_to_mask
+from lintra.tasks import _text
+from lintra.tasks._base import Batch, DataError, Samples, Task
+
+_MOST_LABELS = 1_000  # more of them are something else, in the wrong column
+_HELD_BACK = 10  # without a file to test on, one line of so many
+
+# What lintra.train.Config is preset to: about an hour on two cores.
+TRAINING = {
+    "steps": 3_000,
+    "batch": 16,
+    "lr": 1e-3,
+    "weight_decay": 0.1,
+    "schedule": "cosine",
+    "warmup": 100,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Say which class a text is of (--data TSV, lines label TAB ... TAB text)."""
+
+    data: str | None = None  # the file to learn from (.gz, .xz too)
+    test: str | None = None  # the file to validate on; else a tenth of the lines
+    length: int = 1_024  # bytes of a text that are read, from its beginning
+
+    def __post_init__(self):
+        if self.length < 1:
+            raise ValueError(f"length must be at least 1 byte, got {self.length}")
+
+    def build(self) -> "TextClassification":
+        return TextClassification(self)
+
+
+class Labelled(NamedTuple):
+    """The lines of a file: what each says it is, and the beginning of its text."""
+
+    labels: list[str]
+    texts: list[bytes]
+
+
+class LabelledSamples(Samples):
+    """Samples {"tokens": [t] int64, "mask": [t] bool, "label": int64}; a batch is as long as its longest."""
+
+    def __init__(self, lines: Labelled, classes: list[str]):
+        number = {label: i for i, label in enumerate(classes)}
+        self.labels = torch.tensor([number[label] for label in lines.labels])
+        self.texts = lines.texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        texts = [torch.from_numpy(np.frombuffer(self.texts[i], np.uint8).astype(np.int64)) for i in indices]
+        mask = lengths_to_mask(torch.tensor([len(text) for text in texts]))
+        return {
+            "tokens": pad_sequence(texts, batch_first=True),
+            "mask": mask,
+            "label": self.labels[torch.as_tensor(indices)],
+        }
+
+
+class TextClassification(Task):
+    name = "text_classification"
+
+    def __init__(self, config: Config):
+        self.config = config
+
+    @property
+    def length(self) -> int:
+        return self.config.length
+
+    @cached_property
+    def train(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return LabelledSamples(self._lines[0], self.classes)
+
+    @cached_property
+    def validate(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return LabelledSamples(self._lines[1], self.classes)
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The labels there are to learn, in alphabetical order; class 0 is the first of them."""
+        return sorted(set(self._lines[0].labels))
+
+    @cached_property
+    def _lines(self) -> tuple[Labelled, Labelled]:
+        """The lines to learn from and those to be judged by. Raises DataError."""
+        path = _text.named("data", self.config.data, "a file of lines label TAB text")
+        lines = _read(path, self.config.length)
+        if self.config.test is not None:
+            held = _text.named("test", self.config.test, "a file like that of --data")
+            train, test = lines, _read(held, self.config.length)
+        elif len(lines.labels) < _HELD_BACK:
+            raise DataError(
+                f"{path} holds {len(lines.labels)} lines: take {_HELD_BACK} or more, or name a --test file"
+            )
+        else:
+            held, places = path, range(len(lines.labels))
+            train = _only(lines, [i for i in places if i % _HELD_BACK != _HELD_BACK - 1])
+            test = _only(lines, places[_HELD_BACK - 1 :: _HELD_BACK])
+        known = set(train.labels)
+        if len(known) < 2:
+            raise DataError(f"{path} has the label {min(known)!r} only: there is nothing to tell apart")
+        if len(known) > _MOST_LABELS:
+            raise DataError(
+                f"{path} has {len(known):,} different labels, more than {_MOST_LABELS:,}: the label must be "
+                "the first column, the text the last"
+            )
+        if unknown := sorted(set(test.labels) - known):
+            raise DataError(f"{held} has the label {unknown[0]!r}, which no line to learn from has")
+        # Files are often in the order of their labels, and a validation may look at the first texts only.
+        return train, _only(test, np.random.default_rng(0).permutation(len(test.labels)))
+
+    def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
+        if isinstance(samples, dict):
+            return samples
+        return {
+            name: pad_sequence([sample[name] for sample in samples], batch_first=True)
+            if samples[0][name].dim()
+            else torch.stack([sample[name] for sample in samples])
+            for name in samples[0]
+        }
+
+    def model(self, attention: AttentionConfig) -> encoder.Config:
+        """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all bytes."""
+        return encoder.Config(
+            vocabulary=_text.BYTES,
+            attention=attention,
+            layers=2,
+            heads=4,
+            width=128,
+            feed=2,
+            position="sinusoidal",
+            pool="mean",
+            outputs=len(self.classes),
+            dropout=0.1,
+        )
+
+    def loss(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
+        return functional.cross_entropy(self._logits(model, batch), batch["label"])
+
+    def weight(self, batch: Batch) -> Tensor:
+        return torch.tensor(len(batch["label"]), device=batch["label"].device)
+
+    @torch.no_grad()
+    def score(self, model: Encoder | BiLSTM, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats per text, and which part of the texts is of the most probable class."""
+        logits = self._logits(model, batch)
+        return {
+            "loss": functional.cross_entropy(logits, batch["label"]),
+            "accuracy": (logits.argmax(-1) == batch["label"]).to(logits.dtype).mean(),
+            "weight": self.weight(batch),
+        }
+
+    def _logits(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
+        logits = model(batch["tokens"], mask=batch["mask"])
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _read(path: Path, length: int) -> Labelled:
+    """The lines of a file, each text cut to `length` bytes. Raises DataError."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder: name a file of lines label TAB text")
+    labels, texts = [], []
+    for number, line in enumerate(_text.content(path).removesuffix(b"\n").split(b"\n"), 1):
+        label, *rest = line.removesuffix(b"\r").split(b"\t")
+        if not rest or not label.strip():
+            start = line[:40].decode(errors="replace")
+            raise DataError(f"{path}, line {number:,}: expected label TAB text, got {start!r}")
+        labels.append(label.strip().decode(errors="replace"))
+        texts.append(rest[-1][:length])
+    return Labelled(labels, texts)
+
+
+def _only(lines: Labelled, places: Iterable[int]) -> Labelled:
+    places = list(places)
+    return Labelled([lines.labels[i] for i in places], [lines.texts[i] for i in places])

@@ -1,0 +1,157 @@
+"""Texts with labels: how lines are read, what is kept back, padding, what is wrong with a file."""
+
+import lzma
+import math
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lintra.attention import linear
+from lintra.models import bilstm
+from lintra.tasks import DataError, text_classification
+
+
+def line(label, *columns):
+    return "\t".join([label, *columns]).encode() + b"\n"
+
+
+LINES = [line("good" if i % 3 else "bad", f"{i}_7", f"text {i} " * (i + 1)) for i in range(40)]
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "train.tsv").write_bytes(b"".join(LINES))
+    return tmp_path / "train.tsv"
+
+
+def task(path, **settings):
+    return text_classification.Config(data=str(path), **({"length": 30} | settings)).build()
+
+
+def contents(samples):
+    """(text, label) of every sample."""
+    batch = samples.__getitems__(range(len(samples)))
+    rows = zip(batch["tokens"], batch["mask"], batch["label"].tolist(), strict=True)
+    return [(bytes(tokens[mask].tolist()), label) for tokens, mask, label in rows]
+
+
+def expected(lines, length=30):
+    """By the class's place in the alphabet."""
+    split = [x.rstrip(b"\r\n").split(b"\t") for x in lines]
+    return [(x[-1][:length], int(x[0] == b"good")) for x in split]
+
+
+def test_every_tenth_line_is_kept_back(file):
+    built = task(file)
+    kept = LINES[9::10]
+    assert contents(built.train) == expected([x for x in LINES if x not in kept])
+    assert sorted(contents(built.validate)) == sorted(expected(kept))
+    assert built.classes == ["bad", "good"]
+
+
+def test_a_file_to_test_on(file, tmp_path):
+    other = [line("good", "new"), line("bad", "x", "y", "newer")] * 8
+    (tmp_path / "test.tsv.xz").write_bytes(lzma.compress(b"".join(other)))
+    built = task(file, test=str(tmp_path / "test.tsv.xz"))
+    assert contents(built.train) == expected(LINES)
+    assert sorted(contents(built.validate)) == sorted(expected(other))
+    assert contents(built.validate) != expected(other)  # a file may be in the order of its labels
+    assert contents(built.validate) == contents(task(file, test=str(tmp_path / "test.tsv.xz")).validate)
+
+
+def test_forms_of_a_line(tmp_path):
+    lines = [b"a\tplain\r\n", b" b \ttext with spaces \n", b"a\t\n", "b\tünï\n".encode(), b"a\tx\ty\tlast"]
+    (tmp_path / "x").write_bytes(b"".join(lines) + b"\n")
+    built = task(tmp_path / "x", test=str(tmp_path / "x"))
+    texts = [b"plain", b"text with spaces ", b"", "ünï".encode(), b"last"]
+    assert contents(built.train) == list(zip(texts, [0, 1, 0, 1, 0], strict=True))
+
+
+def test_padding_is_at_the_end_and_masked(file):
+    batch = task(file).train.__getitems__([0, 1, 20])
+    assert batch["tokens"].shape == (3, 30)
+    assert batch["mask"].sum(1).tolist() == [7, 14, 30]
+    assert (batch["tokens"][~batch["mask"]] == 0).all()
+    assert batch["label"].dtype == torch.int64
+
+
+def test_batches_are_collated_samples(file):
+    built = task(file)
+    samples = built.train.__getitems__([3, 1])
+    for batch in (
+        built.collate([built.train[3], built.train[1]]),
+        next(iter(DataLoader(built.train, batch_sampler=[[3, 1]], collate_fn=built.collate))),
+    ):
+        assert batch.keys() == samples.keys()
+        for name, value in batch.items():
+            assert torch.equal(value, samples[name])
+
+
+def test_loss_and_score(file):
+    built = task(file)
+    batch = built.train.__getitems__(range(6))
+    model = built.model(linear.Config()).build().eval()
+    assert model.config.outputs == 2
+    assert built.loss(model, batch).isfinite()
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([0.0, math.log(3)]))
+    score = built.score(model, batch)
+    assert score["weight"].item() == 6
+    assert score["accuracy"].item() == pytest.approx(4 / 6)
+    assert score["loss"].item() == pytest.approx(-(4 * math.log(3 / 4) + 2 * math.log(1 / 4)) / 6, rel=1e-5)
+    assert built.loss(model, batch).item() == pytest.approx(score["loss"].item())
+
+
+def test_the_baseline_takes_the_same_batches(file):
+    built = task(file)
+    model = bilstm.Config(vocabulary=256, layers=1, width=8, outputs=2, pool="mean").build()
+    assert built.loss(model, built.train.__getitems__(range(6))).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"train\.tsv is empty"),
+        (
+            b"".join(LINES[:5]) + b"just a text\n" + b"".join(LINES[5:]),
+            r"line 6: expected label TAB text, got",
+        ),
+        (b"".join(LINES[:5]) + b"\n" + b"".join(LINES[5:]), r"line 6: expected label TAB text, got ''"),
+        (b"\tno label\n" * 20, r"line 1: expected label TAB text, got '\\tno label'"),
+        (b"good\tx\n" * 20, r"has the label 'good' only: there is nothing to tell apart"),
+        (b"".join(LINES[:9]), r"holds 9 lines: take 10 or more, or name a --test file"),
+        (
+            b"".join(line(f"text {i}", "1") for i in range(2_000)),
+            r"has 1,800 different labels.* first column",
+        ),
+        (b"".join(LINES[:9]) + line("awful", "x"), r"has the label 'awful', which no line to learn from has"),
+        (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
+    ],
+)
+def test_bad_files_are_named(file, content, message):
+    file.write_bytes(content)
+    for split in ("train", "validate"):
+        with pytest.raises(DataError, match=message):
+            getattr(task(file), split)
+
+
+def test_missing_and_damaged(file, tmp_path):
+    with pytest.raises(DataError, match=r"which text\? .* --data PATH"):
+        _ = text_classification.Config().build().train
+    with pytest.raises(DataError, match="test nowhere does not exist: name a file like that of --data"):
+        _ = task(file, test="nowhere").train
+    with pytest.raises(DataError, match="is a folder: name a file of lines label TAB text"):
+        _ = task(tmp_path).train
+    (tmp_path / "cut.xz").write_bytes(lzma.compress(b"".join(LINES))[:-9])
+    with pytest.raises(DataError, match=r"cut\.xz cannot be read, it may be cut short"):
+        _ = task(tmp_path / "cut.xz").train
+    (tmp_path / "other.tsv").write_bytes(line("so-so", "x"))
+    with pytest.raises(DataError, match=r"other\.tsv has the label 'so-so', which no line to learn from has"):
+        _ = task(file, test=str(tmp_path / "other.tsv")).train
+
+
+def test_bad_settings():
+    with pytest.raises(ValueError, match="length must be at least 1 byte, got 0"):
+        text_classification.Config(length=0)
