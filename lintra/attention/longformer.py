@@ -28,7 +28,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, take
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
 
@@ -276,29 +276,15 @@ class LongformerAttention(Attention):
             sees_columns = sees_columns & (_behind(x.at, columns)[:, None] <= place[:, :, None])
             sees_rows = sees_rows & (_behind(place, rows)[:, None] <= x.at[:, :, None])
         y = merge(piece, self._exact(x.local.q, columns, sees_columns)).o
-        of_all = self._exact(_take(x.wide.q, x.at), rows, sees_rows).o
+        of_all = self._exact(take(x.wide.q, x.at), rows, sees_rows).o
         of_all = torch.zeros_like(y).scatter(1, x.at[..., None, None].expand_as(of_all), of_all)
         return torch.where(x.chosen[..., None, None], of_all, y).to(x.local.v.dtype)
 
     def _window(self, q: Tensor, near: Tokens) -> Piece:
-        """Attention within the window; each dilation for the heads that have it."""
-        window, dilations = self.config.window, self.config.dilations
-        options = {
-            "before": window,
-            "after": 0 if self.causal else window,
-            "visible": near.seen,
-            **self._options(),
-        }
-        if len(set(dilations)) == 1:
-            return banded_attention(q, near.k, near.v, dilation=dilations[0], **options)
-        group, pieces, order = self.heads // self.kv_heads, [], []
-        for dilation in sorted(set(dilations)):
-            heads = [i for i, x in enumerate(dilations) if x == dilation]
-            k, v = (x[:, :, [i // group for i in heads]] for x in (near.k, near.v))
-            pieces.append(banded_attention(q[:, :, heads], k, v, dilation=dilation, **options))
-            order += heads
-        back = [order.index(i) for i in range(self.heads)]
-        return Piece(*(torch.cat(x, 2)[:, :, back] for x in zip(*pieces, strict=True)))
+        """Attention of the last queries to what counts within the window."""
+        before, after = self.config.window, 0 if self.causal else self.config.window
+        options = {"dilation": self.config.dilations, "visible": near.seen, **self._options()}
+        return banded_attention(q, near.k, near.v, before=before, after=after, **options)
 
     def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Piece:
         """Attention of q [b t h d] to what is `visible` [b t s] or [b 1 s] of all the tokens."""
@@ -313,7 +299,7 @@ class LongformerAttention(Attention):
 
     def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
         """The global tokens, those of the piece behind those of the state."""
-        k, v = zero_padding(x.there, _take(x.local.k, x.at), _take(x.local.v, x.at))
+        k, v = zero_padding(x.there, take(x.local.k, x.at), take(x.local.v, x.at))
         return _append(state.columns, Tokens(k, v, x.there))
 
     def _after(self, x: _Piece, state: LongformerState) -> LongformerState:
@@ -328,9 +314,9 @@ class LongformerAttention(Attention):
             n = _most(columns.seen)
         else:
             n = self.config.global_tokens
-            rows = Tokens(*(_take(part, _order(~rows.seen)[:, :n]) for part in rows))
-        columns = Tokens(*(_take(part, _order(~columns.seen)[:, :n]) for part in columns))
-        near = Tokens(*(_take(part, last) for part in near))
+            rows = Tokens(*(take(part, _order(~rows.seen)[:, :n]) for part in rows))
+        columns = Tokens(*(take(part, _order(~columns.seen)[:, :n]) for part in columns))
+        near = Tokens(*(take(part, last) for part in near))
         return LongformerState(near, columns, rows, state.count + x.real.sum(1))
 
     def _check_reads(self, q: Tensor, global_mask: Tensor | None, reads: dict[str, Tensor]) -> None:
@@ -359,12 +345,11 @@ class LongformerAttention(Attention):
         if not isinstance(state, LongformerState):
             raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
         sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
-        for name in ("near", "columns", "rows"):
-            tokens, here = getattr(state, name), dict(sizes)
-            _check.shape(f"state.{name}.k", tokens.k, "b s g d", here)
-            _check.shape(f"state.{name}.v", tokens.v, "b s g e", here)
-            _check.shape(f"state.{name}.seen", tokens.seen, "b s", here)
-            if tokens.k.shape[1]:
+        for name, tokens in zip(state._fields, state[:3], strict=False):
+            here = dict(sizes)
+            for part, letters in (("k", "b s g d"), ("v", "b s g e"), ("seen", "b s")):
+                _check.shape(f"state.{name}.{part}", getattr(tokens, part), letters, here)
+            if here["s"]:
                 _check.alike(f"state.{name}.k", tokens.k, "k", k)
                 _check.alike(f"state.{name}.v", tokens.v, "v", v)
         _check.shape("state.count", state.count, "b", sizes)
@@ -390,8 +375,3 @@ def _most(chosen: Tensor) -> int:
 def _order(last: Tensor) -> Tensor:
     """The places [b t] that are False, then those that are True, both in their order."""
     return last.to(torch.uint8).argsort(dim=1, stable=True)
-
-
-def _take(x: Tensor, at: Tensor) -> Tensor:
-    """x [b t ...] at places [b n]."""
-    return x.gather(1, at.reshape(*at.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))

@@ -22,7 +22,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, take
 from lintra.ops.positions import Rotation, token_positions
 
 
@@ -239,9 +239,4 @@ def _append(state: SoftmaxState, new: SoftmaxState) -> SoftmaxState:
 def _latest(state: SoftmaxState, count: int) -> SoftmaxState:
     """The last `count` real tokens of each sample; padding goes first."""
     order = state.position.argsort(dim=1, stable=True)[:, max(0, state.position.shape[1] - count) :]
-    return SoftmaxState(
-        *(
-            x.gather(1, order.reshape(*order.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
-            for x in state
-        )
-    )
+    return SoftmaxState(*(take(x, order) for x in state))

@@ -37,25 +37,30 @@ def banded_attention(
     before: int,
     after: int,
     visible: Bool[Tensor, "b s"] | None = None,
-    dilation: int = 1,
+    dilation: int | tuple[int, ...] = 1,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Piece:
     """Attention of the query at place i to the `visible` keys at places j in a band around i.
 
     That is -after dilation <= i - j <= before dilation with i - j a multiple of dilation: `before` and
-    `after` count keys. The queries are the last t of s places. -> o [b t h e], logsumexp [b t h], 0 and -inf
-    where a query sees nothing. `scale` multiplies q . k and has no unit (default d**-0.5); dropout drops
-    weights, and then all scores are kept for the backward pass, O(t (before + after)).
-    Raises ValueError for negative sizes and more queries than keys. Not twice differentiable.
+    `after` count keys; `dilation` is one number or one for each head. The queries are the last t of s places.
+    -> o [b t h e], logsumexp [b t h], 0 and -inf where a query sees nothing. `scale` multiplies q . k and has
+    no unit (default d**-0.5); dropout drops weights, and then all scores are kept for the backward pass,
+    O(t (before + after)). Raises ValueError for negative sizes and more queries than keys. Not twice
+    differentiable.
     """
-    _validate(q, k, v, visible, before, after, dilation)
     b, t, h = q.shape[:3]
+    dilations = dilation if isinstance(dilation, tuple) else (dilation,)
+    _validate(q, k, v, visible, before, after, dilations)
+    if len(set(dilations)) > 1:
+        options = {"visible": visible, "scale": scale, "dropout": dropout}
+        return _each(dilations, q, k, v, before=before, after=after, **options)
+    dilation = min(dilations[0], k.shape[1])
     if not b * t:
         o = q.new_zeros(b, t, h, v.shape[3], dtype=sum_dtype(v.dtype))
         return Piece(o, o.sum(-1))
     q = q * (q.shape[3] ** -0.5 if scale is None else scale)
-    dilation = min(dilation, k.shape[1])
     if dilation > 1:
         if k.shape[1] % dilation and visible is None:
             visible = q.new_ones(k.shape[:2], dtype=torch.bool)
@@ -83,17 +88,18 @@ def banded_attention_reference(
     before: int,
     after: int,
     visible: Bool[Tensor, "b s"] | None = None,
-    dilation: int = 1,
+    dilation: int | tuple[int, ...] = 1,
     scale: float | None = None,
 ) -> Piece:
     """The definition, O(t s): every score, then what lies outside of the band struck out."""
     t, s, r = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     places = torch.arange(s, device=q.device)
     distance = places[s - t :, None] - places
-    band = (distance >= -after * dilation) & (distance <= before * dilation) & (distance % dilation == 0)
-    band = band[None] if visible is None else band & visible[:, None]
+    step = torch.tensor(dilation, device=q.device).reshape(-1, 1, 1)  # of one head, or of each
+    band = (distance >= -after * step) & (distance <= before * step) & (distance % step == 0)
+    band = band[None] if visible is None else band & visible[:, None, None]
     k, v = (x.repeat_interleave(r, 2).movedim(1, 2) for x in (k, v))
-    o, logsumexp = softmax_attention(q.movedim(1, 2), k, v, visible=band[:, None], scale=scale)
+    o, logsumexp = softmax_attention(q.movedim(1, 2), k, v, visible=band, scale=scale)
     return Piece(o.movedim(1, 2), logsumexp.movedim(1, 2))
 
 
@@ -212,6 +218,18 @@ def _join(x: Float[Tensor, "m n i w"], b: int, t: int, h: int) -> Float[Tensor, 
     return x.flatten(3, 4).flatten(1, 2)[:, :t]
 
 
+def _each(dilations: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Piece:
+    """The heads of each dilation, one after the other."""
+    group, pieces, order = q.shape[2] // k.shape[2], [], []
+    for dilation in sorted(set(dilations)):
+        heads = [i for i, x in enumerate(dilations) if x == dilation]
+        near = (x[:, :, [i // group for i in heads]] for x in (k, v))
+        pieces.append(banded_attention(q[:, :, heads], *near, dilation=dilation, **options))
+        order += heads
+    back = [order.index(i) for i in range(len(order))]
+    return Piece(*(torch.cat(x, 2)[:, :, back] for x in zip(*pieces, strict=True)))
+
+
 def _classes(x: Tensor, dilation: int) -> Tensor:
     """The places of [b t ...] that are `dilation` apart, counted from the end, as sequences of their own."""
     x = functional.pad(x, (0, 0) * (x.dim() - 2) + (-x.shape[1] % dilation, 0))
@@ -225,12 +243,22 @@ def _interleave(x: Tensor, dilation: int, time: int) -> Tensor:
 
 
 def _validate(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, before: int, after: int, dilation: int
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None,
+    before: int,
+    after: int,
+    dilations: tuple[int, ...],
 ) -> None:
     sizes: dict[str, int] = {}
     _check.qkv(q, k, v, visible, sizes, same_length=False)
     _check.heads(sizes["h"], sizes["g"])
-    for name, value, least in (("before", before, 0), ("after", after, 0), ("dilation", dilation, 1)):
+    if len(dilations) not in (1, sizes["h"]):
+        raise ValueError(
+            f"dilation must be one number or one for each of h={sizes['h']} heads, got {dilations}"
+        )
+    for name, value, least in (("before", before, 0), ("after", after, 0), ("dilation", min(dilations), 1)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     if sizes["t"] > sizes["s"]:

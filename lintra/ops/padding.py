@@ -22,14 +22,15 @@ class RealFirst(NamedTuple):
 
     def gather(self, x: Tensor) -> Tensor:
         """x [b t ...], the padded places zero whatever stood there."""
-        x = _take(x, self.order)
+        x = take(x, self.order)
         return x.masked_fill(~self.mask.reshape(*self.mask.shape, *[1] * (x.dim() - 2)), 0)
 
     def restore(self, y: Tensor) -> Tensor:
         """y [b t ...] in the places the tokens had; padded places are zero."""
         y = y.masked_fill(~self.mask.reshape(*self.mask.shape, *[1] * (y.dim() - 2)), 0)
-        return _take(y, self.inverse)
+        return take(y, self.inverse)
 
 
-def _take(x: Tensor, order: Tensor) -> Tensor:
+def take(x: Tensor, order: Int[Tensor, "b n"]) -> Tensor:
+    """x [b t ...] at places of each sample -> [b n ...]."""
     return x.gather(1, order.reshape(*order.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))

@@ -36,7 +36,7 @@ def same(inputs, **options):
     earlier=st.integers(0, 30),
     before=st.integers(0, 20),
     after=st.integers(0, 20),
-    dilation=st.integers(1, 5),
+    dilation=st.integers(1, 5) | st.just(1000),
     padded=st.booleans(),
 )
 def test_equals_its_definition(t, earlier, before, after, dilation, padded):
@@ -48,6 +48,11 @@ def test_equals_its_definition(t, earlier, before, after, dilation, padded):
 @pytest.mark.parametrize(("before", "after"), [(64, 0), (40, 70), (0, 3), (0, 0)])
 def test_equals_its_definition_over_many_blocks(before, after):
     same(draw(300, h=2, g=1, batch=1), before=before, after=after, scale=0.7)
+
+
+def test_equals_its_definition_with_a_dilation_for_each_head():
+    same(draw(60, 70), before=5, after=2, dilation=(3, 1, 3, 40))
+    same(draw(60), before=2, after=2, dilation=(2, 2, 2, 2))
 
 
 @pytest.mark.parametrize(("batch", "t", "s"), [(2, 0, 0), (2, 0, 7), (0, 5, 5), (0, 0, 0)])
@@ -123,6 +128,11 @@ def test_dropout_keeps_the_mean():
 def test_refuses(option, value):
     with pytest.raises(ValueError, match=rf"{option} must be at least \d, got {value}"):
         banded_attention(*draw(4), **{"before": 1, "after": 1} | {option: value})
+
+
+def test_refuses_dilations_of_other_heads():
+    with pytest.raises(ValueError, match=r"one for each of h=4 heads, got \(1, 2\)"):
+        banded_attention(*draw(4), before=1, after=1, dilation=(1, 2))
 
 
 def test_refuses_more_queries_than_keys():
