@@ -1,0 +1,207 @@
+"""Nystromformer: Xiong et al. 2021, arXiv:2102.03902. Attention through landmarks.
+
+m landmarks q~, k~ are the means of m segments of the queries and of the keys. With
+
+    F = softmax(scale q k~^T)      A = softmax(scale q~ k~^T)      B = softmax(scale q~ k^T)
+
+the matrix of attention weights is taken to be F A^+ B, so that y = F (A^+ (B v)). The pseudo-inverse A^+
+comes from a few iterations of matrix products. With at most m queries or keys nothing has to be approximated:
+y is that of softmax attention. A convolution over the values, one kernel a head, may be added to y.
+
+Cost of t tokens: 2 t m (d + e) multiplications and additions a head, and 4 m^3 an iteration. A landmark
+of keys mixes later tokens into earlier ones, so there is no causal form.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check
+from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
+from lintra.ops.padding import RealFirst
+from lintra.ops.positions import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Nystromformer."""
+
+    landmarks: int = 64  # segments of the queries and of the keys; in the paper m
+    iterations: int = 6  # towards the inverse; few of them regularise it
+    inverse: Literal["iterative", "exact"] = "iterative"  # exact: from singular values, slow
+    conv: int | None = None  # tokens a convolution of the values spans, odd; None: there is none
+    scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
+    dropout: float = 0.0  # probability of dropping a weight of F and of B in training
+
+    def __post_init__(self):
+        fields.check(self)
+        if self.landmarks < 1:
+            raise ValueError(f"landmarks must be at least 1, got {self.landmarks}")
+        if self.iterations < 1:
+            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+        if self.conv is not None and (self.conv < 1 or self.conv % 2 == 0):
+            raise ValueError(f"conv must be odd and at least 1 token, got {self.conv}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def build(self, **shape) -> "NystromAttention":
+        return NystromAttention(self, **shape)
+
+
+class NystromMemory(NamedTuple):
+    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]; the means of k and v over segments,
+    [b m g d] and [b m g e], in float32 (float64 for float64)."""
+
+    k: Tensor
+    v: Tensor
+    real: Tensor
+    key_means: Tensor
+    value_means: Tensor
+
+
+class NystromAttention(Attention):
+    """Nystromformer. No state; the memory of cross-attention is the keys, the values and the landmarks."""
+
+    paper = "Xiong et al. 2021, arXiv:2102.03902"
+    can = Capabilities(
+        causal=False,
+        bidirectional=True,
+        cross=True,
+        recurrent=False,
+        state="none",
+        cost="O(t m d)",
+        joint_queries=True,
+    )
+
+    def __init__(self, config: Config, **shape):
+        if config.conv is not None:
+            self.can = replace(self.can, cross=False)
+        super().__init__(config, **shape)
+        self.conv = None
+        if config.conv is not None:
+            bound = config.conv**-0.5
+            self.conv = nn.Parameter(torch.empty(self.kv_heads, config.conv).uniform_(-bound, bound))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        self.check(q, k, v, mask)
+        q, k, v = zero_padding(mask, q, k, v)
+        q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
+        with torch.autocast(q.device.type, enabled=False):
+            y = self._attend(q, self._memory(k, v, mask), mask, mask)
+            if self.conv is not None and v.numel():
+                y = y + self._convolve(self.conv.to(y.dtype), v.to(y.dtype), mask)
+        return zero_padding(mask, y.to(v.dtype))[0]
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> NystromMemory:
+        self._check_cross()
+        self.check(None, k, v, mask)
+        k, v = zero_padding(mask, k, v)
+        with torch.autocast(k.device.type, enabled=False):
+            return self._memory(k, v, mask)
+
+    def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
+        """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
+        self._check_cross()
+        if not isinstance(memory, NystromMemory):
+            raise TypeError(f"memory must be a NystromMemory, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.k.shape[0], mask)
+        _check.alike("q", q, "the memory", memory.k)
+        (q,) = zero_padding(mask, q)
+        with torch.autocast(q.device.type, enabled=False):
+            y = self._attend(q, memory, mask, memory.real)
+        return zero_padding(mask, y.to(q.dtype))[0]
+
+    def _check_cross(self) -> None:
+        if self.conv is not None:
+            raise ValueError(
+                "conv adds to a query the values near its own place, which those of another sequence do not "
+                f"have: no cross form, got conv={self.config.conv}"
+            )
+
+    def _memory(self, k: Tensor, v: Tensor, mask: Tensor | None) -> NystromMemory:
+        count = self.config.landmarks
+        segments = None if mask is None else Segments.of(mask, count)
+        means = (segment_means(x, count, segments) for x in (k, v))
+        return NystromMemory(
+            k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask, *means
+        )
+
+    def _attend(self, q: Tensor, memory: NystromMemory, mask: Tensor | None, real: Tensor | None) -> Tensor:
+        """y [b t h e] in the sum dtype: rounded to 16 bits, landmarks would be far from their inverse.
+
+        `mask` is of the queries, `real` of the keys; None: there is no padding.
+        """
+        count, dtype = self.config.landmarks, memory.key_means.dtype
+        q, k, v = q.to(dtype), memory.k.to(dtype), memory.v.to(dtype)
+        if min(q.shape[1], k.shape[1]) <= count:
+            return self._softmax(q, k, v, real)
+        queries = None if mask is None else Segments.of(mask, count)
+        q_means = segment_means(q, count, queries)  # [b m h d]
+        group = self.heads // self.kv_heads
+        k_means, v_means = (x.repeat_interleave(group, 2) for x in (memory.key_means, memory.value_means))
+        keys_used = None if real is None else torch.arange(count, device=q.device) < real.sum(1, keepdim=True)
+
+        among = torch.einsum("bihd,bjhd->bhij", q_means * self._scale(), k_means)
+        if keys_used is not None:
+            among = among.masked_fill(~keys_used[:, None, None], torch.finfo(dtype).min)
+        among, read = among.softmax(-1), self._softmax(q_means, k, v, real)  # A, and B v [b m h e]
+        if queries is not None:
+            # The inverse of blocks is the blocks' inverse: with zero rows for segments nobody is in, that of
+            # the others is what it is without them.
+            among = among.masked_fill(~queries.used[:, None, :, None], 0.0)
+            read = read.masked_fill(~queries.used[..., None, None], 0.0)
+        values = torch.einsum("bhji,bihe->bjhe", self._inverse(among), read)  # A^+ B v
+        if real is not None:
+            # As few keys as landmarks are their own landmarks, and F is the softmax over them.
+            values = torch.where((real.sum(1) <= count)[:, None, None, None], v_means, values)
+        y = self._softmax(q, k_means, values, keys_used)
+        if queries is not None:
+            # As few queries as landmarks are their own landmarks, and B is their softmax.
+            few = (queries.real.sum(1) <= count)[:, None, None, None]
+            y = torch.where(few, queries.spread(read), y)
+        return y
+
+    def _inverse(self, among: Tensor) -> Tensor:
+        if self.config.inverse == "exact":
+            return exact_inverse(among)
+        return iterative_inverse(among, self.config.iterations)
+
+    def _scale(self) -> float:
+        return self.dim**-0.5 if self.config.scale is None else self.config.scale
+
+    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+        """Softmax attention to the keys that are `visible` [b s]; to none, it is 0, as their v is."""
+        if q.numel() == 0 or k.numel() == 0:
+            return v.new_zeros(*q.shape[:3], v.shape[3])
+        if visible is not None:
+            # Some kernels give NaN for no key at all.
+            visible = (visible | ~visible.any(1, keepdim=True))[:, None, None]
+        return functional.scaled_dot_product_attention(
+            q.movedim(1, 2),
+            k.movedim(1, 2),
+            v.movedim(1, 2),
+            attn_mask=visible,
+            dropout_p=self.config.dropout if self.training else 0.0,
+            scale=self._scale(),
+            enable_gqa=q.shape[2] != k.shape[2],
+        ).movedim(1, 2)
+
+    def _convolve(self, weight: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """v [b t g e] with the kernel [g c] of its head over its real neighbours -> [b t h e]."""
+        front = None if mask is None else RealFirst.of(mask)
+        v = v if front is None else front.gather(v)
+        near = functional.conv2d(
+            v.movedim(2, 1), weight[:, None, :, None], padding=(weight.shape[1] // 2, 0), groups=v.shape[2]
+        ).movedim(1, 2)
+        near = near if front is None else front.restore(near)
+        return near.repeat_interleave(self.heads // self.kv_heads, 2)

@@ -1,0 +1,136 @@
+"""Segments of any length, and the inverse that needs products alone."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
+from tests.laws import EXACT, gradients
+
+
+def draw(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def attention_matrix(*shape, seed=0):
+    return draw(*shape, seed=seed).softmax(-1)
+
+
+@given(mask=st.lists(st.booleans(), min_size=1, max_size=30), count=st.integers(1, 12))
+def test_segments_are_even_and_none_is_empty(mask, count):
+    mask = torch.tensor([mask])
+    segments, n = Segments.of(mask, count), int(mask.sum())
+    index = segments.index[mask]
+    sizes = torch.bincount(index, minlength=segments.used.shape[1])[: min(count, n)]
+    assert segments.used.sum() == min(count, n)
+    assert (index.diff() >= 0).all()
+    assert index.tolist() == [p * min(count, n) // n for p in range(n)]
+    assert n == 0 or 0 < sizes.min() >= sizes.max() - 1
+    assert segments.index.min() >= 0  # padded places too, so that they can be an index
+
+
+@given(mask=st.lists(st.booleans(), min_size=1, max_size=30), count=st.integers(1, 12))
+def test_means_are_of_the_real_tokens_of_a_segment(mask, count):
+    mask = torch.tensor([mask, [True] * len(mask)])
+    x = draw(2, mask.shape[1], 3, 2) * mask[..., None, None]
+    means = segment_means(x, count, Segments.of(mask, count))
+    assert means.shape == (2, min(count, mask.shape[1]), 3, 2)
+    for i in range(2):
+        real, n = x[i, mask[i]], int(mask[i].sum())
+        for j in range(means.shape[1]):
+            members = [real[p] for p in range(n) if p * min(count, n) // n == j]
+            expected = torch.stack(members).mean(0) if members else torch.zeros(3, 2, dtype=x.dtype)
+            assert_close(means[i, j], expected, **EXACT)
+
+
+@pytest.mark.parametrize("time", [1, 4, 11, 12, 24, 25])
+def test_all_real_is_no_mask(time):
+    x = draw(2, time, 3, 2).requires_grad_()
+    with_mask = segment_means(x, 4, Segments.of(torch.ones(2, time, dtype=torch.bool), 4))
+    without = segment_means(x, 4)
+    assert_close(without, with_mask, **EXACT)
+    assert_close(gradients(without, [x]), gradients(with_mask, [x]), **EXACT)
+    if time == 24:
+        assert_close(without, torch.stack([part.mean(1) for part in x.split(6, 1)], 1), **EXACT)
+
+
+def test_means_of_sixteen_bits_are_summed_in_float32():
+    x = torch.full((1, 4096, 1, 1), 1.0, dtype=torch.bfloat16)
+    for segments in (None, Segments.of(torch.ones(1, 4096, dtype=torch.bool), 1)):
+        means = segment_means(x, 1, segments)
+        assert means.dtype == torch.float32
+        assert means.item() == 1.0  # a sum of ones in bfloat16 stops at 256
+
+
+def test_each_token_gets_what_its_segment_has():
+    mask = torch.tensor([[True, False, True, True, True, False], [False, True, False, False, True, True]])
+    segments = Segments.of(mask, 2)
+    y = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])
+    assert segments.spread(y)[..., 0][mask].tolist() == [1, 1, 2, 2, 3, 3, 4]
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (3, 5), (5, 3), (1, 4), (4, 1)])
+def test_the_iteration_ends_at_the_pseudo_inverse(shape):
+    """In float64 30 iterations are more than the condition of these matrices needs."""
+    a = attention_matrix(2, 3, *shape)
+    assert_close(iterative_inverse(a, 30), torch.linalg.pinv(a), rtol=1e-8, atol=1e-8)
+
+
+def test_six_iterations_leave_some_percent():
+    """Of the attention among 64 landmarks without structure; twenty reach what float64 can."""
+    a = (draw(1, 64, 64) @ draw(1, 64, 64, seed=1).mT / 8).softmax(-1)
+    errors = [float((a @ iterative_inverse(a, n) @ a - a).norm() / a.norm()) for n in (6, 10, 20)]
+    assert 0.01 < errors[0] < 0.2
+    assert errors[1] < errors[0] / 3
+    assert errors[2] < 1e-9
+
+
+def test_an_iteration_does_what_is_said_of_eigenvalues():
+    """1 - r becomes 1 - r^3 (3 + r) / 4, which begins as 13/4 of 1 - r."""
+    a = torch.diag(torch.tensor([1.0, 0.5, 1e-6], dtype=torch.float64))
+    r = 1 - torch.diagonal(a @ iterative_inverse(a, 0))
+    after = 1 - torch.diagonal(a @ iterative_inverse(a, 1))
+    assert_close(after, r**3 * (3 + r) / 4, **EXACT)
+    assert_close((1 - after[2]) / (1 - r[2]), torch.tensor(3.25, dtype=torch.float64), rtol=1e-3, atol=0)
+
+
+def test_zero_rows_and_columns_stay_apart():
+    """The inverse of blocks is the blocks' inverse, values and gradients, for both ways."""
+    small = attention_matrix(2, 3, 4).requires_grad_()
+    for inverse in (lambda a: iterative_inverse(a, 6), exact_inverse):
+        z = inverse(torch.nn.functional.pad(small, (0, 3, 0, 2)))
+        assert_close(z[:, :4, :3], inverse(small), **EXACT)
+        assert (z[:, 4:].abs() < 1e-12).all()
+        assert (z[:, :, 3:].abs() < 1e-12).all()
+        expected = gradients(torch.nn.functional.pad(inverse(small), (0, 2, 0, 3)), [small])
+        assert_close(gradients(z, [small]), expected, **EXACT)
+        assert (inverse(torch.zeros(1, 2, 2)) == 0).all()
+
+
+@pytest.mark.parametrize("inverse", [lambda a: iterative_inverse(a, 4), exact_inverse])
+def test_gradients_are_those_of_finite_differences(inverse):
+    a = (torch.eye(3, dtype=torch.float64) + attention_matrix(2, 3, 3)).requires_grad_()
+    assert torch.autograd.gradcheck(inverse, a)
+
+
+@pytest.mark.parametrize("inverse", [lambda a: iterative_inverse(a, 6), exact_inverse])
+def test_defect_03_a_matrix_does_not_see_the_others(inverse):
+    """Norms taken over the batch would scale every first guess by the largest matrix there is."""
+    a = attention_matrix(4, 5, 5)
+    alone = inverse(a[:1])
+    for neighbour in (1e6, 1e-6, torch.nan, torch.inf):
+        batch = torch.cat((a[:1], a[1:] * neighbour))
+        assert_close(inverse(batch)[:1], alone, **EXACT)
+        if neighbour != neighbour:
+            assert inverse(batch)[1:].isnan().all()
+
+
+def test_equal_rows_do_not_overflow():
+    """A matrix of rank one, in float32, with more iterations than anyone needs."""
+    a = torch.full((1, 64, 64), 1 / 64).requires_grad_()
+    z = iterative_inverse(a, 30)
+    assert_close(a @ z @ a, a, rtol=1e-4, atol=1e-6)  # float32
+    assert gradients(z, [a])[0].isfinite().all()
