@@ -1,0 +1,261 @@
+"""Same model, same budget, every mechanism: see README.md beside this file.
+
+    python experiments/compare/run.py --data DIR     train what is not trained yet, then measure and draw
+    python experiments/compare/run.py --list         what there is to train and what is done
+
+A run is a folder of `lintra train`; killed at any moment, the same command goes on where it was.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lintra import attention, checkpoint, pictures, train
+from lintra.bench import _report
+from lintra.bench._memory import peak_of
+from lintra.bench._report import Row
+from lintra.bench._timing import interleaved
+from lintra.tasks import recall, text, text_classification
+
+HERE = Path(__file__).parent
+PAIRS = (4, 8, 16, 32)
+SEEDS = (0, 1)
+
+# What fits sequences of 128 to 1,024 tokens; everything else is each mechanism's default.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "aft": {"window": 64},
+    "bigbird": {"block": 16},
+    "clustered": {"clusters": 64},
+    "linformer": {"rank": 128},
+    "longformer": {"window": 64},
+    "longshort": {"window": 64, "rank": 32},
+    "lsh": {"chunk": 32, "rounds": 4},
+    "nystromformer": {"landmarks": 32},
+    "performer": {"redraw_every": 100},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One column of the table."""
+
+    name: str
+    task: Any  # the task's Config
+    score: str  # what the task's score calls it
+    higher: bool  # whether more of it is better
+    causal: bool
+    training: dict[str, Any]
+    model: dict[str, Any]
+
+
+def problems(data: Path) -> list[Problem]:
+    small = {"layers": 2, "heads": 4, "width": 128}
+    long = {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 20, "weight_decay": 0.05}
+    return [
+        Problem(
+            "classification",
+            text_classification.Config(
+                data=data / "imdb_train.tsv.xz", test=data / "imdb_test.tsv.xz", length=1024
+            ),
+            "accuracy",
+            True,
+            False,
+            {**long, "steps": 300},
+            small,
+        ),
+        Problem(
+            "shakespeare",
+            text.Config(data=data / "tinyshakespeare.txt", length=512),
+            "bits_per_byte",
+            False,
+            True,
+            {**long, "steps": 400},
+            small,
+        ),
+        *(
+            Problem(
+                f"recall-{pairs}",
+                recall.Config(pairs=pairs),
+                "accuracy",
+                True,
+                True,
+                {"batch": 32, "lr": 3e-3, "schedule": "cosine", "warmup": 50, "steps": 1_000},
+                {},
+            )
+            for pairs in PAIRS
+        ),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One mechanism on one problem with one seed."""
+
+    problem: Problem
+    mechanism: str
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        return HERE / "runs" / self.problem.name / self.mechanism / f"seed-{self.seed}"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    def model(self) -> Any:
+        task = self.problem.task.build()
+        return dataclasses.replace(task.model(configured(self.mechanism, task)), **self.problem.model)
+
+    def train(self) -> None:
+        """To the end, from wherever it is, and its score."""
+        problem = self.problem
+        settings = {"precision": "32", "save_every": 100, "validate_every": 10**6, "seed": self.seed}
+        config = train.Config(**{**problem.training, **settings})
+        fresh = not (self.folder / "run.json").exists()
+        run = (
+            train.Run.create(self.folder, task=problem.task, model=self.model(), train=config)
+            if fresh
+            else train.Run.read(self.folder)
+        )
+        train.fit(run)
+        scores = evaluate(self.folder, problem)
+        text = json.dumps({"steps": config.steps, **scores}, indent=1)
+        checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
+
+
+def configured(name: str, task: Any) -> Any:
+    """The mechanism's Config for the task's length."""
+    return attention.for_length(attention.load(name).Config, task.length, **OPTIONS.get(name, {}))
+
+
+@torch.no_grad()
+def evaluate(folder: Path, problem: Problem, samples: int = 2_000, batch: int = 50) -> dict[str, float]:
+    """The score over the first validation samples, or all if there are fewer."""
+    task, model = problem.task.build(), checkpoint.load(folder)
+    places = range(min(samples, len(task.validate)))
+    found, weights = [], []
+    for first in range(0, len(places), batch):
+        indices = list(places[first : first + batch])
+        scores = task.score(model, task.collate(task.validate.__getitems__(indices)))
+        found.append(float(scores[problem.score]))
+        weights.append(float(scores["weight"]))
+    return {problem.score: sum(map(float.__mul__, found, weights)) / sum(weights)}
+
+
+def runs(data: Path, names: list[str]) -> Iterator[Run]:
+    """Everything there is to train, the first seed of all before the second of any."""
+    for seed in SEEDS:
+        for problem in problems(data):
+            for name in names:
+                if attention.mechanism(name).can.causal or not problem.causal:
+                    yield Run(problem, name, seed)
+
+
+def measure(data: Path, names: list[str]) -> tuple[list[Row], dict[str, Any]]:
+    """Seconds of a training step, interleaved over the mechanisms, and the memory it takes."""
+    rows, timings = [], {}
+    for problem in problems(data)[:2]:
+        mine = [run for run in runs(data, names) if run.problem.name == problem.name and run.seed == 0]
+        timings |= {
+            f"{problem.name} {name}": timing
+            for name, timing in interleaved(
+                {run.mechanism: step(run) for run in mine}, rounds=5, at_least=0
+            ).items()
+        }
+        for run in mine:
+            what = f"{problem.name}: {run.mechanism}"
+            rows.append(Row(f"{what}, a step", 1e3 * timings[f"{problem.name} {run.mechanism}"].median, "ms"))
+            program = (
+                f"import sys; sys.path.insert(0, {str(HERE)!r}); from pathlib import Path; import run\n"
+                f"one = run.find(Path({str(data)!r}), {problem.name!r}, {run.mechanism!r})\n"
+                "update = run.step(one)\nbefore = peak()\nupdate()\nprint(peak() - before)"
+            )
+            rows.append(Row(f"{what}, memory", peak_of(program) / 1e6, "MB"))
+    return rows, timings
+
+
+def find(data: Path, problem: str, mechanism: str) -> Run:
+    """The first run of a mechanism on a problem."""
+    return next(x for x in runs(data, [mechanism]) if x.problem.name == problem)
+
+
+def step(run: Run) -> Any:
+    """One update of a fresh model."""
+    torch.manual_seed(0)
+    task, model = run.problem.task.build(), run.model().build()
+    batch = task.collate(task.train.__getitems__(list(range(run.problem.training["batch"]))))
+    optimizer = torch.optim.RAdam(model.parameters(), 1e-4)
+
+    def update() -> None:
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+
+    return update
+
+
+def scores(data: Path, names: list[str]) -> dict[str, dict[str, list[float]]]:
+    """problem -> mechanism -> the score of each seed that is done."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs(data, names):
+        if run.result.exists():
+            value = json.loads(run.result.read_text())[run.problem.score]
+            found.setdefault(run.problem.name, {}).setdefault(run.mechanism, []).append(value)
+    return found
+
+
+def draw(found: dict[str, dict[str, list[float]]]) -> None:
+    """Recall against the number of pairs, a line for each mechanism."""
+    lines: dict[str, dict[int, float]] = {}
+    for pairs in PAIRS:
+        for name, values in found.get(f"recall-{pairs}", {}).items():
+            lines.setdefault(name, {})[pairs] = 100 * statistics.mean(values)
+    pictures.logarithmic(
+        HERE / "recall.png",
+        lines,
+        x="pairs in the sequence",
+        y="recalled (%)",
+        title="associative recall, same model and budget",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Same model, same budget, every mechanism.")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the texts README.md names")
+    parser.add_argument("--only", nargs="*", default=None, help="mechanisms; else all")
+    parser.add_argument(
+        "--minutes", type=float, default=120.0, help="begin no further training after so many"
+    )
+    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    parser.add_argument("--no-times", action="store_true", help="train only: the machine is busy")
+    options = parser.parse_args()
+    names = options.only or attention.names()
+    todo = [run for run in runs(options.data, names) if not run.result.exists()]
+    if options.list:
+        for run in runs(options.data, names):
+            print("done " if run.result.exists() else "to do", run.problem.name, run.mechanism, run.seed)
+        return
+    end = time.monotonic() + 60 * options.minutes
+    for i, run in enumerate(todo):
+        if time.monotonic() > end:
+            print(f"time is up: {len(todo) - i} to train, the same command goes on")
+            break
+        print(f"{i + 1} of {len(todo)}: {run.problem.name}, {run.mechanism}, seed {run.seed}", flush=True)
+        run.train()
+    found = scores(options.data, names)
+    rows, timings = ([], {}) if options.no_times else measure(options.data, names)
+    _report.write(HERE / "results.json", rows, timings, scores=found)
+    draw(found)
+    print(f"saved in {HERE / 'results.json'}")
+
+
+if __name__ == "__main__":
+    main()
