@@ -1,0 +1,270 @@
+"""Performer (FAVOR+): Choromanski et al. 2021, "Rethinking Attention with Performers", arXiv:2009.14794.
+
+The exponential of softmax is the mean of products of positive random features (lemma 1), so that linear
+attention over them estimates softmax attention, with an error that falls as features^-1/2:
+
+    exp(q . k / sqrt(d)) = E_w[exp(w . x - |x|^2 / 2) exp(w . y - |y|^2 / 2)],  x, y = d^-1/4 q, d^-1/4 k
+
+Exponents are kept at or below 0. The constant taken from a query's cancels in its ratio; the one taken from
+the keys' is, when causal, their running maximum, which is a decay of the sum (e is the exponent of a key):
+
+    c_t  = max(c_{t-1}, max_r e_{t,r})
+    kv_t = exp(c_{t-1} - c_t) kv_{t-1} + exp(e_t - c_t) v_t^T        z_t likewise, with 1 for v_t
+
+Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the sum, in multiplications and
+additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lintra import fields, ops
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import LinearState, _check
+from lintra.ops._check import sum_dtype
+from lintra.ops.features import elu_plus_one, squared_relu
+from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.positions import Rotation
+from lintra.ops.random_features import (
+    Norms,
+    independent_gaussian,
+    orthogonal_gaussian,
+    project,
+    softmax_offset,
+    softmax_projection,
+)
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "squared_relu": squared_relu,
+    "elu+1": elu_plus_one,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Performer."""
+
+    features: int | None = None  # rows w of the projection; None: d ln d, rounded down
+    kernel: Literal["positive", "hyperbolic", "generalized"] = (
+        "positive"  # w; w and -w; an activation of w . x
+    )
+    activation: Literal["relu", "squared_relu", "elu+1"] = "relu"  # of the generalized kernel
+    kernel_eps: float = 1e-3  # added to the features of the generalized kernel; no unit
+    orthogonal: bool = True  # directions orthogonal in blocks of d rows; else independent
+    row_norms: Norms = "chi"  # lengths of the rows: as of normal vectors (unbiased), or all sqrt(d)
+    per_head: bool = False  # a projection for each key-value head; else one for all
+    redraw_every: int | None = 1000  # training steps with one projection; None: the first one stays
+    eps: float = 1e-20  # added to the denominator; no unit
+    seed: int = 0  # of the first projection
+    chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+    impl: Impl = "auto"  # which implementation of the sum
+
+    def __post_init__(self):
+        fields.check(self)
+        for name in ("features", "redraw_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1 or None, got {value}")
+        for name in ("kernel_eps", "eps"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+        for name in ("activation", "kernel_eps"):
+            if self.kernel != "generalized" and getattr(self, name) != getattr(Config, name):
+                raise ValueError(
+                    f"{name} is of kernel='generalized', got {getattr(self, name)!r} with "
+                    f"kernel={self.kernel!r}"
+                )
+
+    def build(self, **shape) -> "Performer":
+        return Performer(self, **shape)
+
+
+class PerformerState(NamedTuple):
+    """kv [b g f e] and z [b g f], both divided by exp(c); c [b g], the largest exponent of a key so far, -inf
+    before any and with the generalized kernel. What cross-attention keeps has the same form."""
+
+    kv: Tensor
+    z: Tensor
+    c: Tensor
+
+
+class Keys(NamedTuple):
+    """Features of keys [b s g f], the decay of what came before each [b s g], and c after the last [b g]."""
+
+    features: Tensor
+    log_decay: Tensor | None
+    c: Tensor
+
+
+class Performer(Attention):
+    """Performer. State: kv [b g f e], z [b g f] and c [b g]."""
+
+    paper = "Choromanski et al. 2021, arXiv:2009.14794"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
+    )
+    weight: Tensor
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        rows = config.features
+        self.rows = max(1, int(self.dim * math.log(self.dim))) if rows is None else rows
+        self.features = 2 * self.rows if config.kernel == "hyperbolic" else self.rows
+        drawn = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
+        self.register_buffer("weight", drawn.to(torch.get_default_dtype()))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.weight.copy_(self._draw(generator))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        if self.causal:
+            return super().forward(q, k, v, mask=mask, rotate=rotate)
+        self.check(q, k, v, mask)
+        (q,) = zero_padding(mask, q)
+        nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
+        return zero_padding(mask, self._sum(q, k, v, nothing, mask, rotate)[0])[0]
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> PerformerState:
+        dtype = sum_dtype(dtype or torch.get_default_dtype())
+        shape = (batch, self.kv_heads, self.features)
+        return PerformerState(
+            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.full(shape[:2], -torch.inf, device=device, dtype=dtype),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: PerformerState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, PerformerState]:
+        self.check(q, k, v, mask)
+        self.check_causal()
+        if not isinstance(state, PerformerState):
+            raise TypeError(f"state must be a PerformerState, got {type(state).__name__}")
+        _check.shape("state.c", state.c, "b g", {"b": q.shape[0], "g": self.kv_heads})
+        return self._sum(q, k, v, state, mask, rotate)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState, *, rotate: Rotation | None = None
+    ) -> tuple[Tensor, PerformerState]:
+        """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
+        kv, z, c = state
+        group = self.heads // self.kv_heads
+        q, k = (x.to(kv.dtype) if rotate is None else rotate(x.to(kv.dtype)) for x in (q, k))
+        with torch.autocast(q.device.type, enabled=False):
+            q = self._query_features(q)
+            if self.config.kernel == "generalized":
+                k = self._activated(k)
+            else:
+                exponents = (self._projection(k) - softmax_offset(k)[..., None])[:, 0]
+                now = torch.maximum(c, exponents.detach().amax(-1))
+                kept = (c - now).exp()[..., None]
+                kv, z, c, k = kept[..., None] * kv, kept * z, now, (exponents - now[..., None]).exp()[:, None]
+            kv = kv + torch.einsum("btgf,btge->bgfe", k, v.to(kv.dtype))
+            z = z + k[:, 0]
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+        return divide(y, weight + self.config.eps).to(v.dtype), PerformerState(kv, z, c)
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> PerformerState:
+        self.check_cross()
+        self.check(None, k, v, mask)
+        nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
+        nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
+        return self._sum(nobody, k, v, nothing, mask, None)[1]
+
+    def read(self, q: Tensor, memory: PerformerState, mask: Tensor | None = None) -> Tensor:
+        self.check_cross()
+        if not isinstance(memory, PerformerState):
+            raise TypeError(f"memory must be a PerformerState, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.z.shape[0], mask)
+        (q,) = zero_padding(mask, q)
+        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
+        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
+        return zero_padding(mask, self._sum(q, nothing, values, memory, None, None)[0])[0]
+
+    def _sum(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: PerformerState,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+    ) -> tuple[Tensor, PerformerState]:
+        config, dtype = self.config, sum_dtype(v.dtype)
+        (k,) = zero_padding(mask, k)
+        (q,) = zero_padding(mask if self.causal else None, q)
+        q, k = (x.to(dtype) if rotate is None else rotate(x.to(dtype)) for x in (q, k))
+        with torch.autocast(q.device.type, enabled=False):  # exponents keep their digits
+            keys = self._key_features(k, state.c, mask)
+            y, (kv, z) = ops.linear_attention(
+                self._query_features(q),
+                keys.features,
+                v.to(dtype),
+                log_decay=keys.log_decay,
+                state=LinearState(state.kv, state.z),
+                mask=mask,
+                causal=self.causal,
+                eps=config.eps,
+                chunk=config.chunk,
+                impl=config.impl,
+            )
+        return y.to(v.dtype), PerformerState(kv, z, keys.c)
+
+    def _query_features(self, q: Tensor) -> Tensor:
+        """[b t h d] -> [b t h f]. What depends on the query alone cancels: the largest feature is 1."""
+        if self.config.kernel == "generalized":
+            return self._activated(q)
+        projection = self._projection(q)
+        return (projection - projection.detach().amax(-1, keepdim=True)).exp_()
+
+    def _key_features(self, k: Tensor, before: Tensor, mask: Tensor | None) -> Keys:
+        """Of k [b s g d] after keys whose largest exponent was `before` [b g]."""
+        if self.config.kernel == "generalized":
+            return Keys(self._activated(k), None, before)
+        projection, offset = self._projection(k), softmax_offset(k)
+        with torch.no_grad():  # c cancels in every ratio
+            largest = projection.amax(-1) - offset
+            if mask is not None:
+                largest = largest.masked_fill(~mask[..., None], -torch.inf)
+            c = torch.cat((before[:, None], largest), 1).cummax(1).values
+            # -inf before the first key, where there is nothing to decay.
+            log_decay = (c[:, :-1] - c[:, 1:]).nan_to_num(0.0, neginf=0.0) if self.causal else None
+            last, c = c[:, -1], c[:, 1:] if self.causal else c[:, -1:]
+            c = c.nan_to_num(torch.nan, neginf=0.0)
+        # A sum: the gradient of a difference would be a negative copy of all features.
+        return Keys((projection + (-offset - c)[..., None]).exp_(), log_decay, last)
+
+    def _projection(self, x: Tensor) -> Tensor:
+        return softmax_projection(x, self.weight.to(x.dtype), self.config.kernel == "hyperbolic")
+
+    def _activated(self, x: Tensor) -> Tensor:
+        """The features of the generalized kernel."""
+        projection = project(x * self.dim**-0.25, self.weight.to(x.dtype))
+        return ACTIVATIONS[self.config.activation](projection) * self.rows**-0.5 + self.config.kernel_eps
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        draw = orthogonal_gaussian if self.config.orthogonal else independent_gaussian
+        heads = self.kv_heads if self.config.per_head else 1
+        rows = [draw(self.rows, self.dim, self.config.row_norms, generator) for _ in range(heads)]
+        return torch.stack(rows)
