@@ -1,0 +1,217 @@
+"""LSH attention: Kitaev et al. 2020, "Reformer", arXiv:2001.04451, section 2.
+
+Queries and keys are one vector u, keys at length 1. A random hash puts vectors of similar direction in one
+bucket; the tokens are sorted by bucket and cut into chunks of m, and a query attends to its own chunk and
+those beside it. With P_i^r the keys that round r = 1, 2, ... lets query i see, and P_i their union,
+
+    y_i = sum_{j in P_i} exp(s u_i . u_j / |u_j|) v_j / sum_{j in P_i} exp(s u_i . u_j / |u_j|)
+
+which is computed round by round, equation 6: each key counts 1 / (the number of rounds that see it), and the
+rounds are joined by their log-sum-exps. j = i is left out unless nothing else is seen.
+
+Cost of t tokens: 2 t m (d + e) multiplications and additions a head and round, t d c for the hash (c up to
+64 columns), and a sort. The state keeps u, v and the buckets of every token.
+
+A causal query reads nothing later. But tokens are sorted all together, so later ones may push an earlier key
+out of a query's sight: the outputs of a sequence are not those of its beginnings, and generating token by
+token gives each the output that the last token of the sequence so far has.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check, lsh
+from lintra.ops.positions import Rotation
+
+LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, more tokens a bucket beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """LSH attention (Reformer)."""
+
+    rounds: int = 2  # hashes, each with its own sort
+    chunk: int = 64  # tokens per chunk of the sorted sequence
+    buckets: int | None = None  # of a round, a power of two; None: up to 2 a chunk of real tokens
+    look_back: int = 1  # chunks a query sees before its own
+    look_ahead: int = 0  # chunks it sees after its own
+    wrap: bool = True  # the chunk before the first is the last one of the round
+    across_buckets: bool = True  # False: a query sees only keys of its own bucket
+    exact_union: bool = True  # each key counts once; False: as often as rounds see it
+    scale: float = 1.0  # multiplies the scores; no unit
+    dropout: float = 0.0  # probability of dropping a weight in training
+    seed: int = 0  # of the hashes
+
+    def __post_init__(self):
+        fields.check(self)
+        for name, least in (("rounds", 1), ("chunk", 1), ("look_back", 0), ("look_ahead", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.buckets is not None and not (2 <= self.buckets <= 2**14 and self.buckets.bit_count() == 1):
+            raise ValueError(f"buckets must be a power of two from 2 to {2**14}, got {self.buckets}")
+        if not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def build(self, **shape) -> "LshAttention":
+        return LshAttention(self, **shape)
+
+
+class LshState(NamedTuple):
+    """u [b s h d], v [b s h e] in the dtype they came in; bucket [b s h r l] for each number of buckets there
+    may be; real [b s]."""
+
+    u: Tensor
+    v: Tensor
+    bucket: Tensor
+    real: Tensor
+
+
+class LshAttention(Attention):
+    """LSH attention. State: everything so far, with its buckets."""
+
+    paper = "Kitaev et al. 2020, arXiv:2001.04451"
+    shared_key = True
+    can = Capabilities(
+        causal=True,
+        bidirectional=True,
+        cross=False,
+        recurrent=True,
+        state="grows",
+        cost="O(t log t + t d)",
+        lookahead=True,
+    )
+
+    rotations: Tensor  # [h rounds hashes d columns]
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        self.levels = list(LEVELS) if config.buckets is None else [config.buckets.bit_length() - 1]
+        self.pattern = lsh.Pattern(
+            causal=self.causal,
+            chunk=config.chunk,
+            look_back=config.look_back,
+            look_ahead=config.look_ahead,
+            wrap=config.wrap,
+            across_buckets=config.across_buckets,
+        )
+        sizes = [lsh.columns(level) for level in self.levels]
+        self.shape = (self.heads, config.rounds, max(map(len, sizes)), self.dim, max(map(max, sizes)))
+        drawn = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
+        self.register_buffer("rotations", drawn.to(torch.get_default_dtype()))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.rotations.copy_(self._draw(generator))
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        levels = self._levels(q.shape[1], mask)
+        return self._attend(lsh.lsh_attention, self._enter(q, k, v, mask, rotate, levels), levels)
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> LshState:
+        ids = (self.heads, self.config.rounds, len(self.levels))
+        return LshState(
+            torch.empty(batch, 0, self.heads, self.dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, self.heads, self.value_dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, *ids, device=device, dtype=torch.int16),
+            torch.empty(batch, 0, device=device, dtype=torch.bool),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LshState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, LshState]:
+        """The new tokens get what `forward` over everything so far gives them."""
+        self.check_causal()
+        new = self._enter(q, k, v, mask, rotate, self.levels)
+        self._check_state(state, new)
+        after = _append(state, new)
+        if q.shape[1] == 1:
+            return self._attend(lsh.lsh_attention_newest, after, self.levels), after
+        y = self._attend(lsh.lsh_attention, after, self.levels)
+        return y[:, state.u.shape[1] :], after
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LshState, *, rotate: Rotation | None = None
+    ) -> tuple[Tensor, LshState]:
+        """One token: sorted among those so far, it attends to its chunks. The paper has no recurrence."""
+        self.check_step(q, k, v)
+        return self.extend(q, k, v, state, rotate=rotate)
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        return torch.randn(self.shape, generator=generator, device="cpu", dtype=torch.float64)
+
+    def _enter(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+        levels: list[int],
+    ) -> LshState:
+        """Checked, padding zeroed, turned, hashed. Gradients go through q: k is the same vector."""
+        self.check(q, k, v, mask)
+        u, v = zero_padding(mask, q, v)
+        u = u if rotate is None else rotate(u)
+        real = u.new_ones(u.shape[:2], dtype=torch.bool) if mask is None else mask
+        return LshState(u, v, lsh.buckets(u, self.rotations, levels), real)
+
+    def _attend(self, attention: Callable[..., Tensor], tokens: LshState, levels: list[int]) -> Tensor:
+        sizes = 2 ** torch.tensor(levels, device=tokens.u.device)
+        enough = sizes * self.config.chunk <= 2 * tokens.real.sum(1, keepdim=True)
+        level = (enough.sum(1).clamp(min=1) - 1)[:, None, None, None, None]
+        return attention(
+            tokens.u,
+            tokens.v,
+            tokens.bucket.take_along_dim(level, 4)[..., 0],
+            self.pattern,
+            mask=tokens.real,
+            exact_union=self.config.exact_union,
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+        )
+
+    def _levels(self, time: int, mask: Tensor | None) -> list[int]:
+        """The numbers of buckets, as powers of two, that sequences of `time` tokens less padding may need."""
+        if self.config.buckets is not None:
+            return self.levels
+        highest = min(max(1, (2 * time // self.config.chunk).bit_length() - 1), LEVELS[-1])
+        return list(range(1 if mask is not None else highest, highest + 1))
+
+    def _check_state(self, state: LshState, new: LshState) -> None:
+        if not isinstance(state, LshState):
+            raise TypeError(f"state must be a LshState, got {type(state).__name__}")
+        sizes = {"b": new.u.shape[0], "h": self.heads, "d": self.dim, "e": self.value_dim}
+        sizes |= {"r": self.config.rounds, "l": len(self.levels)}
+        _check.shape("state.u", state.u, "b s h d", sizes)
+        _check.shape("state.v", state.v, "b s h e", sizes)
+        _check.shape("state.bucket", state.bucket, "b s h r l", sizes)
+        _check.shape("state.real", state.real, "b s", sizes)
+        if state.u.shape[1]:
+            _check.alike("state.u", state.u, "q", new.u)
+            _check.alike("state.v", state.v, "v", new.v)
+
+
+def _append(state: LshState, new: LshState) -> LshState:
+    """The cache with new tokens. An empty one takes the dtype of its first tokens, which autocast decides."""
+    if state.u.shape[1] == 0:
+        return new
+    return LshState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))

@@ -1,0 +1,328 @@
+"""Attention among tokens that hash alike: Kitaev et al. 2020, "Reformer", arXiv:2001.04451, section 2.
+
+Each round hashes every token by the direction of its vector, sorts the tokens by (bucket, place) and cuts the
+sorted row into chunks; a query sees the keys in its own chunk and in those beside it. What the rounds give is
+joined by their log-sum-exps. Queries and keys are one vector u: a key is u at length 1, and a token sees
+itself only where it sees nothing else.
+
+Padded tokens sort behind all others, so that every real one has the rank it would have alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from lintra.ops._check import sum_dtype
+from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+
+SINGLE = 6  # up to 2^6 buckets come from one hash, more from a pair of hashes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pattern:
+    """Which sorted places see which."""
+
+    causal: bool
+    chunk: int = 64  # tokens
+    look_back: int = 1  # chunks before a query's own
+    look_ahead: int = 0  # chunks after it
+    wrap: bool = True  # the chunk before the first is the last of the same round and sample
+    across_buckets: bool = True  # False: a query sees only keys of its own bucket
+
+    @property
+    def width(self) -> int:
+        """Chunks a query may see."""
+        return self.look_back + 1 + self.look_ahead
+
+
+def columns(level: int) -> tuple[int, ...]:
+    """How many columns each hash of 2^level buckets has: one hash, or a pair for many buckets."""
+    if level <= SINGLE:
+        return (2 ** (level - 1),)
+    return 2 ** ((level + 1) // 2 - 1), 2 ** (level // 2 - 1)
+
+
+def buckets(
+    u: Float[Tensor, "b t h d"], rotations: Float[Tensor, "h r n d c"], levels: list[int]
+) -> Int[Tensor, "b t h r l"]:
+    """The bucket of every token in every round, with 2^level buckets for each of the `levels`.
+
+    A hash of 2 c buckets is the place of the largest of x and -x, x = u R with c random columns: buckets are
+    cones, and -u lies c buckets further. A smaller hash uses the first columns. Above 2^6 buckets two hashes,
+    of about the root of that number each, make one: t d b multiplications would be quadratic in t where b
+    grows with t. Ids in int16, without gradient; computed in float32 or wider.
+    """
+    dtype = sum_dtype(u.dtype)
+    sizes = [columns(level) for level in levels]
+    used = rotations[:, :, : max(map(len, sizes)), :, : max(map(max, sizes))]
+    with torch.no_grad(), torch.autocast(u.device.type, enabled=False):
+        x = torch.einsum("bthd,hrndc->nbthrc", u.to(dtype), used.to(dtype))
+        needed = {(i, size) for each in sizes for i, size in enumerate(each)}
+        hashes = {(i, size): _largest(x[i, ..., :size]) for i, size in needed}
+        ids = []
+        for first, *second in sizes:
+            ids.append(hashes[0, first])
+            for size in second:
+                ids[-1] = ids[-1] + 2 * first * hashes[1, size]
+        return torch.stack(ids, -1).to(torch.int16)
+
+
+def _largest(x: Tensor) -> Tensor:
+    """Which of [x, -x] is the largest."""
+    place = x.abs().max(-1, keepdim=True).indices
+    return (place + x.shape[-1] * (x.gather(-1, place) < 0))[..., 0]
+
+
+class Order(NamedTuple):
+    """The tokens of each round as they are sorted, filled up to whole chunks with padding."""
+
+    token: Int[Tensor, "b h r t"]  # by rank
+    rank: Int[Tensor, "b h r t"]  # by token
+    place: Int[Tensor, "b h r t"]  # the chunk it is in
+    bucket: Int[Tensor, "b h r t"]
+    real: Bool[Tensor, "b t"]
+    chunks: Int[Tensor, "b"]  # that hold a real token; 1 for a sample without any
+
+    @classmethod
+    def of(cls, bucket: Int[Tensor, "b t h r"], mask: Bool[Tensor, "b t"] | None, chunk: int) -> "Order":
+        batch, time = bucket.shape[:2]
+        spare = -time % chunk
+        real = bucket.new_ones(batch, time, dtype=torch.bool) if mask is None else mask
+        real = functional.pad(real, (0, spare))
+        bucket = functional.pad(bucket.permute(0, 2, 3, 1), (0, spare)).to(torch.int32)
+        last = torch.iinfo(torch.int32).max
+        token = bucket.masked_fill(~real[:, None, None], last).argsort(dim=-1, stable=True)
+        places = torch.arange(time + spare, device=token.device).expand_as(token)
+        rank = torch.empty_like(token).scatter_(-1, token, places)
+        chunks = ((real.sum(1) + chunk - 1) // chunk).clamp(min=1)
+        return cls(token, rank, (rank // chunk).to(torch.int32), bucket, real, chunks)
+
+
+class Sight(NamedTuple):
+    """What c chunks of i queries see in one round: j keys each, those of the w chunks beside them."""
+
+    source: Int[Tensor, "b h c w"]  # those chunks
+    key: Int[Tensor, "b h c j"]  # the tokens in them
+    visible: Bool[Tensor, "b h c i j"]  # never a query's own key
+    count: Int[Tensor, "b h c i j"] | None  # how many rounds see it, where each key is to count once
+
+    @classmethod
+    def of(
+        cls,
+        order: Order,
+        round: int,
+        query: Int[Tensor, "b h c i"],
+        place: Int[Tensor, "b h c"],
+        pattern: Pattern,
+        exact_union: bool,
+    ) -> "Sight":
+        """`query`: the tokens that look; `place`: the chunk they are in."""
+        chunk, total, rounds = pattern.chunk, order.real.shape[1], order.token.shape[2]
+        source, valid = _window(place[..., None], order.chunks[:, None, None, None], pattern)
+        rows = order.token[:, :, round].unflatten(2, (-1, chunk))
+        key = rows.gather(2, source.flatten(2)[..., None].expand(-1, -1, -1, chunk)).reshape(*place.shape, -1)
+        real = order.real[:, None].expand(order.token.shape[:2] + order.real.shape[1:])
+        usable = valid.repeat_interleave(chunk, 3) & _of_tokens(real, key)
+        seen = key.masked_fill(~usable, total).to(torch.int32)[..., None, :]
+        looks = query.to(torch.int32)[..., None]
+        visible = seen < looks if pattern.causal else (seen != looks) & (seen < total)
+        if not pattern.across_buckets:
+            visible &= _same_bucket(order, round, query, key)
+        if not exact_union or rounds == 1:
+            return cls(source, key, visible, None)
+        count = torch.ones_like(visible, dtype=torch.uint8)
+        for other in range(rounds):
+            if other != round:
+                also = _sees(order, other, query, key, pattern)
+                if not pattern.across_buckets:
+                    also &= _same_bucket(order, other, query, key)
+                count += also
+        return cls(source, key, visible, count)
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to a score so that the rounds together count each key once."""
+        return None if self.count is None else self.count.to(dtype).log_().neg_()
+
+
+def lsh_attention_reference(
+    u: Float[Tensor, "b t h d"],
+    v: Float[Tensor, "b t h e"],
+    bucket: Int[Tensor, "b t h r"],
+    pattern: Pattern,
+    *,
+    mask: Bool[Tensor, "b t"] | None = None,
+    exact_union: bool = True,
+    scale: float = 1.0,
+) -> Float[Tensor, "b t h e"]:
+    """The definition, O(t^2): every score, weighted by the number of rounds that see it."""
+    time = u.shape[1]
+    token = torch.arange(time, device=u.device)
+    real = token.new_ones(u.shape[:2], dtype=torch.bool) if mask is None else mask
+    before = token[:, None] >= token
+    pairs = (real[:, :, None] & real[:, None])[:, None]
+    allowed = pairs & before if pattern.causal else pairs
+    own = torch.eye(time, dtype=torch.bool, device=u.device)
+    seen = torch.zeros(u.shape[0], u.shape[2], time, time, dtype=torch.int64, device=u.device)
+    for hashed in bucket.transpose(1, 2).unbind(3):
+        one, other = hashed[..., :, None], hashed[..., None, :]
+        sorted_before = (other < one) | ((other == one) & before)
+        place = ((sorted_before & pairs).sum(-1) - 1).div(pattern.chunk, rounding_mode="floor")
+        distance = place[..., None, :] - place[..., None]
+        if pattern.wrap:
+            chunks = place.amax(-1).clamp(min=0)[..., None, None] + 1
+            near = (distance + pattern.look_back).remainder(chunks) < pattern.width
+        else:
+            near = (distance >= -pattern.look_back) & (distance <= pattern.look_ahead)
+        seen += near if pattern.across_buckets else near & (one == other)
+    seen = seen * (allowed & ~own)
+    seen = seen + (allowed & own) * (seen == 0).all(-1, keepdim=True)
+    scores = (scale * torch.einsum("bthd,bshd->bhts", u, unit(u))).masked_fill(seen == 0, -math.inf)
+    if not exact_union:
+        scores = scores + seen.to(scores.dtype).log()
+    blind = (seen == 0).all(-1, keepdim=True)
+    weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    return torch.einsum("bhts,bshe->bthe", weights, v)
+
+
+def lsh_attention(
+    u: Float[Tensor, "b t h d"],
+    v: Float[Tensor, "b t h e"],
+    bucket: Int[Tensor, "b t h r"],
+    pattern: Pattern,
+    *,
+    mask: Bool[Tensor, "b t"] | None = None,
+    exact_union: bool = True,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b t h e"]:
+    """Every token attends to the keys that its chunk sees in each round; 0 in padded places.
+
+    `bucket` decides what is seen and has no gradient. exact_union: the softmax over all keys that some round
+    sees; otherwise a key seen in n rounds has n times the weight. `scale` multiplies the scores and has no
+    unit. What stands in padded places of u and v must be finite.
+    """
+    time, chunk = u.shape[1], pattern.chunk
+    if u.numel() == 0 or v.numel() == 0:
+        return torch.zeros_like(v)
+    order = Order.of(bucket, mask, chunk)
+    spare = order.real.shape[1] - time
+    u, v = (functional.pad(x, (0, 0, 0, 0, 0, spare)).transpose(1, 2) for x in (u, v))
+    place = torch.arange(order.real.shape[1] // chunk, device=u.device).expand(*u.shape[:2], -1)
+    pieces = []
+    for i in range(bucket.shape[3]):
+        token, rank = order.token[:, :, i], order.rank[:, :, i]
+        query = token.unflatten(2, (-1, chunk))
+        sight = Sight.of(order, i, query, place, pattern, exact_union)
+        near = _take(u, query)
+        piece = softmax_attention(
+            near,
+            _beside(unit(near), sight.source),
+            _beside(_take(v, query), sight.source),
+            visible=sight.visible,
+            bias=sight.bias(sum_dtype(v.dtype)),
+            scale=scale,
+            dropout=dropout,
+        )
+        pieces.append(Piece(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank)))
+    return _join(pieces, v, order.real, dropout)[:, :time]
+
+
+def lsh_attention_newest(
+    u: Float[Tensor, "b t h d"],
+    v: Float[Tensor, "b t h e"],
+    bucket: Int[Tensor, "b t h r"],
+    pattern: Pattern,
+    *,
+    mask: Bool[Tensor, "b t"] | None = None,
+    exact_union: bool = True,
+    scale: float = 1.0,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b 1 h e"]:
+    """What `lsh_attention` gives the last token, from the chunks it sees alone; there must be a token."""
+    last = slice(u.shape[1] - 1, u.shape[1])
+    order = Order.of(bucket, mask, pattern.chunk)
+    u, v = u.transpose(1, 2), v.transpose(1, 2)
+    pieces = []
+    for i in range(bucket.shape[3]):
+        place = order.place[:, :, i, last].to(torch.int64)
+        query = torch.full_like(place, last.start)[..., None]
+        sight = Sight.of(order, i, query, place, pattern, exact_union)
+        key = sight.key.clamp(max=last.start)
+        piece = softmax_attention(
+            u[:, :, last, None],
+            unit(_take(u, key)),
+            _take(v, key),
+            visible=sight.visible,
+            bias=sight.bias(sum_dtype(v.dtype)),
+            scale=scale,
+            dropout=dropout,
+        )
+        pieces.append(Piece(piece.o.flatten(2, 3), piece.logsumexp.flatten(2)))
+    return _join(pieces, v[:, :, last], order.real[:, last], dropout)
+
+
+def unit(u: Tensor) -> Tensor:
+    """u / |u|, in the dtype of u; 0 for 0."""
+    wide = u.to(sum_dtype(u.dtype))
+    return (wide / wide.norm(dim=-1, keepdim=True).clamp(min=1e-6)).to(u.dtype)
+
+
+def _window(place: Tensor, chunks: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
+    """The chunks [... w] seen from the chunk `place` [... 1], of `chunks`, and which of them there are."""
+    slot = torch.arange(pattern.width, device=place.device)
+    source = place + slot - pattern.look_back
+    if pattern.wrap:
+        # As many chunks in a row as there are, whichever comes first, are all of them, each once.
+        return source.remainder(chunks), (slot < chunks).expand(source.shape)
+    return source.clamp(min=0).minimum(chunks - 1), (source >= 0) & (source < chunks)
+
+
+def _sees(order: Order, round: int, query: Tensor, key: Tensor, pattern: Pattern) -> Tensor:
+    """Whether the chunk of a query [b h c i] sees that of a key [b h c j] in this round -> [b h c i j]."""
+    place = order.place[:, :, round]
+    here, there = _of_tokens(place, query)[..., None], _of_tokens(place, key)[..., None, :]
+    source, valid = _window(here, order.chunks[:, None, None, None, None], pattern)
+    first, *others = source.masked_fill(~valid, -1).to(torch.int32).split(1, -1)
+    found = first == there
+    for chunk in others:
+        found |= chunk == there
+    return found
+
+
+def _same_bucket(order: Order, round: int, query: Tensor, key: Tensor) -> Tensor:
+    bucket = order.bucket[:, :, round]
+    return _of_tokens(bucket, query)[..., None] == _of_tokens(bucket, key)[..., None, :]
+
+
+def _of_tokens(x: Tensor, token: Tensor) -> Tensor:
+    """x [b h t] of those tokens [b h ...]."""
+    return x.gather(2, token.flatten(2)).reshape(token.shape)
+
+
+def _take(x: Tensor, token: Tensor) -> Tensor:
+    """x [b h t d] of those tokens [b h ...] -> [b h ... d]."""
+    index = token.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])
+    return x.gather(2, index).reshape(*token.shape, x.shape[3])
+
+
+def _beside(x: Tensor, source: Tensor) -> Tensor:
+    """x [b h c m d], the chunks that each one sees in a row -> [b h c j d]."""
+    batch, heads, count, chunk, width = x.shape
+    first = torch.arange(batch * heads, device=x.device).reshape(batch, heads, 1, 1) * count
+    rows = x.reshape(-1, chunk * width).index_select(0, (first + source).flatten())
+    return rows.reshape(batch, heads, count, -1, width)
+
+
+def _join(rounds: list[Piece], own: Tensor, real: Tensor, dropout: float) -> Tensor:
+    """The rounds together [b t h e], a token's `own` value [b h t e] where no round sees anything."""
+    o, logsumexp = merge(*rounds)
+    alone = logsumexp[..., None] == -math.inf
+    if dropout:
+        own = own * functional.dropout(torch.ones_like(own[..., :1]), dropout)
+    y = torch.where(alone, own.to(o.dtype), o).masked_fill(~real[:, None, :, None], 0.0)
+    return y.transpose(1, 2).to(own.dtype)
