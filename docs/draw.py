@@ -20,11 +20,11 @@ from lintra import attention, pictures
 FOLDER = Path(__file__).parent / "pictures"
 TOKENS, DIM = 64, 16
 
-# What shows a method on 64 tokens; else its defaults. Output norms and gates would hide the matrix.
+# What shows a method on 64 tokens; else its defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
     "bigbird": {"block": 4, "random_blocks": 1},
     "clustered": {"clusters": 8, "improved": False},
-    "delta": {"conv": None},
+    "delta": {"conv": None, "decay": False},
     "linformer": {"rank": 8},
     "longformer": {"window": 4, "global_tokens": 2},
     "longshort": {"window": 8, "rank": 4, "segment": 8, "dual_norm": False},
@@ -41,7 +41,7 @@ def draw(name: str) -> None:
         can = attention.mechanism(name).can
         if can.causal if causal else can.bidirectional:
             panels[f"{name}, {label}"] = matrix(name, causal)
-    pictures.matrices(FOLDER / f"{name}.png", panels, f"{TOKENS} tokens; darker is more")
+    pictures.matrices(FOLDER / f"{name}.png", panels, f"{TOKENS} tokens: blue above zero, red below")
 
 
 def matrix(name: str, causal: bool) -> np.ndarray:
@@ -51,7 +51,11 @@ def matrix(name: str, causal: bool) -> np.ndarray:
     mechanism = config.build(heads=1, dim=DIM, value_dim=TOKENS, causal=causal).double().eval()
     q, k = keys_and_queries()
     inputs = [q, q if mechanism.shared_key else k, torch.eye(TOKENS, dtype=torch.float64)[None, :, None]]
-    inputs += [torch.zeros(1, TOKENS, width, dtype=torch.float64) for width in mechanism.reads().values()]
+    # Gates are open; global tokens project as the others do.
+    known = {"gate": 1.0} | dict(zip(("global_q", "global_k", "global_v"), inputs, strict=True))
+    for what, width in mechanism.reads().items():
+        x = torch.as_tensor(known.get(what, 0.0), dtype=torch.float64)
+        inputs.append(x.expand(1, TOKENS, width) if x.dim() == 0 else x.flatten(2))
     with torch.no_grad():
         return import_module(f"tests.attention.test_{name}").dense(mechanism, *inputs)[0, :, 0].numpy()
 
