@@ -181,7 +181,7 @@ def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
 
 
 def check_decay(log_decay: Tensor, mask: Tensor | None) -> None:
-    """Raises where a decay [b t ...] is above 1 and that is readable. One that is NaN spoils its own sample."""
+    """Raises where a decay [b t ...] is above 1, if that is readable. NaN spoils its own sample."""
     if not _check.readable(log_decay) or _dispatch.transformed(log_decay):
         return
     wrong = log_decay.detach() > 0

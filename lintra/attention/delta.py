@@ -1,0 +1,224 @@
+"""Gated DeltaNet: Yang et al. 2024, "Gated delta networks", arXiv:2412.06464; without decay DeltaNet,
+Schlag et al. 2021, arXiv:2102.11174, as in Yang et al. 2024, arXiv:2406.06484.
+
+Linear attention adds every value to what its key already holds; here a token first reads what is there, and
+writes the share beta of what is missing:
+
+    kv_t = a_t kv_{t-1} + beta_t k_t (v_t - a_t kv_{t-1}^T k_t)^T      y_t = norm(kv_t^T q_t) * silu(gate_t)
+    beta_t = sigmoid(x_t W)        a_t = exp(-exp(A_log) softplus(x_t W' + dt_bias))
+
+with k and q of unit length, q then times d^(-1/2). Before that q, k and v pass a short causal convolution
+over time, each channel by itself, and SiLU. With `negative_eigenvalues` beta is doubled, so that a key may
+also be reflected: Grazzi et al. 2024, arXiv:2411.12537.
+
+Cost of t tokens: 2 t d e multiplications and additions a head to train, besides triangles of `chunk` tokens,
+2 d e a token to generate; the state holds d e numbers and the last inputs of the convolution.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities
+from lintra.attention._gates import check_reads, exact, finish
+from lintra.ops import _check
+from lintra.ops.delta import delta_rule
+from lintra.ops.padding import RealFirst
+from lintra.ops.positions import Rotation
+
+EPS = 1e-6  # added to the square of a length: a key of zeros stays 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Gated DeltaNet."""
+
+    decay: bool = True  # the state fades at a rate each token decides; False: DeltaNet
+    negative_eigenvalues: bool = False  # beta in [0, 2] instead of [0, 1]
+    conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
+    gate: bool = True  # multiply by silu of a projection of the layer's input
+    chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+
+    def __post_init__(self):
+        fields.check(self)
+        if self.conv is not None and self.conv < 1:
+            raise ValueError(f"conv must be at least 1 token, got {self.conv}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+
+    def build(self, **shape) -> "DeltaNet":
+        return DeltaNet(self, **shape)
+
+
+class DeltaState(NamedTuple):
+    """kv [b g d e]; the last s = conv - 1 inputs of the convolution, q [b s h d], k [b s g d], v [b s g e].
+
+    All in float32 (float64 for float64 inputs)."""
+
+    kv: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class DeltaNet(Attention):
+    """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
+
+    paper = "Yang et al. 2024, arXiv:2412.06464"
+    can = Capabilities(
+        causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
+        if config.conv is not None:
+            bound = config.conv**-0.5  # that of a convolution with one input channel
+            self.conv_q, self.conv_k, self.conv_v = (
+                nn.Parameter(torch.empty(*channels, config.conv).uniform_(-bound, bound))
+                for channels in ((h, d), (g, d), (g, e))
+            )
+        if config.decay:
+            # A rate in (0, 16], and a step between 1e-3 and 1e-1 that dt_bias gives through softplus.
+            self.A_log = nn.Parameter((16 * (1 - torch.rand(g))).log())
+            step = 10 ** torch.empty(g).uniform_(-3, -1)
+            self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
+        self.norm = nn.Parameter(torch.ones(e))
+
+    def reads(self) -> dict[str, int]:
+        config = self.config
+        widths = {"beta": self.kv_heads}
+        if config.decay:
+            widths["decay"] = self.kv_heads
+        if config.gate:
+            widths["gate"] = self.heads * self.value_dim
+        return widths
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> DeltaState:
+        dtype = _check.sum_dtype(dtype or torch.get_default_dtype())
+        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
+        last = (self.config.conv or 1) - 1
+        shapes = ((g, d, e), (last, h, d), (last, g, d), (last, g, e))
+        return DeltaState(*(torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in shapes))
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: DeltaState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        beta: Tensor | None = None,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, DeltaState]:
+        self.check(q, k, v, mask)
+        self.check_causal()
+        reads = check_reads(self, q, beta=beta, decay=decay, gate=gate)
+        dtype = v.dtype
+        if mask is None:
+            y, after = self._extend(q, k, v, state, None, rotate, reads)
+            return y.to(dtype), after
+        # The convolution goes by places: those of real tokens alone.
+        packed = RealFirst.of(mask)
+        q, k, v = (packed.gather(x) for x in (q, k, v))
+        reads = [x if x is None else packed.gather(x) for x in reads]
+        if rotate is not None:
+            rotate = rotate._replace(position=packed.gather(rotate.position))
+        y, after = self._extend(q, k, v, state, packed.mask, rotate, reads)
+        return packed.restore(y).to(dtype), after
+
+    def _extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: DeltaState,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+        reads: list[Any],
+    ) -> tuple[Tensor, DeltaState]:
+        """`extend` where the real tokens come first."""
+        beta, decay, gate = reads
+        (q, k, v), last = self._convolve(q, k, v, state, mask)
+        q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)
+        options = {"log_decay": self._log_decay(decay), "mask": mask, "chunk": self.config.chunk}
+        y, kv = delta_rule(q, k, v, self._beta(beta), state=state.kv, **options)
+        return finish(y, gate, weight=self.norm), DeltaState(kv, *last)
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: DeltaState,
+        *,
+        rotate: Rotation | None = None,
+        beta: Tensor | None = None,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, DeltaState]:
+        """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
+        reads = check_reads(self, q, beta=beta, decay=decay, gate=gate)
+        dtype, group = v.dtype, self.heads // self.kv_heads
+        (q, k, v), last = self._convolve(q, k, v, state, None)
+        q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)[:, 0]
+        log_decay = self._log_decay(reads[1])
+        kv = state.kv if log_decay is None else log_decay[:, 0, :, None, None].exp() * state.kv
+        missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
+        kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(reads[0])[:, 0], k, missing)
+        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+        return finish(y, gate, weight=self.norm).to(dtype), DeltaState(kv, *last)
+
+    def _convolve(
+        self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, mask: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """q, k, v after the convolution and SiLU, and its last inputs, in the dtype of sums."""
+        q, k, v = exact(q, k, v)
+        if self.config.conv is None:
+            return (q, k, v), state[1:]
+        weights = (self.conv_q, self.conv_k, self.conv_v)
+        joined = [torch.cat(pair, 1) for pair in zip(state[1:], (q, k, v), strict=True)]
+        found = [functional.silu(_causal(x, w.to(x.dtype))) for x, w in zip(joined, weights, strict=True)]
+        count = q.shape[1] if mask is None else mask.sum(1)
+        return tuple(found), tuple(_behind(x, count, self.config.conv - 1) for x in joined)
+
+    def _turn(self, x: Tensor, rotate: Rotation | None) -> Tensor:
+        """x of unit length, turned."""
+        x = x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
+        return x if rotate is None else rotate(x)
+
+    def _beta(self, beta: Tensor) -> Tensor:
+        (beta,) = exact(beta)
+        return beta.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
+
+    def _log_decay(self, decay: Tensor | None) -> Tensor | None:
+        if decay is None:
+            return None
+        (decay,) = exact(decay)
+        rate, bias = (x.to(decay.dtype) for x in (self.A_log, self.dt_bias))
+        return -rate.exp() * functional.softplus(decay + bias)
+
+
+def _causal(x: Tensor, weight: Tensor) -> Tensor:
+    """x [b c-1+t g d], each channel by itself with its weight [g d c], the last for the token itself."""
+    c = weight.shape[-1]
+    time = x.shape[1] - c + 1
+    return sum((weight[..., i] * x[:, i : i + time] for i in range(c)), x.new_zeros(()))
+
+
+def _behind(x: Tensor, count: int | Tensor, width: int) -> Tensor:
+    """The `width` tokens of x [b width+t ...] before the place width + count, which is each sample's own."""
+    if isinstance(count, int):
+        return x[:, count : count + width]
+    places = count[:, None] + torch.arange(width, device=x.device)
+    return x.gather(1, places[..., None, None].expand(-1, -1, *x.shape[2:]))
