@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from lintra import checkpoint, generate, train
-from lintra.cli._arguments import parse
+from lintra.cli._arguments import UsageError, parse
 from lintra.generate import Sampler
+from lintra.models import Decoder
 
 COMPLETIONS = 3  # of each test image
 
@@ -25,6 +26,7 @@ class Options:
     samples: int = 16  # images or sequences made from nothing
     complete: int = 8  # test images whose rest is drawn (image tasks)
     fraction: float = 0.5  # the part of them that is given, from the top
+    prompt: str | None = None  # what a text goes on from
     temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable one
     top_k: int | None = None  # only among the k most probable tokens
     top_p: float | None = None  # only among the fewest tokens that hold this probability
@@ -50,8 +52,14 @@ def generate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra generate", description=Options.__doc__ or "")
     model = checkpoint.load(options.model).eval()
     task = train.Run.around(options.model).task.build()
+    if not isinstance(model, Decoder):
+        raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
+    if options.prompt is not None and not hasattr(task, "to_text"):
+        raise UsageError(f"prompt is for tasks on text, {options.model} is of the task {task.name}")
     if hasattr(task, "to_images"):
         _images(options, model, task)
+    elif hasattr(task, "to_text"):
+        _text(options, model, task)
     else:
         _sequences(options, model, task)
     return 0
@@ -80,8 +88,18 @@ def _images(options: Options, model: Any, task: Any) -> None:
         print(f"completions: {out}")
 
 
+def _text(options: Options, model: Any, task: Any) -> None:
+    given = task.to_tokens(options.prompt or "").repeat_interleave(options.samples, 0)
+    steps = task.length - given.shape[1]
+    if steps < 1:
+        raise UsageError(f"prompt must be shorter than the model's {task.length} bytes, got {given.shape[1]}")
+    written = _draw(options, model, given, steps, batch=options.samples)
+    for text in task.to_text(torch.cat([given, written], 1)):
+        print(f"\n{text}")
+
+
 def _sequences(options: Options, model: Any, task: Any) -> None:
-    for row in _draw(options, model, None, task.config.length, batch=options.samples).tolist():
+    for row in _draw(options, model, None, task.length, batch=options.samples).tolist():
         print(" ".join(map(str, row)))
 
 

@@ -3,16 +3,14 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
-from lintra import attention, tasks, train
+import torch
+
+from lintra import tasks, train
 from lintra.checkpoint import step_of
 from lintra.cli._arguments import UsageError, parse
-
-if TYPE_CHECKING:
-    Mechanism = str
-else:
-    Mechanism = Literal[tuple(attention.names())]  # tyro checks it and shows the choices
+from lintra.cli._mechanism import mechanism
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +18,8 @@ class Model:
     """What the task's own network is changed to; None leaves it as the task has it."""
 
     dir: Path | None = None  # the run's folder; else runs/TASK
-    attention: Mechanism = "linear"  # the mechanism
+    attention: str = "linear"  # the mechanism: a name of `lintra list`
+    attention_options: tuple[str, ...] = ()  # its own: FIELD=VALUE ...
     layers: int | None = None  # blocks; else the task's own, like the next three
     heads: int | None = None  # heads of attention
     width: int | None = None  # numbers that stand for a token
@@ -45,18 +44,24 @@ def train_command(args: Sequence[str]) -> int:
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
         train.fit(run.changed(**_given(changes)))
-    elif args[0] in tasks.names():
-        train.fit(_new_run(args[0], args[1:]))
+    elif (name := args[0].replace("_", "-")) in _names():
+        train.fit(_new_run(name, args[1:]))
     else:
-        raise UsageError(f"task must be one of {', '.join(tasks.names())}; got {args[0]!r}")
+        raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
 
 
+def _names() -> list[str]:
+    """The tasks, as they are written here."""
+    return [name.replace("_", "-") for name in tasks.names()]
+
+
 def _print_help() -> None:
-    names = tasks.names()
-    print(f"Train a model: lintra train {{{','.join(names)}}} [--flag value ...]\n")
+    names = _names()
+    wide = max(map(len, names)) + 1
+    print("Train a model: lintra train TASK [--flag value ...]\n")
     for name in names:
-        print(f"  {name:<10}{tasks.load(name).Config.__doc__}")
+        print(f"  {name:<{wide}}{tasks.load(name).Config.__doc__}")
     print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
     print(f"  {'lintra train --resume DIR':<28}go on with a run (--steps, --max-minutes)")
 
@@ -76,15 +81,14 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
     problem = options.task.build()
     _ = problem.train  # reads the data: if there is none, no folder is claimed
-    own = problem.model(attention.load(options.model.attention).Config())
+    own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
     shape = ("layers", "heads", "width", "dropout")
     changes = _given({field: getattr(options.model, field) for field in shape})
-    return train.Run.create(
-        options.model.dir or Path("runs") / name,
-        task=options.task,
-        model=dataclasses.replace(own, **changes),
-        train=options.train,
-    )
+    model = dataclasses.replace(own, **changes)
+    with torch.device("meta"):
+        model.build()  # as with the data: what cannot be built claims no folder
+    folder = options.model.dir or Path("runs") / name
+    return train.Run.create(folder, task=options.task, model=model, train=options.train)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ TRAINING = {"steps": 10_000, "batch": 64, "lr": 1e-3, "schedule": "step", "drop_
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Copy a random sequence of symbols (the paper's synthetic task)."""
+    """Copy a random sequence of symbols (the paper's)."""
 
     symbols: int = 10  # how many different symbols
     length: int = 128  # tokens of a whole sequence; s has length/4 up to (length-1)/2, this excluded

@@ -28,7 +28,7 @@ TRAINING = {"steps": 1_500_000, "batch": 10, "lr": 1e-4, "save_every": 100}
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Draw MNIST or CIFAR-10 images (the paper's tables 1 and 2)."""
+    """Draw MNIST or CIFAR-10 images (the paper's)."""
 
     data: Data = "mnist"  # which images
     data_dir: str | None = None  # where their files are; else $LINTRA_DATA, else they are downloaded

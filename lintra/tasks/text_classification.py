@@ -39,9 +39,9 @@ TRAINING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Say which class a text is of (--data TSV, lines label TAB ... TAB text)."""
+    """Say which class a text is of (--data TSV)."""
 
-    data: str | None = None  # the file to learn from (.gz, .xz too)
+    data: str | None = None  # lines label TAB ... TAB text (.gz, .xz too)
     test: str | None = None  # the file to validate on; else a tenth of the lines
     length: int = 1_024  # bytes of a text that are read, from its beginning
 

@@ -9,11 +9,13 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lintra.models.decoder import Decoder
+from lintra.attention import Attention
+from lintra.models import Model
 from lintra.tasks._base import Batch, Task
 from lintra.train._batches import StepSampler, seed_of
 from lintra.train.config import Config
 
+_REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
 VALIDATION_BATCHES = 16  # a validation looks at no more of them
 
 
@@ -26,7 +28,7 @@ class Diverged(ArithmeticError):
 class Learner(pl.LightningModule):
     """One training step = one batch, whose samples and dropout follow from (seed, step) alone."""
 
-    def __init__(self, model: Decoder, task: Task, config: Config):
+    def __init__(self, model: Model, task: Task, config: Config):
         super().__init__()
         self.model, self.task, self.config = model, task, config
 
@@ -62,6 +64,19 @@ class Learner(pl.LightningModule):
         torch.manual_seed(seed_of(self.config.seed, step, self.trainer.global_rank))
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.config.lr_at(step)
+        self._redraw(step)
+
+    def _redraw(self, step: int) -> None:
+        """Random features and the like anew, where a mechanism's configuration has a `redraw_every`.
+
+        From a generator of (seed, step), layer by layer.
+        """
+        generator = torch.Generator().manual_seed(seed_of(self.config.seed, step, _REDRAW))
+        for module in self.model.modules():
+            if isinstance(module, Attention):
+                every = getattr(module.config, "redraw_every", None)
+                if every and step > 0 and step % every == 0:
+                    module.redraw(generator)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss whose gradients, averaged over the processes, are those of the whole batch."""

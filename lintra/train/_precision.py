@@ -1,19 +1,18 @@
 """Whether bf16 autocast pays on this machine, for this model: a short measurement."""
 
 import time
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from lintra.models import decoder
-from lintra.models.decoder import Decoder
+from lintra.models import Model
 from lintra.tasks._base import Batch, Task
 
 ENOUGH = 0.2  # seconds that a pass must take for its time to mean something
 WORTH = 0.9  # of the time in float32
 
 
-def measured(config: decoder.Config, task: Task, batch: int) -> Literal["32", "bf16"]:
+def measured(config: Any, task: Task, batch: int) -> Literal["32", "bf16"]:
     """The faster precision of a forward and backward pass, of as many of `batch` samples as show it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = config.build().to(device)
@@ -28,7 +27,7 @@ def measured(config: decoder.Config, task: Task, batch: int) -> Literal["32", "b
         samples = min(batch, 4 * samples)
 
 
-def _seconds(model: Decoder, task: Task, batch: Batch, bf16: bool) -> float:
+def _seconds(model: Model, task: Task, batch: Batch, bf16: bool) -> float:
     device = next(model.parameters()).device
     start = time.perf_counter()
     with torch.autocast(device.type, torch.bfloat16, enabled=bf16):

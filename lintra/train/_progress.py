@@ -13,6 +13,7 @@ from lintra.train._callbacks import Stop
 
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",
+    "bits_per_byte": "{:.3f} bits/byte",
     "loss": "{:.4f} nats a symbol",
     "accuracy": "{:.2%} right",
 }

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lintra import tasks
+from lintra import models, registry, tasks
 from lintra.checkpoint import Error, checkpoints, from_json, read_json, to_json, write_atomically
-from lintra.models import decoder
 from lintra.train.config import Config
 
 FORMAT = 1
@@ -25,11 +24,11 @@ class Run:
 
     folder: Path
     task: Any  # the Config of a file in lintra/tasks
-    model: decoder.Config
+    model: Any  # the Config of a file in lintra/models
     train: Config
 
     @classmethod
-    def create(cls, folder: str | Path, *, task: Any, model: decoder.Config, train: Config) -> "Run":
+    def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
         """Writes run.json into a folder that holds no run yet. Raises Error if it does."""
         run = cls(folder=Path(folder), task=task, model=model, train=train)
         if not is_first_process():  # the first one has created the run, and then started this one
@@ -55,7 +54,7 @@ class Run:
             return cls(
                 folder=Path(folder),
                 task=from_json(tasks.load(task["name"]).Config, task, "task"),
-                model=from_json(decoder.Config, content["model"], "model"),
+                model=_model(content["model"]),
                 train=from_json(Config, content["train"], "train"),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -119,6 +118,13 @@ class Run:
         """Removes what a killed process left half written or half removed."""
         for leftover in (*self.folder.glob(".step-*"), *self.folder.glob(f".{RUN}.*")):
             shutil.rmtree(leftover)
+
+
+def _model(content: Any) -> Any:
+    """The configuration of a model of whichever kind it says."""
+    if not isinstance(content, dict):
+        raise ValueError(f"model must be an object, got {content!r}")
+    return from_json(registry.load(models, content.get("name", ""), "model").Config, content, "model")
 
 
 def is_first_process() -> bool:

@@ -21,7 +21,6 @@ from lintra.checkpoint import (
     write_atomically,
     write_model,
 )
-from lintra.models import decoder
 from lintra.train._tree import flatten, unflatten
 
 FORMAT = 1
@@ -32,7 +31,7 @@ _PREFIX = "model."  # of the model's weights among the learner's
 class Storage(CheckpointIO):
     """Writes each checkpoint whole or not at all. Raises checkpoint.Error; the one before survives."""
 
-    def __init__(self, model: decoder.Config):
+    def __init__(self, model: Any):
         self.model = model
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:

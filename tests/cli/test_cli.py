@@ -8,8 +8,9 @@ import sys
 import pytest
 
 import lintra
-from lintra import attention
+from lintra import attention, train
 from lintra.cli import COMMANDS, main
+from lintra.cli._mechanism import mechanism
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
 TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--dir", "run"]
@@ -46,14 +47,14 @@ def test_each_command_has_short_help(lintra_says, command, monkeypatch):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-@pytest.mark.parametrize("task", ["copy", "digits", "images"])
+@pytest.mark.parametrize("task", ["copy", "digits", "images", "recall", "text", "text-classification"])
 def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = lintra_says("train", task, "--help")
     assert (code, err) == (0, "")
     assert out.count("\n") <= 38
     assert all(len(line) <= 80 for line in out.splitlines())
-    for flag in ("--steps", "--attention {linear,softmax}", "--max-minutes FLOAT", "--dir"):
+    for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
 
 
@@ -81,18 +82,39 @@ def test_info(lintra_says):
         (["jump"], "there is no command 'jump'"),
         (["list", "--yaml"], "list takes only --json or --markdown, got '--yaml'"),
         (["info", "x"], "info takes no arguments, got 'x'"),
-        (["train", "juggling"], "task must be one of copy, digits, images; got 'juggling'"),
+        (
+            ["train", "juggling"],
+            "task must be one of copy, digits, images, recall, text, text-classification; got",
+        ),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),
         (["train", "digits", "--batch", "x"], "--batch"),
         (["train", "digits", "--batch", "0"], "batch must be at least 1, got 0"),
-        (["train", "digits", "--attention", "magic"], "'magic'"),
+        (["train", "digits", "--attention", "magic"], "got 'magic'"),
+        (["train", "digits", "--attention", "sofmax"], "got 'sofmax' (perhaps softmax"),
+        (
+            ["train", "digits", "--attention", "linformer"],
+            "'linformer' (Wang et al. 2020, arXiv:2006.04768) has no causal form",
+        ),
+        (
+            ["train", "digits", "--attention-options", "eps"],
+            "attention-options must be FIELD=VALUE ..., got 'eps'",
+        ),
+        (["train", "digits", "--attention-options", "ep=1"], "attention linear has the unknown field 'ep'"),
+        (["train", "digits", "--attention-options", "eps=x"], "attention linear.eps must be float, got 'x'"),
+        (["train", "digits", "--attention-options", "eps=-1"], "eps must be at least 0 and finite, got -1"),
+        (["train", "digits", "--attention-options", "feature_map=Exp"], "Hedgehog, T2R, got 'Exp'"),
+        (["train", "text"], "which text? Name a text file or a folder of them with --data PATH"),
+        (["train", "text-classification", "--data", "nowhere"], "data nowhere does not exist"),
         (["train", "digits", "--heads", "5"], "width must be a multiple of heads"),
         (["train", "--resume", "nowhere"], "nowhere holds no run"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
         (["generate"], "--model"),
         (["generate", "--model", "nowhere"], "nowhere"),
         (["generate", "--model", "x", "--samples", "-1"], "samples must not be negative, got -1"),
-        (["bench", "everything"], "bench must be one of attention, train, decode; got 'everything'"),
+        (
+            ["bench", "everything"],
+            "bench must be one of attention, mechanisms, train, decode; got 'everything'",
+        ),
         (["demo", "--seconds", "0"], "seconds must be positive, got 0"),
     ],
 )
@@ -184,3 +206,81 @@ def test_a_closed_pipe_is_no_error(command):
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def reviews(tmp_path):
+    """A file of 40 texts that say what they are."""
+    lines = [f"{i % 2}\t{i}_7\t{('bad', 'good')[i % 2] * (i + 1)}\n" for i in range(40)]
+    (tmp_path / "reviews.tsv").write_text("".join(lines))
+    return tmp_path / "reviews.tsv"
+
+
+FEW = ["--steps", "2", "--batch", "4", *TINY]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", attention.names())
+def test_each_mechanism_trains_on_texts(lintra_says, tmp_path, monkeypatch, reviews, name):
+    """And each that has a causal form on digits; what has none is refused in one line."""
+    monkeypatch.chdir(tmp_path)
+    texts = ["train", "text-classification", "--data", str(reviews), "--length", "32", "--attention", name]
+    code, out, err = lintra_says(*texts, *FEW)
+    assert (code, err) == (0, "")
+    assert "% right" in out
+    code, out, err = lintra_says("train", "digits", "--attention", name, *FEW[:-1], "digits")
+    if attention.mechanism(name).can.causal:
+        assert (code, err) == (0, "")
+        assert lintra_says("train", "--resume", "digits", "--steps", "3")[0] == 0
+    else:
+        assert (code, out) == (2, "")
+        assert err.startswith(f"lintra: attention {name!r}")
+        assert err.count("\n") == 1
+        assert not (tmp_path / "digits").exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_text_is_written(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    learn = ["train", "text", "--data", "words.txt", "--length", "24", "--attention", "softmax"]
+    code, out, err = lintra_says(*learn, "--attention-options", "window=8", "scale=None", *FEW)
+    assert (code, err) == (0, "")
+    assert "bits/byte" in out
+    found = train.Run.read("run").model
+    assert found.attention == attention.load("softmax").Config(window=8)
+    code, out, err = lintra_says("generate", "--model", "run", "--samples", "2", "--prompt", "a few")
+    assert (code, err) == (0, "")
+    assert out.count("\na few") == 2
+    code, _, err = lintra_says("generate", "--model", "run", "--prompt", "x" * 24)
+    assert (code, err) == (2, "lintra: prompt must be shorter than the model's 24 bytes, got 24\n")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_draws_nothing_is_not_asked_to(lintra_says, tmp_path, monkeypatch, reviews):
+    monkeypatch.chdir(tmp_path)
+    assert lintra_says("train", "text_classification", "--data", str(reviews), *FEW)[0] == 0
+    code, _, err = lintra_says("generate", "--model", "run")
+    assert (code, err) == (
+        2,
+        "lintra: run holds a model of the task text_classification, which draws nothing\n",
+    )
+    assert lintra_says("train", "digits", *FEW[:-1], "digits")[0] == 0
+    code, _, err = lintra_says("generate", "--model", "digits", "--prompt", "x")
+    assert (code, err) == (2, "lintra: prompt is for tasks on text, digits is of the task digits\n")
+
+
+def test_options_of_a_mechanism():
+    linear = attention.load("linear")
+    for options, expected in (
+        ([], linear.Config()),
+        (
+            ["eps=1e-3", "normalize=false", "impl=torch"],
+            linear.Config(eps=1e-3, normalize=False, impl="torch"),
+        ),
+        (["feature_map=Relu", "normalize=True"], linear.Config(feature_map=linear.Relu())),
+        (['feature_map={"name": "Dpfp", "nu": 2}'], linear.Config(feature_map=linear.Dpfp(nu=2))),
+    ):
+        assert mechanism("linear", options, 64) == expected
+    assert mechanism("linformer", [], 64).max_length == 64
+    assert mechanism("linformer", ["max_length=99"], 64).max_length == 99

@@ -6,6 +6,8 @@ import json
 import pytest
 
 from lintra import checkpoint, train
+from lintra.models import bilstm, encoder
+from lintra.tasks import text_classification
 from lintra.train import Config
 
 
@@ -48,6 +50,19 @@ def test_a_run_remembers_everything(new_run):
     )
 
 
+def test_a_run_knows_the_kind_of_its_model(new_run, tmp_path):
+    run = new_run()
+    content = json.loads((run.folder / "run.json").read_text())
+    assert content["model"]["name"] == "decoder"
+    task = text_classification.Config(data="reviews.tsv")
+    for model in (
+        encoder.Config(vocabulary=256, outputs=2, pool="mean"),
+        bilstm.Config(vocabulary=256, outputs=2, pool="first"),
+    ):
+        other = train.Run.create(tmp_path / type(model).__module__, task=task, model=model, train=Config())
+        assert train.Run.read(other.folder) == other
+
+
 def test_a_run_is_never_overwritten(new_run):
     run = new_run()
     with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already: .*--resume"):
@@ -66,6 +81,7 @@ def test_damaged_runs(new_run, tmp_path):
         ({"train": good["train"] | {"steps": 0}}, "steps must be at least 1"),
         ({"task": {"name": "juggling"}}, "task must be one of"),
         ({"model": None}, "model must be an object"),
+        ({"model": {"name": "gpt"}}, "model must be one of bilstm, decoder, encoder, seq2seq; got 'gpt'"),
     ]:
         (run.folder / "run.json").write_text(json.dumps(good | change))
         with pytest.raises(checkpoint.Error, match=message):

@@ -1,0 +1,36 @@
+"""A mechanism's configuration out of words."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from lintra import attention
+from lintra.attention import AttentionConfig
+from lintra.checkpoint import from_json, to_json
+from lintra.cli._arguments import UsageError
+
+_WORDS = {"None": None, "True": True, "False": False}  # beside JSON's own
+
+
+def mechanism(name: str, options: Sequence[str], length: int) -> Any:
+    """The `Config` of the mechanism of that name for sequences of up to `length` tokens, each FIELD=VALUE of
+    `options` put into it. A value is JSON or a word. Raises ValueError.
+    """
+    content = to_json(attention.for_length(attention.load(name).Config, length))
+    for option in options:
+        field, equals, text = option.partition("=")
+        if not equals:
+            raise UsageError(f"attention-options must be FIELD=VALUE ..., got {option!r}")
+        value = _value(text)
+        chosen = isinstance(content.get(field), dict) and isinstance(value, str)  # one of several by its name
+        content[field] = {"name": value} if chosen else value
+    return from_json(AttentionConfig, content, f"attention {name}")
+
+
+def _value(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
