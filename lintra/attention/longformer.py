@@ -258,7 +258,7 @@ class LongformerAttention(Attention):
             place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)
             chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens
         else:
-            chosen = real & (global_mask if packed is None else packed.gather(global_mask))
+            chosen = global_mask if packed is None else packed.gather(global_mask)  # padding wins
             n = _most(chosen)
         at = _order(~chosen)[:, :n]
         return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), packed

@@ -50,6 +50,13 @@ def test_equals_its_definition_over_many_blocks(before, after):
     same(draw(300, h=2, g=1, batch=1), before=before, after=after, scale=0.7)
 
 
+@pytest.mark.parametrize("scores", [1, 40 * 144 * 3])
+def test_in_how_many_parts_the_blocks_come_changes_nothing(scores, monkeypatch):
+    """One block of one head at a time; three at a time, with a rest."""
+    monkeypatch.setattr(banded, "CACHED", scores)
+    same(draw(300), before=60, after=20)
+
+
 def test_equals_its_definition_with_a_dilation_for_each_head():
     same(draw(60, 70), before=5, after=2, dilation=(3, 1, 3, 40))
     same(draw(60), before=2, after=2, dilation=(2, 2, 2, 2))
