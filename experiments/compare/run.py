@@ -62,7 +62,7 @@ def problems(data: Path) -> list[Problem]:
         Problem(
             "classification",
             text_classification.Config(
-                data=data / "imdb_train.tsv.xz", test=data / "imdb_test.tsv.xz", length=1024
+                data=str(data / "imdb_train.tsv.xz"), test=str(data / "imdb_test.tsv.xz"), length=1024
             ),
             "accuracy",
             True,
@@ -72,7 +72,7 @@ def problems(data: Path) -> list[Problem]:
         ),
         Problem(
             "shakespeare",
-            text.Config(data=data / "tinyshakespeare.txt", length=512),
+            text.Config(data=str(data / "tinyshakespeare.txt"), length=512),
             "bits_per_byte",
             False,
             True,
