@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.ops.blocks import block_attention, block_attention_reference, fused_attention
+from lintra.ops.blocks import block_attention, block_attention_reference, fused_attention, random_ranks
 from lintra.ops.softmax_attention import softmax_attention
 from tests.laws import EXACT, Largest, gradients
 
@@ -130,6 +130,39 @@ def test_fused_attention_is_softmax_attention():
     wide = [x.repeat_interleave(2, 1) for x in (k, v)]
     expected = softmax_attention(q, *wide, visible=visible, scale=0.3).o
     assert_close(fused_attention(q, k, v, visible=visible, scale=0.3), expected, **EXACT)
+
+
+def test_ranks_differ_until_all_are_taken():
+    row = torch.arange(12)[None]
+    found = random_ranks(torch.randint(2**32, (50, 4), generator=torch.Generator().manual_seed(0)), row, row)
+    for others in range(12):
+        for taken in found[0, :, others, :others].tolist():
+            assert len(set(taken)) == min(4, others)
+            assert all(0 <= rank < others for rank in taken)
+
+
+def test_every_pair_of_ranks_is_as_likely():
+    """Of seeds, and of the rows of one seed: 20 ordered pairs out of 5, each within 4 sigma."""
+    generator, many = torch.Generator().manual_seed(0), 20_000
+    for heads, rows in ((many, 1), (1, many)):
+        seeds = torch.randint(2**32, (heads, 2), generator=generator)
+        row = torch.arange(7, 7 + rows)[None]
+        first, second = random_ranks(seeds, row, torch.full_like(row, 5)).flatten(0, 2).unbind(-1)
+        counts = torch.bincount(5 * first + second, minlength=25).reshape(5, 5)
+        assert (counts.diagonal() == 0).all()
+        expected = many / 20
+        sigma = (expected * 19 / 20) ** 0.5
+        assert (counts[~torch.eye(5, dtype=torch.bool)] - expected).abs().max() < 4 * sigma
+
+
+def test_ranks_of_neighbouring_rows_and_heads_are_independent():
+    """The correlation of m pairs is within 4 / sqrt(m) of 0."""
+    seeds = torch.randint(2**32, (100, 2), generator=torch.Generator().manual_seed(0))
+    row = torch.arange(200)[None]
+    x = random_ranks(seeds, row, torch.full_like(row, 10**6))[0].double()
+    x = (x - x.mean()) / x.std()
+    for one, other in ((x[1:], x[:-1]), (x[:, 1:], x[:, :-1]), (x[..., 0], x[..., 1])):
+        assert (one * other).mean().abs() < 4 / one.numel() ** 0.5
 
 
 @pytest.mark.parametrize(
