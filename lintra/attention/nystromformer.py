@@ -149,26 +149,20 @@ class NystromAttention(Attention):
         q_means = segment_means(q, count, queries)  # [b m h d]
         group = self.heads // self.kv_heads
         k_means, v_means = (x.repeat_interleave(group, 2) for x in (memory.key_means, memory.value_means))
-        keys_used = None if real is None else torch.arange(count, device=q.device) < real.sum(1, keepdim=True)
-
-        among = torch.einsum("bihd,bjhd->bhij", q_means * self._scale(), k_means)
-        if keys_used is not None:
-            among = among.masked_fill(~keys_used[:, None, None], torch.finfo(dtype).min)
-        among, read = among.softmax(-1), self._softmax(q_means, k, v, real)  # A, and B v [b m h e]
-        if queries is not None:
-            # The inverse of blocks is the blocks' inverse: with zero rows for segments nobody is in, that of
-            # the others is what it is without them.
-            among = among.masked_fill(~queries.used[:, None, :, None], 0.0)
-            read = read.masked_fill(~queries.used[..., None, None], 0.0)
+        among = torch.einsum("bihd,bjhd->bhij", q_means * self._scale(), k_means).softmax(-1)  # A
+        read = self._softmax(q_means, k, v, real)  # B v [b m h e]
         values = torch.einsum("bhji,bihe->bjhe", self._inverse(among), read)  # A^+ B v
+        # A sample with fewer queries or keys than landmarks has segments without tokens, and does not need A:
+        # such keys are their own landmarks, with F the softmax over them; such queries too, with B theirs.
+        used = None
         if real is not None:
-            # As few keys as landmarks are their own landmarks, and F is the softmax over them.
-            values = torch.where((real.sum(1) <= count)[:, None, None, None], v_means, values)
-        y = self._softmax(q, k_means, values, keys_used)
+            keys = real.sum(1, keepdim=True)
+            used = torch.arange(count, device=q.device) < keys
+            values = torch.where((keys <= count)[..., None, None], v_means, values)
+        y = self._softmax(q, k_means, values, used)
         if queries is not None:
-            # As few queries as landmarks are their own landmarks, and B is their softmax.
-            few = (queries.real.sum(1) <= count)[:, None, None, None]
-            y = torch.where(few, queries.spread(read), y)
+            few = queries.real.sum(1, keepdim=True) <= count
+            y = torch.where(few[..., None, None], queries.spread(read), y)
         return y
 
     def _inverse(self, among: Tensor) -> Tensor:
