@@ -26,19 +26,20 @@ class Piece(NamedTuple):
 
 
 def softmax_attention(
-    q: Float[Tensor, "*b i d"],
-    k: Float[Tensor, "*b j d"],
-    v: Float[Tensor, "*b j e"],
+    q: Float[Tensor, "*#b i d"],
+    k: Float[Tensor, "*#b j d"],
+    v: Float[Tensor, "*#b j e"],
     *,
-    visible: Bool[Tensor, "*b i j"] | None = None,
-    bias: Float[Tensor, "*b i j"] | None = None,
+    visible: Bool[Tensor, "*#b #i j"] | None = None,
+    bias: Float[Tensor, "*#b #i j"] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Piece:
     """Attention of every query to the keys `visible` to it, all i j scores at once: for blocks.
 
-    The leading axes broadcast. `bias` is added to the scores and must be finite; `scale` multiplies q . k and
-    has no unit (default d**-0.5); dropout drops weights. An empty row has no gradient."""
+    The leading axes broadcast, and i of `visible` and `bias`. `bias` is added to the scores and must be finite;
+    `scale` multiplies q . k and has no unit (default d**-0.5); dropout drops weights. An empty row has no
+    gradient."""
     dtype = sum_dtype(v.dtype)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = ((q * factor) @ k.mT).to(dtype)
