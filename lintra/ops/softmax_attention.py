@@ -37,9 +37,9 @@ def softmax_attention(
 ) -> Piece:
     """Attention of every query to the keys `visible` to it, all i j scores at once: for blocks.
 
-    The leading axes broadcast, and i of `visible` and `bias`. `bias` is added to the scores and must be finite;
-    `scale` multiplies q . k and has no unit (default d**-0.5); dropout drops weights. An empty row has no
-    gradient."""
+    The leading axes broadcast, and i of `visible` and `bias`. `bias` is added to the scores and must be
+    finite; `scale` multiplies q . k and has no unit (default d**-0.5); dropout drops weights. An empty row
+    has no gradient."""
     dtype = sum_dtype(v.dtype)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     scores = ((q * factor) @ k.mT).to(dtype)
