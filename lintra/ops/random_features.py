@@ -71,14 +71,18 @@ def softmax_offset(x: Float[Tensor, "b t h d"]) -> Float[Tensor, "b t h"]:
 
 
 def trigonometric(x: Float[Tensor, "b t h d"], weight: Float[Tensor, "g m d"]) -> Float[Tensor, "b t h f"]:
-    """sin and cos of the projections, f = 2 m: estimates exp(-|q - k|^2 / 2) for standard normal rows.
+    """sin and cos of the projections, f = 2 m, of both signs and of length sqrt(m).
 
-    Of both signs, and of length 1."""
+    phi(q) . phi(k) / m estimates exp(-|q - k|^2 / 2) for standard normal rows.
+    """
     angle = project(x, weight)
-    return torch.cat((angle.sin(), angle.cos()), -1) * weight.shape[1] ** -0.5
+    return torch.cat((angle.sin(), angle.cos()), -1)
 
 
 def arc_cosine(x: Float[Tensor, "b t h d"], weight: Float[Tensor, "g m d"]) -> Float[Tensor, "b t h m"]:
-    """max(projection, 0): estimates |q| |k| (sin a + (pi - a) cos a) / 2 pi, a being the angle between them,
-    for standard normal rows. Not negative."""
-    return torch.relu(project(x, weight)) * weight.shape[1] ** -0.5
+    """max(projection, 0), never negative.
+
+    phi(q) . phi(k) / m estimates |q| |k| (sin a + (pi - a) cos a) / 2 pi for standard normal rows, where a is
+    the angle between q and k.
+    """
+    return torch.relu(project(x, weight))

@@ -41,7 +41,7 @@ def estimates(kernel: str, q, k, rows: int = 4, draws: int = 4000, draw=independ
             features.append((projection - softmax_offset(x)[..., None]).exp())
         return (features[0] * features[1]).mean(-1).flatten()
     function = {"trigonometric": trigonometric, "arc_cosine": arc_cosine}[kernel]
-    return (function(q, weight) * function(k, weight)).sum(-1).flatten()
+    return (function(q, weight) * function(k, weight)).sum(-1).flatten() / rows
 
 
 def kernel_of(kernel: str, q, k) -> float:

@@ -1,0 +1,295 @@
+"""Random feature attention: Peng et al. 2021, arXiv:2103.02143, sections 3.1 and 3.2.
+
+Queries and keys are brought to length 1 and projected by random rows w = sigma * w~ / tau, w~ being standard
+normal and sigma learned. Linear attention over features of the projections estimates that of a kernel:
+
+    trig     sin(w . x), cos(w . x)   exp(-|sigma * (q - k)|^2 / 2 tau^2), which is softmax of the cosine
+                                      of q and k times (sigma / tau)^2 where sigma is one number
+    arccos   max(w . x, 0)            (sin a + (pi - a) cos a) / 2 pi, a being the angle between q and k
+
+With `gate` the past is forgotten by a factor g_t that the layer's input decides:
+
+    kv_t = g_t kv_{t-1} + (1 - g_t) phi(k_t) v_t^T      z_t likewise, with 1 for v_t
+    n_t  = g_t n_{t-1} + (1 - g_t)
+    y_t  = phi(q_t)^T kv_t / max(phi(q_t) . z_t, den_eps n_t |phi|^2)
+
+Without it the factors g_t and 1 - g_t are 1. Weights of trig have both signs: the bound keeps the
+denominator positive.
+
+Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the sum, in multiplications and
+additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra import fields, ops
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import LinearState, _check
+from lintra.ops._check import sum_dtype
+from lintra.ops.linear_attention import Impl
+from lintra.ops.positions import Rotation
+from lintra.ops.random_features import arc_cosine, independent_gaussian, orthogonal_gaussian, trigonometric
+
+FEATURES = {"trig": trigonometric, "arccos": arc_cosine}
+SHORTEST = 1e-6  # vectors below this length are not brought to length 1
+STEEPEST = 60.0  # gates stay within sigmoid(+-60): the logarithm of one that is exactly 0 is no number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Random feature attention."""
+
+    features: int = 64  # rows w of the projection of a head; trig makes two features of each
+    kernel: Literal["trig", "arccos"] = "trig"  # of both signs; not negative
+    gate: bool = False  # forget the past by a gate of the layer's input; causal only
+    gate_bias: float = 0.0  # added to the gate's input, learned from here; 0: half is forgotten, 3: 5 %
+    tau: float = 1.0  # temperature: projections are divided by it; no unit
+    learn_sigma: bool = True  # learn a scale for every entry of w; else 1
+    orthogonal: bool = False  # directions of rows orthogonal in blocks of d; else independent
+    den_eps: float = 1e-3  # smallest denominator of trig, as part of the sum of the keys' weights; no unit
+    redraw_every: int | None = 1  # training steps with one set of rows; None: the first one stays
+    seed: int = 0  # of the first set
+    chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+    impl: Impl = "auto"  # which implementation of the sum
+
+    def __post_init__(self):
+        fields.check(self)
+        if self.features < 1:
+            raise ValueError(f"features must be at least 1, got {self.features}")
+        if not 0 < self.tau < math.inf:
+            raise ValueError(f"tau must be above 0 and finite, got {self.tau}")
+        if not 0 < self.den_eps < math.inf:
+            raise ValueError(f"den_eps must be above 0 and finite, got {self.den_eps}")
+        if not math.isfinite(self.gate_bias):
+            raise ValueError(f"gate_bias must be finite, got {self.gate_bias}")
+        if self.gate_bias and not self.gate:
+            raise ValueError(f"gate_bias is of gate=True, got {self.gate_bias} with gate=False")
+        if self.redraw_every is not None and self.redraw_every < 1:
+            raise ValueError(f"redraw_every must be at least 1 or None, got {self.redraw_every}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+
+    def build(self, **shape) -> "RandomFeatureAttention":
+        return RandomFeatureAttention(self, **shape)
+
+
+class RfaState(NamedTuple):
+    """kv [b g f e+1], its last column z; n [b g], the sum of the keys' weights. Cross-attention keeps that
+    too."""
+
+    kv: Tensor
+    n: Tensor
+
+
+class Gate(NamedTuple):
+    """ln g and ln (1 - g) [b t g]; None both: no gate."""
+
+    keep: Tensor | None
+    write: Tensor | None
+
+
+class RandomFeatureAttention(Attention):
+    """Random feature attention. State: kv [b g f e+1] and n [b g]."""
+
+    paper = "Peng et al. 2021, arXiv:2103.02143"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
+    )
+    rows: Tensor
+
+    def __init__(self, config: Config, **shape):
+        if config.gate:
+            self.can = replace(self.can, bidirectional=False, cross=False)
+        super().__init__(config, **shape)
+        self.features = 2 * config.features if config.kernel == "trig" else config.features
+        drawn = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
+        self.register_buffer("rows", drawn.to(torch.get_default_dtype()))
+        self.sigma = nn.Parameter(torch.ones(self.kv_heads, self.dim)) if config.learn_sigma else None
+        self.gate_bias = (
+            nn.Parameter(torch.full((self.kv_heads,), float(config.gate_bias))) if config.gate else None
+        )
+
+    def reads(self) -> dict[str, int]:
+        return {"gate": self.kv_heads} if self.config.gate else {}
+
+    def redraw(self, generator: torch.Generator) -> None:
+        self.rows.copy_(self._draw(generator))
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        **reads: Tensor,
+    ) -> Tensor:
+        if self.causal:
+            return super().forward(q, k, v, mask=mask, rotate=rotate, **reads)
+        self.check(q, k, v, mask)
+        (q,) = zero_padding(mask, q)
+        nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
+        return zero_padding(mask, self._sum(q, k, v, nothing, mask, rotate, Gate(None, None))[0])[0]
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> RfaState:
+        dtype = sum_dtype(dtype or torch.get_default_dtype())
+        shape = (batch, self.kv_heads)
+        return RfaState(
+            torch.zeros(*shape, self.features, self.value_dim + 1, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: RfaState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, RfaState]:
+        self.check(q, k, v, mask)
+        self.check_causal()
+        if not isinstance(state, RfaState):
+            raise TypeError(f"state must be an RfaState, got {type(state).__name__}")
+        _check.shape("state.n", state.n, "b g", {"b": q.shape[0], "g": self.kv_heads})
+        return self._sum(q, k, v, state, mask, rotate, self._gate(gate, k, mask))
+
+    def step(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: RfaState,
+        *,
+        rotate: Rotation | None = None,
+        gate: Tensor | None = None,
+    ) -> tuple[Tensor, RfaState]:
+        """The recurrence of the module's docstring, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
+        group = self.heads // self.kv_heads
+        keep, write = (
+            torch.ones_like(state.n) if x is None else x[:, 0].exp() for x in self._gate(gate, k, None)
+        )
+        values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k = self._features(q, rotate), self._features(k, rotate)
+            new = torch.einsum("btgf,btge->bgfe", k, values)
+            kv = keep[..., None, None] * state.kv + write[..., None, None] * new
+            n = keep * state.n + write
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
+        return self._ratio(y, n[:, None]).to(v.dtype), RfaState(kv, n)
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> RfaState:
+        self.check_cross()
+        self.check(None, k, v, mask)
+        nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
+        nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
+        return self._sum(nobody, k, v, nothing, mask, None, Gate(None, None))[1]
+
+    def read(self, q: Tensor, memory: RfaState, mask: Tensor | None = None) -> Tensor:
+        self.check_cross()
+        if not isinstance(memory, RfaState):
+            raise TypeError(f"memory must be an RfaState, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.n.shape[0], mask)
+        (q,) = zero_padding(mask, q)
+        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
+        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
+        y, _ = self._sum(q, nothing, values, memory, None, None, Gate(None, None))
+        return zero_padding(mask, y)[0]
+
+    def _sum(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: RfaState,
+        mask: Tensor | None,
+        rotate: Rotation | None,
+        gate: Gate,
+    ) -> tuple[Tensor, RfaState]:
+        config = self.config
+        k, v = zero_padding(mask, k, v)
+        (q,) = zero_padding(mask if self.causal else None, q)
+        # The denominator is the same sum with the value 1: a column more costs next to nothing.
+        values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
+        with torch.autocast(q.device.type, enabled=False):  # sums keep their digits
+            y, (kv, _) = ops.linear_attention(
+                self._features(q, rotate),
+                self._features(k, rotate),
+                values,
+                log_decay=gate.keep,
+                log_input=gate.write,
+                state=LinearState(state.kv, state.kv[..., -1]),
+                mask=mask,
+                causal=self.causal,
+                normalize=False,
+                chunk=config.chunk,
+                impl=config.impl,
+            )
+        n = self._weights(state.n, k, mask, gate)
+        return self._ratio(y, n[:, 1:] if self.causal else n[:, -1:]).to(v.dtype), RfaState(kv, n[:, -1])
+
+    def _features(self, x: Tensor, rotate: Rotation | None) -> Tensor:
+        """[b t h d] -> [b t h f], in the dtype of the sums; those of trig have the length features^(1/2)."""
+        x = x.to(sum_dtype(x.dtype))
+        x = x if rotate is None else rotate(x)
+        x = x * x.norm(dim=-1, keepdim=True).clamp(min=SHORTEST).reciprocal()
+        weight = self.rows.to(x.dtype) / self.config.tau
+        if self.sigma is not None:
+            weight = weight * self.sigma.to(x.dtype)[:, None]
+        return FEATURES[self.config.kernel](x, weight)
+
+    def _gate(self, gate: Tensor | None, k: Tensor, mask: Tensor | None) -> Gate:
+        if self.gate_bias is None:
+            if gate is not None:
+                raise ValueError("gate is read with gate=True only")
+            return Gate(None, None)
+        if gate is None:
+            raise ValueError(
+                "gate [b t g] is missing: with gate=True it is a projection of the layer's input"
+            )
+        _check.shape("gate", gate, "b t g", {"b": k.shape[0], "t": k.shape[1], "g": self.kv_heads})
+        dtype = sum_dtype(gate.dtype)
+        (gate,) = zero_padding(mask, gate.to(dtype))
+        gate = (gate + self.gate_bias.to(dtype)).clamp(-STEEPEST, STEEPEST)
+        # NaN in one sample passes by the key's weight alone: a decay has to be a number.
+        keep = functional.logsigmoid(gate).nan_to_num(0.0)
+        return Gate(*(zero_padding(mask, x)[0] for x in (keep, functional.logsigmoid(-gate))))
+
+    def _weights(self, before: Tensor, k: Tensor, mask: Tensor | None, gate: Gate) -> Tensor:
+        """n [b t+1 g] before the first token of k and after each."""
+        if gate.keep is None:
+            real = k.new_ones(k.shape[:2], dtype=before.dtype) if mask is None else mask.to(before.dtype)
+            new = real[..., None].expand(-1, -1, self.kv_heads)
+            return before[:, None] + torch.cat((torch.zeros_like(before[:, None]), new.cumsum(1)), 1)
+        # What is forgotten is replaced: g n + (1 - g) - 1 = g (n - 1).
+        kept = torch.cat((torch.zeros_like(before[:, None]), gate.keep.cumsum(1)), 1)
+        return before[:, None] * kept.exp() - kept.expm1()
+
+    def _ratio(self, y: Tensor, n: Tensor) -> Tensor:
+        """y [b t h e+1] with the denominator as its last column, n [b t g] -> [b t h e]."""
+        y, weight = y[..., :-1], y[..., -1]
+        if self.config.kernel == "trig":
+            bound = self.config.den_eps * self.config.features * n
+            bound = bound.repeat_interleave(self.heads // self.kv_heads, 2)
+            weight = torch.where(weight > bound, weight, bound)
+        nothing = weight == 0
+        inverse = weight.masked_fill(nothing, 1.0).reciprocal().masked_fill(nothing, 0.0)
+        return y * inverse[..., None]
+
+    def _draw(self, generator: torch.Generator) -> Tensor:
+        draw = orthogonal_gaussian if self.config.orthogonal else independent_gaussian
+        size = (self.config.features, self.dim, "chi")
+        return torch.stack([draw(*size, generator) for _ in range(self.kv_heads)])
