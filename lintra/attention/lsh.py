@@ -6,7 +6,7 @@ those beside it. With P_i^r the keys that round r = 1, 2, ... lets query i see, 
 
     y_i = sum_{j in P_i} exp(s u_i . u_j / |u_j|) v_j / sum_{j in P_i} exp(s u_i . u_j / |u_j|)
 
-which is computed round by round, equation 6: each key counts 1 / (the number of rounds that see it), and the
+which is computed round by round (appendix A): each key counts 1 / (the number of rounds that see it), and the
 rounds are joined by their log-sum-exps. j = i is left out unless nothing else is seen.
 
 Cost of t tokens: 2 t m (d + e) multiplications and additions a head and round, t d c for the hash (c up to

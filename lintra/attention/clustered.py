@@ -1,0 +1,221 @@
+"""Clustered attention: Vyas et al. 2020, "Fast transformers with clustered attention", arXiv:2007.04825.
+
+Queries that point the same way attend alike. They are put into clusters (a sign hash of each, then Lloyd's
+algorithm on the hashes), and the mean q^c of the queries of cluster c attends for all of them, section 3.2:
+
+    A^c = softmax(s q^c K^T)      y_i = A^c V
+
+Improved clustered attention, section 3.3, looks again at the keys T_c with the largest weights in A^c: there
+each member i distributes their total weight itself, elsewhere it keeps A^c,
+
+    A_il = (sum_{l in T_c} A^c_l) exp(s q_i . k_l) / sum_{l in T_c} exp(s q_i . k_l)   for l in T_c
+
+which is never further from softmax in the sum of absolute differences. Clusters and T_c are constants:
+gradients go through q^c, q_i, k and v.
+
+Cost of t queries and s keys: t n (d + 10 c) multiplications and additions a head for n-bit hashes and 10
+iterations, c s (d + e), and improved t k (d + e) for k keys a cluster. There is no causal form: clusters and
+keys are chosen from all of the sequence.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lintra import fields
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import _check, clustering
+from lintra.ops._check import sum_dtype
+from lintra.ops.positions import Rotation
+from lintra.ops.softmax_attention import softmax_attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Clustered attention."""
+
+    clusters: int = 100  # of the queries of a sequence, for each head
+    bits: int = 63  # of a query's hash
+    iterations: int = 10  # of Lloyd's algorithm
+    improved: bool = True  # every query looks itself at the keys its cluster finds most important
+    topk: int = 32  # how many keys those are
+    scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
+    dropout: float = 0.0  # probability of dropping a weight in training
+    seed: int = 0  # of the hash and the first centroids
+
+    def __post_init__(self):
+        fields.check(self)
+        for name, least in (("clusters", 1), ("bits", 1), ("iterations", 0), ("topk", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+
+    def build(self, **shape) -> "ClusteredAttention":
+        return ClusteredAttention(self, **shape)
+
+
+class ClusteredMemory(NamedTuple):
+    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]."""
+
+    k: Tensor
+    v: Tensor
+    real: Tensor
+
+
+class ClusteredAttention(Attention):
+    """Clustered attention. Every call clusters the queries it is given."""
+
+    paper = "Vyas et al. 2020, arXiv:2007.04825"
+    can = Capabilities(
+        causal=False,
+        bidirectional=True,
+        cross=True,
+        recurrent=False,
+        state="none",
+        cost="O(t c d)",
+        joint_queries=True,
+    )
+    planes: Tensor  # [h n d]
+    draws: Tensor  # [h c], which query of a run is a first centroid; integers, so that no dtype changes them
+
+    def __init__(self, config: Config, *, causal: bool, **shape):
+        if causal:
+            raise ValueError(
+                f"clustered attention ({self.paper}) has no causal form: which queries share a cluster and "
+                "which keys it looks at depends on later tokens, got causal=True"
+            )
+        super().__init__(config, causal=causal, **shape)
+        generator = torch.Generator(device="cpu").manual_seed(config.seed)
+        planes, draws = self._draw(generator)
+        self.register_buffer("planes", planes.to(torch.get_default_dtype()))
+        self.register_buffer("draws", draws)
+
+    def redraw(self, generator: torch.Generator) -> None:
+        for buffer, drawn in zip((self.planes, self.draws), self._draw(generator), strict=True):
+            buffer.copy_(drawn)
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        self.check(q, k, v, mask)
+        q, k, v = zero_padding(mask, q, k, v)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        return self._attend(q, k, v, mask, mask)
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ClusteredMemory:
+        self.check_cross()
+        self.check(None, k, v, mask)
+        k, v = zero_padding(mask, k, v)
+        return ClusteredMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
+
+    def read(self, q: Tensor, memory: ClusteredMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_cross()
+        if not isinstance(memory, ClusteredMemory):
+            raise TypeError(f"memory must be a ClusteredMemory, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.k.shape[0], mask)
+        _check.alike("q", q, "the memory", memory.k)
+        (q,) = zero_padding(mask, q)
+        return self._attend(q, *memory[:2], mask, memory.real)
+
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        size = (self.heads, self.config.bits, self.dim)
+        planes = torch.randn(size, generator=generator, device="cpu", dtype=torch.float64)
+        size = (self.heads, self.config.clusters)
+        return planes, torch.randint(2**31, size, generator=generator, device="cpu")
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, real: Tensor | None) -> Tensor:
+        """Queries q [b t h d] with their mask [b t], keys and values with theirs, real [b s]."""
+        config = self.config
+        if q.numel() == 0 or v.numel() == 0:
+            return v.new_zeros(*q.shape[:3], self.value_dim)
+        codes = clustering.sign_codes(q, self.planes)
+        cluster = clustering.cluster(codes, self.draws, iterations=config.iterations, mask=mask)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        scores = self._scores(self._means(q, cluster, mask), k)
+        if real is not None:
+            scores = scores.masked_fill(~real[:, None, None], -math.inf)
+        blind = (scores == -math.inf).all(-1, keepdim=True)
+        weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        if not config.improved:
+            return self._leave(_of_cluster(self._values(weights, v), cluster), mask, v)
+        top = scores.detach().topk(min(config.topk, scores.shape[3]), sorted=False).indices
+        mass = weights.gather(3, top).sum(-1, keepdim=True)
+        rest = self._values(weights.scatter(3, top, 0.0), v)
+        y = _of_cluster(mass, cluster) * self._exact(q, k, v, cluster, top, real)
+        return self._leave(y + _of_cluster(rest, cluster), mask, v)
+
+    def _means(self, q: Tensor, cluster: Tensor, mask: Tensor | None) -> Tensor:
+        """The mean query [b h c d] of each cluster; 0 for an empty one."""
+        dtype = sum_dtype(q.dtype)
+        size = (*q.shape[:2], self.config.clusters)
+        ones = torch.ones_like(q[..., :1], dtype=dtype)
+        if mask is not None:
+            ones = ones * mask[:, None, :, None]
+        count = ones.new_zeros(*size, 1).scatter_add(2, cluster[..., None], ones)
+        total = ones.new_zeros(*size, self.dim).scatter_add(2, cluster[..., None].expand_as(q), q.to(dtype))
+        return total / count.clamp(min=1)
+
+    def _scores(self, centre: Tensor, k: Tensor) -> Tensor:
+        """s q . k [b h c s] for queries [b h c d] and keys [b g s d]."""
+        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
+        together = (centre * scale).unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
+        with torch.autocast(k.device.type, enabled=False):
+            return (together @ k.to(centre.dtype).mT).unflatten(2, (-1, centre.shape[2])).flatten(1, 2)
+
+    def _values(self, weights: Tensor, v: Tensor) -> Tensor:
+        """weights [b h c s] times v [b g s e] -> [b h c e]."""
+        if self.config.dropout and self.training:
+            weights = functional.dropout(weights, self.config.dropout)
+        together = weights.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
+        with torch.autocast(v.device.type, enabled=False):
+            y = together @ v.to(weights.dtype)
+        return y.unflatten(2, (-1, weights.shape[2])).flatten(1, 2)
+
+    def _exact(
+        self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, top: Tensor, real: Tensor | None
+    ) -> Tensor:
+        """Softmax attention [b h t e] of each query to the keys `top` [b h c k] of its cluster."""
+        clusters = self.config.clusters
+        blocks = clustering.Blocks.of(cluster, clusters, max(1, q.shape[2] // clusters))
+        index = blocks.member.flatten(2)[..., None].expand(-1, -1, -1, self.dim)
+        rows = q.gather(2, index).unflatten(2, blocks.member.shape[2:])
+        group = self.heads // self.kv_heads
+        keys, values = (
+            _of_cluster(_keys(x, top, group).flatten(3), blocks.cluster).unflatten(3, (top.shape[3], -1))
+            for x in (k, v)
+        )
+        visible = None
+        if real is not None:
+            seen = real[:, None, None].expand(*top.shape[:3], -1).gather(3, top)
+            visible = _of_cluster(seen, blocks.cluster)[..., None, :]
+        piece = softmax_attention(
+            rows,
+            keys,
+            values,
+            visible=visible,
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+        )
+        return _of_cluster(piece.o.flatten(2, 3), blocks.place)
+
+    def _leave(self, y: Tensor, mask: Tensor | None, v: Tensor) -> Tensor:
+        return zero_padding(mask, y.transpose(1, 2))[0].to(v.dtype)
+
+
+def _of_cluster(x: Tensor, cluster: Tensor) -> Tensor:
+    """x [b h c e] for the cluster of each token [b h t] -> [b h t e]."""
+    return x.gather(2, cluster[..., None].expand(-1, -1, -1, x.shape[3]))
+
+
+def _keys(x: Tensor, top: Tensor, group: int) -> Tensor:
+    """x [b g s d] at the places top [b h c k] -> [b h c k d]."""
+    index = top.unflatten(1, (-1, group)).flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])
+    return x.gather(2, index).reshape(*top.shape, x.shape[3])

@@ -1,0 +1,103 @@
+"""Clusters of vectors by direction: sign hashes, and Lloyd's algorithm between them.
+
+Vyas et al. 2020, "Fast transformers with clustered attention", arXiv:2007.04825, section 3.2. Letters besides
+those of the ops: n bits, c clusters.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from lintra.ops._check import sum_dtype
+
+
+def sign_codes(x: Float[Tensor, "b t h d"], planes: Float[Tensor, "h n d"]) -> Float[Tensor, "b h t n"]:
+    """On which side of each plane a vector lies, as 1 and -1: a . b = n - 2 (the Hamming distance).
+
+    float32, which holds these sums exactly; without gradient.
+    """
+    dtype = sum_dtype(x.dtype)
+    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        side = torch.einsum("bthd,hnd->bhtn", x.to(dtype), planes.to(dtype)) >= 0
+    return side.to(torch.float32).mul_(2).sub_(1)
+
+
+def cluster(
+    codes: Float[Tensor, "b h t n"],
+    draws: Int[Tensor, "h c"],
+    *,
+    iterations: int,
+    mask: Bool[Tensor, "b t"] | None = None,
+) -> Int[Tensor, "b h t"]:
+    """The cluster of every token, by `iterations` rounds of Lloyd's algorithm in Hamming distance.
+
+    The first centroids are codes of real tokens: those of a sample are cut into c runs, and each run gives
+    the one that `draws`, non-negative integers, point at. With fewer real tokens than c each begins as its
+    own cluster. A cluster without members keeps its centroid; of equally near ones the first is taken, and of
+    as many 1 as -1 the 1. Padded tokens have no say; the cluster they are given means nothing.
+    """
+    batch, heads, time, bits = codes.shape
+    real = torch.ones(batch, time, dtype=torch.bool, device=codes.device) if mask is None else mask
+    token, there = _first(real, draws)
+    centroids = codes.gather(2, token[..., None].expand(-1, -1, -1, bits))
+    # Where a sample has fewer tokens than clusters, no token is near what does not exist.
+    absent = torch.where(there, 0.0, -4.0 * bits)[:, None, None]
+    voices = codes * real[:, None, :, None]
+    ones = real[:, None].expand(batch, heads, time).to(codes.dtype)
+    nearest = _nearest(codes, centroids, absent)
+    for _ in range(iterations):
+        sums = torch.zeros_like(centroids).scatter_add_(2, nearest[..., None].expand_as(codes), voices)
+        count = torch.zeros_like(centroids[..., 0]).scatter_add_(2, nearest, ones)
+        majority = (sums >= 0).to(codes.dtype).mul_(2).sub_(1)
+        centroids = torch.where(count[..., None] > 0, majority, centroids)
+        nearest = _nearest(codes, centroids, absent)
+    return nearest
+
+
+def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> tuple[Tensor, Tensor]:
+    """The tokens [b h c] that are the first centroids, and for which c there are any [b c]."""
+    count = real.sum(1, keepdim=True)
+    number = torch.arange(draws.shape[1], device=real.device)
+    runs = count.clamp(max=draws.shape[1])
+    start, end = (i * count // runs.clamp(min=1) for i in (number, number + 1))
+    place = start[:, None] + draws % (end - start).clamp(min=1)[:, None]
+    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)[:, None].expand(-1, draws.shape[0], -1)
+    return order.gather(2, place.clamp(max=real.shape[1] - 1)), number < runs
+
+
+def _nearest(codes: Tensor, centroids: Tensor, absent: Tensor) -> Tensor:
+    with torch.autocast(codes.device.type, enabled=False):
+        return (codes @ centroids.mT + absent).argmax(-1)
+
+
+class Blocks(NamedTuple):
+    """The members of each cluster side by side, in blocks of m places that hold members of one cluster only.
+
+    There are always t / m + c blocks, rounded up, whatever the sizes of the clusters: places may be empty.
+    """
+
+    cluster: Int[Tensor, "b h n"]  # of each block
+    member: Int[Tensor, "b h n m"]  # the token in each place, 0 if empty
+    place: Int[Tensor, "b h t"]  # of each token, counted through all blocks
+
+    @classmethod
+    def of(cls, cluster: Int[Tensor, "b h t"], clusters: int, size: int) -> "Blocks":
+        """`size`: places m of a block."""
+        batch, heads, time = cluster.shape
+        count = cluster.new_zeros(batch, heads, clusters).scatter_add_(2, cluster, torch.ones_like(cluster))
+        blocks = (count + size - 1) // size
+        last = blocks.cumsum(2)
+        tokens = torch.arange(time, device=cluster.device).expand_as(cluster)
+        order = cluster.argsort(dim=2, stable=True)
+        # How far the first place of a cluster is behind the number of members of those before it.
+        shift = (last - blocks) * size - (count.cumsum(2) - count)
+        place = torch.empty_like(cluster).scatter_(
+            2, order, tokens + shift.gather(2, cluster.gather(2, order))
+        )
+        total = -(-time // size) + clusters
+        member = cluster.new_zeros(batch, heads, total * size).scatter_(2, place, tokens)
+        numbers = torch.arange(total, device=cluster.device).expand(batch, heads, total).contiguous()
+        owner = torch.searchsorted(last, numbers, right=True).clamp(max=clusters - 1)
+        return cls(owner, member.unflatten(2, (total, size)), place)
