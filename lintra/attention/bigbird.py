@@ -159,7 +159,7 @@ class BigBirdAttention(Attention):
         return self.extend(q, k, v, state, rotate=rotate)
 
     def lists(
-        self, row: Int[Tensor, "b n"], number: Int[Tensor, "b n"]
+        self, row: Int[Tensor, "b n"], number: Int[Tensor, "b #n"]
     ) -> tuple[Int[Tensor, "b g n l"], Bool[Tensor, "b 1 n l"]]:
         """What these rows of `number` blocks see: a list of blocks, and which entries count; none twice.
 
