@@ -1,0 +1,56 @@
+"""Clustered queries that look only at the keys their cluster finds most important, and only back.
+
+Which keys these are is decided with the whole sequence in view, as in the library: nothing later reaches an
+output, but later tokens may change what earlier ones look at. A query whose keys are all later gets 0.
+"""
+
+import torch
+from torch import Tensor
+
+from lintra.attention.clustered import ClusteredAttention as Clustered
+from lintra.compat.fast_transformers.attention import ClusteredAttention, InnerAttention
+from lintra.ops import clustering
+from lintra.ops.softmax_attention import softmax_attention
+
+
+class ImprovedClusteredCausalAttention(ClusteredAttention):
+    """The `topk` keys of a query's cluster, of them those up to its own place; memory grows by l topk e."""
+
+    def bidirectional(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        if q.shape[1] == k.shape[1] == 1:  # the only mask that is both
+            return self.causal(q, k, v, real_k)
+        return InnerAttention.bidirectional(self, q, k, v, real_q, real_k)
+
+    def causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+        hashes = self.mechanism(self.config, q, v, causal=False)
+        assert isinstance(hashes, Clustered)
+        codes = clustering.sign_codes(q, hashes.planes)
+        cluster = clustering.cluster(
+            codes, hashes.draws, iterations=self.config.iterations, mask=real_k
+        )  # [b h t]
+        real = torch.ones_like(q[..., 0, 0], dtype=torch.bool) if real_k is None else real_k
+        q, k, v = (x.movedim(1, 2) for x in (q, k, v))
+        with torch.no_grad():
+            # The sum over a cluster ranks keys as its mean does.
+            total = torch.zeros_like(q[:, :, :1]).repeat(1, 1, self.config.clusters, 1)
+            total.scatter_add_(2, cluster[..., None].expand_as(q), q)
+            scores = (total @ k.mT).masked_fill(~real[:, None, None], -torch.inf)
+            top = scores.topk(min(self.config.topk, k.shape[2]), -1).indices  # [b h c k]
+            top = top.gather(2, cluster[..., None].expand(-1, -1, -1, top.shape[3]))  # [b h t k]
+            seen = real[:, None, None].expand(*top.shape[:3], -1).gather(3, top)
+            visible = seen & (top <= torch.arange(q.shape[2], device=q.device)[:, None])
+        keys, values = (
+            x.gather(2, top.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])).unflatten(2, top.shape[2:])
+            for x in (k, v)
+        )
+        piece = softmax_attention(
+            q[..., None, :],
+            keys,
+            values,
+            visible=visible[..., None, :],
+            scale=self.config.scale,
+            dropout=self.config.dropout if self.training else 0.0,
+        )
+        return piece.o[..., 0, :].movedim(1, 2).to(v.dtype)

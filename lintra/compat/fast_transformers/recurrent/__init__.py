@@ -1,0 +1,1 @@
+"""The same models as RNNs, one token at a time."""
