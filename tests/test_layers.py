@@ -66,7 +66,8 @@ with install_import_hook("lintra", "beartype.beartype"):
     import torch
     from lintra import generate
     from lintra.attention import linear, softmax
-    from lintra.models import decoder
+    from lintra.beam import beam_search
+    from lintra.models import bilstm, decoder, encoder, seq2seq
 for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(feature_map=linear.Hedgehog()),
                   softmax.Config(window=4)):
     for position in ("sinusoidal", "rotary"):
@@ -77,6 +78,17 @@ for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(fe
         mask = torch.arange(11) < torch.tensor([[11], [4]])
         model.output.log_prob(model(tokens, mask=mask), tokens).sum().backward()
         generate.generate(model, tokens, steps=2, seed=0, lengths=mask.sum(1))
+tokens, mask = torch.randint(0, 9, (2, 11)), torch.arange(11) < torch.tensor([[11], [4]])
+shape = dict(layers=1, heads=2, width=16)
+for pool in ("mean", "first", None):
+    ends = dict(outputs=3, pool=pool)
+    encoder.Config(vocabulary=9, **ends, **shape).build()(tokens, mask=mask)
+    encoder.Config(inputs=5, **ends, **shape).build()(torch.randn(2, 11, 5))
+    bilstm.Config(vocabulary=9, layers=1, width=4, **ends).build()(tokens, mask=mask)
+model = seq2seq.Config(vocabulary=9, encoder=encoder.Config(vocabulary=9, **shape), **shape).build()
+model(tokens, model.remember(tokens, mask), mask=mask)
+generate.generate(model, source=tokens, source_mask=mask, steps=2, seed=0)
+beam_search(model, tokens, source=tokens, source_mask=mask, steps=2, beam=3)
 for attention in (linear.Config(), softmax.Config()):
     cross = attention.build(heads=4, dim=8, causal=False)
     cross.read(torch.randn(2, 3, 4, 8), cross.remember(*torch.randn(2, 2, 5, 4, 8)))

@@ -60,7 +60,7 @@ class BiLSTM(nn.Module):
     def forward(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b *t o"]:
         return _ends.predict(self.config.pool, self.head, self.hidden(x, mask=mask), mask)
 
-    def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t 2*c"]:
+    def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t d"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
         x = self.dropout(self.embedding(_ends.checked(self.config, x, mask)))
         if 0 in x.shape[:2]:

@@ -103,8 +103,8 @@ class Seq2Seq(Decoder):
         return DecoderState(torch.zeros_like(memory.length), tuple(layers))
 
     @property
-    def _readers(self) -> list[CrossBlock]:
-        return cast("list[CrossBlock]", self.blocks)
+    def _readers(self) -> Iterable[CrossBlock]:
+        return cast("Iterable[CrossBlock]", self.blocks)
 
     def _check_memory(self, memory: Memory, batch: int | None = None) -> None:
         if not isinstance(memory, Memory):
