@@ -22,6 +22,7 @@ TOKENS, DIM = 64, 16
 
 # What shows a method on 64 tokens; else its defaults.
 OPTIONS: dict[str, dict[str, Any]] = {
+    "aft": {"window": 8, "max_length": TOKENS},
     "bigbird": {"block": 4, "random_blocks": 1},
     "clustered": {"clusters": 8, "improved": False},
     "delta": {"conv": None, "decay": False},
@@ -48,8 +49,11 @@ def matrix(name: str, causal: bool) -> np.ndarray:
     """[t t]: what part of each value (column) is in each output (row)."""
     config = attention.for_length(attention.load(name).Config, TOKENS, **OPTIONS.get(name, {}))
     torch.manual_seed(0)
-    mechanism = config.build(heads=1, dim=DIM, value_dim=TOKENS, causal=causal).double().eval()
     q, k = keys_and_queries()
+    if name == "aft":  # each channel has its own weights: here those of one, as many times as there are keys
+        q, k = (x[..., :1].expand(-1, -1, -1, TOKENS) for x in (q, k))
+    shape = {"heads": 1, "dim": q.shape[3], "value_dim": TOKENS}
+    mechanism = config.build(causal=causal, **shape).double().eval()
     inputs = [q, q if mechanism.shared_key else k, torch.eye(TOKENS, dtype=torch.float64)[None, :, None]]
     # Gates are open; global tokens project as the others do.
     known = {"gate": 1.0} | dict(zip(("global_q", "global_k", "global_v"), inputs, strict=True))
