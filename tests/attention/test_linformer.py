@@ -269,7 +269,7 @@ def test_defect_02_a_mask_is_not_ignored():
         assert_close(attention(q, k, v, mask=mask)[:, mask[0]], attention(*real), **EXACT)
 
 
-def test_defect_projections_do_not_leak_between_models():
+def test_projections_do_not_leak_between_models():
     one, other = build(VARIANTS[0]), build(VARIANTS[0])
     before = other.projections[0].clone()
     with torch.no_grad():
@@ -277,7 +277,7 @@ def test_defect_projections_do_not_leak_between_models():
     assert torch.equal(other.projections[0], before)
 
 
-def test_defect_a_shared_projection_leaves_keys_and_values_apart():
+def test_a_shared_projection_leaves_keys_and_values_apart():
     """sharing="key-value" makes E and F one; what they are applied to stays two things."""
     attention, (_, k, v) = build(VARIANTS[2]), Case("linformer", VARIANTS[2], False).draw()
     memory = attention.remember(k, v)

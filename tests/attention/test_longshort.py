@@ -233,7 +233,7 @@ def test_defect_20_any_length_and_mask_with_several_summaries(causal, window):
             assert_close(y[i, mask[i]], alone[0], **EXACT)
 
 
-def test_defect_each_norm_has_its_own_part():
+def test_each_norm_has_its_own_part():
     """Window values made 0 and summaries 1: y is the share of the summaries, nothing before there is one."""
     for causal in (True, False):
         attention = build(causal, window=4, rank=2, segment=4)
@@ -248,7 +248,7 @@ def test_defect_each_norm_has_its_own_part():
         assert (y[:, first:] < 0.99).all()
 
 
-def test_defect_the_edge_is_not_normalised():
+def test_the_edge_is_not_normalised():
     """Beside the first and the last token nothing is seen, although a norm makes its bias of nothing."""
     attention = build(False, window=4, rank=0)
     with torch.no_grad():

@@ -305,7 +305,7 @@ def test_defect_02_landmarks_leave_padding_out():
     assert_close(attention(q, k, v, mask=mask)[:, mask[0]], attention(*real), **EXACT)
 
 
-def test_defect_a_length_that_does_not_divide_needs_no_padding():
+def test_a_length_that_does_not_divide_needs_no_padding():
     """Zeros at the left would take part in every softmax when nobody passes a mask."""
     q, k, v = draw(21)
     attention = build(Config(landmarks=4))
