@@ -1,0 +1,196 @@
+"""cosFormer: Qin et al. 2022, "cosFormer: Rethinking Softmax in Attention", arXiv:2202.08791.
+
+The weight of key j for query i is never negative and falls with the distance of their positions:
+
+    relu(q_i) . relu(k_j) cos(pi (i - j) / 2 L)
+
+The cosine of a difference is a sum of two products, which makes this linear attention over twice as many
+features, relu(x) sin(pi i / 2 L) and relu(x) cos(pi i / 2 L). L is `max_length`, a constant: with the length
+of the sequence at hand in its place, each further token would change the weights of all others.
+
+Cost of t tokens: 4 t d e multiplications and additions a head, 2 d e a token to generate; the state holds
+2 d (e + 1) numbers and a position whatever the length.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lintra import fields, ops
+from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.ops import LinearState, _check
+from lintra.ops._check import sum_dtype
+from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.positions import Rotation, token_positions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """cosFormer."""
+
+    max_length: int = 4096  # L, tokens: at this distance weights are 0; no sequence may be longer
+    eps: float = 1e-6  # added to the denominator; no unit
+    chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+    impl: Impl = "auto"  # which implementation of the sum
+
+    def __post_init__(self):
+        fields.check(self)
+        if self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
+        if not 0 <= self.eps < math.inf:
+            raise ValueError(f"eps must be at least 0 and finite, got {self.eps}")
+        if self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+
+    def build(self, **shape) -> "Cosformer":
+        return Cosformer(self, **shape)
+
+
+class CosformerState(NamedTuple):
+    """kv [b g f e] and z [b g f] with f = 2 d; seen [b], real tokens so far. Cross-attention
+    keeps that too."""
+
+    kv: Tensor
+    z: Tensor
+    seen: Tensor
+
+
+class Cosformer(Attention):
+    """cosFormer. State: kv [b g f e], z [b g f] and the number of tokens seen [b]."""
+
+    paper = "Qin et al. 2022, arXiv:2202.08791"
+    can = Capabilities(
+        causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
+    )
+
+    def __init__(self, config: Config, **shape):
+        super().__init__(config, **shape)
+        self.turned = 0
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+    ) -> Tensor:
+        if self.causal:
+            return super().forward(q, k, v, mask=mask, rotate=rotate)
+        self.check(q, k, v, mask)
+        self.check_rotate(rotate)
+        nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
+        here = self._positions(nothing.seen, q.shape[1], mask)
+        (q,) = zero_padding(mask, q)
+        y, _ = self._sum(self._features(q, here), k, v, nothing, mask, here)
+        return zero_padding(mask, y)[0]
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> CosformerState:
+        dtype = sum_dtype(dtype or torch.get_default_dtype())
+        shape = (batch, self.kv_heads, 2 * self.dim)
+        return CosformerState(
+            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
+            torch.zeros(shape, device=device, dtype=dtype),
+            torch.zeros(batch, device=device, dtype=torch.int64),
+        )
+
+    def extend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: CosformerState,
+        *,
+        mask: Tensor | None = None,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, CosformerState]:
+        self.check(q, k, v, mask)
+        self.check_causal()
+        self.check_rotate(rotate)
+        if not isinstance(state, CosformerState):
+            raise TypeError(f"state must be a CosformerState, got {type(state).__name__}")
+        _check.shape("state.seen", state.seen, "b", {"b": q.shape[0]})
+        here = self._positions(state.seen, q.shape[1], mask)
+        (q,) = zero_padding(mask, q)
+        return self._sum(self._features(q, here), k, v, state, mask, here)
+
+    def step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, *, rotate: Rotation | None = None
+    ) -> tuple[Tensor, CosformerState]:
+        """The recurrence of linear attention over the features, written out: the reference of `extend`."""
+        self.check_step(q, k, v)
+        self.check_rotate(rotate)
+        here = self._positions(state.seen, 1, None)
+        group = self.heads // self.kv_heads
+        q, k = (torch.relu(self._features(x, here)) for x in (q, k))
+        kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
+        z = state.z + k[:, 0]
+        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
+        weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+        return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
+
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> CosformerState:
+        self.check_cross()
+        self.check(None, k, v, mask)
+        nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
+        here = self._positions(nothing.seen, k.shape[1], mask)
+        nobody = nothing.kv.new_zeros(k.shape[0], 0, self.heads, 2 * self.dim)
+        return self._sum(nobody, k, v, nothing, mask, here)[1]
+
+    def read(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:
+        """Queries stand at their own places, 0 first, as the memory's keys do."""
+        self.check_cross()
+        if not isinstance(memory, CosformerState):
+            raise TypeError(f"memory must be a CosformerState, from remember, got {type(memory).__name__}")
+        self.check_query(q, memory.z.shape[0], mask)
+        here = self._positions(torch.zeros_like(memory.seen), q.shape[1], mask)
+        (q,) = zero_padding(mask, q)
+        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
+        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
+        y, _ = self._sum(self._features(q, here), nothing, values, memory, None, here[:, :0])
+        return zero_padding(mask, y)[0]
+
+    def _sum(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: CosformerState,
+        mask: Tensor | None,
+        here: Tensor,
+    ) -> tuple[Tensor, CosformerState]:
+        """Of q [b t h f], whose features are made; k [b s g d] at the positions `here`."""
+        config = self.config
+        (k,) = zero_padding(mask, k)
+        with torch.autocast(k.device.type, enabled=False):  # positions keep their digits
+            y, (kv, z) = ops.linear_attention(
+                q,
+                self._features(k, here),
+                v.to(q.dtype),
+                state=LinearState(state.kv, state.z),
+                mask=mask,
+                causal=self.causal,
+                eps=config.eps,
+                feature_map="relu",
+                chunk=config.chunk,
+                impl=config.impl,
+            )
+        seen = state.seen + (k.shape[1] if mask is None else mask.sum(1))
+        return y.to(v.dtype), CosformerState(kv, z, seen)
+
+    def _features(self, x: Tensor, here: Tensor) -> Tensor:
+        """x [b t h d] at positions here [b t] -> [b t h 2d] in the dtype of the sums, before the relu: the
+        factors of the positions are not negative."""
+        dtype = sum_dtype(x.dtype)
+        angle = here[..., None, None].to(dtype) * (0.5 * math.pi / self.config.max_length)
+        x = x.to(dtype)
+        return torch.cat((x * angle.sin(), x * angle.cos()), -1)
+
+    def _positions(self, seen: Tensor, time: int, mask: Tensor | None) -> Tensor:
+        """Of `time` tokens after `seen` [b] earlier ones; -1 where padded. ValueError beyond max_length."""
+        longest = time if mask is None else 0
+        if _check.readable(seen) and seen.numel():
+            longest = int((seen + (time if mask is None else mask.sum(1))).max())
+        if longest > self.config.max_length:
+            raise ValueError(f"a sequence may have max_length={self.config.max_length} tokens, got {longest}")
+        return token_positions(seen, time, mask)
