@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.attention import linear
 from lintra.attention.linear import LinearAttention
-from tests.laws import EXACT, Case
+from tests.laws import EXACT, Case, gradients, some_masks
 
 MAPS = [
     linear.EluPlusOne(),
@@ -27,7 +27,9 @@ VARIANTS = [
     linear.Config(impl="reference"),
     linear.Config(eps=0.0),
 ]
+IMPLEMENTATIONS = ["torch", "reference"]
 if native.available():
+    IMPLEMENTATIONS += ["native"]
     VARIANTS += [
         linear.Config(feature_map=each, impl="native", eps=1e-3) for each in (MAPS[0], MAPS[1], MAPS[4])
     ]
@@ -98,8 +100,8 @@ def test_rotary_turns_the_numerator_alone(causal):
 
 
 @pytest.mark.parametrize("value", [-30.0, -17.0, -100.0])
-@pytest.mark.parametrize("impl", ["torch", "reference", *(["native"] if native.available() else [])])
-def test_elu_plus_one_keeps_its_digits(value, impl):
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_defect_06_elu_plus_one_keeps_its_digits(value, impl):
     """With one key the numerator is phi(q) phi(k) v: in float32, exp(-30)^2 must not be 0."""
     from lintra.ops import linear_attention
 
@@ -109,6 +111,48 @@ def test_elu_plus_one_keeps_its_digits(value, impl):
     expected = torch.tensor(float(x), dtype=torch.float64).exp()
     assert_close(state.z.double().squeeze(), expected, rtol=3e-7, atol=0)  # 2 to 3 units in the last place
     assert_close(y.double().squeeze(), expected, rtol=3e-7, atol=0)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_defect_01_padded_keys_are_not_in_the_denominator(causal, impl):
+    """phi(0) is 1: a padded key that is 0 before the feature map has a weight after it."""
+    case = Case("linear", linear.Config(eps=0.0, impl=impl), causal)
+    q, k, v = case.draw()
+    for mask in some_masks():
+        y = case.build()(q, k, torch.ones_like(v), mask=mask)
+        assert_close(y[mask], torch.ones_like(y[mask]), **EXACT)
+
+
+@pytest.mark.parametrize("way", ["extend", "step"])
+def test_defect_07_a_state_serves_two_continuations(way):
+    case = Case("linear", linear.Config(), True)
+    attention, inputs = case.build(), [x.detach() for x in case.draw()]
+    _, state = attention.extend(*inputs, attention.start(2, dtype=torch.float64))
+    kept = [x.clone() for x in state]
+    token = [x[:, :1] for x in inputs]
+    first, after = getattr(attention, way)(*token, state)
+    getattr(attention, way)(*token, after)
+    assert torch.equal(getattr(attention, way)(*token, state)[0], first)
+    assert_close(list(state), kept, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_defect_25_every_precision_has_values_and_gradients(impl):
+    """float64 by finite differences; 16 bits by float64, which differs by what they cannot hold."""
+    attention = linear.Config(impl=impl).build(heads=2, kv_heads=1, dim=3, causal=True)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, 5, h, 3, generator=generator, dtype=torch.float64) for h in (2, 1, 1)]
+    assert torch.autograd.gradcheck(attention, [x.requires_grad_() for x in inputs], atol=1e-6, eps=1e-6)
+    for dtype, unit in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
+        half = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        exact = [x.detach().double().requires_grad_() for x in half]
+        y, expected = attention(*half), attention(*exact)
+        assert y.dtype == dtype
+        # One rounding of y; of what comes back for y, of y in it, and of the gradients, over 5 tokens.
+        assert_close(y.double(), expected, rtol=unit, atol=0)
+        for a, e in zip(gradients(y.double(), half), gradients(expected, exact), strict=True):
+            assert_close(a.double(), e, rtol=4 * unit, atol=4 * unit)
 
 
 def test_signed_features_have_no_denominator():

@@ -212,14 +212,15 @@ def test_defect_07_a_state_may_be_used_twice():
     assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True))
 
 
-def test_defect_08_gradients_survive_a_decay_of_everything():
+@pytest.mark.parametrize("impl", ["torch", "auto"])
+def test_defect_08_gradients_survive_a_decay_of_everything(impl):
     """What stood before a key that outweighs it is not found again by subtraction: float32 has lost it."""
     inputs = drawn()
     inputs[1][:, 12] *= 8
     exact = [x.clone().requires_grad_() for x in inputs]
     single = [x.float().requires_grad_() for x in inputs]
-    expected = gradients(built()(*exact), exact)
-    found = gradients(built().float()(*single), single)
+    expected = gradients(built(impl=impl)(*exact), exact)
+    found = gradients(built(impl=impl).float()(*single), single)
     for a, b in zip(found, expected, strict=True):
         assert_close(a.double(), b, rtol=1e-3, atol=1e-3)  # float32, exponents up to about 100
 

@@ -57,6 +57,26 @@ def test_a_window_over_many_blocks(window):
     assert_close(gradients(torch.cat(ys, 1), inputs), gradients(y, inputs), **EXACT)
 
 
+@pytest.mark.parametrize("mask", [None, torch.ones(2, 19, dtype=torch.bool)], ids=["none", "all"])
+def test_defect_24_the_future_is_hidden_without_another_mask(mask):
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    attention = Case("softmax", softmax.Config(), True).build()
+    y = attention(q, k, v, mask=mask)
+    assert_close(y, dense(attention, q, k, v), **EXACT)
+    for g in gradients(y[:, :7], [q, k, v]):
+        assert (g[:, 7:] == 0).all()
+
+
+@pytest.mark.parametrize("window", [None, 5])
+def test_defect_24_tokens_after_a_cache_stand_at_its_end(window):
+    """Aligned to the other corner, the first of them would see the first key alone."""
+    inputs = Case("softmax", softmax.Config(), True).draw()
+    attention = Case("softmax", softmax.Config(window=window), True).build()
+    _, state = attention.extend(*(x[:, :12] for x in inputs), attention.start(2, dtype=torch.float64))
+    y, _ = attention.extend(*(x[:, 12:] for x in inputs), state)
+    assert_close(y, dense(attention, *inputs)[:, 12:], **EXACT)
+
+
 def test_the_cache_of_a_window_stops_growing():
     attention = Case("softmax", softmax.Config(window=5), True).build()
     q, k, v = Case("softmax", softmax.Config(), True).draw()
