@@ -40,36 +40,34 @@ def cluster(
     """
     batch, heads, time, bits = codes.shape
     real = torch.ones(batch, time, dtype=torch.bool, device=codes.device) if mask is None else mask
-    token, there = _first(real, draws)
-    centroids = codes.gather(2, token[..., None].expand(-1, -1, -1, bits))
-    # Where a sample has fewer tokens than clusters, no token is near what does not exist.
-    absent = torch.where(there, 0.0, -4.0 * bits)[:, None, None]
+    # With fewer tokens than clusters each token finds its own code first: other centroids may be anything.
+    centroids = codes.gather(2, _first(real, draws)[..., None].expand(-1, -1, -1, bits))
     voices = codes * real[:, None, :, None]
     ones = real[:, None].expand(batch, heads, time).to(codes.dtype)
-    nearest = _nearest(codes, centroids, absent)
+    nearest = _nearest(codes, centroids)
     for _ in range(iterations):
         sums = torch.zeros_like(centroids).scatter_add_(2, nearest[..., None].expand_as(codes), voices)
         count = torch.zeros_like(centroids[..., 0]).scatter_add_(2, nearest, ones)
         majority = (sums >= 0).to(codes.dtype).mul_(2).sub_(1)
         centroids = torch.where(count[..., None] > 0, majority, centroids)
-        nearest = _nearest(codes, centroids, absent)
+        nearest = _nearest(codes, centroids)
     return nearest
 
 
-def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> tuple[Tensor, Tensor]:
-    """The tokens [b h c] that are the first centroids, and for which c there are any [b c]."""
+def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> Int[Tensor, "b h c"]:
+    """The tokens that are the first centroids."""
     count = real.sum(1, keepdim=True)
     number = torch.arange(draws.shape[1], device=real.device)
     runs = count.clamp(max=draws.shape[1])
     start, end = (i * count // runs.clamp(min=1) for i in (number, number + 1))
     place = start[:, None] + draws % (end - start).clamp(min=1)[:, None]
     order = (~real).to(torch.uint8).argsort(dim=1, stable=True)[:, None].expand(-1, draws.shape[0], -1)
-    return order.gather(2, place.clamp(max=real.shape[1] - 1)), number < runs
+    return order.gather(2, place.clamp(max=real.shape[1] - 1))
 
 
-def _nearest(codes: Tensor, centroids: Tensor, absent: Tensor) -> Tensor:
+def _nearest(codes: Tensor, centroids: Tensor) -> Tensor:
     with torch.autocast(codes.device.type, enabled=False):
-        return (codes @ centroids.mT + absent).argmax(-1)
+        return (codes @ centroids.mT).argmax(-1)
 
 
 class Blocks(NamedTuple):
