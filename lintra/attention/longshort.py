@@ -35,7 +35,7 @@ from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.ops import _check
 from lintra.ops._check import sum_dtype
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, take
 from lintra.ops.positions import Rotation
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
@@ -278,8 +278,11 @@ class LongShortAttention(Attention):
         k, v, held = _append(state.k, k), _append(state.v, v), state.k.shape[1]
         place = torch.arange(-held, q.shape[1], device=q.device)
         real = (place >= -state.seen[:, None]) & (place < count[:, None])
-        band = {"before": self.config.window - 1, "after": 0, "visible": real}
-        piece = banded_attention(q, k, v, **band, **self._options())
+        if q.shape[1] == 1:
+            piece = self._attend(q, k, v, (real & (place > -self.config.window))[:, None])
+        else:
+            band = {"before": self.config.window - 1, "after": 0, "visible": real}
+            piece = banded_attention(q, k, v, **band, **self._options())
         last = held + count[:, None] + torch.arange(-self._kept(k.shape[1]), 0, device=q.device)
         return piece, _take(k, last, last >= 0), _take(v, last, last >= 0)
 
@@ -366,9 +369,8 @@ def _append(old: Tensor, new: Tensor) -> Tensor:
 
 def _take(x: Tensor, index: Tensor, real: Tensor) -> Tensor:
     """x [b s ...] at index [b i] where real [b i], zeros elsewhere."""
-    axes = [1] * (x.dim() - 2)
-    index = index.clamp(0, x.shape[1] - 1).reshape(*index.shape, *axes).expand(-1, -1, *x.shape[2:])
-    return x.gather(1, index).masked_fill(~real.reshape(*real.shape, *axes), 0.0)
+    x = take(x, index.clamp(0, x.shape[1] - 1))
+    return x.masked_fill(~real.reshape(*real.shape, *[1] * (x.dim() - 2)), 0.0)
 
 
 def _write(old: Tensor, new: Tensor, here: Tensor) -> Tensor:
