@@ -18,7 +18,12 @@ LONGEST = 12
 def build(**changes):
     torch.manual_seed(0)
     options = {"vocabulary": 11, "layers": 2, "heads": 4, "width": 32, "outputs": 3} | changes
-    return encoder.Config(**options).build().double().eval()
+    model = encoder.Config(**options).build().double().eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():  # a fresh norm makes 0 of padding's 0
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
 
 
 def loss_and_gradients(model, *inputs, **given):
