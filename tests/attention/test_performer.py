@@ -216,11 +216,11 @@ def test_defect_07_a_state_may_be_used_twice():
 def test_defect_08_gradients_survive_a_decay_of_everything(impl):
     """What stood before a key that outweighs it is not found again by subtraction: float32 has lost it."""
     inputs = drawn()
-    inputs[1][:, 12] *= 8
+    inputs[1][:, :12] *= 8  # long keys have little weight, about exp(-60) of that of the ones after them
     exact = [x.clone().requires_grad_() for x in inputs]
     single = [x.float().requires_grad_() for x in inputs]
-    expected = gradients(built(impl=impl)(*exact), exact)
-    found = gradients(built(impl=impl).float()(*single), single)
+    expected = gradients(built(impl=impl, chunk=4)(*exact), exact)
+    found = gradients(built(impl=impl, chunk=4).float()(*single), single)
     for a, b in zip(found, expected, strict=True):
         assert_close(a.double(), b, rtol=1e-3, atol=1e-3)  # float32, exponents up to about 100
 
