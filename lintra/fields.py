@@ -1,6 +1,7 @@
-"""The types of a configuration's fields, checked the same way from Python and from JSON."""
+"""The fields of a configuration: their types, checked the same way from Python and from JSON, and ranges."""
 
 import dataclasses
+import math
 import types
 import typing
 from typing import Any
@@ -13,6 +14,29 @@ def check(config: Any) -> None:
         value = getattr(config, field.name)
         if not fits(hints[field.name], value):
             raise TypeError(f"{field.name} must be {describe(hints[field.name])}, got {value!r}")
+
+
+def at_least(config: Any, **least: float) -> None:
+    """Raises ValueError that names the field, the rule and the value where one is below; None passes."""
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise ValueError(f"{name} must be at least {bound}, got {value}")
+
+
+def finite(config: Any, *names: str) -> None:
+    """The same where a field is infinite or NaN."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
+def probability(config: Any, *names: str) -> None:
+    """The same where a field is no probability of dropping something, or drops everything."""
+    for name in names:
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")
 
 
 def fits(hint: Any, value: Any) -> bool:

@@ -40,13 +40,10 @@ class StackConfig:
 
     def __post_init__(self):
         fields.check(self)
-        for name in ("layers", "heads", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        fields.at_least(self, layers=1, heads=1, width=1)
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.probability(self, "dropout")
         if not 0 < self.feed < math.inf:
             raise ValueError(f"feed must be above 0 widths and finite, got {self.feed}")
         if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):

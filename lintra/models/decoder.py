@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from lintra import fields
 from lintra.attention import AttentionConfig, State, linear
 from lintra.models._ends import check_tokens
 from lintra.models._stack import Stack, StackConfig, blocks
@@ -33,8 +34,7 @@ class Config(StackConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.vocabulary < 1:
-            raise ValueError(f"vocabulary must be at least 1, got {self.vocabulary}")
+        fields.at_least(self, vocabulary=1)
 
     def build(self) -> "Decoder":
         return Decoder(self)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.tasks._base import Batch, Guessed, Samples
@@ -32,8 +33,8 @@ class Config:
     data_seed: int = 0  # another seed, other sequences
 
     def __post_init__(self):
-        if self.symbols < 1:
-            raise ValueError(f"symbols must be at least 1, got {self.symbols}")
+        fields.check(self)
+        fields.at_least(self, symbols=1)
         if self.length < 8:
             raise ValueError(f"length must be at least 8 tokens, got {self.length}")
         check(self.train_samples, self.validate_samples, self.data_seed)

@@ -36,8 +36,7 @@ class Config:
         fields.check(self)
         if not 1 <= self.pairs <= self.keys:
             raise ValueError(f"pairs must lie in 1 .. keys={self.keys}, got {self.pairs}")
-        if self.values < 1:
-            raise ValueError(f"values must be at least 1, got {self.values}")
+        fields.at_least(self, values=1)
         check(self.train_samples, self.validate_samples, self.data_seed)
 
     def build(self) -> "Recall":

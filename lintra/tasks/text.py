@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import Decoder, decoder
 from lintra.tasks import _text
@@ -43,6 +44,7 @@ class Config:
     data_seed: int = 0  # another seed, other pieces of the text
 
     def __post_init__(self):
+        fields.check(self)
         if self.length < 1:
             raise ValueError(f"length must be at least 1 byte, got {self.length}")
         if not 0 <= self.data_seed < 2**64:

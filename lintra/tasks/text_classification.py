@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import BiLSTM, Encoder, encoder
 from lintra.nn.mask import lengths_to_mask
@@ -46,6 +47,7 @@ class Config:
     length: int = 1_024  # bytes of a text that are read, from its beginning
 
     def __post_init__(self):
+        fields.check(self)
         if self.length < 1:
             raise ValueError(f"length must be at least 1 byte, got {self.length}")
 

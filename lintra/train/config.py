@@ -35,9 +35,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name in ("steps", "batch", "save_every", "validate_every", "devices"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        fields.at_least(self, steps=1, batch=1, save_every=1, validate_every=1, devices=1)
         for name in ("warmup", "drop_at", "seed", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")

@@ -1,0 +1,50 @@
+"""What a configuration's fields are checked for, in one place: types and ranges."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from lintra import fields
+from lintra.tasks import copy, recall, text, text_classification
+
+
+@dataclass(frozen=True, kw_only=True)
+class Some:
+    count: int | None = None
+    factor: float | None = None
+    share: float = 0.0
+
+    def __post_init__(self):
+        fields.check(self)
+        fields.at_least(self, count=1)
+        fields.finite(self, "factor")
+        fields.probability(self, "share")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"count": 0}, ValueError, "count must be at least 1, got 0"),
+        ({"count": 1.0}, TypeError, r"count must be int or None, got 1\.0"),
+        ({"factor": math.inf}, ValueError, "factor must be finite, got inf"),
+        ({"factor": math.nan}, ValueError, "factor must be finite, got nan"),
+        ({"share": 1.0}, ValueError, r"share must be in \[0, 1\), got 1\.0"),
+        ({"share": math.nan}, ValueError, r"share must be in \[0, 1\), got nan"),
+    ],
+)
+def test_a_field_out_of_range_is_named(options, error, message):
+    with pytest.raises(error, match=message):
+        Some(**options)
+
+
+def test_bounds_are_in_and_none_passes():
+    Some()
+    Some(count=1, factor=-3.0, share=0.0)
+
+
+@pytest.mark.parametrize("task", [copy, recall, text, text_classification], ids=lambda task: task.__name__)
+def test_tasks_check_the_types_of_theirs(task):
+    name = "pairs" if task is recall else "length"
+    with pytest.raises(TypeError, match=f"{name} must be int, got '16'"):
+        task.Config(**{name: "16"})
