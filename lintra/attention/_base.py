@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lintra.ops import _check
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
 State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
@@ -171,6 +172,18 @@ class Attention(nn.Module):
         """Every query reads all of the memory; `mask` is that of the queries, 0 where it is False."""
         raise NotImplementedError(f"attention {self.name!r} has no cross form")
 
+    def prepare(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What most mechanisms begin with: q, k, v checked, padding zeroed, turned."""
+        self.check(q, k, v, mask)
+        q, k, v = zero_padding(mask, q, k, v)
+        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
+
+    def sizes(self, batch: int) -> dict[str, int]:
+        """What the letters of its shapes stand for."""
+        return {"b": batch, "h": self.heads, "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
+
     def check(self, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
         """Raises ValueError or TypeError unless q (None: there is none), k, v, mask go together and have the
         heads and widths this mechanism was built for."""
@@ -198,11 +211,18 @@ class Attention(nn.Module):
 
     def check_query(self, q: Tensor, batch: int, mask: Tensor | None = None) -> None:
         """Raises ValueError or TypeError unless q and its mask can read a memory of that many sequences."""
-        sizes = {"b": batch, "h": self.heads, "d": self.dim}
+        sizes = self.sizes(batch)
         _check.shape("q", q, "b t h d", sizes)
         _check.floating("q", q)
         if mask is not None:
             _check.mask(mask, "b t", sizes, q.device)
+
+    def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
+        """Raises ValueError or TypeError unless q and its mask can read the memory, a `kind`."""
+        self.check_cross()
+        if not isinstance(memory, kind):
+            raise TypeError(f"memory must be a {kind.__name__}, from remember, got {type(memory).__name__}")
+        self.check_query(q, len(memory[0]), mask)
 
     def check_causal(self) -> None:
         """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""
@@ -220,16 +240,16 @@ def in_layer(config: Any, layer: int) -> Any:
     return dataclasses.replace(config, seed=config.seed + layer) if hasattr(config, "seed") else config
 
 
-def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there does not survive."""
-    if mask is None:
-        return tensors
-    return tuple(x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0.0) for x in tensors)
-
-
 def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
     """The new state where `keep`, the old one elsewhere, for every sample of the batch."""
     return map_state(lambda a, b: torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
+
+
+def append(cache: State, new: State) -> State:
+    """Tokens [b t ...] behind those of a cache, each part by itself.
+
+    An empty cache takes the dtype of its first tokens, which autocast decides."""
+    return map_state(lambda x, y: torch.cat((x, y), 1) if x.shape[1] else y, cache, new)
 
 
 def map_state(function: Any, state: State, *others: State) -> State:

@@ -37,10 +37,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name in ("window", "max_length", "rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        fields.at_least(self, window=1, max_length=1, rank=1)
         if (self.window is None) != (self.max_length is None):
             raise ValueError(
                 f"window and max_length go together, got window={self.window}, max_length={self.max_length}"
@@ -114,6 +111,7 @@ class AttentionFree(Attention):
         self._check_recurrent(rotate)
         self.check(q, k, v, mask)
         self.check_causal()
+        _check.parts("state", state, ExpSums, ("b g d",) * 3, self.sizes(len(q)))
         if not q.shape[1]:
             return torch.zeros_like(q), state
         q, k, v = zero_padding(mask, q, k, v)
@@ -142,12 +140,9 @@ class AttentionFree(Attention):
         return self._totals(k, v, mask)
 
     def read(self, q: Tensor, memory: ExpSums, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
         if not self.can.cross:
             return super().read(q, memory, mask)
-        if not isinstance(memory, ExpSums):
-            raise TypeError(f"memory must be ExpSums, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.highest.shape[0], mask)
+        self.check_read(q, memory, ExpSums, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._gate(q, memory.mean()[:, None]))[0]
 

@@ -16,7 +16,6 @@ Cost of t tokens: t w (d + e) multiplications and additions a head with w = (5 +
 2 c t (d + e) for the global queries. A token generated: w (d + e).
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,12 +25,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.ops import _check
-from lintra.ops.blocks import block_attention, fused_attention, random_ranks, take_blocks, whole
-from lintra.ops.padding import RealFirst
+from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
+from lintra.ops.padding import RealFirst, take
 from lintra.ops.positions import Rotation, token_positions
-from lintra.ops.softmax_attention import softmax_attention
+from lintra.ops.softmax_attention import fused_attention, softmax_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +49,13 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name, least in (("block", 1), ("random_blocks", 0), ("left_blocks", 0), ("right_blocks", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        fields.at_least(self, block=1, random_blocks=0, left_blocks=0, right_blocks=0)
         if self.window_blocks < 1 or self.window_blocks % 2 == 0:
             raise ValueError(f"window_blocks must be odd and at least 1, got {self.window_blocks}")
         if self.random_limit is not None and self.random_limit < self.block:
             raise ValueError(f"random_limit must be a block of {self.block} or more, got {self.random_limit}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     def build(self, **shape) -> "BigBirdAttention":
         return BigBirdAttention(self, **shape)
@@ -109,7 +103,7 @@ class BigBirdAttention(Attention):
     ) -> Tensor:
         if self.causal:
             return super().forward(q, k, v, mask=mask, rotate=rotate)
-        q, k, v = self._enter(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         if mask is None:
             return self._both_ways(q, k, v, None)
         first = RealFirst.of(mask)
@@ -137,7 +131,7 @@ class BigBirdAttention(Attention):
         rotate: Rotation | None = None,
     ) -> tuple[Tensor, BigBirdState]:
         self.check_causal()
-        q, k, v = self._enter(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         self._check_state(state, k, v)
         here = token_positions(state.seen, q.shape[1], mask)
         after = _append(state, k, v, here)
@@ -232,9 +226,9 @@ class BigBirdAttention(Attention):
         places = c * first[:, None] + torch.arange(time, device=q.device)
         places = places.clamp(max=s + t - 1).expand(q.shape[0], -1)
         # Where no query stands, any is put, and what it gets is left.
-        placed = _take(q, (after.order.gather(1, places) - s).clamp(min=0))
-        y = self._past(placed, _take(after.k, after.order), _take(after.v, after.order), first)
-        return _take(y, (here - c * first[:, None]).clamp(min=0))
+        placed = take(q, (after.order.gather(1, places) - s).clamp(min=0))
+        y = self._past(placed, take(after.k, after.order), take(after.v, after.order), first)
+        return take(y, (here - c * first[:, None]).clamp(min=0))
 
     def _token(self, q: Tensor, after: BigBirdState, here: Tensor) -> Tensor:
         """Causal, one query [b 1 h d] at place `here` [b 1]: the blocks of its row, read from the cache."""
@@ -270,38 +264,19 @@ class BigBirdAttention(Attention):
         shape = (self.kv_heads, self.config.random_blocks)
         return torch.randint(2**32, shape, generator=generator, device=generator.device)
 
-    def _enter(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Checked, padding zeroed, turned."""
-        self.check(q, k, v, mask)
-        q, k, v = zero_padding(mask, q, k, v)
-        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
-
     def _check_state(self, state: BigBirdState, k: Tensor, v: Tensor) -> None:
-        if not isinstance(state, BigBirdState):
-            raise TypeError(f"state must be a BigBirdState, got {type(state).__name__}")
-        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
-        _check.shape("state.k", state.k, "b s g d", sizes)
-        _check.shape("state.v", state.v, "b s g e", sizes)
-        _check.shape("state.order", state.order, "b s", sizes)
-        _check.shape("state.seen", state.seen, "b", sizes)
+        letters = ("b s g d", "b s g e", "b s", "b")
+        _check.parts("state", state, BigBirdState, letters, self.sizes(len(k)))
         if state.k.shape[1]:
             _check.alike("state.k", state.k, "k", k)
             _check.alike("state.v", state.v, "v", v)
 
 
 def _append(state: BigBirdState, k: Tensor, v: Tensor, here: Tensor) -> BigBirdState:
-    """The cache with new tokens. An empty one takes the dtype of its first tokens, which autocast decides."""
+    """The cache with new tokens."""
     t, s = k.shape[1], state.k.shape[1]
-    if s:
-        k, v = torch.cat((state.k, k), 1), torch.cat((state.v, v), 1)
+    k, v = append((state.k, state.v), (k.contiguous(), v.contiguous()))
     new = torch.arange(s, s + t, device=k.device).expand_as(here)
     # Padding is put in a last place, which is cut off.
     order = functional.pad(state.order, (0, t + 1)).scatter(1, here.masked_fill(here < 0, s + t), new)
-    return BigBirdState(k.contiguous(), v.contiguous(), order[:, :-1], state.seen + (here >= 0).sum(1))
-
-
-def _take(x: Tensor, index: Int[Tensor, "b n"]) -> Tensor:
-    """The tokens [b n ...] of x [b t ...] with those numbers."""
-    return x.gather(1, index.reshape(*index.shape, *[1] * (x.dim() - 2)).expand(-1, -1, *x.shape[2:]))
+    return BigBirdState(k, v, order[:, :-1], state.seen + (here >= 0).sum(1))

@@ -49,13 +49,9 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name, least in (("clusters", 1), ("bits", 1), ("iterations", 0), ("topk", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.at_least(self, clusters=1, bits=1, iterations=0, topk=1)
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     def build(self, **shape) -> "ClusteredAttention":
         return ClusteredAttention(self, **shape)
@@ -104,10 +100,7 @@ class ClusteredAttention(Attention):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
     ) -> Tensor:
-        self.check(q, k, v, mask)
-        q, k, v = zero_padding(mask, q, k, v)
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         return self._attend(q, k, v, mask, mask)
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ClusteredMemory:
@@ -117,10 +110,7 @@ class ClusteredAttention(Attention):
         return ClusteredMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
 
     def read(self, q: Tensor, memory: ClusteredMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
-        if not isinstance(memory, ClusteredMemory):
-            raise TypeError(f"memory must be a ClusteredMemory, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.k.shape[0], mask)
+        self.check_read(q, memory, ClusteredMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return self._attend(q, *memory[:2], mask, memory.real)

@@ -27,7 +27,7 @@ from lintra.attention._base import Attention, Capabilities
 from lintra.attention._gates import check_reads, exact, finish
 from lintra.ops import _check
 from lintra.ops.delta import delta_rule
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, take
 from lintra.ops.positions import Rotation
 
 EPS = 1e-6  # added to the square of a length: a key of zeros stays 0
@@ -122,6 +122,8 @@ class DeltaNet(Attention):
     ) -> tuple[Tensor, DeltaState]:
         self.check(q, k, v, mask)
         self.check_causal()
+        sizes = self.sizes(len(q)) | {"s": (self.config.conv or 1) - 1}
+        _check.parts("state", state, DeltaState, ("b g d e", "b s h d", "b s g d", "b s g e"), sizes)
         reads = check_reads(self, q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype
         if mask is None:
@@ -220,5 +222,4 @@ def _behind(x: Tensor, count: int | Tensor, width: int) -> Tensor:
     """The `width` tokens of x [b width+t ...] before the place width + count, which is each sample's own."""
     if isinstance(count, int):
         return x[:, count : count + width]
-    places = count[:, None] + torch.arange(width, device=x.device)
-    return x.gather(1, places[..., None, None].expand(-1, -1, *x.shape[2:]))
+    return take(x, count[:, None] + torch.arange(width, device=x.device))

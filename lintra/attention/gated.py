@@ -24,6 +24,7 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._gates import check_reads, exact, finish
+from lintra.ops import _check
 from lintra.ops._check import sum_dtype
 from lintra.ops.gated import gated_attention
 from lintra.ops.positions import Rotation
@@ -39,8 +40,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        fields.at_least(self, rank=1)
         if not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
         if self.chunk < 1 or self.chunk & (self.chunk - 1):
@@ -95,6 +95,7 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, GatedState]:
         self.check(q, k, v, mask)
         self.check_causal()
+        _check.parts("state", state, GatedState, ("b g d e",), self.sizes(len(q)))
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, mask, rotate, decay, gate)
         y, kv = gated_attention(q, k, v, log_decay, state=state.kv, mask=mask, chunk=self.config.chunk)

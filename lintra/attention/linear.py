@@ -148,10 +148,7 @@ class LinearAttention(Attention):
         return self._sum(nobody, k, v, None, mask, None)[1]
 
     def read(self, q: Tensor, memory: LinearState, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
-        if not isinstance(memory, LinearState):
-            raise TypeError(f"memory must be a LinearState, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.z.shape[0], mask)
+        self.check_read(q, memory, LinearState, mask)
         (q,) = zero_padding(mask, q)
         nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
         values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)

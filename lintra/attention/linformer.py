@@ -19,13 +19,13 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check
 from lintra.ops.padding import RealFirst
 from lintra.ops.positions import Rotation
+from lintra.ops.softmax_attention import fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,19 +41,14 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
-        if self.rank < 1:
-            raise ValueError(f"rank must be at least 1, got {self.rank}")
+        fields.at_least(self, max_length=1, rank=1)
         if self.projection in ("mean", "max") and self.sharing != "headwise":
             raise ValueError(
                 f"sharing is of learned weights: with projection={self.projection!r} it must stay "
                 f"'headwise', got {self.sharing!r}"
             )
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     @property
     def window(self) -> int:
@@ -98,9 +93,7 @@ class LinformerAttention(Attention):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
     ) -> Tensor:
-        self.check(q, k, v, mask)
-        q, k, v = zero_padding(mask, q, k, v)
-        q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         return zero_padding(mask, self._attend(q, self._compress(k, v, mask), mask is not None))[0]
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinformerMemory:
@@ -109,9 +102,7 @@ class LinformerAttention(Attention):
         return self._compress(k, v, mask)
 
     def read(self, q: Tensor, memory: LinformerMemory, mask: Tensor | None = None) -> Tensor:
-        if not isinstance(memory, LinformerMemory):
-            raise TypeError(f"memory must be a LinformerMemory, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.k.shape[0], mask)
+        self.check_read(q, memory, LinformerMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory, True))[0]
@@ -138,20 +129,11 @@ class LinformerAttention(Attention):
 
     def _attend(self, q: Tensor, memory: LinformerMemory, padded: bool) -> Tensor:
         """y [b t h e]; `padded`: some rows may stand for no token."""
-        if q.numel() == 0 or memory.k.numel() == 0:
-            return memory.v.new_zeros(*q.shape[:3], self.value_dim)
-        visible = None
-        if padded and self.config.projection != "learned":
-            # Some kernels give NaN for no row at all: without tokens all rows are seen, and they are 0.
-            visible = (memory.real | ~memory.real.any(1, keepdim=True))[:, None, None]
-        y = functional.scaled_dot_product_attention(
-            q.movedim(1, 2),
-            memory.k.movedim(1, 2),
-            memory.v.movedim(1, 2),
-            attn_mask=visible,
-            dropout_p=self.config.dropout if self.training else 0.0,
+        y = fused_attention(
+            *(x.movedim(1, 2) for x in (q, memory.k, memory.v)),
+            visible=memory.real[:, None, None] if padded and self.config.projection != "learned" else None,
             scale=self.config.scale,
-            enable_gqa=self.heads != self.kv_heads,
+            dropout=self.config.dropout if self.training else 0.0,
         )
         return y.movedim(1, 2)
 

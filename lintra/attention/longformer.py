@@ -16,7 +16,6 @@ values and those of the global tokens; and what global tokens to come will read,
 first `global_tokens` tokens, or with `global_projections` of all.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, take
+from lintra.ops.padding import RealFirst, put_last, take
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
 
@@ -46,15 +45,11 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name in ("window", "global_tokens"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0 tokens, got {getattr(self, name)}")
+        fields.at_least(self, window=0, global_tokens=0)
         if min(self.dilations, default=0) < 1:
             raise ValueError(f"dilation must be at least 1, got {self.dilation}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     @property
     def dilations(self) -> tuple[int, ...]:
@@ -204,16 +199,16 @@ class LongformerAttention(Attention):
         self.check_step(q, k, v)
         self._check_state(state, k, v, global_mask)
         x, _ = self._enter(q, k, v, state, None, rotate, global_mask, reads)
-        near = _append(state.near, Tokens(x.local.k, x.local.v, ~x.chosen))
+        near = append(state.near, Tokens(x.local.k, x.local.v, ~x.chosen))
         distance = torch.arange(near.k.shape[1] - 1, -1, -1, device=q.device)
         dilation = torch.tensor(self.config.dilations, device=q.device)[:, None]
         band = (distance % dilation == 0) & (distance <= self.config.window * dilation)  # [h s] or [1 s]
-        columns = _append(state.columns, Tokens(x.local.k, x.local.v, x.chosen))
+        columns = append(state.columns, Tokens(x.local.k, x.local.v, x.chosen))
         everything = Tokens(*(torch.cat(pair, 1) for pair in zip(near, columns, strict=True)))
         band = functional.pad(band, (0, columns.k.shape[1]), value=True)
         y = self._weigh(x.local.q, everything, everything.seen[:, None] & band)
         if self.reads():
-            rows = _append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
+            rows = append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
             of_all = self._weigh(x.wide.q, rows, rows.seen[:, None])
             y = torch.where(x.chosen[..., None, None], of_all, y)
         return y, self._after(x, state)
@@ -260,16 +255,16 @@ class LongformerAttention(Attention):
         else:
             chosen = global_mask if packed is None else packed.gather(global_mask)  # padding wins
             n = _most(chosen)
-        at = _order(~chosen)[:, :n]
+        at = put_last(~chosen)[:, :n]
         return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), packed
 
     def _attend(self, x: _Piece, state: LongformerState) -> Tensor:
         """y [b t h e] of the piece after `state`."""
         # Sets: a global token counts among the columns and not in a window.
-        piece = self._window(x.local.q, _append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen)))
+        piece = self._window(x.local.q, append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen)))
         if not self.reads():
             return piece.o.to(x.local.v.dtype)
-        columns, rows = self._columns(x, state), _append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
+        columns, rows = self._columns(x, state), append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
         sees_columns, sees_rows = columns.seen[:, None], rows.seen[:, None]
         if self.causal:
             place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(len(x.local.q), -1)
@@ -300,22 +295,22 @@ class LongformerAttention(Attention):
     def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
         """The global tokens, those of the piece behind those of the state."""
         k, v = zero_padding(x.there, take(x.local.k, x.at), take(x.local.v, x.at))
-        return _append(state.columns, Tokens(k, v, x.there))
+        return append(state.columns, Tokens(k, v, x.there))
 
     def _after(self, x: _Piece, state: LongformerState) -> LongformerState:
-        near = _append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen))
+        near = append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen))
         columns = self._columns(x, state)
-        rows = _append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
+        rows = append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
         kept = self.config.window * max(self.config.dilations)
         # The state has its padding in front.
         old = torch.arange(state.near.k.shape[1] - 1, -1, -1, device=x.local.q.device) < state.count[:, None]
-        last = _order(torch.cat((old, x.real), 1))[:, max(0, near.k.shape[1] - kept) :]
+        last = put_last(torch.cat((old, x.real), 1))[:, max(0, near.k.shape[1] - kept) :]
         if self.config.global_projections:
             n = _most(columns.seen)
         else:
             n = self.config.global_tokens
-            rows = Tokens(*(take(part, _order(~rows.seen)[:, :n]) for part in rows))
-        columns = Tokens(*(take(part, _order(~columns.seen)[:, :n]) for part in columns))
+            rows = Tokens(*(take(part, put_last(~rows.seen)[:, :n]) for part in rows))
+        columns = Tokens(*(take(part, put_last(~columns.seen)[:, :n]) for part in columns))
         near = Tokens(*(take(part, last) for part in near))
         return LongformerState(near, columns, rows, state.count + x.real.sum(1))
 
@@ -344,22 +339,13 @@ class LongformerAttention(Attention):
             )
         if not isinstance(state, LongformerState):
             raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
-        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
         for name, tokens in zip(state._fields, state[:3], strict=False):
-            here = dict(sizes)
-            for part, letters in (("k", "b s g d"), ("v", "b s g e"), ("seen", "b s")):
-                _check.shape(f"state.{name}.{part}", getattr(tokens, part), letters, here)
-            if here["s"]:
+            letters = ("b s g d", "b s g e", "b s")
+            _check.parts(f"state.{name}", tokens, Tokens, letters, self.sizes(len(k)))
+            if tokens.k.shape[1]:
                 _check.alike(f"state.{name}.k", tokens.k, "k", k)
                 _check.alike(f"state.{name}.v", tokens.v, "v", v)
-        _check.shape("state.count", state.count, "b", sizes)
-
-
-def _append(tokens: Tokens, new: Tokens) -> Tokens:
-    """The new ones behind. Nothing takes the dtype of its first tokens, which autocast decides."""
-    if tokens.k.shape[1] == 0:
-        return new
-    return Tokens(*(torch.cat(pair, 1) for pair in zip(tokens, new, strict=True)))
+        _check.shape("state.count", state.count, "b", self.sizes(len(k)))
 
 
 def _behind(place: Tensor, tokens: Tokens) -> Tensor:
@@ -370,8 +356,3 @@ def _behind(place: Tensor, tokens: Tokens) -> Tensor:
 def _most(chosen: Tensor) -> int:
     """How many of [b s] are True in the sample with the most of them."""
     return int(chosen.sum(1).max()) if len(chosen) else 0
-
-
-def _order(last: Tensor) -> Tensor:
-    """The places [b t] that are False, then those that are True, both in their order."""
-    return last.to(torch.uint8).argsort(dim=1, stable=True)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.ops import _check
 from lintra.ops._check import sum_dtype
@@ -60,17 +60,13 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name, least in (("window", 0), ("rank", 0), ("segment", 1), ("segment_rank", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        fields.at_least(self, window=0, rank=0, segment=1, segment_rank=0)
         if self.window == self.rank == 0:
             raise ValueError(
                 "window and rank must not both be 0, nothing would be seen, got window=0, rank=0"
             )
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     def build(self, **shape) -> "LongShortAttention":
         return LongShortAttention(self, **shape)
@@ -199,7 +195,7 @@ class LongShortAttention(Attention):
         self._check_state(state, k, v)
         size, seen, device = self.config.segment, state.seen[:, None], q.device
         turned, near_k, near_v = self._nearby(q, k, v, rotate)
-        near_k, near_v = _append(state.k, near_k), _append(state.v, near_v)
+        near_k, near_v = append(state.k, near_k), append(state.v, near_v)
         far_k, far_v = state.summary_k.flatten(1, 2).to(k.dtype), state.summary_v.flatten(1, 2).to(v.dtype)
         ago = torch.arange(near_k.shape[1] - 1, -1, -1, device=device)
         finished = torch.arange(state.summary_k.shape[1], device=device) < seen // size
@@ -238,10 +234,7 @@ class LongShortAttention(Attention):
         return self._memory(k, v, real)
 
     def read(self, q: Tensor, memory: LongShortMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
-        if not isinstance(memory, LongShortMemory):
-            raise TypeError(f"memory must be a LongShortMemory, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.k.shape[0], mask)
+        self.check_read(q, memory, LongShortMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._read(q, memory).o.to(q.dtype))[0]
@@ -275,7 +268,7 @@ class LongShortAttention(Attention):
     ) -> tuple[Piece, Tensor, Tensor]:
         """Queries to the last `window` tokens -> o [b t h e]; the k and v of the next state."""
         q, k, v = self._nearby(q, k, v, rotate)
-        k, v, held = _append(state.k, k), _append(state.v, v), state.k.shape[1]
+        k, v, held = append(state.k, k), append(state.v, v), state.k.shape[1]
         place = torch.arange(-held, q.shape[1], device=q.device)
         real = (place >= -state.seen[:, None]) & (place < count[:, None])
         if q.shape[1] == 1:
@@ -338,13 +331,9 @@ class LongShortAttention(Attention):
         return state.summary_k.shape[1] * size + state.k.shape[1] % size
 
     def _check_state(self, state: LongShortState, k: Tensor, v: Tensor) -> None:
-        if not isinstance(state, LongShortState):
-            raise TypeError(f"state must be a LongShortState, got {type(state).__name__}")
-        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim, "r": self.rank}
-        sizes |= {"f": self.dim + self.value_dim}
+        sizes = self.sizes(len(k)) | {"r": self.rank, "f": self.dim + self.value_dim}
         letters = ("b s g d", "b s g e", "b c r g d", "b c r g e", "b g r f", "b g r", "b")
-        for name, tensor, axes in zip(LongShortState._fields, state, letters, strict=True):
-            _check.shape(f"state.{name}", tensor, axes, sizes)
+        _check.parts("state", state, LongShortState, letters, sizes)
         if state.k.shape[1]:
             _check.alike("state.k", state.k, "k", k)
             _check.alike("state.v", state.v, "v", v)
@@ -362,20 +351,14 @@ def _pack(
     return packed, packed.gather(q), packed.gather(k), packed.gather(v), rotate
 
 
-def _append(old: Tensor, new: Tensor) -> Tensor:
-    """Tokens after tokens. An empty state takes the dtype of its first ones, which autocast decides."""
-    return torch.cat((old, new), 1) if old.shape[1] else new
-
-
 def _take(x: Tensor, index: Tensor, real: Tensor) -> Tensor:
     """x [b s ...] at index [b i] where real [b i], zeros elsewhere."""
-    x = take(x, index.clamp(0, x.shape[1] - 1))
-    return x.masked_fill(~real.reshape(*real.shape, *[1] * (x.dim() - 2)), 0.0)
+    return zero_padding(real, take(x, index.clamp(0, x.shape[1] - 1)))[0]
 
 
 def _write(old: Tensor, new: Tensor, here: Tensor) -> Tensor:
     """old [b a ...] with zeros up to the length of new [b c ...], and with what is new where `here` [b c]."""
-    new = new.masked_fill(~here.reshape(*here.shape, *[1] * (new.dim() - 2)), 0.0)
+    (new,) = zero_padding(here, new)
     if not old.shape[1]:
         return new
     return new + functional.pad(old, (0, 0) * (old.dim() - 2) + (0, new.shape[1] - old.shape[1]))

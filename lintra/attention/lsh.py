@@ -17,7 +17,6 @@ out of a query's sight: the outputs of a sequence are not those of its beginning
 token gives each the output that the last token of the sequence so far has.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.ops import _check, lsh
 from lintra.ops.positions import Rotation
 
@@ -51,15 +50,11 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name, least in (("rounds", 1), ("chunk", 1), ("look_back", 0), ("look_ahead", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        fields.at_least(self, rounds=1, chunk=1, look_back=0, look_ahead=0)
         if self.buckets is not None and not (2 <= self.buckets <= 2**14 and self.buckets.bit_count() == 1):
             raise ValueError(f"buckets must be a power of two from 2 to {2**14}, got {self.buckets}")
-        if not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     def build(self, **shape) -> "LshAttention":
         return LshAttention(self, **shape)
@@ -142,7 +137,7 @@ class LshAttention(Attention):
         self.check_causal()
         new = self._enter(q, k, v, mask, rotate, self.levels)
         self._check_state(state, new)
-        after = _append(state, new)
+        after = append(state, new)
         if q.shape[1] == 1:
             return self._attend(lsh.lsh_attention_newest, after, self.levels), after
         y = self._attend(lsh.lsh_attention, after, self.levels)
@@ -197,21 +192,8 @@ class LshAttention(Attention):
         return list(range(1 if mask is not None else highest, highest + 1))
 
     def _check_state(self, state: LshState, new: LshState) -> None:
-        if not isinstance(state, LshState):
-            raise TypeError(f"state must be a LshState, got {type(state).__name__}")
-        sizes = {"b": new.u.shape[0], "h": self.heads, "d": self.dim, "e": self.value_dim}
-        sizes |= {"r": self.config.rounds, "l": len(self.levels)}
-        _check.shape("state.u", state.u, "b s h d", sizes)
-        _check.shape("state.v", state.v, "b s h e", sizes)
-        _check.shape("state.bucket", state.bucket, "b s h r l", sizes)
-        _check.shape("state.real", state.real, "b s", sizes)
+        sizes = self.sizes(len(new.u)) | {"r": self.config.rounds, "l": len(self.levels)}
+        _check.parts("state", state, LshState, ("b s h d", "b s h e", "b s h r l", "b s"), sizes)
         if state.u.shape[1]:
             _check.alike("state.u", state.u, "q", new.u)
             _check.alike("state.v", state.v, "v", new.v)
-
-
-def _append(state: LshState, new: LshState) -> LshState:
-    """The cache with new tokens. An empty one takes the dtype of its first tokens, which autocast decides."""
-    if state.u.shape[1] == 0:
-        return new
-    return LshState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))

@@ -12,7 +12,6 @@ Cost of t tokens: 2 t m (d + e) multiplications and additions a head, and 4 m^3 
 of keys mixes later tokens into earlier ones, so there is no causal form.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -26,6 +25,7 @@ from lintra.ops import _check
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.padding import RealFirst
 from lintra.ops.positions import Rotation
+from lintra.ops.softmax_attention import fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,11 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.landmarks < 1:
-            raise ValueError(f"landmarks must be at least 1, got {self.landmarks}")
-        if self.iterations < 1:
-            raise ValueError(f"iterations must be at least 1, got {self.iterations}")
+        fields.at_least(self, landmarks=1, iterations=1)
         if self.conv is not None and (self.conv < 1 or self.conv % 2 == 0):
             raise ValueError(f"conv must be odd and at least 1 token, got {self.conv}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     def build(self, **shape) -> "NystromAttention":
         return NystromAttention(self, **shape)
@@ -93,9 +88,7 @@ class NystromAttention(Attention):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
     ) -> Tensor:
-        self.check(q, k, v, mask)
-        q, k, v = zero_padding(mask, q, k, v)
-        q, k = (q, k) if rotate is None else (rotate(q), rotate(k))
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         with torch.autocast(q.device.type, enabled=False):
             y = self._attend(q, self._memory(k, v, mask), mask, mask)
             if self.conv is not None and v.numel():
@@ -112,9 +105,7 @@ class NystromAttention(Attention):
     def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
         """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
         self._check_cross()
-        if not isinstance(memory, NystromMemory):
-            raise TypeError(f"memory must be a NystromMemory, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.k.shape[0], mask)
+        self.check_read(q, memory, NystromMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         with torch.autocast(q.device.type, enabled=False):
@@ -174,21 +165,14 @@ class NystromAttention(Attention):
         return self.dim**-0.5 if self.config.scale is None else self.config.scale
 
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """Softmax attention to the keys that are `visible` [b s]; to none, it is 0, as their v is."""
-        if q.numel() == 0 or k.numel() == 0:
-            return v.new_zeros(*q.shape[:3], v.shape[3])
-        if visible is not None:
-            # Some kernels give NaN for no key at all.
-            visible = (visible | ~visible.any(1, keepdim=True))[:, None, None]
-        return functional.scaled_dot_product_attention(
-            q.movedim(1, 2),
-            k.movedim(1, 2),
-            v.movedim(1, 2),
-            attn_mask=visible,
-            dropout_p=self.config.dropout if self.training else 0.0,
+        """Softmax attention to the keys that are `visible` [b s]; 0 where there are none."""
+        y = fused_attention(
+            *(x.movedim(1, 2) for x in (q, k, v)),
+            visible=None if visible is None else visible[:, None, None],
             scale=self._scale(),
-            enable_gqa=q.shape[2] != k.shape[2],
-        ).movedim(1, 2)
+            dropout=self.config.dropout if self.training else 0.0,
+        )
+        return y.movedim(1, 2)
 
     def _convolve(self, weight: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """v [b t g e] with the kernel [g c] of its head over its real neighbours -> [b t h e]."""

@@ -157,9 +157,8 @@ class Performer(Attention):
     ) -> tuple[Tensor, PerformerState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        if not isinstance(state, PerformerState):
-            raise TypeError(f"state must be a PerformerState, got {type(state).__name__}")
-        _check.shape("state.c", state.c, "b g", {"b": q.shape[0], "g": self.kv_heads})
+        sizes = self.sizes(len(q)) | {"f": self.features}
+        _check.parts("state", state, PerformerState, ("b g f e", "b g f", "b g"), sizes)
         return self._sum(q, k, v, state, mask, rotate)
 
     def step(
@@ -193,10 +192,7 @@ class Performer(Attention):
         return self._sum(nobody, k, v, nothing, mask, None)[1]
 
     def read(self, q: Tensor, memory: PerformerState, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
-        if not isinstance(memory, PerformerState):
-            raise TypeError(f"memory must be a PerformerState, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.z.shape[0], mask)
+        self.check_read(q, memory, PerformerState, mask)
         (q,) = zero_padding(mask, q)
         nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
         values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)

@@ -10,20 +10,19 @@ Cost of t tokens: t^2 (d + e) multiplications and additions a head, with a windo
 most. Without a window, padding is passed as t s booleans a sample.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, take
+from lintra.ops.padding import RealFirst, put_last, take
 from lintra.ops.positions import Rotation, token_positions
+from lintra.ops.softmax_attention import fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +35,9 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window must be at least 1 token, got {self.window}")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise ValueError(f"scale must be finite, got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.at_least(self, window=1)
+        fields.finite(self, "scale")
+        fields.probability(self, "dropout")
 
     def build(self, **shape) -> "SoftmaxAttention":
         return SoftmaxAttention(self, **shape)
@@ -84,7 +80,7 @@ class SoftmaxAttention(Attention):
     ) -> Tensor:
         if self.causal:
             return super().forward(q, k, v, mask=mask, rotate=rotate)
-        q, k, v = self._enter(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         y = self._attend(q, k, v, None if mask is None else mask[:, None])
         return zero_padding(mask, y)[0]
 
@@ -108,10 +104,10 @@ class SoftmaxAttention(Attention):
         rotate: Rotation | None = None,
     ) -> tuple[Tensor, SoftmaxState]:
         self.check_causal()
-        q, k, v = self._enter(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rotate)
         self._check_state(state, k, v)
         here = token_positions(_seen(state), q.shape[1], mask)
-        after = _append(state, SoftmaxState(k, v, here))
+        after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
         window = self.config.window
         fresh = state.k.shape[1] == 0
         if fresh and mask is None and (window is None or window >= q.shape[1]):
@@ -127,9 +123,9 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, SoftmaxState]:
         """One token against the cache, weight by weight: the reference of `extend`."""
         self.check_step(q, k, v)
-        q, k, v = self._enter(q, k, v, None, rotate)
+        q, k, v = self.prepare(q, k, v, None, rotate)
         here = token_positions(_seen(state), 1, None)
-        after = _append(state, SoftmaxState(k, v, here))
+        after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
         group = self.heads // self.kv_heads
         scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
         scores = scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(group, 2))
@@ -144,29 +140,13 @@ class SoftmaxAttention(Attention):
         return SoftmaxMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
 
     def read(self, q: Tensor, memory: SoftmaxMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
-        if not isinstance(memory, SoftmaxMemory):
-            raise TypeError(f"memory must be a SoftmaxMemory, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.k.shape[0], mask)
+        self.check_read(q, memory, SoftmaxMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
 
-    def _enter(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Checked, padding zeroed, turned."""
-        self.check(q, k, v, mask)
-        q, k, v = zero_padding(mask, q, k, v)
-        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
-
     def _check_state(self, state: SoftmaxState, k: Tensor, v: Tensor) -> None:
-        if not isinstance(state, SoftmaxState):
-            raise TypeError(f"state must be a SoftmaxState, got {type(state).__name__}")
-        sizes = {"b": k.shape[0], "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
-        _check.shape("state.k", state.k, "b s g d", sizes)
-        _check.shape("state.v", state.v, "b s g e", sizes)
-        _check.shape("state.position", state.position, "b s", sizes)
+        _check.parts("state", state, SoftmaxState, ("b s g d", "b s g e", "b s"), self.sizes(len(k)))
         if state.k.shape[1]:
             _check.alike("state.k", state.k, "k", k)
             _check.alike("state.v", state.v, "v", v)
@@ -181,25 +161,14 @@ class SoftmaxAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False
     ) -> Tensor:
         """y [b t h e]; 0 in a row of `visible` [b t s] or [b 1 s] that is all False."""
-        if q.numel() == 0 or k.numel() == 0:
-            return v.new_zeros(*q.shape[:3], v.shape[3])
-        blind = None
-        if visible is not None:
-            visible = visible[:, None]
-            blind = ~visible.any(-1, keepdim=True)
-            # A softmax over nothing is NaN: a blind row sees everything and its result is dropped.
-            visible = visible | blind
-        y = functional.scaled_dot_product_attention(
-            q.movedim(1, 2),
-            k.movedim(1, 2),
-            v.movedim(1, 2),
-            attn_mask=visible,
-            is_causal=causal,
-            dropout_p=self.config.dropout if self.training else 0.0,
+        y = fused_attention(
+            *(x.movedim(1, 2) for x in (q, k, v)),
+            visible=None if visible is None else visible[:, None],
+            causal=causal,
             scale=self.config.scale,
-            enable_gqa=self.heads != self.kv_heads,
+            dropout=self.config.dropout if self.training else 0.0,
         )
-        return (y if blind is None else y.masked_fill(blind, 0.0)).movedim(1, 2)
+        return y.movedim(1, 2)
 
     def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, mask: Tensor | None) -> Tensor:
         """y [b t h e] of tokens after `state`, each from the window before it."""
@@ -208,7 +177,7 @@ class SoftmaxAttention(Attention):
             q, k, v = (packed.gather(x) for x in (q, k, v))
         # A cache has its padding in front, packed tokens have theirs behind, where no real one looks.
         new = SoftmaxState(k, v, state.position.new_zeros(k.shape[:2]))
-        k, v, position = _append(state, new)
+        k, v, position = append(state, new)
         o = banded_attention(
             q,
             k,
@@ -229,14 +198,7 @@ def _seen(state: SoftmaxState) -> Tensor:
     return state.position.amax(1) + 1
 
 
-def _append(state: SoftmaxState, new: SoftmaxState) -> SoftmaxState:
-    """The cache with new tokens. An empty one takes the dtype of its first tokens, which autocast decides."""
-    if state.k.shape[1] == 0:
-        return SoftmaxState(new.k.contiguous(), new.v.contiguous(), new.position)
-    return SoftmaxState(*(torch.cat(pair, 1) for pair in zip(state, new, strict=True)))
-
-
 def _latest(state: SoftmaxState, count: int) -> SoftmaxState:
     """The last `count` real tokens of each sample; padding goes first."""
-    order = state.position.argsort(dim=1, stable=True)[:, max(0, state.position.shape[1] - count) :]
+    order = put_last(state.position >= 0)[:, max(0, state.position.shape[1] - count) :]
     return SoftmaxState(*(take(x, order) for x in state))

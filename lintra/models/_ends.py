@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from lintra import fields
-from lintra.attention._base import zero_padding
 from lintra.nn.embedding import TokenEmbedding
 from lintra.ops import _check
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, zero_padding
 
 Pool = Literal["mean", "first"]
 
@@ -31,10 +30,7 @@ class EndsConfig:
                 "an encoder reads symbols or features: one of vocabulary and inputs must be given, got "
                 f"{self.vocabulary} and {self.inputs}"
             )
-        for name in ("vocabulary", "inputs", "outputs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        fields.at_least(self, vocabulary=1, inputs=1, outputs=1)
 
 
 def entrance(config: EndsConfig, width: int) -> nn.Module:

@@ -14,10 +14,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lintra.attention import AttentionConfig, linear
-from lintra.attention._base import zero_padding
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
 from lintra.models._stack import Stack, StackConfig, blocks
+from lintra.ops.padding import zero_padding
 
 
 @dataclass(frozen=True, kw_only=True)

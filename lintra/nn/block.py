@@ -6,10 +6,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lintra.attention import State
-from lintra.attention._base import zero_padding
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
 from lintra.ops import _check
+from lintra.ops.padding import zero_padding
 
 NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]

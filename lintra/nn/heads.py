@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention import AttentionConfig, State
-from lintra.attention._base import zero_padding
 from lintra.ops import _check
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation, token_positions
 
 

@@ -1,5 +1,7 @@
 """What every op demands of its arguments, said the same way everywhere."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,14 @@ def shape(name: str, x: Tensor, letters: str, sizes: dict[str, int]) -> None:
             raise ValueError(
                 f"{name} must be [{expected}], got shape {list(x.shape)}: {axis} is {sizes[axis]} elsewhere"
             )
+
+
+def parts(name: str, x: Any, kind: type[Any], letters: tuple[str, ...], sizes: dict[str, int]) -> None:
+    """The same for the tensors of a NamedTuple, in their order; TypeError unless `x` is a `kind`."""
+    if not isinstance(x, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(x).__name__}")
+    for field, tensor, axes in zip(kind._fields, x, letters, strict=True):
+        shape(f"{name}.{field}", tensor, axes, sizes)
 
 
 def floating(name: str, x: Tensor) -> None:

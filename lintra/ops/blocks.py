@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops import _check
-from lintra.ops.softmax_attention import softmax_attention
+from lintra.ops.softmax_attention import fused_attention, softmax_attention
 
 
 def block_attention(
@@ -87,37 +87,6 @@ def block_attention_reference(
     often = times.clamp(min=1).to(k.dtype).log()
     piece = softmax_attention(q.movedim(1, 2), k, v, visible=times > 0, bias=often, scale=scale)
     return piece.o.movedim(1, 2)
-
-
-def fused_attention(
-    q: Float[Tensor, "b h i d"],
-    k: Float[Tensor, "b g j d"],
-    v: Float[Tensor, "b g j e"],
-    *,
-    visible: Bool[Tensor, "#b #h #i j"] | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    dropout: float = 0.0,
-) -> Float[Tensor, "b h i e"]:
-    """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores."""
-    if not q.numel() or not k.numel():
-        return v.new_zeros(*q.shape[:3], v.shape[3])
-    blind = None
-    if visible is not None:
-        blind = ~visible.any(-1, keepdim=True)
-        # A softmax over nothing is NaN: a blind row sees everything and its result is dropped.
-        visible = visible | blind
-    y = functional.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=visible,
-        is_causal=causal,
-        dropout_p=dropout,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return y if blind is None else y.masked_fill(blind, 0.0)
 
 
 def random_ranks(

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lintra.ops._check import sum_dtype
+from lintra.ops.padding import put_last
 
 
 def sign_codes(x: Float[Tensor, "b t h d"], planes: Float[Tensor, "h n d"]) -> Float[Tensor, "b h t n"]:
@@ -61,7 +62,7 @@ def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> Int[Tensor, 
     runs = count.clamp(max=draws.shape[1])
     start, end = (i * count // runs.clamp(min=1) for i in (number, number + 1))
     place = start[:, None] + draws % (end - start).clamp(min=1)[:, None]
-    order = (~real).to(torch.uint8).argsort(dim=1, stable=True)[:, None].expand(-1, draws.shape[0], -1)
+    order = put_last(~real)[:, None].expand(-1, draws.shape[0], -1)
     return order.gather(2, place.clamp(max=real.shape[1] - 1))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lintra.ops._check import sum_dtype
+from lintra.ops.padding import take
 
 
 class Segments(NamedTuple):
@@ -38,8 +39,7 @@ class Segments(NamedTuple):
 
     def spread(self, y: Float[Tensor, "b m *rest"]) -> Float[Tensor, "b t *rest"]:
         """To each token what its segment has; anything where padded."""
-        index = self.index.reshape(*self.index.shape, *[1] * (y.dim() - 2))
-        return y.gather(1, index.expand(-1, -1, *y.shape[2:]))
+        return take(y, self.index)
 
 
 def segment_means(

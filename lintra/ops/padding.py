@@ -1,4 +1,4 @@
-"""Real tokens to the front, for methods in which the place of a token matters: padding is then absence."""
+"""Padding made zero, or moved behind the real tokens where their places matter: it is then absence."""
 
 from typing import NamedTuple
 
@@ -16,19 +16,29 @@ class RealFirst(NamedTuple):
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "b t"]) -> "RealFirst":
-        order = (~mask).to(torch.uint8).argsort(dim=1, stable=True)
+        order = put_last(~mask)
         places = torch.arange(mask.shape[1], device=mask.device)
         return cls(order, order.argsort(1), places < mask.sum(1, keepdim=True))
 
     def gather(self, x: Tensor) -> Tensor:
         """x [b t ...], the padded places zero whatever stood there."""
-        x = take(x, self.order)
-        return x.masked_fill(~self.mask.reshape(*self.mask.shape, *[1] * (x.dim() - 2)), 0)
+        return zero_padding(self.mask, take(x, self.order))[0]
 
     def restore(self, y: Tensor) -> Tensor:
         """y [b t ...] in the places the tokens had; padded places are zero."""
-        y = y.masked_fill(~self.mask.reshape(*self.mask.shape, *[1] * (y.dim() - 2)), 0)
-        return take(y, self.inverse)
+        return take(zero_padding(self.mask, y)[0], self.inverse)
+
+
+def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there does not survive."""
+    if mask is None:
+        return tensors
+    return tuple(x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0) for x in tensors)
+
+
+def put_last(late: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """The places of each sample that are not `late`, then those that are, both in their order."""
+    return late.to(torch.uint8).argsort(dim=1, stable=True)
 
 
 def take(x: Tensor, order: Int[Tensor, "b n"]) -> Tensor:

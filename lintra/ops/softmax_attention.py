@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 from lintra.ops._check import sum_dtype
 
@@ -58,10 +59,41 @@ def softmax_attention(
     total = total.masked_fill(empty, 1.0)
     logsumexp = (total.log() + highest).masked_fill(empty, -math.inf)[..., 0]
     if dropout:
-        weights = torch.nn.functional.dropout(weights, dropout)
+        weights = functional.dropout(weights, dropout)
     # The product takes the dtype of v: 16-bit values meet 16-bit weights, as in the textbook.
     o = ((weights / total).to(v.dtype) @ v).to(dtype)
     return Piece(o, logsumexp)
+
+
+def fused_attention(
+    q: Float[Tensor, "b h i d"],
+    k: Float[Tensor, "b g j d"],
+    v: Float[Tensor, "b g j e"],
+    *,
+    visible: Bool[Tensor, "#b #h #i j"] | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "b h i e"]:
+    """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores."""
+    if not q.numel() or not k.numel():
+        return v.new_zeros(*q.shape[:3], v.shape[3])
+    blind = None
+    if visible is not None:
+        blind = ~visible.any(-1, keepdim=True)
+        # A softmax over nothing is NaN: a blind row sees everything and its result is dropped.
+        visible = visible | blind
+    y = functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=visible,
+        is_causal=causal,
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return y if blind is None else y.masked_fill(blind, 0.0)
 
 
 def merge(one: Piece, *others: Piece) -> Piece:

@@ -252,5 +252,5 @@ def test_a_window_has_no_recurrent_and_no_cross_form():
         with pytest.raises(NotImplementedError, match="'aft' has no cross form"):
             call()
     simple, _ = build(SIMPLE, False)
-    with pytest.raises(TypeError, match="memory must be ExpSums, from remember, got Tensor"):
+    with pytest.raises(TypeError, match="memory must be a ExpSums, from remember, got Tensor"):
         simple.read(q, k)

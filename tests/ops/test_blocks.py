@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.ops.blocks import block_attention, block_attention_reference, fused_attention, random_ranks
+from lintra.ops.blocks import block_attention, block_attention_reference, random_ranks
 from lintra.ops.softmax_attention import softmax_attention
 from tests.laws import EXACT, Largest, gradients
 
@@ -121,15 +121,6 @@ def test_dropout_drops_weights():
     whole = block_attention(*inputs, *where, block=BLOCK)
     torch.manual_seed(0)
     assert not torch.allclose(block_attention(*inputs, *where, block=BLOCK, dropout=0.5), whole)
-
-
-def test_fused_attention_is_softmax_attention():
-    q, k, v = (x.detach().movedim(1, 2) for x in draw(2, 3))
-    visible = torch.rand(2, 1, 6, 9, generator=torch.Generator().manual_seed(0)) > 0.5
-    visible[0, 0, 2] = False
-    wide = [x.repeat_interleave(2, 1) for x in (k, v)]
-    expected = softmax_attention(q, *wide, visible=visible, scale=0.3).o
-    assert_close(fused_attention(q, k, v, visible=visible, scale=0.3), expected, **EXACT)
 
 
 def test_ranks_differ_until_all_are_taken():

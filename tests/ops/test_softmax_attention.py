@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra.ops.padding import RealFirst
-from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+from lintra.ops.softmax_attention import Piece, fused_attention, merge, softmax_attention
 from tests.laws import EXACT, gradients
 
 
@@ -84,3 +84,19 @@ def test_real_tokens_come_first_and_go_back():
     assert packed.mask.sum(1).tolist() == [2, 1, 4, 0]
     assert_close(front[0, :2], x[0, [0, 2]])
     assert_close(packed.restore(front), x.nan_to_num(0.0))
+
+
+def test_fused_attention_is_softmax_attention():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, h, n, w, generator=generator, dtype=torch.float64).requires_grad_()
+        for h, n, w in ((4, 6, 4), (2, 9, 4), (2, 9, 3))
+    )
+    visible = torch.rand(2, 1, 6, 9, generator=generator) > 0.5
+    visible[0, 0, 2] = False
+    wide = [x.repeat_interleave(2, 1) for x in (k, v)]
+    expected = softmax_attention(q, *wide, visible=visible, scale=0.3).o
+    y = fused_attention(q, k, v, visible=visible, scale=0.3)
+    assert_close(y, expected, **EXACT)
+    for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
+        assert_close(ours, theirs, **EXACT)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from lintra import ops
 from lintra.attention import Attention, AttentionConfig, clustered, lsh, softmax
-from lintra.attention._base import zero_padding
 from lintra.compat.fast_transformers.feature_maps import Favor, FeatureMap, elu_feature_map
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.ops.banded import banded_attention
+from lintra.ops.padding import zero_padding
 from lintra.ops.softmax_attention import softmax_attention
 
 
