@@ -29,6 +29,7 @@ class Capabilities:
     # recurrent form then gives what the last token of the sequence so far gets.
     lookahead: bool = False
     joint_queries: bool = False  # what a query gets depends on the queries it comes with
+    placed_queries: bool = False  # in cross-attention it depends on its place among those it comes with
 
 
 @runtime_checkable

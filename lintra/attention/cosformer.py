@@ -63,7 +63,13 @@ class Cosformer(Attention):
 
     paper = "Qin et al. 2022, arXiv:2202.08791"
     can = Capabilities(
-        causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
+        causal=True,
+        bidirectional=True,
+        cross=True,
+        recurrent=True,
+        state="constant",
+        cost="O(t d^2)",
+        placed_queries=True,
     )
 
     def __init__(self, config: Config, **shape):

@@ -108,10 +108,10 @@ class CrossBlock(Block):
         name, can = read.attention.name, read.attention.can
         if not can.cross:
             raise ValueError(f"attention {name!r} has no cross form with {read.attention.config}")
-        if can.joint_queries:
+        if can.joint_queries or can.placed_queries:
             raise ValueError(
-                f"attention {name!r} lets the queries of one call depend on each other: token by token, a "
-                "memory would be read otherwise than by all tokens at once"
+                f"attention {name!r} lets the queries of one call depend on each other or on their places: "
+                "token by token, a memory would be read otherwise than by all tokens at once"
             )
         self.read = read
         self.norm_read = build_norm(norm_kind, width)

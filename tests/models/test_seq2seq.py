@@ -55,10 +55,10 @@ def test_parallel_is_recurrent(kind):
 
 @pytest.mark.parametrize("name", attention.names())
 def test_every_mechanism_reads_or_is_refused(name):
-    """Those with a cross form whose queries do not depend on each other."""
+    """Those with a cross form whose queries do not depend on each other or on their places in a call."""
     config = kinds.configs(LONGEST)[name]
     can = kinds.bidirectional(config)
-    if can and can.cross and not can.joint_queries:
+    if can and can.cross and not can.joint_queries and not can.placed_queries:
         model = build(cross=config)
         is_recurrent(model, model.remember(torch.randint(0, 7, (2, 8))), torch.randint(0, 11, (2, 9)))
     else:
