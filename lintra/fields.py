@@ -16,7 +16,7 @@ def check(config: Any) -> None:
             raise TypeError(f"{field.name} must be {describe(hints[field.name])}, got {value!r}")
 
 
-def at_least(config: Any, **least: float) -> None:
+def at_least(config: Any, **least: int) -> None:
     """Raises ValueError that names the field, the rule and the value where one is below; None passes."""
     for name, bound in least.items():
         value = getattr(config, name)
