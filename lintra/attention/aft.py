@@ -21,6 +21,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._gates import exact
 from lintra.ops import _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops.near_far import near_and_far
 from lintra.ops.padding import RealFirst
 from lintra.ops.positions import Rotation
@@ -172,7 +173,7 @@ class AttentionFree(Attention):
         k, v = exact(k, v)
         names = ("bias",) if self.config.rank is None else ("query_bias", "key_bias")
         learned = [getattr(self, name)[: k.shape[1]].to(k.dtype) for name in names]
-        with torch.autocast(k.device.type, enabled=False):
+        with no_autocast(k):
             return near_and_far(k, v, learned, mask, window=self.config.window, causal=self.causal).mean()
 
     def _check_recurrent(self, rotate: Rotation | None) -> None:

@@ -29,6 +29,7 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check, clustering
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import softmax_attention
@@ -157,7 +158,7 @@ class ClusteredAttention(Attention):
         """s q . k [b h c s] for queries [b h c d] and keys [b g s d]."""
         scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
         together = (centre * scale).unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
-        with torch.autocast(k.device.type, enabled=False):
+        with no_autocast(k):
             return (together @ k.to(centre.dtype).mT).unflatten(2, (-1, centre.shape[2])).flatten(1, 2)
 
     def _values(self, weights: Tensor, v: Tensor) -> Tensor:
@@ -165,7 +166,7 @@ class ClusteredAttention(Attention):
         if self.config.dropout and self.training:
             weights = functional.dropout(weights, self.config.dropout)
         together = weights.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
-        with torch.autocast(v.device.type, enabled=False):
+        with no_autocast(v):
             y = together @ v.to(weights.dtype)
         return y.unflatten(2, (-1, weights.shape[2])).flatten(1, 2)
 

@@ -25,6 +25,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._gates import check_reads, exact, finish
 from lintra.ops import _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.gated import gated_attention
 from lintra.ops.positions import Rotation
@@ -136,6 +137,6 @@ class GatedLinearAttention(Attention):
         q, k, v, low, closing = exact(*zero_padding(mask, q, k, v, *reads))
         if rotate is not None:
             q, k = rotate(q), rotate(k)
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias
         return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, closing

@@ -33,6 +33,7 @@ from lintra.attention._feature_maps import (
     Taylor2,
 )
 from lintra.ops import LinearState
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import Impl, divide
@@ -183,7 +184,7 @@ class LinearAttention(Attention):
         # The denominator is the same sum over unturned features with the value 1.
         ones = k.new_ones(*k.shape[:3], 1)
         counted = None if state is None else LinearState(state.z[..., None], state.z)
-        with torch.autocast(q.device.type, enabled=False):  # the turned features keep their digits
+        with no_autocast(q):  # the turned features keep their digits
             y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v.to(dtype), state=state, **options)
             weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
         if config.normalize:

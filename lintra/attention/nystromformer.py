@@ -22,6 +22,7 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.padding import RealFirst
 from lintra.ops.positions import Rotation
@@ -89,7 +90,7 @@ class NystromAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
     ) -> Tensor:
         q, k, v = self.prepare(q, k, v, mask, rotate)
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             y = self._attend(q, self._memory(k, v, mask), mask, mask)
             if self.conv is not None and v.numel():
                 y = y + self._convolve(self.conv.to(y.dtype), v.to(y.dtype), mask)
@@ -99,7 +100,7 @@ class NystromAttention(Attention):
         self._check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
-        with torch.autocast(k.device.type, enabled=False):
+        with no_autocast(k):
             return self._memory(k, v, mask)
 
     def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
@@ -108,7 +109,7 @@ class NystromAttention(Attention):
         self.check_read(q, memory, NystromMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             y = self._attend(q, memory, mask, memory.real)
         return zero_padding(mask, y.to(q.dtype))[0]
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import LinearState, _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.features import elu_plus_one, squared_relu
 from lintra.ops.linear_attention import Impl, divide
@@ -169,7 +170,7 @@ class Performer(Attention):
         kv, z, c = state
         group = self.heads // self.kv_heads
         q, k = (x.to(kv.dtype) if rotate is None else rotate(x.to(kv.dtype)) for x in (q, k))
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             q = self._query_features(q)
             if self.config.kernel == "generalized":
                 k = self._activated(k)
@@ -211,7 +212,7 @@ class Performer(Attention):
         (k,) = zero_padding(mask, k)
         (q,) = zero_padding(mask if self.causal else None, q)
         q, k = (x.to(dtype) if rotate is None else rotate(x.to(dtype)) for x in (q, k))
-        with torch.autocast(q.device.type, enabled=False):  # exponents keep their digits
+        with no_autocast(q):  # exponents keep their digits
             keys = self._key_features(k, state.c, mask)
             y, (kv, z) = ops.linear_attention(
                 self._query_features(q),

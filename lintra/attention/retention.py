@@ -22,6 +22,7 @@ from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._gates import check_reads, exact, finish
 from lintra.ops import LinearState
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl
 from lintra.ops.positions import Rotation
@@ -97,7 +98,7 @@ class Retention(Attention):
             q, k = rotate(q), rotate(k)
         log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
         options = {"mask": mask, "normalize": False, "chunk": config.chunk, "impl": config.impl}
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             k = k * self.dim**-0.5
             y, state = ops.linear_attention(q, k, v, log_decay=log_decay, state=state, **options)
         gate = None if gate is None else zero_padding(mask, gate)[0]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.padding import put_last
 
@@ -20,7 +21,7 @@ def sign_codes(x: Float[Tensor, "b t h d"], planes: Float[Tensor, "h n d"]) -> F
     float32, which holds these sums exactly; without gradient.
     """
     dtype = sum_dtype(x.dtype)
-    with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(x):
         side = torch.einsum("bthd,hnd->bhtn", x.to(dtype), planes.to(dtype)) >= 0
     return side.to(torch.float32).mul_(2).sub_(1)
 
@@ -67,7 +68,7 @@ def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> Int[Tensor, 
 
 
 def _nearest(codes: Tensor, centroids: Tensor) -> Tensor:
-    with torch.autocast(codes.device.type, enabled=False):
+    with no_autocast(codes):
         return (codes @ centroids.mT).argmax(-1)
 
 

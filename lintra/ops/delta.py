@@ -25,8 +25,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lintra.ops import _check
-from lintra.ops.gated import check_decay, check_state
-from lintra.ops.linear_attention import _no_autocast, _split
+from lintra.ops._autocast import no_autocast
+from lintra.ops.gated import check_state
+from lintra.ops.linear_attention import check_decay, into_chunks
 
 
 def delta_rule(
@@ -56,7 +57,7 @@ def delta_rule(
         beta, log_decay = (x.masked_fill(~mask[..., None], 0.0) for x in (beta, log_decay))
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
-    with _no_autocast(q.device.type):
+    with no_autocast(q):
         if q.shape[1] == 1:
             y, state = delta_rule_reference(q, k, v, beta, log_decay, state)
         else:
@@ -95,9 +96,9 @@ def _chunked(
     """Chunks of tokens, each solved as a triangle, and a state carried between them."""
     t, h, g = *q.shape[1:3], k.shape[2]
     r, c = h // g, max(1, min(chunk, t))
-    q = _split(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr d]: time, then the heads of a group
-    k, v, beta = _split(k, c), _split(v, c), _split(beta, c)[..., None]
-    since, left = _fading(_split(log_decay, c))
+    q = into_chunks(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr d]: time, then the heads of a group
+    k, v, beta = into_chunks(k, c), into_chunks(v, c), into_chunks(beta, c)[..., None]
+    since, left = _fading(into_chunks(log_decay, c))
     among = (beta * (k @ k.mT) * left).tril(-1)
     sides = torch.cat((v, since * k), -1) * beta
     solved = torch.linalg.solve_triangular(among, sides, upper=False, unitriangular=True)
@@ -148,4 +149,4 @@ def _validate(
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
     if log_decay is not None:
-        check_decay(log_decay, mask)
+        check_decay(log_decay, mask, finite=False)

@@ -18,8 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.ops import _check, _dispatch
-from lintra.ops.linear_attention import _no_autocast, _split
+from lintra.ops import _check
+from lintra.ops._autocast import no_autocast
+from lintra.ops.linear_attention import check_decay, into_chunks
 
 
 def gated_attention(
@@ -47,7 +48,7 @@ def gated_attention(
         q, k, v, log_decay = (x.masked_fill(padded, 0.0) for x in (q, k, v, log_decay))
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
-    with _no_autocast(q.device.type):
+    with no_autocast(q):
         if q.shape[1] == 1:
             y, state = _step(q, k, v, log_decay, state)
         else:
@@ -100,9 +101,9 @@ def _chunked(
     """Chunks of tokens, halved inside, and a state carried between them."""
     t, g = q.shape[1], k.shape[2]
     c = min(chunk, 1 << max(0, t - 1).bit_length())
-    q = _split(q.unflatten(2, (g, -1)), c)  # [b g n c r d]
-    k, v = _split(k, c), _split(v, c)
-    y, since, until = _within(q, k, v, _split(log_decay, c))
+    q = into_chunks(q.unflatten(2, (g, -1)), c)  # [b g n c r d]
+    k, v = into_chunks(k, c), into_chunks(v, c)
+    y, since, until = _within(q, k, v, into_chunks(log_decay, c))
     added = (k * until.exp()).mT @ v  # [b g n d e]
     states = [state]
     for kept, new in zip(since[..., -1, :, None].exp().unbind(2), added.unbind(2), strict=True):
@@ -165,7 +166,7 @@ def _validate(
     check_state(state, q, sizes)
     if chunk < 1 or chunk & (chunk - 1):
         raise ValueError(f"chunk must be a power of two, got {chunk}")
-    check_decay(log_decay, mask)
+    check_decay(log_decay, mask, finite=False)
 
 
 def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
@@ -177,17 +178,4 @@ def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
         raise TypeError(
             f"state must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
             f"got {state.dtype} on {state.device}"
-        )
-
-
-def check_decay(log_decay: Tensor, mask: Tensor | None) -> None:
-    """Raises where a decay [b t ...] is above 1, if that is readable. NaN spoils its own sample."""
-    if not _check.readable(log_decay) or _dispatch.transformed(log_decay):
-        return
-    wrong = log_decay.detach() > 0
-    if mask is not None:
-        wrong = wrong & mask.reshape(*mask.shape, *[1] * (log_decay.dim() - 2))
-    if bool(wrong.any()):
-        raise ValueError(
-            f"log_decay must be at most 0 (a decay of at most 1), got {log_decay[wrong][0].item():g}"
         )

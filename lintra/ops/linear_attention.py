@@ -10,7 +10,6 @@ r = h / g query heads to a key-value head, f features, e width of v, n chunks, c
 """
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lintra.ops import _check, _dispatch
+from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
 
@@ -80,7 +80,7 @@ def linear_attention(
     impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU) or "auto".
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
     """
-    q, k, v = _autocast(q, k, v)
+    q, k, v = follow_autocast(q, k, v)
     _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
     state = _empty_state(k, v) if state is None else state
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
@@ -90,7 +90,7 @@ def linear_attention(
             q, k, v, log_decay, log_input, *state, mask, causal, normalize, eps, feature_map
         )
         return y, LinearState(kv, z)
-    with _no_autocast(q.device.type):
+    with no_autocast(q):
         arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
         if chosen == "reference":
             numerator, denominator, state = linear_attention_reference(*arguments, causal)
@@ -156,8 +156,8 @@ def _chunked(
     t, h, g = *q.shape[1:3], k.shape[2]
     r, c = h // g, max(1, min(chunk, t))
     future = torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(r, 0)
-    q = _split(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr f]: time, then the heads of a group
-    k, v = _split(k, c), _split(v, c)  # [b g n c f], [b g n c e]
+    q = into_chunks(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr f]: time, then the heads of a group
+    k, v = into_chunks(k, c), into_chunks(v, c)  # [b g n c f], [b g n c e]
     scores = q @ k.mT  # [b g n cr c]
     decay = None
     if log_decay is None and log_input is None:
@@ -165,8 +165,8 @@ def _chunked(
         added_k = k
     else:
         nothing = k.new_zeros(k.shape[:4])
-        log_input = nothing if log_input is None else _split(log_input, c)
-        elapsed = nothing if log_decay is None else _split(log_decay, c).cumsum(-1)  # [b g n c]
+        log_input = nothing if log_input is None else into_chunks(log_input, c)
+        elapsed = nothing if log_decay is None else into_chunks(log_decay, c).cumsum(-1)  # [b g n c]
         weight = elapsed[..., :, None] - elapsed[..., None, :] + log_input[..., None, :]
         # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
         scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
@@ -185,7 +185,7 @@ def _chunked(
     return Ratio(join(numerator), join(denominator), LinearState(kv[:, :, -1], z[:, :, -1]))
 
 
-def _split(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:
+def into_chunks(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:
     """Time in chunks of `c`, the last one filled with zeros (which add nothing to any sum)."""
     missing = -x.shape[1] % c
     if missing:
@@ -261,20 +261,6 @@ def _empty_state(k: Tensor, v: Tensor) -> LinearState:
     return LinearState(k.new_zeros(b, g, f, e, dtype=dtype), k.new_zeros(b, g, f, dtype=dtype))
 
 
-def _autocast(*tensors: Tensor) -> list[Tensor]:
-    """Under autocast, what the layers around pass in is brought to autocast's dtype, as for a matmul."""
-    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return list(tensors)
-    dtype = torch.get_autocast_dtype(device)
-    return [x.to(dtype) if x.dtype in (torch.float16, torch.bfloat16, torch.float32) else x for x in tensors]
-
-
-def _no_autocast(device: str) -> AbstractContextManager[object]:
-    """Sums keep their digits. Not every device knows autocast."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
-
-
 def _prepare(
     q: Tensor,
     k: Tensor,
@@ -345,7 +331,7 @@ def _validate(
     if log_decay is not None:
         if not causal:
             raise ValueError("log_decay needs causal=True: without an order of time nothing decays")
-        _validate_decay(log_decay, mask)
+        check_decay(log_decay, mask, finite=True)
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     if feature_map is not None and feature_map not in FUSED:
@@ -354,16 +340,16 @@ def _validate(
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
 
 
-def _validate_decay(log_decay: Tensor, mask: Tensor | None) -> None:
-    """Only where the values can be read at no cost."""
+def check_decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
+    """Raises ValueError where a decay [b t ...] is above 1 or, if it must be `finite`, 0; where readable."""
     if not _check.readable(log_decay) or _dispatch.transformed(log_decay):
         return
     with torch.no_grad():
-        wrong = ~((log_decay <= 0) & log_decay.isfinite())
+        wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else log_decay > 0
         if mask is not None:
-            wrong = wrong & mask[..., None]
+            wrong = wrong & mask.reshape(*mask.shape, *[1] * (log_decay.dim() - 2))
         if bool(wrong.any()):
             raise ValueError(
-                "log_decay must be finite and at most 0 (a decay of at most 1), got "
+                f"log_decay must be {'finite and ' if finite else ''}at most 0 (a decay of at most 1), got "
                 f"{log_decay[wrong][0].item():g}"
             )

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
 
@@ -60,7 +61,7 @@ def buckets(
     dtype = sum_dtype(u.dtype)
     sizes = [columns(level) for level in levels]
     used = rotations[:, :, : max(map(len, sizes)), :, : max(map(max, sizes))]
-    with torch.no_grad(), torch.autocast(u.device.type, enabled=False):
+    with torch.no_grad(), no_autocast(u):
         x = torch.einsum("bthd,hrndc->nbthrc", u.to(dtype), used.to(dtype))
         needed = {(i, size) for each in sizes for i, size in enumerate(each)}
         hashes = {(i, size): _largest(x[i, ..., :size]) for i, size in needed}

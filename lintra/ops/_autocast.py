@@ -1,0 +1,21 @@
+"""What autocast may round, and what is out of its reach."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def follow_autocast(*tensors: Tensor) -> list[Tensor]:
+    """Under autocast, what the layers around pass in is brought to autocast's dtype, as for a matmul."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if x.dtype in (torch.float16, torch.bfloat16, torch.float32) else x for x in tensors]
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Sums on the device of x keep their digits. Not every device knows autocast."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
