@@ -198,6 +198,20 @@ class Attention(nn.Module):
             if not bool(same.all() if mask is None else same[mask].all()):
                 raise ValueError(f"attention {self.name!r} has one projection: k must be q")
 
+    def check_reads(self, q: Tensor, **given: Tensor | None) -> list[Any]:
+        """What was given beside q, k, v, in its order. Raises ValueError or TypeError unless that is what
+        `reads` names; None stands for what it does not name."""
+        widths = self.reads()
+        for name, x in given.items():
+            if x is None and name in widths:
+                raise TypeError(f"attention {self.name!r} reads {name} [b t {widths[name]}], got None")
+            if x is not None:
+                if name not in widths:
+                    raise TypeError(f"attention {self.name!r} reads no {name} with {self.config}")
+                _check.shape(name, x, "b t w", {"b": q.shape[0], "t": q.shape[1], "w": widths[name]})
+                _check.floating(name, x)
+        return list(given.values())
+
     def check_rotate(self, rotate: Rotation | None) -> None:
         """Raises ValueError where a rotation is asked of a mechanism that has positions of its own."""
         if rotate is not None and not self.turned:

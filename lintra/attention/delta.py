@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities
-from lintra.attention._gates import check_reads, exact, finish
+from lintra.attention._gates import exact, finish
 from lintra.ops import _check
 from lintra.ops.delta import delta_rule
 from lintra.ops.padding import RealFirst, take
@@ -124,7 +124,7 @@ class DeltaNet(Attention):
         self.check_causal()
         sizes = self.sizes(len(q)) | {"s": (self.config.conv or 1) - 1}
         _check.parts("state", state, DeltaState, ("b g d e", "b s h d", "b s g d", "b s g e"), sizes)
-        reads = check_reads(self, q, beta=beta, decay=decay, gate=gate)
+        reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype
         if mask is None:
             y, after = self._extend(q, k, v, state, None, rotate, reads)
@@ -170,7 +170,7 @@ class DeltaNet(Attention):
     ) -> tuple[Tensor, DeltaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v)
-        reads = check_reads(self, q, beta=beta, decay=decay, gate=gate)
+        reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
         dtype, group = v.dtype, self.heads // self.kv_heads
         (q, k, v), last = self._convolve(q, k, v, state, None)
         q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)[:, 0]

@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.attention._gates import check_reads, exact, finish
+from lintra.attention._gates import exact, finish
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
@@ -133,7 +133,7 @@ class GatedLinearAttention(Attention):
         gate: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Checked, padding zeroed, turned and scaled; the logarithm of the decays [b t g d]."""
-        reads = check_reads(self, q, decay=decay, gate=gate)
+        reads = self.check_reads(q, decay=decay, gate=gate)
         q, k, v, low, closing = exact(*zero_padding(mask, q, k, v, *reads))
         if rotate is not None:
             q, k = rotate(q), rotate(k)

@@ -234,7 +234,7 @@ class LongformerAttention(Attention):
     ) -> tuple[_Piece, RealFirst | None]:
         """Checked, padding zeroed, turned, real tokens in front."""
         self.check(q, k, v, mask)
-        self._check_reads(q, global_mask, reads)
+        self._check_globals(q, global_mask, reads)
         packed = None if mask is None else RealFirst.of(mask)
 
         def prepare(*tensors: Tensor) -> _QKV:
@@ -314,20 +314,13 @@ class LongformerAttention(Attention):
         near = Tokens(*(take(part, last) for part in near))
         return LongformerState(near, columns, rows, state.count + x.real.sum(1))
 
-    def _check_reads(self, q: Tensor, global_mask: Tensor | None, reads: dict[str, Tensor]) -> None:
-        widths = self.reads()
-        if reads.keys() != widths.keys():
-            raise ValueError(
-                f"it reads {', '.join(widths) or 'nothing else'}, got {', '.join(reads) or 'none'}"
-            )
-        sizes = {"b": q.shape[0], "t": q.shape[1]}
-        for name, width in widths.items():
-            _check.shape(name, reads[name], "b t w", {**sizes, "w": width})
+    def _check_globals(self, q: Tensor, global_mask: Tensor | None, reads: dict[str, Tensor]) -> None:
+        self.check_reads(q, **(dict.fromkeys(self.reads()) | reads))
         if global_mask is None:
             return
-        if not widths:
+        if not self.reads():
             raise ValueError("a global_mask needs global_projections=True: there are none for global tokens")
-        _check.shape("global_mask", global_mask, "b t", sizes)
+        _check.shape("global_mask", global_mask, "b t", {"b": q.shape[0], "t": q.shape[1]})
         if global_mask.dtype != torch.bool:
             raise TypeError(f"global_mask must be boolean, True for a global token, got {global_mask.dtype}")
 

@@ -48,9 +48,7 @@ _BLOCK = 512
 class Config:
     """Long-Short Transformer."""
 
-    window: int = (
-        128  # causal: tokens a query sees; else tokens of a segment, which sees half as many beside it
-    )
+    window: int = 128  # causal: tokens a query sees; else of a segment, which sees half as many on each side
     rank: int = 32  # bidirectional: summaries of the sequence; 0: none
     segment: int = 16  # causal: tokens that are summed up together
     segment_rank: int = 1  # causal: summaries of a segment; 0: none

@@ -52,9 +52,7 @@ class Config:
     """Performer."""
 
     features: int | None = None  # rows w of the projection; None: d ln d, rounded down
-    kernel: Literal["positive", "hyperbolic", "generalized"] = (
-        "positive"  # w; w and -w; an activation of w . x
-    )
+    kernel: Literal["positive", "hyperbolic", "generalized"] = "positive"  # w | w and -w | activation of w.x
     activation: Literal["relu", "squared_relu", "elu+1"] = "relu"  # of the generalized kernel
     kernel_eps: float = 1e-3  # added to the features of the generalized kernel; no unit
     orthogonal: bool = True  # directions orthogonal in blocks of d rows; else independent

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.attention._gates import check_reads, exact, finish
+from lintra.attention._gates import exact, finish
 from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
@@ -91,7 +91,7 @@ class Retention(Attention):
     ) -> tuple[Tensor, LinearState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        check_reads(self, q, gate=gate)
+        self.check_reads(q, gate=gate)
         dtype, config = v.dtype, self.config
         q, k, v = exact(*zero_padding(mask, q, k, v))
         if rotate is not None:
@@ -116,7 +116,7 @@ class Retention(Attention):
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v)
-        check_reads(self, q, gate=gate)
+        self.check_reads(q, gate=gate)
         dtype, group = v.dtype, self.heads // self.kv_heads
         q, k, v = exact(q, k, v)
         if rotate is not None:

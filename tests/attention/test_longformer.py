@@ -349,8 +349,10 @@ def test_refuses():
         attention(q, k, v, global_mask=some_globals())
     case = Case("longformer", VARIANTS[1], True)
     attention, inputs = case.build(), case.draw()
-    with pytest.raises(ValueError, match="reads global_q, global_k, global_v, got none"):
+    with pytest.raises(TypeError, match=r"'longformer' reads global_q \[b t \d+\], got None"):
         attention(*inputs[:3])
+    with pytest.raises(TypeError, match="'longformer' reads no gate with Config"):
+        attention(*inputs[:3], **named(inputs), gate=inputs[0])
     with pytest.raises(ValueError, match="global_k must be"):
         attention(*inputs[:3], **named(inputs) | {"global_k": inputs[3]})
     with pytest.raises(ValueError, match="after a state, a global_mask needs global_projections=True"):

@@ -50,7 +50,7 @@ _NOT_COVERED = {
     "clustering": "its kernels are private",
     "events": "PyTorch has hooks",
     "hashing": "its kernels are private",
-    "local_product": "lintra.ops.banded_attention is the band it computes",
+    "local_product": "lintra.ops.banded.banded_attention is the band it computes",
     "sparse_product": "its kernels are private",
     "weight_mapper": "load the state dict of a model of that library",
 }
