@@ -1,5 +1,6 @@
 """What every task is: data, a default network, a loss and a score."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -90,6 +91,18 @@ class NextToken(Task):
 
     def weight(self, batch: Batch) -> Tensor:
         return counted(batch).sum()
+
+
+class Compressed(NextToken):
+    """A next-token task that is judged by how short what it says could be stored."""
+
+    bits: str  # what its score calls the loss in bits
+
+    @torch.no_grad()
+    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats per counted token, and the same in bits."""
+        loss = -mean(predict(model, batch)[1], batch)
+        return {"loss": loss, self.bits: loss / math.log(2), "weight": self.weight(batch)}
 
 
 class Guessed(NextToken):

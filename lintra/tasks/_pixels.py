@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lintra.models.decoder import Decoder
-from lintra.tasks._base import Batch, NextToken, Samples, mean, predict
+from lintra.tasks._base import Batch, Compressed, Samples
 
 Split = Literal["train", "test"]
 
@@ -29,9 +28,10 @@ class PixelSamples(Samples):
         return {"tokens": self.values[torch.as_tensor(indices)].long()}
 
 
-class PixelTask(NextToken):
+class PixelTask(Compressed):
     """Learn to draw images of `image_shape` (h, w, ch), whose values are 0 .. levels - 1."""
 
+    bits = "bits_per_dim"
     image_shape: tuple[int, int, int]
     levels: int
 
@@ -50,17 +50,6 @@ class PixelTask(NextToken):
     @cached_property
     def validate(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
         return PixelSamples(self.images("test"))
-
-    @torch.no_grad()
-    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats per value, and the same in bits as "bits_per_dim"."""
-        _, log_prob = predict(model, batch)
-        loss = -mean(log_prob, batch)
-        return {
-            "loss": loss,
-            "bits_per_dim": loss / math.log(2),
-            "weight": self.weight(batch),
-        }
 
     def to_images(self, tokens: Tensor) -> Tensor:
         """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""

@@ -4,7 +4,6 @@ The files of a folder, those in its folders too, are read in the order of their 
 first nine tenths of the bytes are for training, the last tenth for validation.
 """
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from lintra import fields
 from lintra.attention import AttentionConfig
-from lintra.models import Decoder, decoder
+from lintra.models import decoder
 from lintra.tasks import _text
-from lintra.tasks._base import Batch, DataError, NextToken, Samples, mean, predict
+from lintra.tasks._base import Batch, Compressed, DataError, Samples
 from lintra.tasks._numbered import generator
 
 _CROPS = 1_000_000  # in an epoch
@@ -85,8 +84,9 @@ class Consecutive(Samples):
         return _pieces(self.text, [range(len(self))[i] * self.length for i in indices], self.length)
 
 
-class Text(NextToken):
+class Text(Compressed):
     name = "text"
+    bits = "bits_per_byte"
 
     def __init__(self, config: Config):
         self.config = config
@@ -130,12 +130,6 @@ class Text(NextToken):
             output=decoder.Logits(),
             dropout=0.1,
         )
-
-    @torch.no_grad()
-    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats per byte, and the same in bits as "bits_per_byte"."""
-        loss = -mean(predict(model, batch)[1], batch)
-        return {"loss": loss, "bits_per_byte": loss / math.log(2), "weight": self.weight(batch)}
 
     def to_text(self, tokens: Tensor) -> list[str]:
         """Bytes [b t] -> what they say; what is no UTF-8 is shown as U+FFFD."""
