@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lintra.ops import _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.softmax_attention import Piece, softmax_attention
 
@@ -60,7 +61,7 @@ def banded_attention(
     if not b * t:
         o = q.new_zeros(b, t, h, v.shape[3], dtype=sum_dtype(v.dtype))
         return Piece(o, o.sum(-1))
-    q = q * (q.shape[3] ** -0.5 if scale is None else scale)
+    factor = q.shape[3] ** -0.5 if scale is None else scale
     if dilation > 1:
         if k.shape[1] % dilation and visible is None:
             visible = q.new_ones(k.shape[:2], dtype=torch.bool)
@@ -71,9 +72,9 @@ def banded_attention(
     if dropout:
         keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
         seen = band & seen[:, :, None]
-        piece = softmax_attention(q, keys.mT, values.mT, visible=seen, scale=1.0, dropout=dropout)
+        piece = softmax_attention(q, keys.mT, values.mT, visible=seen, scale=factor, dropout=dropout)
     else:
-        piece = Piece(*_Banded.apply(q, k, v, real, band, step))
+        piece = Piece(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
     o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
     if dilation > 1:
         o, logsumexp = (_interleave(x, dilation, t) for x in (o, logsumexp))
@@ -106,6 +107,7 @@ def banded_attention_reference(
 class _Banded(torch.autograd.Function):
     """q [m n i d], already scaled, k [m s d], v [m s e], real [m s], band [i j] -> o [m n i e], logsumexp.
 
+    q is in the dtype of sums, so that no score is rounded to 16 bits, nor is what comes back to it.
     With p the weights and L the logsumexp, dv = p^T do and, for the scores, p (do v^T - do . o + dL).
     """
 
@@ -142,11 +144,11 @@ class _Banded(torch.autograd.Function):
         do = do.to(v.dtype)
         for rows, blocks in _parts(q, band):
             part = rows, blocks
-            near = keys[part].contiguous()
+            near = keys[part].to(dtype).contiguous()
             scores = _scores(q[part], near, seen[part], band)
             weights = scores.sub_(logsumexp[part]).exp_()
             to_values = weights.to(v.dtype).mT @ do[part]
-            dscores = (do[part] @ values[part]).to(dtype).sub_(less[part]).mul_(weights).to(q.dtype)
+            dscores = (do[part] @ values[part]).to(dtype).sub_(less[part]).mul_(weights)
             dq[part] = dscores @ near.mT
             to_keys = dscores.mT @ q[part]
             for i in range(to_keys.shape[1]):
@@ -192,7 +194,9 @@ def _blocks(
 
 def _scores(q: Tensor, keys: Tensor, seen: Tensor, band: Tensor) -> Tensor:
     """[m n i j] of some blocks, -inf where a query does not see a key."""
-    return (q @ keys).to(sum_dtype(q.dtype)).masked_fill_(~(band & seen[:, :, None]), -math.inf)
+    with no_autocast(q):
+        scores = q @ keys.to(q.dtype)
+    return scores.masked_fill_(~(band & seen[:, :, None]), -math.inf)
 
 
 def _windows(x: Tensor, band: Tensor, step: int) -> Tensor:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 
 
@@ -43,7 +44,8 @@ def softmax_attention(
     has no gradient."""
     dtype = sum_dtype(v.dtype)
     factor = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = ((q * factor) @ k.mT).to(dtype)
+    with no_autocast(q):  # rounded to 16 bits, a large score is off by more than a weight may be
+        scores = (q.to(dtype) * factor) @ k.to(dtype).mT
     if bias is not None:
         scores = scores + bias
     if visible is not None:

@@ -69,6 +69,19 @@ def test_nothing_to_do(batch, t, s):
     assert (o.shape, logsumexp.shape) == ((batch, t, 4, 3), (batch, t, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_of_16_bits_are_not_rounded_to_them(dtype, autocast):
+    """Weights and the result are, each by at most half a unit in the last place of the largest value."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 100, 2, 64, generator=generator) * size for size in (6, 6, 1))
+    exact = banded_attention_reference(*(x.to(dtype).double() for x in (q, k, v)), before=9, after=3).o
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        q, k, v = (x.to(dtype).float() if autocast else x.to(dtype) for x in (q, k, v))
+        o = banded_attention(q, k, v, before=9, after=3).o
+    assert (o - exact).abs().max() <= torch.finfo(dtype).eps * v.abs().max()
+
+
 def test_everything_in_the_band_is_softmax():
     q, k, v = draw(50, h=2)
     whole = softmax_attention(*(x.movedim(1, 2) for x in (q, k, v)))

@@ -86,6 +86,19 @@ def test_real_tokens_come_first_and_go_back():
     assert_close(packed.restore(front), x.nan_to_num(0.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_scores_of_16_bits_are_not_rounded_to_them(dtype, autocast):
+    """Weights and the result are, each by at most half a unit in the last place of the largest value."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(40, 64, generator=generator) * size for size in (6, 6, 1))
+    exact = softmax_attention(*(x.to(dtype).double() for x in (q, k, v))).o
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        q, k, v = (x.to(dtype).float() if autocast else x.to(dtype) for x in (q, k, v))
+        o = softmax_attention(q, k, v).o
+    assert (o - exact).abs().max() <= torch.finfo(dtype).eps * v.abs().max()
+
+
 def test_fused_attention_is_softmax_attention():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
