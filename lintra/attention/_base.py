@@ -53,6 +53,7 @@ class Attention(nn.Module):
 
     paper: ClassVar[str]
     shared_key: ClassVar[bool] = False  # queries and keys are one projection: q and k are the same
+    undecayed: ClassVar[tuple[str, ...]] = ()  # parameters that weight decay leaves alone
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
     def __init__(

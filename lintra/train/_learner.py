@@ -35,10 +35,22 @@ class Learner(pl.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         c = self.config
         if c.optimizer == "adamw":
-            return torch.optim.AdamW(self.parameters(), c.lr, weight_decay=c.weight_decay)
+            return torch.optim.AdamW(self._groups(), c.lr, weight_decay=c.weight_decay)
         return torch.optim.RAdam(
-            self.parameters(), c.lr, weight_decay=c.weight_decay, decoupled_weight_decay=True
+            self._groups(), c.lr, weight_decay=c.weight_decay, decoupled_weight_decay=True
         )
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The parameters; those that a mechanism wants left alone, if any, without weight decay."""
+        free = {
+            id(getattr(module, name, None))
+            for module in self.model.modules()
+            if isinstance(module, Attention)
+            for name in module.undecayed
+        }
+        decayed = [x for x in self.parameters() if id(x) not in free]
+        others = [x for x in self.parameters() if id(x) in free]
+        return [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]
 
     def train_dataloader(self) -> DataLoader[Batch]:
         sampler = StepSampler(

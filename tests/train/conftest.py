@@ -14,9 +14,9 @@ from lintra.tasks import digits
 
 @pytest.fixture
 def new_run(tmp_path, one_thread):
-    def create(name: str = "run", task=None, dropout=0.2, **settings) -> train.Run:
+    def create(name: str = "run", task=None, dropout=0.2, attention=None, **settings) -> train.Run:
         task = task or digits.Config()
-        model = task.build().model(linear.Config())
+        model = task.build().model(attention or linear.Config())
         small = {"steps": 12, "batch": 8, "precision": "32", "save_every": 5, "validate_every": 6, "lr": 3e-3}
         return train.Run.create(
             tmp_path / name,
