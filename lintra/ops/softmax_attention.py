@@ -85,6 +85,8 @@ def fused_attention(
         blind = ~visible.any(-1, keepdim=True)
         # A softmax over nothing is NaN: a blind row sees everything and its result is dropped.
         visible = visible | blind
+    if scale is not None and scale <= 0:  # PyTorch scales what it hid too: -inf times 0 is NaN
+        q, scale = q * scale, 1.0
     y = functional.scaled_dot_product_attention(
         q,
         k,

@@ -113,3 +113,15 @@ def test_fused_attention_is_softmax_attention():
     assert_close(y, expected, **EXACT)
     for ours, theirs in zip(gradients(y, (q, k, v)), gradients(expected, (q, k, v)), strict=True):
         assert_close(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5])
+def test_fused_attention_hides_the_future_at_any_scale(scale):
+    """A hidden score of -inf, scaled by 0 or less, is NaN or the largest of all."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 9, 4, generator=generator).requires_grad_() for _ in range(3))
+    past = torch.ones(9, 9, dtype=torch.bool).tril()
+    y = fused_attention(q, k, v, causal=True, scale=scale)
+    expected = softmax_attention(q, k, v, visible=past, scale=scale).o
+    assert_close(y, expected)
+    assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]))
