@@ -22,6 +22,7 @@ from torch import Tensor
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import LinearState, _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.positions import Rotation, token_positions
@@ -168,7 +169,7 @@ class Cosformer(Attention):
         """Of q [b t h f], whose features are made; k [b s g d] at the positions `here`."""
         config = self.config
         (k,) = zero_padding(mask, k)
-        with torch.autocast(k.device.type, enabled=False):  # positions keep their digits
+        with no_autocast(k):  # positions keep their digits
             y, (kv, z) = ops.linear_attention(
                 q,
                 self._features(k, here),

@@ -31,6 +31,7 @@ from torch.nn import functional
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import LinearState, _check
+from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl
 from lintra.ops.positions import Rotation
@@ -134,6 +135,7 @@ class RandomFeatureAttention(Attention):
         if self.causal:
             return super().forward(q, k, v, mask=mask, rotate=rotate, **reads)
         self.check(q, k, v, mask)
+        self.check_reads(q, **reads)  # a gate needs an order of time: there is nothing to read
         (q,) = zero_padding(mask, q)
         nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
         return zero_padding(mask, self._sum(q, k, v, nothing, mask, rotate, Gate(None, None))[0])[0]
@@ -183,7 +185,7 @@ class RandomFeatureAttention(Attention):
             torch.ones_like(state.n) if x is None else x[:, 0].exp() for x in self._gate(gate, k, None)
         )
         values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
-        with torch.autocast(q.device.type, enabled=False):
+        with no_autocast(q):
             q, k = self._features(q, rotate), self._features(k, rotate)
             new = torch.einsum("btgf,btge->bgfe", k, values)
             kv = keep[..., None, None] * state.kv + write[..., None, None] * new
@@ -224,7 +226,7 @@ class RandomFeatureAttention(Attention):
         (q,) = zero_padding(mask if self.causal else None, q)
         # The denominator is the same sum with the value 1: a column more costs next to nothing.
         values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
-        with torch.autocast(q.device.type, enabled=False):  # sums keep their digits
+        with no_autocast(q):  # sums keep their digits
             y, (kv, _) = ops.linear_attention(
                 self._features(q, rotate),
                 self._features(k, rotate),
