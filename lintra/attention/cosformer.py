@@ -39,12 +39,9 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
+        fields.at_least(self, max_length=1, chunk=1)
         if not 0 <= self.eps < math.inf:
             raise ValueError(f"eps must be at least 0 and finite, got {self.eps}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
 
     def build(self, **shape) -> "Cosformer":
         return Cosformer(self, **shape)
@@ -114,9 +111,8 @@ class Cosformer(Attention):
         self.check(q, k, v, mask)
         self.check_causal()
         self.check_rotate(rotate)
-        if not isinstance(state, CosformerState):
-            raise TypeError(f"state must be a CosformerState, got {type(state).__name__}")
-        _check.shape("state.seen", state.seen, "b", {"b": q.shape[0]})
+        sizes = self.sizes(len(q)) | {"f": 2 * self.dim}
+        _check.parts("state", state, CosformerState, ("b g f e", "b g f", "b"), sizes)
         here = self._positions(state.seen, q.shape[1], mask)
         (q,) = zero_padding(mask, q)
         return self._sum(self._features(q, here), k, v, state, mask, here)
@@ -146,10 +142,7 @@ class Cosformer(Attention):
 
     def read(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:
         """Queries stand at their own places, 0 first, as the memory's keys do."""
-        self.check_cross()
-        if not isinstance(memory, CosformerState):
-            raise TypeError(f"memory must be a CosformerState, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.z.shape[0], mask)
+        self.check_read(q, memory, CosformerState, mask)
         here = self._positions(torch.zeros_like(memory.seen), q.shape[1], mask)
         (q,) = zero_padding(mask, q)
         nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)

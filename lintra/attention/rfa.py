@@ -61,20 +61,14 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.features < 1:
-            raise ValueError(f"features must be at least 1, got {self.features}")
+        fields.at_least(self, features=1, redraw_every=1, chunk=1)
+        fields.finite(self, "gate_bias")
         if not 0 < self.tau < math.inf:
             raise ValueError(f"tau must be above 0 and finite, got {self.tau}")
         if not 0 < self.den_eps < math.inf:
             raise ValueError(f"den_eps must be above 0 and finite, got {self.den_eps}")
-        if not math.isfinite(self.gate_bias):
-            raise ValueError(f"gate_bias must be finite, got {self.gate_bias}")
         if self.gate_bias and not self.gate:
             raise ValueError(f"gate_bias is of gate=True, got {self.gate_bias} with gate=False")
-        if self.redraw_every is not None and self.redraw_every < 1:
-            raise ValueError(f"redraw_every must be at least 1 or None, got {self.redraw_every}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
 
     def build(self, **shape) -> "RandomFeatureAttention":
         return RandomFeatureAttention(self, **shape)
@@ -163,9 +157,8 @@ class RandomFeatureAttention(Attention):
     ) -> tuple[Tensor, RfaState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        if not isinstance(state, RfaState):
-            raise TypeError(f"state must be an RfaState, got {type(state).__name__}")
-        _check.shape("state.n", state.n, "b g", {"b": q.shape[0], "g": self.kv_heads})
+        sizes = self.sizes(len(q)) | {"f": self.features, "w": self.value_dim + 1}
+        _check.parts("state", state, RfaState, ("b g f w", "b g"), sizes)
         return self._sum(q, k, v, state, mask, rotate, self._gate(gate, k, mask))
 
     def step(
@@ -201,10 +194,7 @@ class RandomFeatureAttention(Attention):
         return self._sum(nobody, k, v, nothing, mask, None, Gate(None, None))[1]
 
     def read(self, q: Tensor, memory: RfaState, mask: Tensor | None = None) -> Tensor:
-        self.check_cross()
-        if not isinstance(memory, RfaState):
-            raise TypeError(f"memory must be an RfaState, from remember, got {type(memory).__name__}")
-        self.check_query(q, memory.n.shape[0], mask)
+        self.check_read(q, memory, RfaState, mask)
         (q,) = zero_padding(mask, q)
         nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
         values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
@@ -254,15 +244,9 @@ class RandomFeatureAttention(Attention):
         return FEATURES[self.config.kernel](x, weight)
 
     def _gate(self, gate: Tensor | None, k: Tensor, mask: Tensor | None) -> Gate:
-        if self.gate_bias is None:
-            if gate is not None:
-                raise ValueError("gate is read with gate=True only")
+        (gate,) = self.check_reads(k, gate=gate)
+        if self.gate_bias is None or gate is None:
             return Gate(None, None)
-        if gate is None:
-            raise ValueError(
-                "gate [b t g] is missing: with gate=True it is a projection of the layer's input"
-            )
-        _check.shape("gate", gate, "b t g", {"b": k.shape[0], "t": k.shape[1], "g": self.kv_heads})
         dtype = sum_dtype(gate.dtype)
         (gate,) = zero_padding(mask, gate.to(dtype))
         gate = (gate + self.gate_bias.to(dtype)).clamp(-STEEPEST, STEEPEST)

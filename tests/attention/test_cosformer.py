@@ -179,9 +179,9 @@ def test_sums_ignore_autocast():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("max_length", 0, "max_length must be at least 1 token, got 0"),
+        ("max_length", 0, "max_length must be at least 1, got 0"),
         ("eps", -1.0, "eps must be at least 0 and finite, got -1"),
-        ("chunk", 0, "chunk must be at least 1 token, got 0"),
+        ("chunk", 0, "chunk must be at least 1, got 0"),
     ],
 )
 def test_config_refuses(field, value, message):
@@ -197,5 +197,8 @@ def test_what_is_not_there_is_refused():
         Heads(12, cosformer.Config(), heads=2, rotary=100.0)
     with pytest.raises(TypeError, match="state must be a CosformerState, got NoneType"):
         built().extend(q, k, v, None)
+    state = built().start(2)
+    with pytest.raises(ValueError, match=r"state\.z must be"):
+        built().extend(q, k, v, state._replace(z=state.z[..., :-1]))
     with pytest.raises(TypeError, match="memory must be a CosformerState, from remember, got tuple"):
         built(causal=False).read(q, (k, v))

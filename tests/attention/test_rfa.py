@@ -330,8 +330,8 @@ def test_sums_ignore_autocast():
         ({"den_eps": 0.0}, "den_eps must be above 0 and finite, got 0"),
         ({"gate": True, "gate_bias": math.inf}, "gate_bias must be finite, got inf"),
         ({"gate_bias": 1.0}, "gate_bias is of gate=True, got 1"),
-        ({"redraw_every": 0}, "redraw_every must be at least 1 or None, got 0"),
-        ({"chunk": 0}, "chunk must be at least 1 token, got 0"),
+        ({"redraw_every": 0}, "redraw_every must be at least 1, got 0"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
     ],
 )
 def test_config_refuses(options, message):
@@ -350,13 +350,17 @@ def test_a_gate_needs_an_order_of_time():
 
 def test_what_is_not_there_is_refused():
     q, k, v, gate = drawn(gate=True)
-    with pytest.raises(ValueError, match=r"gate \[b t g\] is missing"):
+    with pytest.raises(TypeError, match=r"'rfa' reads gate \[b t 2\], got None"):
         built(gate=True)(q, k, v)
-    with pytest.raises(ValueError, match="gate is read with gate=True only"):
-        built()(q, k, v, gate=gate)
-    with pytest.raises(ValueError, match=r"gate must be \[b=2 t=19 g=2\], got shape \[2, 19, 1\]"):
+    for causal in (True, False):
+        with pytest.raises(TypeError, match="'rfa' reads no gate with Config"):
+            built(causal=causal)(q, k, v, gate=gate)
+    with pytest.raises(ValueError, match=r"gate must be \[b=2 t=19 w=2\], got shape \[2, 19, 1\]"):
         built(gate=True)(q, k, v, gate=gate[..., :1])
-    with pytest.raises(TypeError, match="state must be an RfaState, got NoneType"):
+    with pytest.raises(TypeError, match="state must be a RfaState, got NoneType"):
         built().extend(q, k, v, None)
-    with pytest.raises(TypeError, match="memory must be an RfaState, from remember, got tuple"):
+    state = built().start(2)
+    with pytest.raises(ValueError, match=r"state\.kv must be"):
+        built().extend(q, k, v, state._replace(kv=state.kv[..., :-1]))
+    with pytest.raises(TypeError, match="memory must be a RfaState, from remember, got tuple"):
         built(causal=False).read(q, (k, v))
