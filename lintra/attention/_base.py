@@ -78,8 +78,11 @@ class Attention(nn.Module):
         self.causal = causal
         self.turned = self.dim  # the width of what `rotate` is applied to; 0: positions come in otherwise
         for what in ("heads", "kv_heads", "dim", "value_dim"):
-            if getattr(self, what) < 1:
-                raise ValueError(f"{what} must be at least 1, got {getattr(self, what)}")
+            value = getattr(self, what)
+            if not isinstance(value, int):
+                raise TypeError(f"{what} must be int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{what} must be at least 1, got {value}")
         _check.heads(self.heads, self.kv_heads)
         if self.shared_key and self.heads != self.kv_heads:
             raise ValueError(

@@ -25,3 +25,11 @@ def test_shapes_are_known_without_numbers(case: Case):
     k = q if attention.mechanism(case.name).shared_key else k
     y = forward(case, case.build().to("meta"), q, k, v, *reads)
     assert (y.device.type, y.shape) == ("meta", (*q.shape[:3], v.shape[3]))
+
+
+@pytest.mark.parametrize("name", attention.names())
+@pytest.mark.parametrize("size", ["heads", "kv_heads", "dim", "value_dim"])
+def test_sizes_are_whole_numbers(name, size):
+    causal = attention.mechanism(name).can.causal
+    with pytest.raises(TypeError, match=rf"^{size} must be int, got 2\.0$"):
+        attention.load(name).Config().build(**{"heads": 4, "dim": 4, "causal": causal, size: 2.0})
