@@ -209,6 +209,8 @@ def begin(
     elif batch not in (None, len(prompt)):
         whose = "of the prompt" if source is None else "of the prompt and of the source"
         raise ValueError(f"batch must be that {whose}, {len(prompt)}, or None; got {batch}")
+    if lengths is not None and not isinstance(lengths, Tensor):
+        raise TypeError(f"lengths must be a tensor of integers [b], got {type(lengths).__name__}")
     if lengths is not None and tuple(lengths.shape) != (len(prompt),):
         raise ValueError(f"lengths must be [{len(prompt)}], one a prompt, got {list(lengths.shape)}")
     tokens = prompt.to(device, torch.int64)

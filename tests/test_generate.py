@@ -181,6 +181,8 @@ def test_prompts_of_any_integers():
     assert torch.equal(generate(model, prompt.to(torch.uint8), steps=3, seed=0), expected)
     with pytest.raises(TypeError, match=r"prompt must be a tensor of integers \[b t\], got list"):
         generate(model, [[3, 4]], steps=1)
+    with pytest.raises(TypeError, match=r"lengths must be a tensor of integers \[b\], got list"):
+        generate(model, torch.tensor([[3, 4]]), steps=1, lengths=[2])
 
 
 def test_a_tiny_temperature_is_the_most_probable_symbol():
