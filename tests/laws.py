@@ -293,6 +293,16 @@ def cross_is_the_same_sum(case: Case) -> None:
     assert_close(attention.read(dirty[0], attention.remember(*dirty[1:], mask), mask), y, rtol=0, atol=0)
 
 
+def runs_on_meta(case: Case) -> None:
+    """Tensors without numbers, a mask among them: shapes decide all, so that no forward waits for a value."""
+    attention, inputs = case.build().to("meta"), [x.to("meta") for x in case.draw()]
+    inputs[1] = inputs[0] if attention.shared_key else inputs[1]
+    masks = [None, some_masks()[2].to("meta")]
+    for mask in masks if not case.rotary else masks[1:]:
+        y = forward(case, attention, *inputs, mask=mask)
+        assert (y.device.type, y.shape) == ("meta", (BATCH, TIME, case.heads, case.value_dim))
+
+
 def a_sample_does_not_see_its_neighbours(case: Case) -> None:
     """Alone, or in a batch with extreme or broken neighbours: the same."""
     attention, inputs = case.build(), case.draw()
@@ -502,6 +512,7 @@ APPLIES = {
     padding_leaves_the_state: recurrent,
     padding_between_states_changes_nothing: keeps_state,
     cross_is_the_same_sum: cross,
+    runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
     states_can_be_indexed: keeps_state,
     grouped_heads_are_repeated_heads: lambda case: case.heads != case.kv_heads,
@@ -519,6 +530,7 @@ LAWS = [
     padding_between_states_changes_nothing,
     nothing_to_attend_to_gives_zero,
     cross_is_the_same_sum,
+    runs_on_meta,
     a_sample_does_not_see_its_neighbours,
     leaves_the_random_generator_alone,
     never_mutates_a_state,

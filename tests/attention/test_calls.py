@@ -1,11 +1,11 @@
-"""How any mechanism is called: with what it reads and nothing else, and on devices that hold no numbers."""
+"""How any mechanism is built and called: with sizes that are integers, what it reads and nothing else."""
 
 import pytest
 import torch
 
 from lintra import attention
 from tests.attention.test_laws import cases
-from tests.laws import Case, forward
+from tests.laws import Case
 
 MODES = [pytest.param(case, id=str(case)) for case in cases() if not case.rotary]
 
@@ -17,14 +17,6 @@ def test_an_unknown_keyword_is_refused(case: Case):
     given = dict(zip(mechanism.reads(), reads, strict=True))
     with pytest.raises(TypeError, match="glboal_mask"):
         mechanism(q, k, v, glboal_mask=torch.ones(q.shape[:2], dtype=torch.bool), **given)
-
-
-@pytest.mark.parametrize("case", [mode for mode in MODES if "impl='native'" not in mode.id])
-def test_shapes_are_known_without_numbers(case: Case):
-    q, k, v, *reads = (x.to("meta") for x in case.draw())
-    k = q if attention.mechanism(case.name).shared_key else k
-    y = forward(case, case.build().to("meta"), q, k, v, *reads)
-    assert (y.device.type, y.shape) == ("meta", (*q.shape[:3], v.shape[3]))
 
 
 @pytest.mark.parametrize("name", attention.names())
