@@ -169,13 +169,15 @@ class Attention(nn.Module):
 
     def remember(self, k: Tensor, v: Tensor, mask: Bool[Tensor, "b s"] | None = None) -> State:
         """What cross-attention keeps of another sequence, k [b s g d], v [b s g e]."""
-        raise NotImplementedError(f"attention {self.name!r} has no cross form")
+        self.check_cross()
+        raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no remember")
 
     def read(
         self, q: Float[Tensor, "b t h d"], memory: State, mask: Bool[Tensor, "b t"] | None = None
     ) -> Float[Tensor, "b t h e"]:
         """Every query reads all of the memory; `mask` is that of the queries, 0 where it is False."""
-        raise NotImplementedError(f"attention {self.name!r} has no cross form")
+        self.check_cross()
+        raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no read")
 
     def prepare(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rotate: Rotation | None
@@ -228,20 +230,16 @@ class Attention(nn.Module):
         if q.shape[1] != 1:
             raise ValueError(f"step takes one token, got t={q.shape[1]}: more go through extend")
 
-    def check_query(self, q: Tensor, batch: int, mask: Tensor | None = None) -> None:
-        """Raises ValueError or TypeError unless q and its mask can read a memory of that many sequences."""
-        sizes = self.sizes(batch)
-        _check.shape("q", q, "b t h d", sizes)
-        _check.floating("q", q)
-        if mask is not None:
-            _check.mask(mask, "b t", sizes, q.device)
-
     def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
         """Raises ValueError or TypeError unless q and its mask can read the memory, a `kind`."""
         self.check_cross()
         if not isinstance(memory, kind):
             raise TypeError(f"memory must be a {kind.__name__}, from remember, got {type(memory).__name__}")
-        self.check_query(q, len(memory[0]), mask)
+        sizes = self.sizes(len(memory[0]))
+        _check.shape("q", q, "b t h d", sizes)
+        _check.floating("q", q)
+        if mask is not None:
+            _check.mask(mask, "b t", sizes, q.device)
 
     def check_causal(self) -> None:
         """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""
@@ -249,7 +247,9 @@ class Attention(nn.Module):
             raise ValueError("extend and step need a mechanism built with causal=True")
 
     def check_cross(self) -> None:
-        """Raises ValueError where cross-attention is asked of a causal mechanism."""
+        """Raises ValueError where cross-attention is asked of a mechanism without it, or of a causal one."""
+        if not self.can.cross:
+            raise ValueError(f"attention {self.name!r} has no cross form with {self.config}")
         if self.causal:
             raise ValueError("remember and read need a mechanism built with causal=False")
 

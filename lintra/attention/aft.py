@@ -135,14 +135,10 @@ class AttentionFree(Attention):
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ExpSums:
         self.check_cross()
-        if not self.can.cross:
-            return super().remember(k, v, mask)
         self.check(None, k, v, mask)
         return self._totals(k, v, mask)
 
     def read(self, q: Tensor, memory: ExpSums, mask: Tensor | None = None) -> Tensor:
-        if not self.can.cross:
-            return super().read(q, memory, mask)
         self.check_read(q, memory, ExpSums, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._gate(q, memory.mean()[:, None]))[0]

@@ -224,8 +224,6 @@ class LongShortAttention(Attention):
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LongShortMemory:
         """The summaries. ValueError with a window: tokens of another sequence are not near or far."""
         self.check_cross()
-        if self.config.window:
-            raise ValueError(f"cross-attention has no window: window must be 0, got {self.config.window}")
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         real = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask

@@ -97,7 +97,8 @@ class NystromAttention(Attention):
         return zero_padding(mask, y.to(v.dtype))[0]
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> NystromMemory:
-        self._check_cross()
+        """ValueError with conv: it adds values near a query's own place, which another sequence has not."""
+        self.check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         with no_autocast(k):
@@ -105,20 +106,12 @@ class NystromAttention(Attention):
 
     def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
         """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
-        self._check_cross()
         self.check_read(q, memory, NystromMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         with no_autocast(q):
             y = self._attend(q, memory, mask, memory.real)
         return zero_padding(mask, y.to(q.dtype))[0]
-
-    def _check_cross(self) -> None:
-        if self.conv is not None:
-            raise ValueError(
-                "conv adds to a query the values near its own place, which those of another sequence do not "
-                f"have: no cross form, got conv={self.config.conv}"
-            )
 
     def _memory(self, k: Tensor, v: Tensor, mask: Tensor | None) -> NystromMemory:
         count = self.config.landmarks

@@ -106,8 +106,7 @@ class CrossBlock(Block):
     ):
         super().__init__(mix, feed, width=width, norm_kind=norm_kind, **around)
         name, can = read.attention.name, read.attention.can
-        if not can.cross:
-            raise ValueError(f"attention {name!r} has no cross form with {read.attention.config}")
+        read.attention.check_cross()
         if can.joint_queries or can.placed_queries:
             raise ValueError(
                 f"attention {name!r} lets the queries of one call depend on each other or on their places: "

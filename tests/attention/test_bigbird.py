@@ -279,7 +279,7 @@ def test_causal_has_no_last_blocks():
 
 def test_refuses_another_sequence_and_other_states():
     q, k, v = draw(5)
-    with pytest.raises(NotImplementedError, match="'bigbird' has no cross form"):
+    with pytest.raises(ValueError, match="'bigbird' has no cross form"):
         build(SMALL, False).remember(k, v)
     with pytest.raises(ValueError, match="causal=True"):
         build(SMALL, False).step(q[:, :1], k[:, :1], v[:, :1], None)

@@ -277,5 +277,5 @@ def test_it_is_causal_only():
     with pytest.raises(ValueError, match=r"'delta' is causal only with Config.* got causal=False"):
         delta.Config().build(heads=2, dim=4, causal=False)
     case = Case("delta", PLAIN, True)
-    with pytest.raises(NotImplementedError, match="'delta' has no cross form"):
+    with pytest.raises(ValueError, match="'delta' has no cross form"):
         case.build().remember(*case.draw()[1:3])

@@ -174,5 +174,5 @@ def test_config_refuses(options, message):
 def test_it_is_causal_only():
     with pytest.raises(ValueError, match=r"'gated' is causal only with Config.* got causal=False"):
         gated.Config().build(heads=2, dim=4, causal=False)
-    with pytest.raises(NotImplementedError, match="'gated' has no cross form"):
+    with pytest.raises(ValueError, match="'gated' has no cross form"):
         CASE.build().remember(*CASE.draw()[1:3])

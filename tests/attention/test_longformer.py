@@ -343,7 +343,7 @@ def test_refuses():
         longformer.Config(dilation=(1, 2)).build(heads=4, dim=2, causal=True)
     attention = Case("longformer", VARIANTS[0], False).build()
     q, k, v = Case("longformer", VARIANTS[0], False).draw()
-    with pytest.raises(NotImplementedError, match="'longformer' has no cross form"):
+    with pytest.raises(ValueError, match="'longformer' has no cross form"):
         attention.remember(k, v)
     with pytest.raises(ValueError, match="global_mask needs global_projections=True"):
         attention(q, k, v, global_mask=some_globals())

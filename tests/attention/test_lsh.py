@@ -338,7 +338,7 @@ def test_queries_and_keys_are_one_projection():
 def test_there_is_no_cross_form():
     case, attention = build(VARIANTS[0], causal=False)
     q, _, v = case.draw()
-    with pytest.raises(NotImplementedError, match="'lsh' has no cross form"):
+    with pytest.raises(ValueError, match="'lsh' has no cross form"):
         attention.remember(q, v)
     with pytest.raises(ValueError, match="need a mechanism built with causal=True"):
         attention.extend(q, q, v, attention.start(BATCH))
