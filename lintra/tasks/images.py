@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.tasks import _cifar10, _files, _mnist
@@ -36,8 +37,7 @@ class Config:
     validate_images: int | None = 256  # validate on the first so many test images; None: on all
 
     def __post_init__(self):
-        if self.data not in _SOURCES:
-            raise ValueError(f"data must be one of {', '.join(_SOURCES)}, got {self.data!r}")
+        fields.check(self)
         source = _SOURCES[self.data]
         _check_count("limit", self.limit, source.TRAIN_IMAGES)
         _check_count("validate_images", self.validate_images, source.TEST_IMAGES)

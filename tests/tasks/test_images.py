@@ -84,7 +84,6 @@ def test_no_shard_is_read_in_vain(count, shards, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": "fashion"}, "data must be one of mnist, cifar10, got 'fashion'"),
         ({"limit": 0}, "limit must lie in 1 .. 60000, or be None for all, got 0"),
         ({"data": "cifar10", "limit": 50_001}, "limit must lie in 1 .. 50000"),
         ({"validate_images": 10_001}, "validate_images must lie in 1 .. 10000"),
@@ -92,6 +91,18 @@ def test_no_shard_is_read_in_vain(count, shards, monkeypatch):
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
+        images.Config(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "fashion"}, "data must be 'mnist' or 'cifar10', got 'fashion'"),
+        ({"limit": 2.0}, r"limit must be int or None, got 2\.0"),
+    ],
+)
+def test_settings_of_a_wrong_type(settings, message):
+    with pytest.raises(TypeError, match=message):
         images.Config(**settings)
 
 
