@@ -7,7 +7,7 @@ those beside it. With P_i^r the keys that round r = 1, 2, ... lets query i see, 
     y_i = sum_{j in P_i} exp(s u_i . u_j / |u_j|) v_j / sum_{j in P_i} exp(s u_i . u_j / |u_j|)
 
 which is computed round by round (appendix A): each key counts 1 / (the number of rounds that see it), and the
-rounds are joined by their log-sum-exps. j = i is left out unless nothing else is seen.
+rounds are joined by their log-sum-exps. j = i is left out unless nothing else is seen, or with `see_self`.
 
 Cost of t tokens: 2 t m (d + e) multiplications and additions a head and round, t d c for the hash (c up to
 64 columns), and a sort. The state keeps u, v and the buckets of every token.
@@ -43,6 +43,7 @@ class Config:
     look_ahead: int = 0  # chunks it sees after its own
     wrap: bool = True  # the chunk before the first is the last one of the round
     across_buckets: bool = True  # False: a query sees only keys of its own bucket
+    see_self: bool = False  # a token's own key is one like any other; else only where it sees nothing else
     exact_union: bool = True  # each key counts once; False: as often as rounds see it
     scale: float = 1.0  # multiplies the scores; no unit
     dropout: float = 0.0  # probability of dropping a weight in training
@@ -97,6 +98,7 @@ class LshAttention(Attention):
             look_ahead=config.look_ahead,
             wrap=config.wrap,
             across_buckets=config.across_buckets,
+            see_self=config.see_self,
         )
         sizes = [lsh.columns(level) for level in self.levels]
         self.shape = (self.heads, config.rounds, max(map(len, sizes)), self.dim, max(map(max, sizes)))

@@ -3,7 +3,7 @@
 Each round hashes every token by the direction of its vector, sorts the tokens by (bucket, place) and cuts the
 sorted row into chunks; a query sees the keys in its own chunk and in those beside it. What the rounds give is
 joined by their log-sum-exps. Queries and keys are one vector u: a key is u at length 1, and a token sees
-itself only where it sees nothing else.
+itself only where it sees nothing else, unless `see_self`.
 
 Padded tokens sort behind all others, so that every real one has the rank it would have alone.
 """
@@ -34,6 +34,7 @@ class Pattern:
     look_ahead: int = 0  # chunks after it
     wrap: bool = True  # the chunk before the first is the last of the same round and sample
     across_buckets: bool = True  # False: a query sees only keys of its own bucket
+    see_self: bool = False  # a token's own key is one like any other; else only where it sees nothing else
 
     @property
     def width(self) -> int:
@@ -109,7 +110,7 @@ class Sight(NamedTuple):
 
     source: Int[Tensor, "b h c w"]  # those chunks
     key: Int[Tensor, "b h c j"]  # the tokens in them
-    visible: Bool[Tensor, "b h c i j"]  # never a query's own key
+    visible: Bool[Tensor, "b h c i j"]  # a query's own key with `see_self` only
     count: Int[Tensor, "b h c i j"] | None  # how many rounds see it, where each key is to count once
 
     @classmethod
@@ -132,6 +133,8 @@ class Sight(NamedTuple):
         seen = key.masked_fill(~usable, total).to(torch.int32)[..., None, :]
         looks = query.to(torch.int32)[..., None]
         visible = seen < looks if pattern.causal else (seen != looks) & (seen < total)
+        if pattern.see_self:
+            visible |= seen == looks
         if not pattern.across_buckets:
             visible &= _same_bucket(order, round, query, key)
         if not exact_union or rounds == 1:
@@ -180,7 +183,7 @@ def lsh_attention_reference(
         else:
             near = (distance >= -pattern.look_back) & (distance <= pattern.look_ahead)
         seen += near if pattern.across_buckets else near & (one == other)
-    seen = seen * (allowed & ~own)
+    seen = seen * (allowed if pattern.see_self else allowed & ~own)
     seen = seen + (allowed & own) * (seen == 0).all(-1, keepdim=True)
     scores = (scale * torch.einsum("bthd,bshd->bhts", u, unit(u))).masked_fill(seen == 0, -math.inf)
     if not exact_union:

@@ -10,7 +10,11 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import lintra.compat.fast_transformers as fast_transformers
-from lintra.compat.fast_transformers.attention import AttentionLayer, ConditionalFullAttention
+from lintra.compat.fast_transformers.attention import (
+    AttentionLayer,
+    ConditionalFullAttention,
+    ReformerAttention,
+)
 from lintra.compat.fast_transformers.builders import (
     TYPES,
     AttentionBuilder,
@@ -276,6 +280,19 @@ def test_arbitrary_masks():
     for attention_type in ("linear", "causal-linear", "local", "reformer", "clustered"):
         with pytest.raises(NotImplementedError, match="arbitrary attn_mask"):
             encoder(attention_type=attention_type)(x, FullMask(allowed))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_reformer_sees_itself_unless_that_is_masked(masked):
+    """One chunk holds all tokens: a softmax over all keys, or over all but a token's own."""
+    q, v = draw(1, 5, 2, 4), draw(1, 5, 2, 3, seed=1)
+    attention = ReformerAttention(chunk_size=8, masked=masked, softmax_temp=0.5, attention_dropout=0.0)
+    everybody = LengthMask(torch.tensor([5]))
+    y = attention(q, q, v, FullMask(5), everybody, everybody)
+    scores = 0.5 * torch.einsum("bthd,bshd->bhts", q, q / q.norm(dim=-1, keepdim=True))
+    if masked:
+        scores.diagonal(dim1=2, dim2=3).fill_(-torch.inf)
+    assert_close(y, torch.einsum("bhts,bshe->bthe", scores.softmax(-1), v), **EXACT)
 
 
 def test_exact_topk_keeps_the_largest():

@@ -26,6 +26,7 @@ PATTERNS = [
     Pattern(causal=True, chunk=2, look_back=2, look_ahead=2, wrap=False),
     Pattern(causal=False, chunk=5, look_back=0, across_buckets=False),
     Pattern(causal=True, chunk=1, across_buckets=False),
+    Pattern(causal=True, chunk=3, see_self=True),
 ]
 
 

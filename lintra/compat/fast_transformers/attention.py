@@ -193,8 +193,8 @@ class CausalLinearAttention(_Features):
 class ReformerAttention(InnerAttention):
     """LSH attention. Keys are the queries at length 1; the keys that are passed are not read.
 
-    `bits` asks for 2 bits buckets: the power of two nearest to that. A query sees itself only where it sees
-    nothing else, which is `masked=True`; there is no other.
+    `bits` asks for 2 bits buckets: the power of two nearest to that. `masked`: a query sees itself only where
+    it sees nothing else.
     """
 
     def __init__(
@@ -208,8 +208,7 @@ class ReformerAttention(InnerAttention):
         event_dispatcher: str = "",
     ):
         super().__init__(event_dispatcher)
-        del masked  # see the docstring
-        self.chunk_size, self.bits, self.rounds = chunk_size, bits, rounds
+        self.chunk_size, self.bits, self.rounds, self.masked_self = chunk_size, bits, rounds, masked
         self.softmax_temp, self.attention_dropout = softmax_temp, attention_dropout
 
     def bidirectional(
@@ -227,6 +226,7 @@ class ReformerAttention(InnerAttention):
             rounds=self.rounds,
             chunk=self.chunk_size,
             buckets=2 ** max(1, round(torch.tensor(2.0 * self.bits).log2().item())),
+            see_self=not self.masked_self,
             scale=q.shape[3] ** -0.5 if self.softmax_temp is None else self.softmax_temp,
             dropout=self.attention_dropout,
         )
