@@ -45,6 +45,7 @@ def test_links_lead_somewhere(document):
 
 
 CPU = ROOT / "bench" / "results" / "attention-amd-epyc.json"
+ALL = ROOT / "bench" / "results" / "mechanisms-amd-epyc.json"
 
 
 def figures(report: dict) -> str:
@@ -65,3 +66,28 @@ def test_what_info_says_of_chunked_pytorch_is_measured():
     name = "forward + backward: chunked PyTorch / native"
     rows = {row["what"]: row["figure"] for row in json.loads(CPU.read_text())["rows"]}
     assert round(rows[name]) == _info.CHUNKED_IS_SLOWER
+
+
+def comparison(report: dict) -> str:
+    """A row for each mechanism: milliseconds and the ratio to softmax of both forms, and its growth."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    tokens = f"{report['sizes']['tokens']} tokens"
+    form = "{0}, ms | {0} against softmax"
+    head = f"| mechanism | {form.format('causal')} | {form.format('bidirectional')} | twice the length |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- |"]
+    for name in attention.names():
+        cells = [name]
+        for mode in ("causal", "bidirectional"):
+            time = rows.get(f"{name}, {mode}, {tokens}")
+            ratio = rows.get(f"{name}, {mode}: SDPA softmax / it")
+            cells += ["" if time is None else f"{time:,.0f}", "" if ratio is None else f"{ratio:.1f} x"]
+        growth = [rows.get(f"{name}, {mode}: twice the length") for mode in ("causal", "bidirectional")]
+        cells.append(next((f"{x:.2f} x" for x in growth if x is not None), ""))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_figures_of_choosing_are_those_of_the_file():
+    report = json.loads(ALL.read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    assert comparison(report) in (ROOT / "docs" / "choosing.md").read_text()
