@@ -223,12 +223,16 @@ class Attention(nn.Module):
         if rotate is not None and not self.turned:
             raise ValueError(f"attention {self.name!r} has positions of its own and takes no rotation")
 
-    def check_step(self, q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Raises ValueError unless there is one token, and a causal mechanism."""
+    def check_step(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
+        """Raises ValueError or TypeError unless there is one token, a causal mechanism and a state of it."""
         self.check(q, k, v, None)
         self.check_causal()
         if q.shape[1] != 1:
             raise ValueError(f"step takes one token, got t={q.shape[1]}: more go through extend")
+        like = self.start(q.shape[0], device="meta", dtype=q.dtype)
+        if type(state) is not type(like):
+            raise TypeError(f"state must be a {type(like).__name__}, got {type(state).__name__}")
+        map_state(_same_form, like, state)
 
     def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
         """Raises ValueError or TypeError unless q and its mask can read the memory, a `kind`."""
@@ -281,3 +285,10 @@ def map_state(function: Any, state: State, *others: State) -> State:
         return function(state, *others)
     parts = [map_state(function, *each) for each in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+
+
+def _same_form(fresh: Tensor, x: Tensor) -> Tensor:
+    """x. Raises ValueError unless it has the shape of a fresh state; an axis that is empty there may grow."""
+    if x.dim() != fresh.dim() or any(n not in (m, 0) for n, m in zip(fresh.shape, x.shape, strict=True)):
+        raise ValueError(f"state must hold a tensor like {list(fresh.shape)}, got {list(x.shape)}")
+    return x

@@ -126,7 +126,7 @@ class AttentionFree(Attention):
     ) -> tuple[Tensor, ExpSums]:
         """One token more in both sums: the reference of `extend`."""
         self._check_recurrent(rotate)
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         k, v = (x[:, 0] for x in exact(k, v))
         highest = torch.maximum(state.highest, k.detach())
         kept, weight = (state.highest - highest).exp(), (k - highest).exp()

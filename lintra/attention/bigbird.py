@@ -149,7 +149,7 @@ class BigBirdAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, BigBirdState]:
         """One token, which reads the blocks of its row. The paper has no recurrence."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         return self.extend(q, k, v, state, rotate=rotate)
 
     def lists(

@@ -121,7 +121,7 @@ class Cosformer(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, CosformerState]:
         """The recurrence of linear attention over the features, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         self.check_rotate(rotate)
         here = self._positions(state.seen, 1, None)
         group = self.heads // self.kv_heads

@@ -170,7 +170,7 @@ class DeltaNet(Attention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, DeltaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
         dtype, group = v.dtype, self.heads // self.kv_heads
         (q, k, v), last = self._convolve(q, k, v, state, None)

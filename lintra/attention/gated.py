@@ -114,7 +114,7 @@ class GatedLinearAttention(Attention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, GatedState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         dtype, group = v.dtype, self.heads // self.kv_heads
         q, k, v, log_decay, gate = self._enter(q, k, v, None, rotate, decay, gate)
         written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])

@@ -130,7 +130,7 @@ class LinearAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         dtype, group = state.kv.dtype, self.heads // self.kv_heads
         q, k = (x.to(dtype) for x in self._features(q, k))
         turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))

@@ -196,7 +196,7 @@ class LongformerAttention(Attention):
         **reads: Tensor,
     ) -> tuple[Tensor, LongformerState]:
         """One token against the window and the global tokens, weight by weight: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         self._check_state(state, k, v, global_mask)
         x, _ = self._enter(q, k, v, state, None, rotate, global_mask, reads)
         near = append(state.near, Tokens(x.local.k, x.local.v, ~x.chosen))

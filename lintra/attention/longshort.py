@@ -189,7 +189,7 @@ class LongShortAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, LongShortState]:
         """One token against the window and the summaries, weight by weight: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         self._check_state(state, k, v)
         size, seen, device = self.config.segment, state.seen[:, None], q.device
         turned, near_k, near_v = self._nearby(q, k, v, rotate)

@@ -149,7 +149,7 @@ class LshAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: LshState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, LshState]:
         """One token: sorted among those so far, it attends to its chunks. The paper has no recurrence."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         return self.extend(q, k, v, state, rotate=rotate)
 
     def _draw(self, generator: torch.Generator) -> Tensor:

@@ -164,7 +164,7 @@ class Performer(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, PerformerState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         kv, z, c = state
         group = self.heads // self.kv_heads
         q, k = (x.to(kv.dtype) if rotate is None else rotate(x.to(kv.dtype)) for x in (q, k))

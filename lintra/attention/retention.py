@@ -115,7 +115,7 @@ class Retention(Attention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         self.check_reads(q, gate=gate)
         dtype, group = v.dtype, self.heads // self.kv_heads
         q, k, v = exact(q, k, v)

@@ -172,7 +172,7 @@ class RandomFeatureAttention(Attention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, RfaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         group = self.heads // self.kv_heads
         keep, write = (
             torch.ones_like(state.n) if x is None else x[:, 0].exp() for x in self._gate(gate, k, None)

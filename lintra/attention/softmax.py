@@ -122,7 +122,7 @@ class SoftmaxAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, SoftmaxState]:
         """One token against the cache, weight by weight: the reference of `extend`."""
-        self.check_step(q, k, v)
+        self.check_step(q, k, v, state)
         q, k, v = self.prepare(q, k, v, None, rotate)
         here = token_positions(_seen(state), 1, None)
         after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))

@@ -5,7 +5,7 @@ import torch
 
 from lintra import attention
 from tests.attention.test_laws import cases
-from tests.laws import Case
+from tests.laws import BATCH, Case, keeps_state
 
 MODES = [pytest.param(case, id=str(case)) for case in cases() if not case.rotary]
 
@@ -25,3 +25,17 @@ def test_sizes_are_whole_numbers(name, size):
     causal = attention.mechanism(name).can.causal
     with pytest.raises(TypeError, match=rf"^{size} must be int, got 2\.0$"):
         attention.load(name).Config().build(**{"heads": 4, "dim": 4, "causal": causal, size: 2.0})
+
+
+@pytest.mark.parametrize("case", [x for x in MODES if keeps_state(x.values[0])])
+def test_a_step_takes_a_state_of_its_own(case: Case):
+    """Not one of another mechanism, and not one of another batch."""
+    mechanism = case.build()
+    q, k, v, *reads = (x[:, :1] for x in case.draw())
+    given = dict(zip(mechanism.reads(), reads, strict=True))
+    state = mechanism.start(BATCH, dtype=torch.float64)
+    mechanism.step(q, k, v, state, **given)
+    with pytest.raises(TypeError, match=f"state must be a {type(state).__name__}, got tuple"):
+        mechanism.step(q, k, v, tuple(state), **given)
+    with pytest.raises(ValueError, match="state must hold a tensor like"):
+        mechanism.step(q, k, v, mechanism.start(1, dtype=torch.float64), **given)
