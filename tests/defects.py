@@ -170,8 +170,9 @@ TABLE = """
 ?tests/attention/test_gated.py::test_defect_17_fast_features_do_not_overflow
 
 18 lintra/ops/gated.py: padding decays the state
--        q, k, v, log_decay = (x.masked_fill(padded, 0.0) for x in (q, k, v, log_decay))
-+        q, k, v = (x.masked_fill(padded, 0.0) for x in (q, k, v))
+-    q, k, v, log_decay = zero_padding(mask, *wide)
++    *inputs, log_decay = wide
++    q, k, v = zero_padding(mask, *inputs)
 ?tests/ops/test_gated.py::test_defect_18_padding_is_absence
 ?tests/attention/test_gated.py::test_defect_18_padding_neither_decays_nor_writes
 

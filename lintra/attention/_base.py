@@ -234,6 +234,11 @@ class Attention(nn.Module):
             raise TypeError(f"state must be a {type(like).__name__}, got {type(state).__name__}")
         map_state(_same_form, like, state)
 
+    def no_keys(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """k and v of no tokens, for what reads a memory through a sum that adds nothing to it."""
+        sizes = q.shape[0], 0, self.kv_heads
+        return q.new_zeros(*sizes, self.dim), q.new_zeros(*sizes, self.value_dim)
+
     def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
         """Raises ValueError or TypeError unless q and its mask can read the memory, a `kind`."""
         self.check_cross()

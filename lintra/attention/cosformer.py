@@ -90,13 +90,9 @@ class Cosformer(Attention):
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> CosformerState:
-        dtype = sum_dtype(dtype or torch.get_default_dtype())
-        shape = (batch, self.kv_heads, 2 * self.dim)
-        return CosformerState(
-            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
-            torch.zeros(batch, device=device, dtype=torch.int64),
-        )
+        sizes = (batch, self.kv_heads, 2 * self.dim, self.value_dim)
+        sums = LinearState.empty(*sizes, device=device, dtype=dtype)
+        return CosformerState(*sums, torch.zeros(batch, device=device, dtype=torch.int64))
 
     def extend(
         self,
@@ -145,9 +141,8 @@ class Cosformer(Attention):
         self.check_read(q, memory, CosformerState, mask)
         here = self._positions(torch.zeros_like(memory.seen), q.shape[1], mask)
         (q,) = zero_padding(mask, q)
-        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
-        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
-        y, _ = self._sum(self._features(q, here), nothing, values, memory, None, here[:, :0])
+        k, v = self.no_keys(q)
+        y, _ = self._sum(self._features(q, here), k, v, memory, None, here[:, :0])
         return zero_padding(mask, y)[0]
 
     def _sum(

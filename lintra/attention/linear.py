@@ -105,12 +105,8 @@ class LinearAttention(Attention):
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearState:
-        dtype = sum_dtype(dtype or torch.get_default_dtype())
-        shape = (batch, self.kv_heads, self.features)
-        return LinearState(
-            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
-        )
+        sizes = (batch, self.kv_heads, self.features, self.value_dim)
+        return LinearState.empty(*sizes, device=device, dtype=dtype)
 
     def extend(
         self,
@@ -151,9 +147,8 @@ class LinearAttention(Attention):
     def read(self, q: Tensor, memory: LinearState, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, LinearState, mask)
         (q,) = zero_padding(mask, q)
-        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
-        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
-        return zero_padding(mask, self._sum(q, nothing, values, memory, None, None)[0])[0]
+        k, v = self.no_keys(q)
+        return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]
 
     def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         fused = self.config.feature_map.fused

@@ -136,13 +136,9 @@ class Performer(Attention):
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> PerformerState:
-        dtype = sum_dtype(dtype or torch.get_default_dtype())
-        shape = (batch, self.kv_heads, self.features)
-        return PerformerState(
-            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
-            torch.full(shape[:2], -torch.inf, device=device, dtype=dtype),
-        )
+        sizes = (batch, self.kv_heads, self.features, self.value_dim)
+        kv, z = LinearState.empty(*sizes, device=device, dtype=dtype)
+        return PerformerState(kv, z, torch.full_like(z[..., 0], -torch.inf))
 
     def extend(
         self,
@@ -193,9 +189,8 @@ class Performer(Attention):
     def read(self, q: Tensor, memory: PerformerState, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, PerformerState, mask)
         (q,) = zero_padding(mask, q)
-        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
-        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
-        return zero_padding(mask, self._sum(q, nothing, values, memory, None, None)[0])[0]
+        k, v = self.no_keys(q)
+        return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]
 
     def _sum(
         self,

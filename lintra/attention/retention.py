@@ -23,7 +23,6 @@ from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._gates import exact, finish
 from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl
 from lintra.ops.positions import Rotation
 
@@ -71,12 +70,8 @@ class Retention(Attention):
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearState:
-        dtype = sum_dtype(dtype or torch.get_default_dtype())
-        shape = (batch, self.kv_heads, self.dim)
-        return LinearState(
-            torch.zeros(*shape, self.value_dim, device=device, dtype=dtype),
-            torch.zeros(shape, device=device, dtype=dtype),
-        )
+        sizes = (batch, self.kv_heads, self.dim, self.value_dim)
+        return LinearState.empty(*sizes, device=device, dtype=dtype)
 
     def extend(
         self,

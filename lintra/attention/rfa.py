@@ -196,9 +196,8 @@ class RandomFeatureAttention(Attention):
     def read(self, q: Tensor, memory: RfaState, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, RfaState, mask)
         (q,) = zero_padding(mask, q)
-        nothing = q.new_zeros(q.shape[0], 0, self.kv_heads, self.dim)
-        values = q.new_zeros(q.shape[0], 0, self.kv_heads, self.value_dim)
-        y, _ = self._sum(q, nothing, values, memory, None, None, Gate(None, None))
+        k, v = self.no_keys(q)
+        y, _ = self._sum(q, k, v, memory, None, None, Gate(None, None))
         return zero_padding(mask, y)[0]
 
     def _sum(

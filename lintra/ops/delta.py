@@ -28,6 +28,7 @@ from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops.gated import check_state
 from lintra.ops.linear_attention import check_decay, into_chunks
+from lintra.ops.padding import zero_padding
 
 
 def delta_rule(
@@ -51,10 +52,8 @@ def delta_rule(
     _validate(q, k, v, beta, log_decay, state, mask, chunk)
     dtype = v.dtype
     log_decay = torch.zeros_like(beta) if log_decay is None else log_decay
-    q, k, v, beta, log_decay = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, beta, log_decay))
-    if mask is not None:
-        q, k, v = (x.masked_fill(~mask[..., None, None], 0.0) for x in (q, k, v))
-        beta, log_decay = (x.masked_fill(~mask[..., None], 0.0) for x in (beta, log_decay))
+    wide = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, beta, log_decay))
+    q, k, v, beta, log_decay = zero_padding(mask, *wide)
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
     with no_autocast(q):

@@ -21,6 +21,7 @@ from torch import Tensor
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops.linear_attention import check_decay, into_chunks
+from lintra.ops.padding import zero_padding
 
 
 def gated_attention(
@@ -42,10 +43,8 @@ def gated_attention(
     the result. Raises ValueError or TypeError for arguments that disagree."""
     _validate(q, k, v, log_decay, state, mask, chunk)
     dtype = v.dtype
-    q, k, v, log_decay = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, log_decay))
-    if mask is not None:
-        padded = ~mask[..., None, None]
-        q, k, v, log_decay = (x.masked_fill(padded, 0.0) for x in (q, k, v, log_decay))
+    wide = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, log_decay))
+    q, k, v, log_decay = zero_padding(mask, *wide)
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
     with no_autocast(q):

@@ -20,6 +20,7 @@ from lintra.ops import _check, _dispatch
 from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
+from lintra.ops.padding import zero_padding
 
 Impl = Literal["auto", "reference", "torch", "native"]
 
@@ -29,6 +30,15 @@ class LinearState(NamedTuple):
 
     kv: Tensor
     z: Tensor
+
+    @classmethod
+    def empty(
+        cls, b: int, g: int, f: int, e: int, *, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> "LinearState":
+        """No past, for inputs of `dtype` (None: the default)."""
+        dtype = _check.sum_dtype(dtype or torch.get_default_dtype())
+        kv = torch.zeros(b, g, f, e, device=device, dtype=dtype)
+        return cls(kv, torch.zeros(b, g, f, device=device, dtype=dtype))
 
 
 class Sum(NamedTuple):
@@ -82,7 +92,9 @@ def linear_attention(
     """
     q, k, v = follow_autocast(q, k, v)
     _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
-    state = _empty_state(k, v) if state is None else state
+    if state is None:
+        sizes = (k.shape[0], *k.shape[2:], v.shape[3])
+        state = LinearState.empty(*sizes, device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
     if chosen == "native":
@@ -255,12 +267,6 @@ def divide(numerator: Float[Tensor, "b t h e"], denominator: Float[Tensor, "b t 
     return (numerator / denominator[..., None].masked_fill(nothing, 1.0)).masked_fill(nothing, 0.0)
 
 
-def _empty_state(k: Tensor, v: Tensor) -> LinearState:
-    b, g, f, e = k.shape[0], *k.shape[2:], v.shape[3]
-    dtype = _check.sum_dtype(k.dtype)
-    return LinearState(k.new_zeros(b, g, f, e, dtype=dtype), k.new_zeros(b, g, f, dtype=dtype))
-
-
 def _prepare(
     q: Tensor,
     k: Tensor,
@@ -283,10 +289,9 @@ def _prepare(
     if mask is None:
         q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
         return Sum(q, k, v, log_decay, log_input, state)
-    padded = ~mask[..., None]
 
     def select(x: Tensor) -> Tensor:
-        return x.masked_fill(padded if x.dim() == 3 else padded[..., None], 0.0)
+        return zero_padding(mask, x)[0]
 
     log_decay, log_input = (x if x is None else select(x) for x in (log_decay, log_input))
     k = select(apply_feature_map(feature_map, select(k)))

@@ -1,6 +1,10 @@
 """Samples made up on the spot: each follows from a seed and its number, so that no order matters."""
 
+from typing import Any
+
 import numpy as np
+
+from lintra.tasks._base import Samples
 
 FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
 
@@ -8,6 +12,25 @@ FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation fr
 def generator(seed: int, number: int) -> np.random.Generator:
     """The source of randomness of one sample."""
     return np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
+
+
+class NumberedSamples(Samples):
+    """Those of a task's `config` with these numbers."""
+
+    def __init__(self, config: Any, numbers: range):
+        self.config = config
+        self.numbers = numbers
+
+    @classmethod
+    def train(cls, config: Any):
+        return cls(config, range(config.train_samples))
+
+    @classmethod
+    def validate(cls, config: Any):
+        return cls(config, range(FIRST_VALIDATION, FIRST_VALIDATION + config.validate_samples))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
 
 
 def check(train_samples: int, validate_samples: int, data_seed: int) -> None:

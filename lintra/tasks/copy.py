@@ -13,8 +13,8 @@ import torch
 from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
-from lintra.tasks._base import Batch, Guessed, Samples
-from lintra.tasks._numbered import FIRST_VALIDATION, check, generator
+from lintra.tasks._base import Batch, Guessed
+from lintra.tasks._numbered import NumberedSamples, check, generator
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
 
@@ -43,15 +43,8 @@ class Config:
         return Copy(self)
 
 
-class CopySamples(Samples):
+class CopySamples(NumberedSamples):
     """Samples {"tokens": [t] int64, "counted": [t] bool}; each follows from data_seed and its number."""
-
-    def __init__(self, config: Config, numbers: range):
-        self.config = config
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         tokens = np.full((len(indices), self.config.length), SEPARATOR)
@@ -83,12 +76,11 @@ class Copy(Guessed):
 
     @property
     def train(self) -> CopySamples:
-        return CopySamples(self.config, range(self.config.train_samples))
+        return CopySamples.train(self.config)
 
     @property
     def validate(self) -> CopySamples:
-        last = FIRST_VALIDATION + self.config.validate_samples
-        return CopySamples(self.config, range(FIRST_VALIDATION, last))
+        return CopySamples.validate(self.config)
 
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """The paper's: 4 layers, 8 heads of 32, feed-forward 4x."""

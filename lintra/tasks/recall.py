@@ -14,8 +14,8 @@ import torch
 from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
-from lintra.tasks._base import Batch, Guessed, Samples
-from lintra.tasks._numbered import FIRST_VALIDATION, check, generator
+from lintra.tasks._base import Batch, Guessed
+from lintra.tasks._numbered import NumberedSamples, check, generator
 
 # What lintra.train.Config is preset to.
 TRAINING = {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}
@@ -43,15 +43,8 @@ class Config:
         return Recall(self)
 
 
-class RecallSamples(Samples):
+class RecallSamples(NumberedSamples):
     """Samples {"tokens": [t] int64, "counted": [t] bool}: keys are 0 .. keys - 1, values follow them."""
-
-    def __init__(self, config: Config, numbers: range):
-        self.config = config
-        self.numbers = numbers
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         rows = [self._tokens(self.numbers[index]) for index in indices]
@@ -81,12 +74,11 @@ class Recall(Guessed):
 
     @property
     def train(self) -> RecallSamples:
-        return RecallSamples(self.config, range(self.config.train_samples))
+        return RecallSamples.train(self.config)
 
     @property
     def validate(self) -> RecallSamples:
-        last = FIRST_VALIDATION + self.config.validate_samples
-        return RecallSamples(self.config, range(FIRST_VALIDATION, last))
+        return RecallSamples.validate(self.config)
 
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """2 layers, 2 heads of 32: finding a key takes one layer to join pairs and one to look them up."""
