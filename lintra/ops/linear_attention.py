@@ -93,8 +93,8 @@ def linear_attention(
     q, k, v = follow_autocast(q, k, v)
     _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
     if state is None:
-        sizes = (k.shape[0], *k.shape[2:], v.shape[3])
-        state = LinearState.empty(*sizes, device=k.device, dtype=k.dtype)
+        b, _, g, f = k.shape
+        state = LinearState.empty(b, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
     if chosen == "native":
