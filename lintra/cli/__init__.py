@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import lintra
+from lintra.allocator import keep_freed_memory
 
 # command -> (module, function, what it does)
 COMMANDS = {
@@ -45,6 +46,7 @@ def main(args: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
+    keep_freed_memory()
     try:
         code = 0
         if not args or args[0] in ("-h", "--help", "help"):
