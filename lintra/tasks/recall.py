@@ -3,6 +3,10 @@
 A sequence is `key value key value ... key value ...`: each of the `pairs` keys once with its value, then all
 of them again in another order, and the loss counts the values of the second time. A state of constant size
 holds so many pairs and no more; softmax looks them up. Arora et al. 2023, arXiv:2312.04927, section 3.
+
+Before it can look up anything a model has to find that a value belongs to the key in front of it. With
+`joined` the first time is one symbol a pair, and only the lookup is left: Schlag et al. 2021,
+arXiv:2102.11174, section 6.1.
 """
 
 from collections.abc import Sequence
@@ -25,7 +29,8 @@ TRAINING = {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warm
 class Config:
     """Recall which value stood beside a key (synthetic)."""
 
-    pairs: int = 16  # keys with a value in one sequence of 4 times as many tokens
+    pairs: int = 16  # keys with a value in one sequence
+    joined: bool = False  # a pair is told by one symbol
     keys: int = 64  # different keys, of which a sequence has some
     values: int = 64  # different values
     train_samples: int = 1_000_000  # sequences in an epoch
@@ -44,22 +49,23 @@ class Config:
 
 
 class RecallSamples(NumberedSamples):
-    """Samples {"tokens": [t] int64, "counted": [t] bool}: keys are 0 .. keys - 1, values follow them."""
+    """Samples {"tokens": [t] int64, "counted": [t] bool}: keys, then values, then pairs."""
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         rows = [self._tokens(self.numbers[index]) for index in indices]
         tokens = torch.from_numpy(np.stack(rows))
         counted = torch.zeros(tokens.shape, dtype=torch.bool)
-        counted[:, 2 * self.config.pairs + 1 :: 2] = True
+        counted[:, -2 * self.config.pairs + 1 :: 2] = True
         return {"tokens": tokens, "counted": counted}
 
     def _tokens(self, number: int) -> np.ndarray:
         config = self.config
         draw = generator(config.data_seed, number)
         keys = draw.permutation(config.keys)[: config.pairs]
-        values = config.keys + draw.integers(config.values, size=config.pairs)
-        pairs = np.stack((keys, values), 1)
-        return np.concatenate((pairs, draw.permutation(pairs))).reshape(-1)
+        values = draw.integers(config.values, size=config.pairs)
+        pairs = np.stack((keys, config.keys + values), 1)
+        told = config.keys + config.values * (1 + keys) + values if config.joined else pairs.reshape(-1)
+        return np.concatenate((told, draw.permutation(pairs).reshape(-1)))
 
 
 class Recall(Guessed):
@@ -70,7 +76,7 @@ class Recall(Guessed):
 
     @property
     def length(self) -> int:
-        return 4 * self.config.pairs
+        return (3 if self.config.joined else 4) * self.config.pairs
 
     @property
     def train(self) -> RecallSamples:
@@ -82,8 +88,9 @@ class Recall(Guessed):
 
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """2 layers, 2 heads of 32: finding a key takes one layer to join pairs and one to look them up."""
+        keys, values = self.config.keys, self.config.values
         return decoder.Config(
-            vocabulary=self.config.keys + self.config.values,
+            vocabulary=keys + values + (keys * values if self.config.joined else 0),
             attention=attention,
             layers=2,
             heads=2,

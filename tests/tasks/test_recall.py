@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -23,6 +24,19 @@ def test_every_key_comes_back_with_its_value():
         assert counted.nonzero().flatten().tolist() == [11, 13, 15, 17, 19]
     orders = [tokens[0::2].tolist() for tokens in batch["tokens"]]
     assert any(order[:5] != order[5:] for order in orders)
+
+
+def test_joined_pairs_are_the_same_ones_in_a_symbol_each():
+    joined = dataclasses.replace(SMALL, joined=True).build()
+    found = joined.train.__getitems__(range(50))
+    expected = SMALL.build().train.__getitems__(range(50))
+    keys, values = expected["tokens"][:, :10:2], expected["tokens"][:, 1:10:2] - 9
+    assert torch.equal(found["tokens"][:, :5], 16 + 7 * keys + values)
+    assert torch.equal(found["tokens"][:, 5:], expected["tokens"][:, 10:])
+    assert torch.equal(found["counted"][:, 5:], expected["counted"][:, 10:])
+    assert not found["counted"][:, :5].any()
+    assert joined.length == 15
+    assert joined.model(softmax.Config()).vocabulary == 16 + 63
 
 
 def test_samples_follow_from_seed_and_number():
