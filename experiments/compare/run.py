@@ -16,7 +16,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Problem:
     causal: bool
     training: dict[str, Any]
     model: dict[str, Any]
+    options: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # mechanism -> its own
 
 
 def problems(data: Path) -> list[Problem]:
@@ -71,7 +72,9 @@ def problems(data: Path) -> list[Problem]:
                 True,
                 True,
                 {"batch": 32, "lr": 5e-3, "schedule": "cosine", "warmup": 50, "steps": 1_000},
-                {"position": "none"},  # which pair stands where is of no matter
+                # Which pair stands where, and beside which, is of no matter.
+                {"position": "none"},
+                {"delta": {"conv": None}},
             )
             for pairs in PAIRS
         ),
@@ -92,7 +95,7 @@ def problems(data: Path) -> list[Problem]:
             "accuracy",
             True,
             False,
-            {**long, "batch": 16, "lr": 1e-2, "steps": 2_000},  # few numbers to learn, from many texts
+            {**long, "batch": 16, "lr": 1e-2, "steps": 1_200},  # few numbers to learn, from many texts
             {"layers": 1, "heads": 2, "width": 32, "dropout": 0.0},
         ),
     ]
@@ -116,7 +119,9 @@ class Run:
 
     def model(self) -> Any:
         task = self.problem.task.build()
-        return dataclasses.replace(task.model(configured(self.mechanism, task)), **self.problem.model)
+        options = OPTIONS.get(self.mechanism, {}) | self.problem.options.get(self.mechanism, {})
+        config = attention.for_length(attention.load(self.mechanism).Config, task.length, **options)
+        return dataclasses.replace(task.model(config), **self.problem.model)
 
     def train(self) -> None:
         """To the end, from wherever it is, and its score."""
@@ -133,11 +138,6 @@ class Run:
         scores = evaluate(self.folder, problem)
         text = json.dumps({"steps": config.steps, **scores}, indent=1)
         checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
-
-
-def configured(name: str, task: Any) -> Any:
-    """The mechanism's Config for the task's length."""
-    return attention.for_length(attention.load(name).Config, task.length, **OPTIONS.get(name, {}))
 
 
 @torch.no_grad()
@@ -252,6 +252,32 @@ def draw(found: dict[str, dict[str, list[float]]]) -> None:
     )
 
 
+def table(report: dict[str, Any]) -> str:
+    """A row for each mechanism: its scores, and what a step of training costs."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    columns: list[tuple[str, Callable[[str], str | None]]] = [
+        *((f"recall {pairs}, %", score_of(report, f"recall-{pairs}", 100, ".1f")) for pairs in PAIRS),
+        ("Shakespeare, bits/byte", score_of(report, "shakespeare", 1, ".2f")),
+        ("reviews, %", score_of(report, "classification", 100, ".1f")),
+    ]
+    for problem, name in (("shakespeare", "Shakespeare"), ("classification", "reviews")):
+        for what, unit in (("a step", "ms"), ("memory", "MB")):
+            columns.append((f"{name}, {unit}", figure_of(rows, problem, what)))
+    heads = ["mechanism", *(head for head, _ in columns)]
+    lines = [heads, ["---"] * len(heads)]
+    lines += [[name, *(of(name) or "" for _, of in columns)] for name in attention.names()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def score_of(report: dict[str, Any], problem: str, scale: float, form: str) -> Callable[[str], str | None]:
+    found = report["scores"].get(problem, {})
+    return lambda name: f"{scale * statistics.mean(found[name]):{form}}" if name in found else None
+
+
+def figure_of(rows: dict[str, float], problem: str, what: str) -> Callable[[str], str | None]:
+    return lambda name: f"{rows[key]:,.0f}" if (key := f"{problem}: {name}, {what}") in rows else None
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Same model, same budget, every mechanism.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the texts README.md names")
@@ -278,7 +304,8 @@ def main() -> None:
     rows, timings = ([], {}) if options.no_times else measure(options.data, names)
     _report.write(HERE / "results.json", rows, timings, scores=found)
     draw(found)
-    print(f"saved in {HERE / 'results.json'}")
+    print(table(json.loads((HERE / "results.json").read_text())))
+    print(f"\nsaved in {HERE / 'results.json'}")
 
 
 if __name__ == "__main__":
