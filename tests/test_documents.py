@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +92,11 @@ def test_the_figures_of_choosing_are_those_of_the_file():
     report = json.loads(ALL.read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     assert comparison(report) in (ROOT / "docs" / "choosing.md").read_text()
+
+
+def test_the_table_of_the_comparison_is_that_of_its_file():
+    folder = ROOT / "experiments" / "compare"
+    report = json.loads((folder / "results.json").read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    table = runpy.run_path(str(folder / "run.py"))["table"]
+    assert table(report) in (folder / "README.md").read_text()

@@ -62,7 +62,7 @@ class Problem:
 
 
 def problems(data: Path) -> list[Problem]:
-    long = {"batch": 8, "lr": 1e-3, "schedule": "cosine", "warmup": 20, "weight_decay": 0.05}
+    long = {"batch": 8, "schedule": "cosine", "warmup": 20, "weight_decay": 0.05}
     return [
         *(
             Problem(
@@ -84,7 +84,7 @@ def problems(data: Path) -> list[Problem]:
             "bits_per_byte",
             False,
             True,
-            {**long, "steps": 300},
+            {**long, "lr": 4e-3, "steps": 300},
             {"layers": 2, "heads": 4, "width": 128},
         ),
         Problem(
@@ -302,7 +302,8 @@ def main() -> None:
             print(f"{done} of {len(todo)}: {told}", flush=True)
     found = scores(options.data, names)
     rows, timings = ([], {}) if options.no_times else measure(options.data, names)
-    _report.write(HERE / "results.json", rows, timings, scores=found)
+    command = "python experiments/compare/run.py --data DIR"
+    _report.write(HERE / "results.json", rows, timings, command=command, scores=found)
     draw(found)
     print(table(json.loads((HERE / "results.json").read_text())))
     print(f"\nsaved in {HERE / 'results.json'}")
