@@ -95,7 +95,13 @@ def problems(data: Path) -> list[Problem]:
             "accuracy",
             True,
             False,
-            {**long, "batch": 16, "lr": 1e-2, "steps": 800},  # few numbers to learn, from many texts
+            {
+                **long,
+                "batch": 16,
+                "lr": 1e-2,
+                "optimizer": "adamw",
+                "steps": 1_200,
+            },  # few numbers to learn, from many texts
             {"layers": 1, "heads": 2, "width": 32, "dropout": 0.0},
         ),
     ]
