@@ -98,7 +98,8 @@ def linear_attention(
     q, k, v = follow_autocast(q, k, v)
     n = _validate(q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk)
     if state is None:
-        state = LinearState.empty(n, *k.shape[2:], v.shape[3], device=k.device, dtype=k.dtype)
+        g, f = k.shape[2:]
+        state = LinearState.empty(n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
     if chosen == "native":

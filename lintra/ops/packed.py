@@ -1,7 +1,7 @@
 """Sequences of different lengths one behind the other in one row, and the same sequences padded.
 
-The tokens of sequence i are those of the row from cu_seqlens[i] up to cu_seqlens[i+1]. `cu_seqlens` [n+1] goes
-from 0 to t without decreasing; equal neighbours are a sequence without tokens. What a sequence gives is what it
+The tokens of sequence i are those of the row from cu_seqlens[i] up to cu_seqlens[i+1]. `cu_seqlens` [n+1]
+goes from 0 to t without decreasing; equal neighbours are a sequence without tokens. A sequence gives what it
 gives alone, so none meets another in a matrix product: there a NaN would go from one to all.
 
 Letters: n sequences, t tokens of all together, k sequences of a group and m tokens of its longest.
@@ -37,7 +37,7 @@ class Packed(NamedTuple):
     sizes: tuple[tuple[int, int], ...]  # k and m of each group
 
     @classmethod
-    def together(cls, cu_seqlens: Int[Tensor, "n+1"], time: int) -> "Packed":
+    def together(cls, cu_seqlens: Int[Tensor, "bounds"], time: int) -> "Packed":
         """One group of all sequences in their order, padded to the longest.
 
         Where values cannot be read, while a graph is made, the longest may be all of the row."""
@@ -47,7 +47,7 @@ class Packed(NamedTuple):
         return cls._of(cu_seqlens, time, [(every, longest)])
 
     @classmethod
-    def alike(cls, cu_seqlens: Int[Tensor, "n+1"], time: int) -> "Packed":
+    def alike(cls, cu_seqlens: Int[Tensor, "bounds"], time: int) -> "Packed":
         """Groups whose longest is less than twice their shortest, or shorter than SHORT: at most as many
         padded tokens as real ones, up to SHORT a sequence, whatever the lengths."""
         lengths = cu_seqlens.diff()
@@ -71,7 +71,9 @@ class Packed(NamedTuple):
         return cls(start[sequence] + position, tuple(made), tuple((len(group), m) for group, m in groups))
 
     def unpack(self, x: Tensor) -> list[Tensor]:
-        """x [1 t ...] -> [k m ...] of each group, 0 where there is no token."""
+        """x [1 t ...] -> [k m ...] of each group, 0 where there is no token. ValueError for another t."""
+        if x.shape[:2] != (1, len(self.place)):
+            raise ValueError(f"what is packed must be [1 t={len(self.place)} ...], got shape {list(x.shape)}")
         sizes = [k * m for k, m in self.sizes]
         padded = x.new_zeros(sum(sizes), *x.shape[2:]).index_copy(0, self.place, x[0])
         parts = padded.split(sizes)
@@ -86,14 +88,19 @@ class Packed(NamedTuple):
         """What each group has for its sequences [k ...] -> [n ...] in the order of the row."""
         return torch.cat(list(parts))[torch.cat([group.sequences for group in self.groups]).argsort()]
 
-    def each(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        """`function` of the mask [k m] and of each row padded, [k m ...], for every group; what it gives,
-        [k m ...], in a row again."""
-        parts = zip(*(self.unpack(x) for x in rows), strict=True)
-        return self.pack([function(g.mask, *part) for g, part in zip(self.groups, parts, strict=True)])
+    def each(self, function: Callable[..., Tensor], **rows: Tensor) -> Tensor:
+        """`function` of the `mask` [k m] and the rows by name, padded to [k m ...], for every group; what it
+        gives, [k m ...], in a row again."""
+        parts = {name: self.unpack(x) for name, x in rows.items()}
+        return self.pack(
+            [
+                function(mask=group.mask, **{name: part[i] for name, part in parts.items()})
+                for i, group in enumerate(self.groups)
+            ]
+        )
 
 
-def locate(cu_seqlens: Int[Tensor, "n+1"], time: int) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
+def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
     """For each token of the row, its sequence and its place in it."""
     places = torch.arange(time, device=cu_seqlens.device)
     ends = cu_seqlens[1:].to(torch.int64)
@@ -131,6 +138,18 @@ def check_packed(cu_seqlens: Tensor, name: str, row: Tensor, mask: Tensor | None
                 f"cu_seqlens must not decrease, got {int(cu_seqlens[at])} before {int(cu_seqlens[at + 1])}"
             )
     return len(cu_seqlens) - 1
+
+
+def count_sequences(name: str, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> int:
+    """How many there are in x [b t ...]: b, or those of a row. Raises as `check_packed`."""
+    return x.shape[0] if cu_seqlens is None else check_packed(cu_seqlens, name, x, mask)
+
+
+def new_tokens(x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> int | Tensor:
+    """How many real tokens the sequences in x [b t ...] have: each its own, or all the same."""
+    if cu_seqlens is not None:
+        return cu_seqlens.diff()
+    return x.shape[1] if mask is None else mask.sum(1)
 
 
 def _known(x: Tensor) -> bool:
