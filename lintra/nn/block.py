@@ -50,13 +50,17 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
+        self,
+        x: Float[Tensor, "b t c"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence; `given` is `cu_seqlens` or what the mechanism takes at each call, such as a
-        `global_mask`."""
+        """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
         x = self._enter(x, mask)
-        x = self._join(x, self.mix(self._normed(x, self.norm_mix), mask=mask, **given), self.norm_mix)
-        return self._leave(x, mask)
+        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=cu_seqlens, **given)
+        return self._leave(self._join(x, mixed, self.norm_mix), mask)
 
     def start(self, batch: int) -> HeadsState:
         """The state before any token."""

@@ -131,7 +131,7 @@ def check_packed(cu_seqlens: Tensor, name: str, row: Tensor, mask: Tensor | None
         if first != 0:
             raise ValueError(f"cu_seqlens must begin with 0, got {first}")
         if last != time:
-            raise ValueError(f"cu_seqlens must end with the t={time} tokens of {name}, got {last}")
+            raise ValueError(f"cu_seqlens must end with the number of tokens, t={time}, got {last}")
         if bool((wrong := cu_seqlens.diff() < 0).any()):
             at = int(wrong.nonzero()[0])
             raise ValueError(

@@ -10,7 +10,7 @@ from lintra.ops.packed import locate
 
 
 def token_positions(
-    seen: Int[Tensor, "b"],
+    seen: Int[Tensor, "n"],
     time: int,
     mask: Bool[Tensor, "b t"] | None,
     cu_seqlens: Int[Tensor, "bounds"] | None = None,

@@ -227,7 +227,7 @@ GOOD = torch.tensor([0, 4, 9])
         ({"cu_seqlens": GOOD[:0]}, ValueError, r"must be \[n\+1\] for n sequences, got shape \[0\]"),
         ({"cu_seqlens": GOOD.to("meta")}, ValueError, "cu_seqlens must be on the device of q, cpu, got meta"),
         ({"cu_seqlens": torch.tensor([1, 9])}, ValueError, "cu_seqlens must begin with 0, got 1"),
-        ({"cu_seqlens": torch.tensor([0, 8])}, ValueError, "must end with the t=9 tokens of q, got 8"),
+        ({"cu_seqlens": torch.tensor([0, 8])}, ValueError, "must end with the number of tokens, t=9, got 8"),
         ({"cu_seqlens": torch.tensor([0, 5, 4, 9])}, ValueError, "must not decrease, got 5 before 4"),
         ({"mask": torch.ones(1, 9, dtype=torch.bool)}, ValueError, "cu_seqlens and mask exclude each other"),
         ({n: torch.cat((x, x)) for n, x in X.items()}, ValueError, r"one row: q must be \[1 t \.\.\.\], got"),
