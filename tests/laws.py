@@ -259,6 +259,86 @@ def padding_leaves_the_state(case: Case) -> None:
             assert_close(y[i], forward(case, attention, *real)[0, -5:], **EXACT)
 
 
+def packed(case: Case, lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Rotation | None]:
+    """Inputs [1 t ...] of sequences of these lengths in a row, cu_seqlens, a rotation that starts anew."""
+    inputs = [x[:1].detach().requires_grad_() for x in case.draw(sum(lengths), seed)]
+    position = torch.cat([torch.arange(length) for length in lengths])[None]
+    rotate = Rotation(position, 100.0) if case.rotary else None
+    return inputs, torch.tensor([0, *lengths]).cumsum(0), rotate
+
+
+def one_by_one(case: Case, attention: Attention, inputs: list[Tensor], lengths: list[int]) -> list[Tensor]:
+    """What each sequence of a row gives alone."""
+    q, k, v, *rest = (x.split(lengths, 1) for x in inputs)
+    found = []
+    for i, length in enumerate(lengths):
+        rotate = Rotation(torch.arange(length)[None], 100.0) if case.rotary else None
+        named = {name: x[i] for name, x in zip(reads(case), rest, strict=True)}
+        found.append(attention(q[i], k[i], v[i], rotate=rotate, **named))
+    return found
+
+
+def packed_is_each_alone(case: Case) -> None:
+    """A row of sequences gives what each gives alone, values and gradients; a broken one stays alone."""
+    attention = case.build()
+    everything = list(attention.parameters())
+    for lengths in ([7, 0, 1, TIME, 2], [5, 5], [0, 0], [TIME]):
+        inputs, cu_seqlens, rotate = packed(case, lengths)
+        named = dict(zip(reads(case), inputs[3:], strict=True))
+        y = attention.forward_packed(*inputs[:3], cu_seqlens, rotate=rotate, **named)
+        expected = torch.cat(one_by_one(case, attention, inputs, lengths), 1)
+        assert_close(y, expected, **EXACT)
+        if sum(lengths):
+            found = gradients(y, inputs + everything)
+            assert_close(found, gradients(expected, inputs + everything), **EXACT)
+    inputs, cu_seqlens, rotate = packed(case, [7, 6, 6])
+    expected = one_by_one(case, attention, inputs, [7, 6, 6])
+    broken = [torch.cat((x[:, :7], torch.full_like(x[:, :6], torch.nan), x[:, 13:]), 1) for x in inputs]
+    named = dict(zip(reads(case), broken[3:], strict=True))
+    y = attention.forward_packed(*broken[:3], cu_seqlens, rotate=rotate, **named)
+    assert_close(torch.cat((y[:, :7], y[:, 13:]), 1), torch.cat(expected[::2], 1), **EXACT)
+
+
+def packed_after_states(case: Case) -> None:
+    """Two rows, one after the other: each sequence goes on from its own state, values and gradients."""
+    attention, first, second = case.build(), [7, 0, 3, 4], [2, 5, 0, 1]
+    start = attention.start(len(first), dtype=torch.float64)
+    state, ys, rows = start, [], []
+    for lengths in (first, second):
+        inputs, cu_seqlens, rotate = packed(case, lengths, seed=len(rows))
+        if rotate is not None and rows:
+            seen = torch.tensor(first).repeat_interleave(torch.tensor(second))
+            rotate = rotate._replace(position=rotate.position + seen)
+        named = dict(zip(reads(case), inputs[3:], strict=True))
+        y, state = attention.extend_packed(*inputs[:3], state, cu_seqlens, rotate=rotate, **named)
+        ys.append(y)
+        rows.append(inputs)
+    split = [
+        [x.split(lengths, 1) for x in inputs] for lengths, inputs in zip((first, second), rows, strict=True)
+    ]
+    whole = [[torch.cat((a[i], b[i]), 1) for a, b in zip(*split, strict=True)] for i in range(len(first))]
+    states, expected = [], ([], [])
+    for i, inputs in enumerate(whole):
+        empty = map_state(lambda x: x[:1], start)
+        rotate = Rotation(torch.arange(inputs[0].shape[1])[None], 100.0) if case.rotary else None
+        y, after = extend(case, attention, inputs, empty, rotate=rotate)
+        for part, found in zip(y.split([first[i], second[i]], 1), expected, strict=True):
+            found.append(part)
+        states.append(after)
+    expected = [torch.cat(found, 1) for found in expected]
+    if not attention.can.lookahead:
+        assert_close(ys, expected, **EXACT)
+        everything = rows[0] + rows[1]
+        assert_close(
+            gradients(torch.cat(ys, 1), everything),
+            gradients(torch.cat(expected, 1), everything),
+            **EXACT,
+        )
+    if attention.can.state == "constant":
+        for i, after in enumerate(states):
+            same_states(map_state(lambda x, i=i: x[i : i + 1], state), after)
+
+
 def nothing_to_attend_to_gives_zero(case: Case) -> None:
     """A sample without a real token: 0, not NaN, and no gradient."""
     attention, inputs = case.build(), case.draw()
@@ -511,6 +591,7 @@ APPLIES = {
     blind_to_the_future: lambda case: case.causal and not can(case).lookahead,
     padding_leaves_the_state: recurrent,
     padding_between_states_changes_nothing: keeps_state,
+    packed_after_states: recurrent,
     cross_is_the_same_sum: cross,
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
@@ -528,6 +609,8 @@ LAWS = [
     padding_is_absence,
     padding_leaves_the_state,
     padding_between_states_changes_nothing,
+    packed_is_each_alone,
+    packed_after_states,
     nothing_to_attend_to_gives_zero,
     cross_is_the_same_sum,
     runs_on_meta,

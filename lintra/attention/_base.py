@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lintra.ops import _check
+from lintra.ops.packed import Packed, check_packed
 from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
@@ -48,6 +49,7 @@ class Attention(nn.Module):
     the loop over them here serves until there is a fast form, and as its reference afterwards.
 
     `mask` [b s] is True for real tokens. What stands in a padded place changes nothing, and y is 0 there.
+    `forward_packed` and `extend_packed` take sequences of different lengths without padding, in one row.
     `rotate` turns queries and keys by their positions (rotary embedding).
     """
 
@@ -154,6 +156,48 @@ class Attention(nn.Module):
             state = after
         return torch.cat(ys, 1), state
 
+    def forward_packed(
+        self,
+        q: Float[Tensor, "1 t h d"],
+        k: Float[Tensor, "1 t g d"],
+        v: Float[Tensor, "1 t g e"],
+        cu_seqlens: Int[Tensor, "bounds"],
+        *,
+        rotate: Rotation | None = None,
+        **reads: Tensor,
+    ) -> Float[Tensor, "1 t h e"]:
+        """Each of the sequences in a row (`lintra.ops.packed`) attending to itself.
+
+        `rotate` and `reads` go by token, [1 t ...]. Here by `forward` of the sequences padded: the law of
+        masks makes that right for every mechanism."""
+        self.check_packed(q, k, v, cu_seqlens)
+
+        def padded(position: Tensor | None = None, **rows: Any) -> Tensor:
+            return self(rotate=_turned(rotate, position), **rows)
+
+        packed = Packed.alike(cu_seqlens, q.shape[1])
+        return packed.each(padded, q=q, k=k, v=v, **_by_token(rotate, reads))
+
+    def extend_packed(
+        self,
+        q: Float[Tensor, "1 t h d"],
+        k: Float[Tensor, "1 t g d"],
+        v: Float[Tensor, "1 t g e"],
+        state: State,
+        cu_seqlens: Int[Tensor, "bounds"],
+        *,
+        rotate: Rotation | None = None,
+        **reads: Tensor,
+    ) -> tuple[Float[Tensor, "1 t h e"], State]:
+        """Any number of tokens after the `state` of each of n sequences: n prompts in one row, say."""
+        self.check_packed(q, k, v, cu_seqlens)
+        packed = Packed.together(cu_seqlens, q.shape[1])
+        given = {"q": q, "k": k, "v": v, **_by_token(rotate, reads)}
+        rows: dict[str, Any] = {name: packed.unpack(x)[0] for name, x in given.items()}
+        turn = _turned(rotate, rows.pop("position", None))
+        y, after = self.extend(**rows, state=state, mask=packed.groups[0].mask, rotate=turn)
+        return packed.pack([y]), after
+
     def step(
         self,
         q: Tensor,
@@ -203,6 +247,11 @@ class Attention(nn.Module):
             same = (q == k) | q.isnan()
             if not bool(same.all() if mask is None else same[mask].all()):
                 raise ValueError(f"attention {self.name!r} has one projection: k must be q")
+
+    def check_packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
+        """The same for a row of sequences."""
+        self.check(q, k, v, None)
+        check_packed(cu_seqlens, "q", q, None)
 
     def check_reads(self, q: Tensor, **given: Tensor | None) -> list[Any]:
         """What was given beside q, k, v, in its order. Raises ValueError or TypeError unless that is what
@@ -290,6 +339,17 @@ def map_state(function: Any, state: State, *others: State) -> State:
         return function(state, *others)
     parts = [map_state(function, *each) for each in zip(state, *others, strict=True)]
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+
+
+def _by_token(rotate: Rotation | None, reads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What is given for each token beside q, k, v; of a rotation, the positions."""
+    given = {name: x for name, x in reads.items() if x is not None}
+    return given if rotate is None else given | {"position": rotate.position}
+
+
+def _turned(rotate: Rotation | None, position: Tensor | None) -> Rotation | None:
+    """The rotation at these positions."""
+    return None if rotate is None or position is None else rotate._replace(position=position)
 
 
 def _same_form(fresh: Tensor, x: Tensor) -> Tensor:

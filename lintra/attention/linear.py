@@ -122,6 +122,27 @@ class LinearAttention(Attention):
         self.check_causal()
         return self._sum(q, k, v, state, mask, rotate)
 
+    def forward_packed(
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, rotate: Rotation | None = None
+    ) -> Tensor:
+        """Without padding where the sum is native."""
+        self.check_packed(q, k, v, cu_seqlens)
+        return self._sum(q, k, v, None, None, rotate, cu_seqlens)[0]
+
+    def extend_packed(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LinearState,
+        cu_seqlens: Tensor,
+        *,
+        rotate: Rotation | None = None,
+    ) -> tuple[Tensor, LinearState]:
+        self.check_packed(q, k, v, cu_seqlens)
+        self.check_causal()
+        return self._sum(q, k, v, state, None, rotate, cu_seqlens)
+
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rotate: Rotation | None = None
     ) -> tuple[Tensor, LinearState]:
@@ -162,10 +183,12 @@ class LinearAttention(Attention):
         state: LinearState | None,
         mask: Tensor | None,
         rotate: Rotation | None,
+        cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         config = self.config
         fused = config.feature_map.fused
         options = {"mask": mask, "causal": self.causal, "chunk": config.chunk, "impl": config.impl}
+        options |= {"cu_seqlens": cu_seqlens}
         if rotate is not None or fused is None:
             (k,) = zero_padding(mask, k)
             (q,) = zero_padding(mask if self.causal else None, q)

@@ -76,10 +76,13 @@ class Stack(nn.Module):
         self.blocks = cast("list[Block]", nn.ModuleList(blocks))
         self.norm = build_norm(config.norm_kind, config.width) if config.norm == "pre" else nn.Identity()
 
-    def place(self, x: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
-        """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c]."""
+    def place(self, x: Tensor, seen: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None = None) -> Tensor:
+        """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c].
+
+        Of packed sequences each has positions of its own, after `seen` [n]."""
         if self.position is not None:
-            code = self.position(token_positions(seen, x.shape[1], mask).clamp(min=0)).to(x.dtype)
+            here = token_positions(seen, x.shape[1], mask, cu_seqlens)
+            code = self.position(here.clamp(min=0)).to(x.dtype)
             x = torch.cat((x, code), -1) if self.concatenated else x + code
         return self.dropout(x)
 

@@ -2,7 +2,9 @@
 
     tokens [b t] -> x [b t c] -> blocks -> norm -> params [b t p]
 
-Trained in parallel with `forward`, an RNN with `extend`: the same weights, the same numbers.
+Trained in parallel with `forward`, an RNN with `extend`: the same weights, the same numbers. With
+`cu_seqlens` [n+1] (`lintra.ops.packed`) the row tokens [1 t] holds n sequences, each by itself, and a state
+is of n.
 """
 
 from collections.abc import Iterable
@@ -20,6 +22,7 @@ from lintra.models._stack import Stack, StackConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import TokenEmbedding, ValueEmbedding
+from lintra.ops.packed import check_packed, count_sequences, locate, new_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +70,31 @@ class Decoder(Stack):
         return blocks(config, config.attention)
 
     def forward(
-        self, tokens: Int[Tensor, "b t"], *, mask: Bool[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
-        x = self.enter(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.int64), mask)
+        x = self.enter(tokens, None, mask, cu_seqlens)
         for block in self.blocks:
-            x = self.through(block, x, mask=mask)
+            x = self.through(block, x, mask=mask, cu_seqlens=cu_seqlens)
         return self.head(self.norm(x))
 
-    def shift(self, targets: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
-        """What the network reads to predict `targets`: the start symbol, then all but the last of them."""
+    def shift(
+        self, targets: Int[Tensor, "b t"], cu_seqlens: Int[Tensor, "bounds"] | None = None
+    ) -> Int[Tensor, "b t"]:
+        """What the network reads to predict `targets`: the start symbol, then all but the last of them, in
+        each sequence."""
         if self.start_token is None:
             raise ValueError("shift needs a start symbol: build the decoder with start=True")
-        return torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
+        before = torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
+        if cu_seqlens is None:
+            return before
+        check_packed(cu_seqlens, "targets", targets, None)
+        _, position = locate(cu_seqlens, targets.shape[1])
+        return before.masked_fill(position == 0, self.start_token)
 
     def start(self, batch: int) -> DecoderState:
         """The state before any token."""
@@ -92,31 +107,38 @@ class Decoder(Stack):
         state: DecoderState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
         """Any number of tokens after `state` (None: before any): a prompt in parallel, or one at a time.
 
         Raises ValueError for a state of another model or batch.
         """
-        state = self.start(tokens.shape[0]) if state is None else state
-        self._check_state(tokens, state)
-        x = self.enter(tokens, state.seen, mask)
+        n = count_sequences("tokens", tokens, mask, cu_seqlens)
+        state = self.start(n) if state is None else state
+        self._check_state(n, state)
+        x = self.enter(tokens, state.seen, mask, cu_seqlens)
         layers = []
         for block, before in zip(self.blocks, state.layers, strict=True):
-            x, after = block.extend(x, before, mask=mask)
+            x, after = block.extend(x, before, mask=mask, cu_seqlens=cu_seqlens)
             layers.append(after)
-        new = tokens.shape[1] if mask is None else mask.sum(1)
-        return self.head(self.norm(x)), DecoderState(state.seen + new, tuple(layers))
+        seen = state.seen + new_tokens(tokens, mask, cu_seqlens)
+        return self.head(self.norm(x)), DecoderState(seen, tuple(layers))
 
-    def enter(self, tokens: Tensor, seen: Tensor, mask: Tensor | None) -> Tensor:
-        """What goes into the first block, `seen` [b] real tokens earlier."""
+    def enter(
+        self, tokens: Tensor, seen: Tensor | None, mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        """What goes into the first block, `seen` [b] real tokens earlier (None: none)."""
+        if seen is None:
+            n = count_sequences("tokens", tokens, mask, cu_seqlens)
+            seen = tokens.new_zeros(n, dtype=torch.int64)
         check_tokens(tokens, mask, self.config.vocabulary - (0 if self.config.start else 1))
         tokens = tokens if mask is None else tokens.masked_fill(~mask, 0)
-        return self.place(self.embedding(tokens), seen, mask)
+        return self.place(self.embedding(tokens), seen, mask, cu_seqlens)
 
-    def _check_state(self, tokens: Tensor, state: DecoderState) -> None:
+    def _check_state(self, n: int, state: DecoderState) -> None:
         if not isinstance(state, DecoderState):
             raise TypeError(f"state must be a DecoderState, got {type(state).__name__}")
         if len(state.layers) != len(self.blocks):
             raise ValueError(f"state is of {len(state.layers)} layers, the model has {len(self.blocks)}")
-        if state.seen.shape[0] != tokens.shape[0]:
-            raise ValueError(f"state is of {state.seen.shape[0]} sequences, tokens of {tokens.shape[0]}")
+        if state.seen.shape[0] != n:
+            raise ValueError(f"state is of {state.seen.shape[0]} sequences, tokens of {n}")

@@ -3,20 +3,22 @@
     tokens [b t] or features [b t i] -> x [b t c] -> blocks -> norm -> pooled or per token -> [b o] or [b t o]
 
 Bidirectional where the mechanism can be. With a mask, sequences of different lengths make a batch in which
-each gives what it gives alone.
+each gives what it gives alone; with `cu_seqlens` [n+1] they make a row without padding, [1 t] or [1 t i], and
+predictions are [n o] or [1 t o].
 """
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lintra.attention import AttentionConfig, linear
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
 from lintra.models._stack import Stack, StackConfig, blocks
+from lintra.ops.packed import count_sequences
 from lintra.ops.padding import zero_padding
 
 
@@ -46,19 +48,31 @@ class Encoder(Stack):
         self.head = _ends.head(config, config.width)
 
     def forward(
-        self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
-    ) -> Float[Tensor, "b *t o"]:
+        self,
+        x: Tensor,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        **given: Tensor,
+    ) -> Float[Tensor, "m *t o"]:
         """`given` is what the mechanism takes at each call, such as a `global_mask`."""
-        return _ends.predict(self.config.pool, self.head, self.hidden(x, mask=mask, **given), mask)
+        hidden = self.hidden(x, mask=mask, cu_seqlens=cu_seqlens, **given)
+        return _ends.predict(self.config.pool, self.head, hidden, mask, cu_seqlens)
 
     def hidden(
-        self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
+        self,
+        x: Tensor,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
+        n = count_sequences("x", x, mask, cu_seqlens)
         x = self.embedding(_ends.checked(self.config, x, mask))
-        x = self.place(x, torch.zeros(x.shape[0], dtype=torch.int64, device=x.device), mask)
+        x = self.place(x, torch.zeros(n, dtype=torch.int64, device=x.device), mask, cu_seqlens)
         for block in self.blocks:
-            x = self.through(block, x, mask=mask, **given)
+            x = self.through(block, x, mask=mask, cu_seqlens=cu_seqlens, **given)
         return zero_padding(mask, self.norm(x))[0]
 
 

@@ -22,6 +22,7 @@ from lintra.models._stack import around, feed, self_heads
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.block import CrossBlock
 from lintra.nn.heads import Heads
+from lintra.ops.packed import Packed, count_sequences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,8 @@ class Seq2Seq(Decoder):
     """tokens [b t] and a memory -> params [b t p] over the symbol that follows each token.
 
     For training, `model(model.shift(targets), model.remember(source, source_mask))`. For generation,
-    `model.start(memory)`, then `extend`. A state holds its memory: indexing it keeps the two together.
+    `model.start(memory)`, then `extend`. A state holds its memory: indexing it keeps the two together. With
+    `cu_seqlens` both the source and the targets may be packed; a memory is of n sequences.
     """
 
     def __init__(self, config: Config):
@@ -78,21 +80,37 @@ class Seq2Seq(Decoder):
             mix = self_heads(config, config.attention, layer, causal=True)
             yield CrossBlock(mix, read, feed(config), **around(config))
 
-    def remember(self, source: Tensor, mask: Bool[Tensor, "b s"] | None = None, **given: Tensor) -> Memory:
+    def remember(
+        self,
+        source: Tensor,
+        mask: Bool[Tensor, "b s"] | None = None,
+        *,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        **given: Tensor,
+    ) -> Memory:
         """What the decoder keeps of symbols [b s] or features [b s i]; `given` is for the encoder."""
-        hidden = self.encoder.hidden(source, mask=mask, **given)
+        hidden = self.encoder.hidden(source, mask=mask, cu_seqlens=cu_seqlens, **given)
+        if cu_seqlens is not None:
+            packed = Packed.together(cu_seqlens, source.shape[1])
+            source = hidden = packed.unpack(hidden)[0]
+            mask = packed.groups[0].mask
         full = torch.full((len(source),), source.shape[1], device=source.device)
         length = full if mask is None else mask.sum(1)
         return Memory(length, tuple(block.remember(hidden, mask) for block in self._readers))
 
     def forward(
-        self, tokens: Int[Tensor, "b t"], memory: Memory, *, mask: Bool[Tensor, "b t"] | None = None
+        self,
+        tokens: Int[Tensor, "b t"],
+        memory: Memory,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
-        self._check_memory(memory, len(tokens))
-        x = self.enter(tokens, tokens.new_zeros(tokens.shape[0], dtype=torch.int64), mask)
+        self._check_memory(memory, count_sequences("tokens", tokens, mask, cu_seqlens))
+        x = self.enter(tokens, None, mask, cu_seqlens)
         for block, remembered in zip(self.blocks, memory.layers, strict=True):
-            x = self.through(block, x, remembered, mask=mask)
+            x = self.through(block, x, remembered, mask=mask, cu_seqlens=cu_seqlens)
         return self.head(self.norm(x))
 
     def start(self, memory: Memory) -> DecoderState:

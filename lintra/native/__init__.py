@@ -23,15 +23,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 1  # LINTRA_ABI of the sources in this folder
+ABI = 2  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2}
 VARIABLE = "LINTRA_NATIVE"
 
 _NO_TENSOR = (0, 0, 0, 0)
-_FORWARD = struct.Struct("13q d 24q 6q")  # lintra_call up to z_out
-_BACKWARD = struct.Struct("13q d 24q 6q 4q 9q")  # the whole of lintra_call
+_FORWARD = struct.Struct("13q d 25q 6q")  # lintra_call up to z_out
+_BACKWARD = struct.Struct("13q d 25q 6q 4q 9q")  # the whole of lintra_call
 _OK, _NO_MEMORY = 0, 1
 _PROCESS = os.getpid()
 
@@ -201,6 +201,7 @@ def forward(
     kv: Tensor | None = None,
     z: Tensor | None = None,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     causal: bool = True,
     normalize: bool = True,
     eps: float = 1e-6,
@@ -210,8 +211,9 @@ def forward(
 
     q [b t h f], k [b s g f], v [b s g e] of one dtype (float32, float64, bfloat16, float16), any strides;
     log_decay and log_input [b s g], kv [b g f e], z [b g f] in the sum dtype (float64 for float64, else
-    float32); mask [b s] bool. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the
-    denominators [b t h] (with eps; 1 if `normalize` is false), which `backward` needs. Raises MemoryError.
+    float32); mask [b s] bool. With cu_seqlens [n+1] the row of b = 1 holds n sequences, and kv, z are
+    [n g ...]. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the denominators [b t h]
+    (with eps; 1 if `normalize` is false), which `backward` needs. Raises MemoryError.
     """
     native = _native()
     b, t, h, f = q.shape
@@ -219,13 +221,15 @@ def forward(
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
     den = torch.empty((b, t, h), dtype=total)
-    kv_out = torch.empty((b, g, f, e), dtype=total)
-    z_out = torch.empty((b, g, f), dtype=total)
+    cu_seqlens = _places(cu_seqlens)
+    n = _sequences(q, cu_seqlens)
+    kv_out = torch.empty((n, g, f, e), dtype=total)
+    z_out = torch.empty((n, g, f), dtype=total)
     q, k, v = _rows(q), _rows(k), _rows(v)
     kv, z = (None if x is None else x.contiguous() for x in (kv, z))
     call = _FORWARD.pack(
-        *_head(native, q, k, v, causal, normalize, eps, feature_map),
-        *_inputs(q, k, v, log_decay, log_input, mask),
+        *_head(native, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
+        *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
         _address(kv),
         _address(z),
         y.data_ptr(),
@@ -251,6 +255,7 @@ def backward(
     kv: Tensor | None = None,
     z: Tensor | None = None,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     *,
     causal: bool = True,
     normalize: bool = True,
@@ -268,15 +273,16 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total)
     dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total)
-    b, g = q.shape[0], k.shape[2]
-    dkv_in = torch.empty((b, g, q.shape[3], v.shape[3]), dtype=total)
-    dz_in = torch.empty((b, g, q.shape[3]), dtype=total)
+    cu_seqlens = _places(cu_seqlens)
+    n, g = _sequences(q, cu_seqlens), k.shape[2]
+    dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total)
+    dz_in = torch.empty((n, g, q.shape[3]), dtype=total)
     q, k, v, dy = _rows(q), _rows(k), _rows(v), _rows(dy)
     y, den = y.contiguous(), den.contiguous()
     kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
     call = _BACKWARD.pack(
-        *_head(native, q, k, v, causal, normalize, eps, feature_map),
-        *_inputs(q, k, v, log_decay, log_input, mask),
+        *_head(native, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
+        *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
         _address(kv),
         _address(z),
         y.data_ptr(),
@@ -298,14 +304,24 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+def _places(cu_seqlens: Tensor | None) -> Tensor | None:
+    """As the library reads them."""
+    return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+
+
+def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
+    """How many states there are."""
+    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+
+
 def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _head(native, q, k, v, causal, normalize, eps, feature_map) -> tuple:
+def _head(native, q, k, v, cu_seqlens, causal, normalize, eps, feature_map) -> tuple:
     if native.chosen is None:
         raise RuntimeError(f"the native kernels are not available: {native.reason}")
-    b, t, h, f = q.shape
+    t, h, f = q.shape[1:]
     return (
         native.chosen,
         torch.get_num_threads(),
@@ -313,7 +329,7 @@ def _head(native, q, k, v, causal, normalize, eps, feature_map) -> tuple:
         causal,
         normalize,
         FEATURE_MAPS[feature_map],
-        b,
+        _sequences(q, cu_seqlens),
         t,
         k.shape[1],
         h,
@@ -324,7 +340,7 @@ def _head(native, q, k, v, causal, normalize, eps, feature_map) -> tuple:
     )
 
 
-def _inputs(q, k, v, log_decay, log_input, mask) -> tuple:
+def _inputs(q, k, v, log_decay, log_input, mask, cu_seqlens) -> tuple:
     return (
         q.data_ptr(),
         *q.stride()[:3],
@@ -335,6 +351,7 @@ def _inputs(q, k, v, log_decay, log_input, mask) -> tuple:
         *(_NO_TENSOR if log_decay is None else (log_decay.data_ptr(), *log_decay.stride())),
         *(_NO_TENSOR if log_input is None else (log_input.data_ptr(), *log_input.stride())),
         *(_NO_TENSOR if mask is None else (mask.data_ptr(), *mask.stride(), 0)),
+        _address(cu_seqlens),
     )
 
 

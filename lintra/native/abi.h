@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 1
+#define LINTRA_ABI 2
 
 typedef int64_t i64;
 
@@ -26,6 +26,9 @@ typedef struct {
   lintra_tensor q, k, v;               // [b t h f] [b s g f] [b s g e]
   lintra_tensor log_decay, log_input;  // s, [b s g]
   lintra_tensor mask;                  // bytes, [b s]; h is unused
+  // Absent, or [b+1]: b sequences one behind the other in one row of t = s tokens, whose first tokens stand at these
+  // places; the last is t. The tensors of tokens then have 1 in the place of b, the states keep it.
+  const i64* cu_seqlens;
   // Contiguous from here on.
   const void *kv, *z;  // s, [b g f e] [b g f]: the state before; both or neither
   void *y, *den;       // [b t h e]; s, [b t h]: written by forward, read by backward

@@ -31,7 +31,7 @@ struct Split {
   State<T> state(i64 part) const { return shape.state_at(states, part); }
 
   void segment(i64 i, i64* from, i64* to) const {
-    const i64 t = problem.call.t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
+    const i64 t = problem.stretch(b).t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
     auto bound = [&](i64 piece) {
       const i64 token = chunks * piece / pieces * kChunk;
       return piece == pieces || token > t ? t : token;
@@ -49,7 +49,7 @@ struct Split {
   void first_round(i64 i, Scratch<T>& r) const {
     i64 from, to;
     if (!s.causal) {
-      share(problem.written(s), i, parts, &from, &to);
+      share(problem.written(s, b), i, parts, &from, &to);
       if (i == 0) problem.start(pass, b, g, s, state(0));
       Lane<T> lane = {s, state(i)};
       problem.one_way(&lane, 1, from, to, kWrite, r);
@@ -73,7 +73,7 @@ struct Split {
   void second_round(i64 i, Scratch<T>& r) const {
     i64 from, to;
     if (!s.causal) {
-      share(problem.read(s), i, parts, &from, &to);
+      share(problem.read(s, b), i, parts, &from, &to);
       Lane<T> lane = {s, state(0)};
       problem.one_way(&lane, 1, from, to, kRead, r);
       if (i == 0) problem.finish(pass, b, g, s, state(0));
@@ -94,12 +94,13 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
   const i64 items = call.b * call.g, jobs = items * count;
   if (jobs == 0) return LINTRA_OK;
   const i64 tokens = call.t > call.s ? call.t : call.s;
-  const double work = double(jobs) * double(tokens) * double(call.f) * double(call.e) * 2;
+  const double all = double(tokens) * double(lintra_rows(call));
+  const double work = double(count) * double(call.g) * all * double(call.f) * double(call.e) * 2;
   const i64 threads = work < kParallelWork ? 1 : call.threads;
 
   // Jobs that do not go evenly over the threads are cut in time.
   i64 rest = jobs % threads, parts = rest ? threads / rest : 1;
-  if (parts < 2 || tokens / kChunk < kShortestSegment * (2 * parts + 1)) rest = 0;
+  if (problem.packed() || parts < 2 || tokens / kChunk < kShortestSegment * (2 * parts + 1)) rest = 0;
   const i64 uncut = jobs - rest;
 
   i64 scratch_size = 0, state_size = 0;
@@ -107,9 +108,11 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
     const i64 state = Shape::of(problem.make(passes[i], 0, 0)).template state_step<T>();
     state_size = state > state_size ? state : state_size;
   }
-  // Heads taken together: as many as leave every thread the same number of tasks.
+  // Heads taken together: as many as leave every thread the same number of tasks; of sequences of different lengths,
+  // the same number of each.
+  const i64 even = problem.packed() ? call.g : uncut;
   i64 together = kLanesTogether;
-  while (together > 1 && (call.g % together || uncut % together || uncut / together % threads ||
+  while (together > 1 && (call.g % together || even % together || even / together % threads ||
                           together * state_size * i64(sizeof(T)) > kStatesBytes))
     --together;
   for (i64 i = 0; i < count; ++i) {
@@ -238,14 +241,15 @@ void weight_gradients(const Problem<T>& problem) {
   const lintra_call& call = problem.call;
   for (i64 item = 0; item < call.b * call.g; ++item) {
     const i64 b = item / call.g, g = item % call.g;
+    const i64 first = problem.token(b, call.s), dots = problem.token(b, g, call.s);
     double total = problem.ends ? problem.ends[item] : 0;
-    for (i64 token = call.s - 1; token >= 0; --token) {
+    for (i64 token = problem.stretch(b).s - 1; token >= 0; --token) {
       const bool real = problem.mask(b).real(token);
-      const double key = problem.key_dots[item * call.s + token];
-      const i64 at = (b * call.s + token) * call.g + g;
+      const double key = problem.key_dots[dots + token];
+      const i64 at = (first + token) * call.g + g;
       if (call.dlog_input) ((T*)call.dlog_input)[at] = T(key);
       if (call.dlog_decay) {
-        total += problem.query_dots[item * call.s + token] - key;
+        total += problem.query_dots[dots + token] - key;
         ((T*)call.dlog_decay)[at] = real ? T(total) : T(0);
       }
     }
@@ -259,12 +263,13 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
   Memory memory;
   const bool wanted = call.dlog_decay || call.dlog_input;
   if (wanted) {
-    double* dots = (double*)memory.get(items * (call.t + call.s + 1) * 8, true);
+    const i64 rows = lintra_rows(call) * call.g;
+    double* dots = (double*)memory.get((rows * (call.t + call.s) + items) * 8, true);
     if (!dots) return LINTRA_NO_MEMORY;
     problem.key_dots = dots;
     if (call.dlog_decay) {
-      problem.query_dots = dots + items * call.s;
-      problem.ends = problem.query_dots + items * call.t;
+      problem.query_dots = dots + rows * call.s;
+      problem.ends = problem.query_dots + rows * call.t;
     }
   }
   const Pass passes[] = {kQueryGradient, kKeyGradient, kValueGradient};
@@ -276,7 +281,7 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
 int forward(const lintra_call& call, lintra_launch launch) {
   const i64 group = call.g ? call.h / call.g : 1;
   const Pass pass = kForward;
-  const bool step = call.causal && call.t == 1;
+  const bool step = call.causal && call.t == 1 && !call.cu_seqlens;
   if (call.dtype == LINTRA_FLOAT64) {
     const Problem<double> problem = {call, group, nullptr, nullptr, nullptr};
     return step ? run_step(problem, launch) : run(problem, &pass, 1, launch);

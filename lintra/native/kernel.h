@@ -2,6 +2,9 @@
 #pragma once
 #include "abi.h"
 
+// The batch of the tensors of tokens.
+inline i64 lintra_rows(const lintra_call& call) { return call.cu_seqlens ? 1 : call.b; }
+
 // Runs work(context) on up to `threads` threads at once, the caller's among them, and waits for all.
 typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
 

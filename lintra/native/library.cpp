@@ -49,11 +49,20 @@ Kernels kernels(i64 isa) {
   return {nullptr, nullptr};
 }
 
+// Where a graph is compiled this is the only look at the values.
+bool packed_well(const lintra_call& c) {
+  if (!c.cu_seqlens) return true;
+  if (c.b < 0 || c.t != c.s || c.mask.data || c.cu_seqlens[0] != 0 || c.cu_seqlens[c.b] != c.t) return false;
+  for (i64 i = 0; i < c.b; ++i)
+    if (c.cu_seqlens[i] > c.cu_seqlens[i + 1]) return false;
+  return true;
+}
+
 // The loader's caller has checked all this with messages; here it only keeps a mistake from reaching memory.
 bool plausible(const lintra_call& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.f > 0 && c.e > 0 && c.h % c.g == 0;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
-  return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data);
+  return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data) && packed_well(c);
 }
 
 // Threads. OpenMP workers spin for a while after each of PyTorch's parallel regions and would compete with threads of
@@ -115,14 +124,14 @@ LINTRA_EXPORT void lintra_use_openmp(void* gomp_parallel) {
 LINTRA_EXPORT int lintra_forward(const lintra_call* call) {
   const Kernel kernel = kernels(call->isa).forward;
   if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
-  prefer_huge_pages(call->y, call->b * call->t * call->h * call->e, call->dtype);
+  prefer_huge_pages(call->y, lintra_rows(*call) * call->t * call->h * call->e, call->dtype);
   return kernel(*call, launcher());
 }
 LINTRA_EXPORT int lintra_backward(const lintra_call* call) {
   const Kernel kernel = kernels(call->isa).backward;
   if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
-  prefer_huge_pages(call->dq, call->b * call->t * call->h * call->f, call->dtype);
-  prefer_huge_pages(call->dk, call->b * call->s * call->g * call->f, call->dtype);
-  prefer_huge_pages(call->dv, call->b * call->s * call->g * call->e, call->dtype);
+  prefer_huge_pages(call->dq, lintra_rows(*call) * call->t * call->h * call->f, call->dtype);
+  prefer_huge_pages(call->dk, lintra_rows(*call) * call->s * call->g * call->f, call->dtype);
+  prefer_huge_pages(call->dv, lintra_rows(*call) * call->s * call->g * call->e, call->dtype);
   return kernel(*call, launcher());
 }

@@ -7,6 +7,11 @@ namespace LINTRA_ISA {
 
 enum Pass { kForward, kQueryGradient, kKeyGradient, kValueGradient };
 
+// Where the tokens of one sequence are: from place `first` of a row of the batch, t queries and s keys.
+struct Stretch {
+  i64 row, first, t, s;
+};
+
 template <class T>
 struct Problem {
   const lintra_call& call;
@@ -17,11 +22,31 @@ struct Problem {
 
   static constexpr i64 kSize = sizeof(T);
 
+  bool packed() const { return call.cu_seqlens && call.b > 1; }
+  Stretch stretch(i64 b) const {
+    if (!call.cu_seqlens) return {b, 0, call.t, call.s};
+    const i64 first = call.cu_seqlens[b], tokens = call.cu_seqlens[b + 1] - first;
+    return {0, first, tokens, tokens};
+  }
+  // The number of the sequence's first token among those of an array [b t], or of one [b g t] the head's.
+  i64 token(i64 b, i64 tokens) const {
+    const Stretch at = stretch(b);
+    return at.row * tokens + at.first;
+  }
+  i64 token(i64 b, i64 g, i64 tokens) const {
+    const Stretch at = stretch(b);
+    return (at.row * call.g + g) * tokens + at.first;
+  }
+  char* first_row(const lintra_tensor& x, i64 b, i64 head, i64 size) const {
+    const Stretch at = stretch(b);
+    return x.data + (at.row * x.b + at.first * x.t + head * x.h) * size;
+  }
+
   Operand operand(Operand::Kind kind, const lintra_tensor& x, i64 b, i64 head, i64 width, i64 map) const {
     const i64 size = element_size(call.dtype);
     Operand o = {};
     o.kind = kind;
-    o.x = x.data + (b * x.b + head * x.h) * size;
+    o.x = first_row(x, b, head, size);
     o.token = x.t * size;
     o.head = x.h * size;
     o.width = width;
@@ -40,10 +65,11 @@ struct Problem {
     const i64 size = element_size(call.dtype), head = g * group;
     Operand o = operand(kind, call.dy, b, head, call.e, LINTRA_IDENTITY);
     if (call.normalize) {
-      o.y = (const char*)call.y + (b * call.t * call.h + head) * call.e * size;
+      const i64 first = token(b, call.t) * call.h + head;
+      o.y = (const char*)call.y + first * call.e * size;
       o.y_token = call.h * call.e * size;
       o.y_head = call.e * size;
-      o.den = (const char*)call.den + (b * call.t * call.h + head) * kSize;
+      o.den = (const char*)call.den + first * kSize;
       o.den_token = call.h * kSize;
       o.den_head = kSize;
     }
@@ -51,13 +77,14 @@ struct Problem {
   }
   Output output(void* data, i64 b, i64 tokens, i64 head, i64 heads, i64 width) const {
     const i64 size = element_size(call.dtype);
-    return {(char*)data + (b * tokens * heads + head) * width * size, heads * width * size, width * size, call.dtype};
+    return {(char*)data + (token(b, tokens) * heads + head) * width * size, heads * width * size, width * size,
+            call.dtype};
   }
   Tokens mask(i64 b) const {
-    return {call.mask.data ? call.mask.data + b * call.mask.b : nullptr, call.mask.t};
+    return {call.mask.data ? first_row(call.mask, b, 0, 1) : nullptr, call.mask.t};
   }
   const char* per_key(const lintra_tensor& x, i64 b, i64 g) const {
-    return x.data ? x.data + (b * x.b + g * x.h) * kSize : nullptr;
+    return x.data ? first_row(x, b, g, kSize) : nullptr;
   }
 
   Sweep<T> make(Pass pass, i64 b, i64 g) const {
@@ -83,7 +110,7 @@ struct Problem {
         s.denominators = true;
         s.normalize = call.normalize;
         s.eps = T(call.eps);
-        s.den = (char*)call.den + (b * call.t * call.h + g * group) * kSize;
+        s.den = (char*)call.den + (token(b, call.t) * call.h + g * group) * kSize;
         s.den_token = call.h * kSize;
         s.den_head = kSize;
         break;
@@ -94,7 +121,7 @@ struct Problem {
         s.out = output(call.dq, b, call.t, g * group, call.h, call.f);
         s.features = query(b, g);
         s.chain = call.feature_map != LINTRA_IDENTITY;
-        s.dots = query_dots ? query_dots + (b * call.g + g) * call.t : nullptr;
+        s.dots = query_dots ? query_dots + token(b, g, call.t) : nullptr;
         break;
       case kKeyGradient:
         s.a = value(Operand::ones, b, g);
@@ -103,7 +130,7 @@ struct Problem {
         s.out = output(call.dk, b, call.s, g, call.g, call.f);
         s.features = key(b, g);
         s.chain = call.feature_map != LINTRA_IDENTITY;
-        s.dots = key_dots ? key_dots + (b * call.g + g) * call.s : nullptr;
+        s.dots = key_dots ? key_dots + token(b, g, call.s) : nullptr;
         break;
       case kValueGradient:
         s.a = key(b, g);
@@ -178,8 +205,8 @@ struct Problem {
     }
     sweep(plain, count, from, to, mode, r);
   }
-  i64 written(const Sweep<T>& s) const { return s.backwards ? call.t : call.s; }
-  i64 read(const Sweep<T>& s) const { return s.backwards ? call.s : call.t; }
+  i64 written(const Sweep<T>& s, i64 b) const { return s.backwards ? stretch(b).t : stretch(b).s; }
+  i64 read(const Sweep<T>& s, i64 b) const { return s.backwards ? stretch(b).s : stretch(b).t; }
 
   // The whole of time for `count` key heads from g.
   void whole(Pass pass, i64 b, i64 g, i64 count, Scratch<T>& r) const {
@@ -190,10 +217,10 @@ struct Problem {
       start(pass, b, g + i, lanes[i].sweep, lanes[i].state);
     }
     if (call.causal) {
-      sweep(lanes, count, 0, call.t, kRead | kWrite, r);
+      sweep(lanes, count, 0, stretch(b).t, kRead | kWrite, r);
     } else {
-      one_way(lanes, count, 0, written(lanes[0].sweep), kWrite, r);
-      one_way(lanes, count, 0, read(lanes[0].sweep), kRead, r);
+      one_way(lanes, count, 0, written(lanes[0].sweep, b), kWrite, r);
+      one_way(lanes, count, 0, read(lanes[0].sweep, b), kRead, r);
     }
     for (i64 i = 0; i < count; ++i) finish(pass, b, g + i, lanes[i].sweep, lanes[i].state);
   }

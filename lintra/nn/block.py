@@ -2,13 +2,14 @@
 
 from typing import Any, Literal, NamedTuple
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from lintra.attention import State
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
 from lintra.ops import _check
+from lintra.ops.packed import Packed
 from lintra.ops.padding import zero_padding
 
 NormPlace = Literal["pre", "post"]
@@ -26,7 +27,8 @@ class Block(nn.Module):
     """x [b t c] -> [b t c] through `mix` and `feed`.
 
     norm "pre": x + mix(norm x), then x + feed(norm x). "post": norm(x + mix x), then norm(x + feed x), as in
-    the papers before 2020. With a mask, padded places give 0.
+    the papers before 2020. With a mask, padded places give 0; with `cu_seqlens` the row x [1 t c] holds n
+    sequences (`lintra.ops.packed`), each by itself, and states are of n.
     """
 
     def __init__(
@@ -48,12 +50,17 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
+        self,
+        x: Float[Tensor, "b t c"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
         x = self._enter(x, mask)
-        x = self._join(x, self.mix(self._normed(x, self.norm_mix), mask=mask, **given), self.norm_mix)
-        return self._leave(x, mask)
+        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=cu_seqlens, **given)
+        return self._leave(self._join(x, mixed, self.norm_mix), mask)
 
     def start(self, batch: int) -> HeadsState:
         """The state before any token."""
@@ -65,10 +72,12 @@ class Block(nn.Module):
         state: HeadsState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
         x = self._enter(x, mask)
-        mixed, after = self.mix.extend(self._normed(x, self.norm_mix), state, mask=mask)
+        normed = self._normed(x, self.norm_mix)
+        mixed, after = self.mix.extend(normed, state, mask=mask, cu_seqlens=cu_seqlens)
         return self._leave(self._join(x, mixed, self.norm_mix), mask), after
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -125,12 +134,14 @@ class CrossBlock(Block):
         memory: State,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence that reads a memory."""
+        """A whole sequence that reads a memory; packed ones each read their own, of a memory of n."""
         x = self._enter(x, mask)
-        x = self._join(x, self.mix(self._normed(x, self.norm_mix), mask=mask, **given), self.norm_mix)
-        return self._leave(self._reading(x, memory, mask), mask)
+        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=cu_seqlens, **given)
+        x = self._join(x, mixed, self.norm_mix)
+        return self._leave(self._reading(x, memory, mask, cu_seqlens), mask)
 
     def start(self, batch: int, memory: State) -> CrossState:
         """The state before any token."""
@@ -142,14 +153,22 @@ class CrossBlock(Block):
         state: CrossState,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], CrossState]:
         """Any number of tokens after `state`."""
         if not isinstance(state, CrossState):
             raise TypeError(f"state must be a CrossState, got {type(state).__name__}")
         x = self._enter(x, mask)
-        mixed, after = self.mix.extend(self._normed(x, self.norm_mix), state.own, mask=mask)
-        x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask)
+        normed = self._normed(x, self.norm_mix)
+        mixed, after = self.mix.extend(normed, state.own, mask=mask, cu_seqlens=cu_seqlens)
+        x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask, cu_seqlens)
         return self._leave(x, mask), CrossState(after, state.memory)
 
-    def _reading(self, x: Tensor, memory: State, mask: Tensor | None) -> Tensor:
-        return self._join(x, self.read.read(self._normed(x, self.norm_read), memory, mask), self.norm_read)
+    def _reading(self, x: Tensor, memory: State, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        queries = self._normed(x, self.norm_read)
+        if cu_seqlens is None:
+            found = self.read.read(queries, memory, mask)
+        else:
+            packed = Packed.together(cu_seqlens, x.shape[1])
+            found = packed.each(lambda x, mask: self.read.read(x, memory, mask), x=queries)
+        return self._join(x, found, self.norm_read)

@@ -4,12 +4,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention import AttentionConfig, State
 from lintra.ops import _check
+from lintra.ops.packed import count_sequences, new_tokens
 from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation, token_positions
 
@@ -26,7 +27,8 @@ class Heads(nn.Module):
 
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
     (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
-    What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword.
+    What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With cu_seqlens
+    [n+1] (`lintra.ops.packed`) the row x [1 t c] holds n sequences, and states are of n.
     Raises ValueError unless width is a multiple of heads and heads of kv_heads.
     """
 
@@ -67,13 +69,22 @@ class Heads(nn.Module):
         self.outward = nn.Linear(heads * self.dim, width, bias=bias)
 
     def forward(
-        self, x: Float[Tensor, "b t c"], *, mask: Bool[Tensor, "b t"] | None = None, **given: Tensor
+        self,
+        x: Float[Tensor, "b t c"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence attending to itself; 0 in padded places."""
+        n = count_sequences("x", x, mask, cu_seqlens)
         q, k, v, reads = self._project(x, mask)
-        seen = x.new_zeros(x.shape[0], dtype=torch.int64)
-        rotate = self._rotation(seen, x.shape[1], mask)
-        y = self.attention(q, k, v, mask=mask, rotate=rotate, **reads, **given)
+        seen = x.new_zeros(n, dtype=torch.int64)
+        rotate = self._rotation(seen, x.shape[1], mask, cu_seqlens)
+        if cu_seqlens is None:
+            y = self.attention(q, k, v, mask=mask, rotate=rotate, **reads, **given)
+        else:
+            y = self.attention.forward_packed(q, k, v, cu_seqlens, rotate=rotate, **reads, **given)
         return zero_padding(mask, self.outward(y.flatten(2)))[0]
 
     def start(self, batch: int) -> HeadsState:
@@ -90,18 +101,24 @@ class Heads(nn.Module):
         state: HeadsState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
-        state = self.start(x.shape[0]) if state is None else state
+        n = count_sequences("x", x, mask, cu_seqlens)
+        state = self.start(n) if state is None else state
         q, k, v, reads = self._project(x, mask)
         if not isinstance(state, HeadsState):
             raise TypeError(f"state must be a HeadsState, got {type(state).__name__}")
-        if state.seen.shape[0] != x.shape[0]:
-            raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {x.shape[0]}")
-        rotate = self._rotation(state.seen, x.shape[1], mask)
-        y, after = self.attention.extend(q, k, v, state.attention, mask=mask, rotate=rotate, **reads)
-        new = x.shape[1] if mask is None else mask.sum(1)
-        return zero_padding(mask, self.outward(y.flatten(2)))[0], HeadsState(state.seen + new, after)
+        if state.seen.shape[0] != n:
+            raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {n}")
+        rotate = self._rotation(state.seen, x.shape[1], mask, cu_seqlens)
+        options = {"rotate": rotate, **reads}
+        if cu_seqlens is None:
+            y, after = self.attention.extend(q, k, v, state.attention, mask=mask, **options)
+        else:
+            y, after = self.attention.extend_packed(q, k, v, state.attention, cu_seqlens, **options)
+        seen = state.seen + new_tokens(x, mask, cu_seqlens)
+        return zero_padding(mask, self.outward(y.flatten(2)))[0], HeadsState(seen, after)
 
     def remember(self, x: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
         """What cross-attention keeps of another sequence. ValueError with rotary: two sequences share no
@@ -138,7 +155,9 @@ class Heads(nn.Module):
         parts = functional.linear(x, self.inward.weight[rows], bias).split(self.widths[which], -1)
         return [part.unflatten(2, (-1, self.dim)) for part in parts]
 
-    def _rotation(self, seen: Tensor, time: int, mask: Tensor | None) -> Rotation | None:
+    def _rotation(
+        self, seen: Tensor, time: int, mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Rotation | None:
         if self.rotary is None:
             return None
-        return Rotation(token_positions(seen, time, mask), self.rotary)
+        return Rotation(token_positions(seen, time, mask, cu_seqlens), self.rotary)

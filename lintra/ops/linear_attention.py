@@ -10,7 +10,7 @@ r = h / g query heads to a key-value head, f features, e width of v, n chunks, c
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -20,6 +20,7 @@ from lintra.ops import _check, _dispatch
 from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
+from lintra.ops.packed import Packed, check_packed
 from lintra.ops.padding import zero_padding
 
 Impl = Literal["auto", "reference", "torch", "native"]
@@ -69,6 +70,7 @@ def linear_attention(
     log_input: Tensor | None = None,
     state: LinearState | None = None,
     mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
     causal: bool = True,
     normalize: bool = True,
     eps: float = 1e-6,
@@ -82,6 +84,9 @@ def linear_attention(
     Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are
     natural logarithms; `state` is what came before (None: nothing). `mask` [b s] is True for real tokens:
     padded ones count as zero features and do not decay the state, and when causal their y is 0.
+    `cu_seqlens` [n+1] (`lintra.ops.packed`): the row of b = 1 holds n sequences one behind the other, s = t,
+    and the states are [n g ...]; each gives what it gives alone. "native" takes them where they lie, the
+    others padded, in groups of similar length.
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
     normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
     eps = 0 the sums must not be so small that their inverse overflows.
@@ -91,17 +96,21 @@ def linear_attention(
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
     """
     q, k, v = follow_autocast(q, k, v)
-    _validate(q, k, v, log_decay, log_input, state, mask, causal, eps, feature_map, chunk)
+    n = _validate(q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk)
     if state is None:
-        b, _, g, f = k.shape
-        state = LinearState.empty(b, g, f, v.shape[3], device=k.device, dtype=k.dtype)
+        g, f = k.shape[2:]
+        state = LinearState.empty(n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
     if chosen == "native":
         y, kv, z = linear_attention_native(
-            q, k, v, log_decay, log_input, *state, mask, causal, normalize, eps, feature_map
+            q, k, v, log_decay, log_input, *state, mask, cu_seqlens, causal, normalize, eps, feature_map
         )
         return y, LinearState(kv, z)
+    if cu_seqlens is not None:
+        rows = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
+        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
+        return _padded(rows, state, cu_seqlens, q.shape[1], **options, chunk=chunk, impl=chosen)
     with no_autocast(q):
         arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
         if chosen == "reference":
@@ -113,6 +122,22 @@ def linear_attention(
         else:
             numerator, denominator, state = _chunked(*arguments, chunk)
         return (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype), state
+
+
+def _padded(
+    rows: dict[str, Tensor | None], state: LinearState, cu_seqlens: Tensor, time: int, **options: Any
+) -> tuple[Tensor, LinearState]:
+    """The sum of packed sequences, `rows` by name, as that of padded ones."""
+    packed = Packed.alike(cu_seqlens, time)
+    given = {name: packed.unpack(x) for name, x in rows.items() if x is not None}
+    ys, states = [], []
+    for i, group in enumerate(packed.groups):
+        tensors = {name: parts[i] for name, parts in given.items()}
+        before = LinearState(*(x[group.sequences] for x in state))
+        y, after = linear_attention(**tensors, state=before, mask=group.mask, **options)
+        ys.append(y)
+        states.append(after)
+    return packed.pack(ys), LinearState(*(packed.in_order(x) for x in zip(*states, strict=True)))
 
 
 def linear_attention_reference(
@@ -307,13 +332,16 @@ def _validate(
     log_input: Tensor | None,
     state: LinearState | None,
     mask: Tensor | None,
+    cu_seqlens: Tensor | None,
     causal: bool,
     eps: float,
     feature_map: str | None,
     chunk: int,
-) -> None:
+) -> int:
+    """How many sequences, and states, there are."""
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, mask, sizes, same_length=causal)
+    _check.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
+    n = q.shape[0] if cu_seqlens is None else check_packed(cu_seqlens, "q", q, mask)
     _check.heads(sizes["h"], sizes["g"])
     if sizes["d"] < 1 or sizes["e"] < 1:
         raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
@@ -327,7 +355,7 @@ def _validate(
         if not isinstance(state, tuple) or len(state) != 2:
             raise TypeError(f"state must be a LinearState(kv, z), got {type(state).__name__}")
         for name, x, letters in (("state.kv", state[0], "b g d e"), ("state.z", state[1], "b g d")):
-            _check.shape(name, x, letters, sizes)
+            _check.shape(name, x, letters, sizes | {"b": n})
             if x.dtype != _check.sum_dtype(q.dtype) or x.device != q.device:
                 raise TypeError(
                     f"{name} must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
@@ -343,6 +371,7 @@ def _validate(
         raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
+    return n
 
 
 def check_decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:

@@ -17,14 +17,14 @@ from lintra.ops import _check
 _LIBRARY = torch.library.Library("lintra", "FRAGMENT")
 _LIBRARY.define(
     "linear_attention(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_input, Tensor kv, "
-    "Tensor z, Tensor? mask, bool causal, bool normalize, float eps, str? feature_map) "
+    "Tensor z, Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map) "
     "-> (Tensor y, Tensor kv_out, Tensor z_out, Tensor denominator)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _LIBRARY.define(
     "linear_attention_backward(Tensor dy, Tensor? dkv, Tensor? dz, Tensor q, Tensor k, Tensor v, Tensor y, "
     "Tensor denominator, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, "
-    "Tensor? mask, bool causal, bool normalize, float eps, str? feature_map) "
+    "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dlog_decay, Tensor dlog_input, Tensor dkv, Tensor dz)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
@@ -43,8 +43,8 @@ def linear_attention_native(
     log_input: Tensor | None,
     *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [b t h e], kv [b g f e] and z [b g f] after the last token. Arguments as the operator orders them,
-    validated by `lintra.ops.linear_attention`."""
+    """y [b t h e], kv [b g f e] and z [b g f] after the last token; packed, the states are [n ...]. Arguments
+    as the operator orders them, validated by `lintra.ops.linear_attention`."""
     dtype = _check.sum_dtype(q.dtype)
     log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
     y, kv, z, _ = torch.ops.lintra.linear_attention(q, k, v, log_decay, log_input, *others)
@@ -53,7 +53,8 @@ def linear_attention_native(
 
 def _named(arguments: Sequence[Any]) -> dict[str, Any]:
     """The arguments after those that `native` takes by place."""
-    names = ("log_decay", "log_input", "kv", "z", "mask", "causal", "normalize", "eps", "feature_map")
+    names = ("log_decay", "log_input", "kv", "z", "mask", "cu_seqlens")
+    names += ("causal", "normalize", "eps", "feature_map")
     return dict(zip(names, arguments, strict=True))
 
 
@@ -82,22 +83,22 @@ def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, k
 
 
 def _save(ctx, inputs, output):
-    q, k, v, log_decay, log_input, kv, z, mask, *ctx.options = inputs
+    q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, *ctx.options = inputs
     y, _, _, denominator = output
     ctx.mark_non_differentiable(denominator)
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, y, denominator, log_decay, log_input, kv, z, mask)
+    ctx.save_for_backward(q, k, v, y, denominator, log_decay, log_input, kv, z, mask, cu_seqlens)
 
 
 def _differentiate(ctx, dy, dkv, dz, _):
-    q, k, v, y, denominator, log_decay, log_input, kv, z, mask = ctx.saved_tensors
+    q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
     dy = torch.zeros_like(y) if dy is None else dy
     dq, dk, dv, dlog_decay, dlog_input, dkv, dz = torch.ops.lintra.linear_attention_backward(
-        dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, kv, z, mask, *ctx.options
+        dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, *others, *ctx.options
     )
     dlog_decay = None if log_decay is None else dlog_decay
     dlog_input = None if log_input is None else dlog_input
-    return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None
+    return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
 
 
 def _no_double_backward(ctx, *_):

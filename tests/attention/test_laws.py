@@ -70,6 +70,7 @@ DEMANDS = defaultdict(
         laws.final_state_has_gradients: recurrent,
         laws.padding_leaves_the_state: recurrent,
         laws.padding_between_states_changes_nothing: lambda can: can["recurrent"],
+        laws.packed_after_states: recurrent,
         laws.never_mutates_a_state: lambda can: can["recurrent"],
         laws.states_can_be_indexed: lambda can: can["recurrent"],
         laws.blind_to_the_future: lambda can: can["causal"] and not can["lookahead"],

@@ -206,3 +206,73 @@ def test_torch_compile_keeps_a_model_in_one_graph():
     """Both verbs. In a process of its own: the compiler warns as it likes."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_packed_sequences_are_each_alone(kind):
+    """Values, and going on from the states of a row of prompts: packed again, then as a batch."""
+    model = build(**kind)
+    lengths, more = [4, 0, 9, 1], [2, 3, 0, 1]
+    row, rest, last = (torch.randint(0, 11, (1, n)) for n in (sum(lengths), sum(more), 4))
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    first, state = model.extend(row, cu_seqlens=cu_seqlens)
+    assert_close(first, model(row, cu_seqlens=cu_seqlens), **EXACT)
+    second, state = model.extend(rest, state, cu_seqlens=torch.tensor([0, *more]).cumsum(0))
+    third, state = model.extend(last.mT, state)
+    assert state.seen.tolist() == [7, 4, 10, 3]
+    pieces = [x.split(n, 1) for x, n in ((row, lengths), (rest, more), (last, [1] * 4))]
+    found = zip(first.split(lengths, 1), second.split(more, 1), third[:, None], strict=True)
+    for tokens, params in zip(zip(*pieces, strict=True), found, strict=True):
+        assert_close(torch.cat(params, 1), model(torch.cat(tokens, 1)), **EXACT)
+
+
+@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+@pytest.mark.parametrize("checkpoint_blocks", [False, True])
+def test_the_loss_of_packed_sequences_is_that_of_each(mechanism, checkpoint_blocks):
+    """The start symbol stands before every sequence; gradients of all parameters."""
+    model = build(attention=mechanism, position="rotary", checkpoint_blocks=checkpoint_blocks)
+    lengths = [5, 0, 2, 8]
+    targets, cu_seqlens = torch.randint(0, 11, (1, 15)), torch.tensor([0, 5, 5, 7, 15])
+    shifted = model.shift(targets, cu_seqlens)
+    assert torch.equal(shifted, torch.cat([model.shift(x) for x in targets.split(lengths, 1)], 1))
+    packed = model.output.log_prob(model(shifted, cu_seqlens=cu_seqlens), targets).sum()
+    parts = [x for x in targets.split(lengths, 1) if x.numel()]
+    alone = sum(model.output.log_prob(model(model.shift(x)), x).sum() for x in parts)
+    assert_close(packed, alone, **EXACT)
+    parameters = list(model.parameters())
+    assert_close(torch.autograd.grad(packed, parameters), torch.autograd.grad(alone, parameters), **EXACT)
+
+
+def test_refuses_what_is_not_packed_well():
+    model, tokens = build(), torch.zeros(1, 5, dtype=torch.int64)
+    good, state = torch.tensor([0, 2, 5]), model.start(1)
+    with pytest.raises(ValueError, match=r"cu_seqlens must end with the number of tokens, t=5, got 4"):
+        model(tokens, cu_seqlens=torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match=r"one row: tokens must be \[1 t \.\.\.\]"):
+        model(tokens.expand(2, -1), cu_seqlens=good)
+    with pytest.raises(ValueError, match="cu_seqlens and mask exclude each other"):
+        model(tokens, mask=tokens == 0, cu_seqlens=good)
+    with pytest.raises(ValueError, match="one row: targets must be"):
+        model.shift(tokens.expand(2, -1), good)
+    with pytest.raises(ValueError, match="state is of 1 sequences, tokens of 2"):
+        model.extend(tokens, state, cu_seqlens=good)
+
+
+SCRIPT = """
+import torch
+from lintra.models import decoder
+torch.manual_seed(0)
+model = decoder.Config(vocabulary=9, layers=2, heads=2, width=16, position="rotary").build()
+compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+for lengths in ([5, 0, 28], [33, 1, 7, 0]):
+    tokens = torch.randint(0, 9, (1, sum(lengths)))
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    found, expected = (call(tokens, cu_seqlens=cu_seqlens) for call in (compiled, model))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+print("same")
+"""
+
+
+def test_packed_sequences_compile_into_one_graph():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True)
+    assert done.stdout.strip() == "same", done.stderr

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from lintra import attention
-from lintra.attention import linear, softmax
+from lintra.attention import linear, longformer, softmax
 from lintra.models import encoder
 from tests.models import kinds
 
@@ -28,7 +28,10 @@ def build(**changes):
 
 def loss_and_gradients(model, *inputs, **given):
     """A loss with unequal weights, and its gradient by every parameter."""
-    y = model(*inputs, **given)
+    return gradients_of(model, model(*inputs, **given))
+
+
+def gradients_of(model, y):
     loss = (y * torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)).sum()
     return loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
@@ -50,6 +53,33 @@ def is_itself_alone(model, x, junk):
         assert_close(found[i][real] if model.config.pool is None else found[i], alone, **EXACT)
     if model.config.pool is None:
         assert (found[~MASK] == 0).all()
+
+
+@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+@pytest.mark.parametrize("inputs", [None, 5])
+def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
+    """Predictions of each sequence, or of each token; gradients of all parameters."""
+    reads = {"vocabulary": 11} if inputs is None else {"vocabulary": None, "inputs": inputs}
+    model, lengths = build(attention=mechanism, **reads, **parts), [4, 0, 9, 1]
+    x = torch.randint(0, 11, (1, 14)) if inputs is None else torch.randn(1, 14, inputs).double()
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    y = model(x, cu_seqlens=cu_seqlens)
+    alone = torch.cat([model(part) for part in x.split(lengths, 1)], 1 if model.config.pool is None else 0)
+    assert_close(y, alone, **EXACT)
+    assert_close(gradients_of(model, y), gradients_of(model, alone), **EXACT)
+
+
+def test_what_a_mechanism_takes_by_token_is_packed_too():
+    """A global_mask of each sequence's own tokens."""
+    mechanism = longformer.Config(window=2, global_projections=True)
+    model, lengths = build(attention=mechanism, pool="mean"), [4, 9, 1]
+    x, chosen = torch.randint(0, 11, (1, 14)), torch.arange(14)[None] % 3 == 1
+    found = model(x, cu_seqlens=torch.tensor([0, 4, 13, 14]), global_mask=chosen)
+    parts = zip(x.split(lengths, 1), chosen.split(lengths, 1), strict=True)
+    assert_close(found, torch.cat([model(part, global_mask=some) for part, some in parts]), **EXACT)
+    with pytest.raises(ValueError, match=r"what is packed must be \[1 t=14 \.\.\.\], got shape \[1, 3\]"):
+        model(x, cu_seqlens=torch.tensor([0, 14]), global_mask=chosen[:, :3])
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)

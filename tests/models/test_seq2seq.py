@@ -67,6 +67,29 @@ def test_every_mechanism_reads_or_is_refused(name):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_packed_sources_and_targets_are_each_alone(kind):
+    """Both in rows of their own; values, gradients, and going on from the states."""
+    model, lengths, targets = build(**kind), [5, 1, 8], [3, 6, 0]
+    source, tokens = torch.randint(0, 7, (1, 14)), torch.randint(0, 11, (1, 9))
+    last, cu_seqlens = torch.randint(0, 11, (3, 1)), torch.tensor([0, 3, 9, 9])
+    memory = model.remember(source, cu_seqlens=torch.tensor([0, 5, 6, 14]))
+    assert memory.length.tolist() == lengths
+    packed = model(tokens, memory, cu_seqlens=cu_seqlens)
+    extended, state = model.extend(tokens, model.start(memory), cu_seqlens=cu_seqlens)
+    assert_close(extended, packed, **EXACT)
+    after, _ = model.extend(last, state)
+    parts = zip(source.split(lengths, 1), tokens.split(targets, 1), last[:, None], strict=True)
+    alone = [model(torch.cat((t, end), 1), model.remember(s)) for s, t, end in parts]
+    assert_close(after, torch.cat([y[:, -1:] for y in alone]), **EXACT)
+    alone = torch.cat([y[:, :-1] for y in alone], 1)
+    assert_close(packed, alone, **EXACT)
+    parameters = list(model.parameters())
+    assert_close(
+        *(torch.autograd.grad(y.sin().sum(), parameters, allow_unused=True) for y in (packed, alone)), **EXACT
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_ragged_batches_are_their_sequences_alone(kind):
     """Padding of the source and of the target, and what follows it."""
     model = build(**kind)

@@ -460,7 +460,7 @@ def test_no_memory():
     loaded = native._native()
     settings = (loaded.chosen, 1, native.DTYPES[torch.float32], True, True, 0)
     b, t, s, h, g, f, e = 1, 16, 16, 1, 1, 2**50, 1
-    call = native._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 30)
+    call = native._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 31)
     with pytest.raises(MemoryError):
         native._check(loaded.library.lintra_forward(call))
 

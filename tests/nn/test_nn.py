@@ -61,6 +61,32 @@ def test_extend_is_forward_wherever_it_is_split(layer):
 
 
 @pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
+def test_packed_sequences_are_each_alone(layer):
+    """In one row and in two, the second after the states of the first."""
+    layer, first, second = layer.double(), [3, 0, 5], [1, 2, 0]
+    parts = [torch.randn(1, n, 16, dtype=torch.float64) for n in (4, 2, 5)]
+    early, late = zip(
+        *(part.split(n, 1) for part, n in zip(parts, zip(first, second, strict=True), strict=True)),
+        strict=True,
+    )
+    y, state = layer.extend(torch.cat(early, 1), cu_seqlens=torch.tensor([0, 3, 3, 8]))
+    z, _ = layer.extend(torch.cat(late, 1), state, cu_seqlens=torch.tensor([0, 1, 3, 3]))
+    alone = [layer(part) for part in parts]
+    assert_close(
+        layer(torch.cat(parts, 1), cu_seqlens=torch.tensor([0, 4, 6, 11])), torch.cat(alone, 1), **EXACT
+    )
+    cut = zip(
+        *(part.split(n, 1) for part, n in zip(alone, zip(first, second, strict=True), strict=True)),
+        strict=True,
+    )
+    assert_close([y, z], [torch.cat(part, 1) for part in cut], **EXACT)
+    with pytest.raises(ValueError, match="cu_seqlens and mask exclude each other"):
+        layer(parts[0], mask=torch.ones(1, 4, dtype=torch.bool), cu_seqlens=torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="state is of 3 sequences, x of 1"):
+        layer.extend(parts[0], state, cu_seqlens=torch.tensor([0, 4]))
+
+
+@pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
 def test_padding_changes_nothing_and_gives_zero(layer):
     """NaN included, in values and in every gradient."""
     layer = layer.double()

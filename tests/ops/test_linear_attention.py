@@ -226,7 +226,7 @@ def test_opcheck(causal):
     mask = torch.ones(2, 9, dtype=torch.bool)
     kv, z = x["state"]
     for state in ((kv, z), (kv.detach().mT.contiguous().mT.requires_grad_(), z)):
-        others = (x.get("log_decay"), x["log_input"], *state, mask, causal, True, 1e-6, "relu")
+        others = (x.get("log_decay"), x["log_input"], *state, mask, None, causal, True, 1e-6, "relu")
         forward = (x["q"], x["k"], x["v"], *others)
         torch.library.opcheck(torch.ops.lintra.linear_attention.default, forward)
     y, kv_out, z_out, denominator = torch.ops.lintra.linear_attention(*forward)

@@ -1,0 +1,241 @@
+"""Packed sequences: the row and the padded form are each other's inverse, and each sequence gives what it
+gives alone; what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from lintra import native
+from lintra.ops import LinearState, linear_attention
+from lintra.ops.packed import SHORT, Packed, locate
+from tests.ops.test_linear_attention import EXACT, FAST, draw, flat, needs_native
+
+LENGTHS = st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 40, 70]), min_size=1, max_size=6)
+
+
+def places(lengths, dtype=torch.int64):
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
+def pieces(lengths):
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("make", [Packed.together, Packed.alike])
+@settings(max_examples=40)
+@given(lengths=LENGTHS)
+def test_padded_and_packed_again_is_the_same(make, lengths):
+    """Values and gradients; the padding is 0 and passes nothing; every sequence is in its group."""
+    time = sum(lengths)
+    x = torch.randn(1, time, 2, 3, dtype=torch.float64, requires_grad=True)
+    packed = make(places(lengths), time)
+    padded = packed.unpack(x)
+    for group, part in zip(packed.groups, padded, strict=True):
+        for i, row in zip(group.sequences.tolist(), part, strict=True):
+            assert torch.equal(row[: lengths[i]], x[0, pieces(lengths)[i]])
+            assert (row[lengths[i] :] == 0).all()
+    back = packed.pack([part * 2 + 1 for part in padded])
+    assert torch.equal(back, x * 2 + 1)
+    assert torch.equal(torch.autograd.grad(back.sum(), x)[0], torch.full_like(x, 2))
+    mine = [torch.tensor(lengths)[group.sequences] for group in packed.groups]
+    assert packed.in_order(mine).tolist() == lengths
+    assert torch.equal(*map(torch.as_tensor, (packed.in_order([g.sequences for g in packed.groups]),
+                                              range(len(lengths)))))  # fmt: skip
+
+
+@given(lengths=LENGTHS)
+def test_groups_waste_no_more_than_there_is(lengths):
+    padded = sum(k * m for k, m in Packed.alike(places(lengths), sum(lengths)).sizes)
+    assert padded <= 2 * sum(lengths) + SHORT * len(lengths)
+
+
+def test_where_tokens_are():
+    sequence, position = locate(places([2, 0, 3], torch.int32), 5)
+    assert sequence.tolist() == [0, 0, 2, 2, 2]
+    assert position.tolist() == [0, 1, 0, 1, 2]
+
+
+def alone(arguments, lengths, **options):
+    """Each sequence by itself through the definition, results and states one behind the other."""
+    found = []
+    for i, piece in enumerate(pieces(lengths)):
+        one = {name: x[:, piece] for name, x in arguments.items() if name != "state"}
+        if "state" in arguments:
+            one["state"] = LinearState(*(x[i : i + 1] for x in arguments["state"]))
+        y, state = linear_attention(**one, impl="reference", **options)
+        found.append((y, *state))
+    ys, kvs, zs = zip(*found, strict=True)
+    return torch.cat(ys, 1), torch.cat(kvs), torch.cat(zs)
+
+
+def sequences(lengths, *, state=True, **sizes):
+    """Arguments for these sequences in one row."""
+    arguments = draw(b=1, t=sum(lengths), state=False, **sizes)
+    if state:
+        states = draw(b=len(lengths), t=1, **sizes)["state"]
+        arguments["state"] = LinearState(*(x.detach().requires_grad_() for x in states))
+    return arguments
+
+
+def gradients(outputs, arguments):
+    loss = sum((x * torch.arange(1, x.numel() + 1).reshape(x.shape).sin()).sum() for x in outputs)
+    inputs = flat(arguments)
+    found = torch.autograd.grad(loss, inputs, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@settings(max_examples=40)
+@given(data=st.data())
+def test_packed_is_each_sequence_alone(impl, data):
+    """Values, states and all gradients, over lengths, modes, decay, states, grouped heads and threads."""
+    choose = data.draw
+    lengths, g = choose(LENGTHS, label="lengths"), choose(st.integers(1, 3), label="g")
+    causal = choose(st.booleans(), label="causal")
+    arguments = sequences(
+        lengths,
+        h=g * choose(st.integers(1, 2), label="h/g"),
+        g=g,
+        f=choose(st.sampled_from([1, 5, 17]), label="f"),
+        e=choose(st.sampled_from([1, 4, 9]), label="e"),
+        decay=causal and choose(st.booleans(), label="decay"),
+        state=choose(st.booleans(), label="state"),
+    )
+    options = {
+        "causal": causal,
+        "normalize": choose(st.booleans(), label="normalize"),
+        "feature_map": choose(st.sampled_from(["elu+1", "relu"]), label="feature_map"),
+        "eps": 1e-2,
+    }
+    cu_seqlens = places(lengths, choose(st.sampled_from([torch.int32, torch.int64]), label="dtype"))
+    y, state = linear_attention(**arguments, cu_seqlens=cu_seqlens, impl=impl, **options)
+    expected = alone(arguments, lengths, **options)
+    assert_close((y, *state), expected, **EXACT)
+    assert_close(gradients((y, *state), arguments), gradients(expected, arguments), **EXACT)
+
+
+@needs_native
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("lengths", [[900, 3, 0, 400], [1500], [0, 0], [1] * 20])
+def test_threads_share_sequences(threads, lengths):
+    """More work than one thread is given, for any number of them: sequences and heads, or one cut in time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        arguments = sequences(lengths, h=2, g=1, f=32, e=32)
+        y, state = linear_attention(
+            **arguments, cu_seqlens=places(lengths), feature_map="elu+1", impl="native"
+        )
+        found = (y, *state, *gradients((y, *state), arguments))
+    finally:
+        torch.set_num_threads(before)
+    expected = alone(arguments, lengths, feature_map="elu+1")
+    for a, e in zip(found, (*expected, *gradients(expected, arguments)), strict=True):
+        assert_close(a, e, **EXACT)
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_a_broken_sequence_stays_alone(impl):
+    lengths = [20, 30, 17]
+    arguments = sequences(lengths, decay=False)
+    clean, _ = linear_attention(**arguments, cu_seqlens=places(lengths), feature_map="elu+1", impl=impl)
+    arguments["v"] = arguments["v"].detach().clone()
+    arguments["v"][:, 20:50] = torch.nan
+    y, _ = linear_attention(**arguments, cu_seqlens=places(lengths), feature_map="elu+1", impl=impl)
+    assert y[:, 20:50].isnan().all()
+    for piece in (slice(0, 20), slice(50, 67)):
+        assert torch.equal(y[:, piece], clean[:, piece])
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+def test_no_sequences(impl):
+    y, state = linear_attention(*torch.zeros(3, 1, 0, 2, 3), cu_seqlens=places([]), impl=impl)
+    assert (y.shape, state.kv.shape) == ((1, 0, 2, 3), (0, 2, 3, 3))
+
+
+@needs_native
+def test_native_is_an_operator_that_pytorch_accepts():
+    lengths = [5, 0, 33]
+    x = sequences(lengths, h=2, g=1, f=3, e=4)
+    others = (x["log_decay"], x["log_input"], *x["state"], None, places(lengths), True, True, 1e-6, "relu")
+    forward = (x["q"], x["k"], x["v"], *others)
+    torch.library.opcheck(torch.ops.lintra.linear_attention.default, forward)
+    y, kv, z, denominator = torch.ops.lintra.linear_attention(*forward)
+    backward = (y, kv, z, x["q"], x["k"], x["v"], y, denominator, *others)
+    backward = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in backward)
+    torch.library.opcheck(torch.ops.lintra.linear_attention_backward.default, backward)
+
+
+@needs_native
+def test_native_never_reads_beyond_the_row():
+    """A compiled graph does not look at the values; the library does."""
+    x = torch.rand(1, 4, 1, 2)
+    for wrong in ([1, 4], [0, 5], [0, 3], [0, 3, 2, 4], [0, -1, 4]):
+        with pytest.raises(RuntimeError, match="refused the call"):
+            native.forward(x, x, x, cu_seqlens=torch.tensor(wrong))
+    with pytest.raises(RuntimeError, match="refused the call"):
+        native.forward(x, x[:, :3], x[:, :3], cu_seqlens=torch.tensor([0, 4]), causal=False)
+
+
+SCRIPT = """
+import torch
+from lintra.ops import linear_attention
+def call(q, k, v, cu_seqlens):
+    y, state = linear_attention(q * 1.5, k, v, cu_seqlens=cu_seqlens, feature_map="elu+1", impl={impl!r})
+    return y.sin(), state.kv
+torch.manual_seed(0)
+compiled = torch.compile(call, fullgraph=True)
+for lengths in ([5, 0, 28], [33, 1, 7, 0]):
+    t = sum(lengths)
+    x = [torch.randn(1, t, 4, 8), torch.randn(1, t, 2, 8), torch.randn(1, t, 2, 8)]
+    x = [each.requires_grad_() for each in x]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    expected, found = call(*x, cu_seqlens), compiled(*x, cu_seqlens)
+    gradients = torch.autograd.grad(expected[0].sum() + expected[1].sum(), x)
+    again = torch.autograd.grad(found[0].sum() + found[1].sum(), x)
+    for a, b in zip((*found, *again), (*expected, *gradients)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+print("same")
+"""
+
+
+@pytest.mark.parametrize("impl", FAST)
+def test_torch_compile_keeps_it_in_one_graph(impl):
+    """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(impl=impl)], capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
+X = {name: x for name, x in draw(b=1, t=9, state=False).items() if name in "qkv"}
+GOOD = torch.tensor([0, 4, 9])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"cu_seqlens": [0, 9]}, TypeError, r"cu_seqlens must be a tensor \[n\+1\], got list"),
+        ({"cu_seqlens": GOOD.float()}, TypeError, "cu_seqlens must be int32 or int64, got torch.float32"),
+        ({"cu_seqlens": GOOD[None]}, ValueError, r"must be \[n\+1\] for n sequences, got shape \[1, 3\]"),
+        ({"cu_seqlens": GOOD[:0]}, ValueError, r"must be \[n\+1\] for n sequences, got shape \[0\]"),
+        ({"cu_seqlens": GOOD.to("meta")}, ValueError, "cu_seqlens must be on the device of q, cpu, got meta"),
+        ({"cu_seqlens": torch.tensor([1, 9])}, ValueError, "cu_seqlens must begin with 0, got 1"),
+        ({"cu_seqlens": torch.tensor([0, 8])}, ValueError, "must end with the number of tokens, t=9, got 8"),
+        ({"cu_seqlens": torch.tensor([0, 5, 4, 9])}, ValueError, "must not decrease, got 5 before 4"),
+        ({"mask": torch.ones(1, 9, dtype=torch.bool)}, ValueError, "cu_seqlens and mask exclude each other"),
+        ({n: torch.cat((x, x)) for n, x in X.items()}, ValueError, r"one row: q must be \[1 t \.\.\.\], got"),
+        ({"q": X["q"][:, :5], "causal": False}, ValueError, "as many queries as keys, got t=5 and s=9"),
+        ({"state": LinearState.empty(1, 2, 5, 3, device=None, dtype=torch.float64)}, ValueError,
+         r"state.kv must be \[b=2 g=2 d=5 e=3\], got shape \[1, 2, 5, 3\]"),
+    ],
+)  # fmt: skip
+def test_refuses(changes, error, message):
+    with pytest.raises(error, match=message):
+        linear_attention(**{**X, "cu_seqlens": GOOD, **changes})
