@@ -54,7 +54,6 @@ class Problem:
     name: str
     task: Any  # the task's Config
     score: str  # what the task's score calls it
-    higher: bool  # whether more of it is better
     causal: bool
     training: dict[str, Any]
     model: dict[str, Any]
@@ -70,7 +69,6 @@ def problems(data: Path) -> list[Problem]:
                 recall.Config(pairs=pairs, joined=True, keys=32, values=16),
                 "accuracy",
                 True,
-                True,
                 {"batch": 32, "lr": 5e-3, "schedule": "cosine", "warmup": 50, "steps": 1_000},
                 # Which pair stands where, and beside which, is of no matter.
                 {"position": "none"},
@@ -82,7 +80,6 @@ def problems(data: Path) -> list[Problem]:
             "shakespeare",
             text.Config(data=str(data / "tinyshakespeare.txt"), length=512),
             "bits_per_byte",
-            False,
             True,
             {**long, "lr": 4e-3, "steps": 300},
             {"layers": 2, "heads": 4, "width": 128},
@@ -93,15 +90,9 @@ def problems(data: Path) -> list[Problem]:
                 data=str(data / "imdb_train.tsv.xz"), test=str(data / "imdb_test.tsv.xz"), length=1024
             ),
             "accuracy",
-            True,
             False,
-            {
-                **long,
-                "batch": 16,
-                "lr": 1e-2,
-                "optimizer": "adamw",
-                "steps": 1_200,
-            },  # few numbers to learn, from many texts
+            # Few numbers to learn, from many texts.
+            {**long, "batch": 16, "lr": 1e-2, "optimizer": "adamw", "steps": 1_200},
             {"layers": 1, "heads": 2, "width": 32, "dropout": 0.0},
         ),
     ]
