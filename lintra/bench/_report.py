@@ -30,12 +30,15 @@ class Row:
     @property
     def met(self) -> bool | None:
         """None where nothing is asked."""
-        if self.at_least is not None:
-            return self.figure >= self.at_least
-        return None if self.at_most is None else self.figure <= self.at_most
+        if self.at_least is None and self.at_most is None:
+            return None
+        enough = self.at_least is None or self.figure >= self.at_least
+        return enough and (self.at_most is None or self.figure <= self.at_most)
 
     @property
     def target(self) -> str:
+        if self.at_least is not None and self.at_most is not None:
+            return f"{self.at_least:g} to {self.at_most:g} {self.unit}".rstrip()
         if self.at_least is not None:
             return f">= {self.at_least:g} {self.unit}"
         return "" if self.at_most is None else f"<= {self.at_most:g} {self.unit}"
@@ -72,13 +75,14 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def machine() -> dict[str, object]:
-    """CPU, cores, threads, memory in GB, operating system."""
+    """CPU, cores, threads, GPU if there is one, memory in GB, operating system."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return {
         "cpu": cpu(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "memory_gb": round(pages / 1e9, 1),
         "system": platform.platform(),
     }
@@ -94,6 +98,7 @@ def cpu() -> str:
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
-def default_path(what: str) -> Path:
-    """bench/results/WHAT-CPU.json"""
-    return Path("bench") / "results" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', cpu().lower()).strip('-')}.json"
+def default_path(what: str, device: str = "cpu") -> Path:
+    """bench/results/WHAT-CPU.json, or with the name of the GPU."""
+    name = torch.cuda.get_device_name() if device == "cuda" else cpu()
+    return Path("bench") / "results" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"

@@ -1,5 +1,6 @@
 """Timing that outlives a busy machine: all contestants in turn, many times, each time in another order."""
 
+import math
 import random
 import statistics
 import time
@@ -33,27 +34,31 @@ def interleaved(
     *,
     rounds: int,
     at_least: float = 0.02,
+    settle: float = math.inf,
     progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Timing]:
     """Runs every contestant once in each of `rounds` rounds, in random order -> a Timing each.
 
     A contestant that takes less than `at_least` seconds is called several times in a row and the mean is
-    taken. Each is called twice beforehand: to warm up, and to see how long it takes. At least 2 rounds.
+    taken. Each is called twice beforehand, to warm up and to see how long it takes, and once untimed before
+    each of its turns; one whose first call takes `settle` seconds is spared all but that call: at the end of
+    so long a call little is left of how it began. At least 2 rounds.
     """
-    calls = {name: _calls(contestant, at_least) for name, contestant in contestants.items()}
+    slow = {name for name, contestant in contestants.items() if _seconds(contestant, 1) >= settle}
+    calls = {name: 1 if name in slow else _calls(each, at_least) for name, each in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     order, shuffle = list(contestants), random.Random(0).shuffle
     for done in range(rounds):
         shuffle(order)
         for name in order:
-            contestants[name]()  # not timed: its memory, and the caches, are as the one before left them
+            if name not in slow:
+                contestants[name]()  # not timed: its memory, and the caches, are as the one before left them
             seconds[name].append(_seconds(contestants[name], calls[name]))
         progress(done + 1)
     return {name: Timing(tuple(seconds[name]), calls[name]) for name in contestants}
 
 
 def _calls(contestant: Callable[[], object], at_least: float) -> int:
-    contestant()
     return max(1, round(at_least / max(_seconds(contestant, 1), 1e-7)))
 
 

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lintra import native, ops
 from lintra.attention import linear
-from lintra.bench import train
+from lintra.bench import _attention, train
 from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
@@ -49,7 +48,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         contestants |= _passes(impl, lambda q, k, v, impl=impl: _linear(q, k, v, impl), sizes, sizes.tokens)
         contestants[f"{impl} training step"] = _step(impl, sizes, bf16=False)
         contestants[f"{impl} training step, bf16"] = _step(impl, sizes, bf16=True)
-    contestants |= _passes("softmax", _softmax, sizes, sizes.tokens)
+    contestants |= _passes("softmax", _attention.fused, sizes, sizes.tokens)
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
         contestants |= _passes(name, lambda q, k, v: _linear(q, k, v, impls[0]), sizes, length)
@@ -61,15 +60,10 @@ def _linear(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
     return ops.linear_attention(q, k, v, feature_map="elu+1", impl=impl)[0]  # pyright: ignore
 
 
-def _softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
 def _passes(
     name: str, attend: Callable[[Tensor, Tensor, Tensor], Tensor], sizes: Sizes, tokens: int
 ) -> dict[str, Callable[[], object]]:
-    q, k, v = (torch.randn(1, tokens, sizes.heads, sizes.dim, requires_grad=True) for _ in range(3))
+    q, k, v = _attention.draw(1, tokens, sizes.heads, sizes.dim)
     gradient = torch.ones_like(attend(q, k, v))
 
     def forward() -> None:

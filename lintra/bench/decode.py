@@ -24,6 +24,7 @@ class Sizes:
     heads: int = 4
     width: int = 128
     positions: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024, 2048)
+    recomputed_to: int | None = None  # the last position at which recomputing is timed too; None: all
     rounds: int = 10
 
 
@@ -37,16 +38,19 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     for position in sizes.positions:
         contestants[f"{RNN} at {position}"] = _extend(rnn, position)
         contestants[f"{CACHED} at {position}"] = _extend(exact, position)
-        contestants[f"{RECOMPUTED} at {position}"] = _recompute(exact, position)
+        if sizes.recomputed_to is None or position <= sizes.recomputed_to:
+            contestants[f"{RECOMPUTED} at {position}"] = _recompute(exact, position)
     with torch.inference_mode():
         timings = interleaved(contestants, rounds=sizes.rounds, at_least=0.005, progress=progress)
     return [Row(name, 1e3 * timing.median, "ms") for name, timing in timings.items()], timings
 
 
 def milliseconds(timings: dict[str, Timing], sizes: Sizes) -> dict[str, list[float]]:
-    """The medians as one line for each way to decode, over the positions."""
-    ways = (RNN, CACHED, RECOMPUTED)
-    return {way: [1e3 * timings[f"{way} at {p}"].median for p in sizes.positions] for way in ways}
+    """The medians as one line for each way to decode, over the positions or as many of them as there are."""
+    names = {way: [f"{way} at {p}" for p in sizes.positions] for way in (RNN, CACHED, RECOMPUTED)}
+    return {
+        way: [1e3 * timings[name].median for name in each if name in timings] for way, each in names.items()
+    }
 
 
 def _model(mechanism: Any, sizes: Sizes) -> decoder.Decoder:

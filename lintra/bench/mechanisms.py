@@ -6,17 +6,13 @@ the same random queries, keys and values. All times of one table come from one i
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from lintra import attention, pictures
-from lintra.attention import Attention, for_length
+from lintra.bench import _attention
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 
@@ -42,22 +38,27 @@ QUICK = Sizes(tokens=128, lengths=(64, 128), heads=2, dim=16, rounds=2)
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings, named "NAME MODE TOKENS"."""
     contestants: dict[str, Callable[[], object]] = {}
-    cases = [(name, causal) for name in sizes.names or attention.names() for causal in _modes(name)]
+    cases = [(name, causal) for name in sizes.names or attention.names() for causal in _attention.modes(name)]
     for causal in (True, False):
         # Beyond twice the length at which it is compared it would take most of the time of the whole table.
         for length in (n for n in sizes.lengths if n <= 2 * sizes.tokens and (causal or n == sizes.tokens)):
-            contestants[f"{QUADRATIC} {CAUSAL[causal]} {length}"] = _softmax(sizes, causal, length)
+            exact = partial(_attention.fused, causal=causal)
+            contestants[f"{QUADRATIC} {CAUSAL[causal]} {length}"] = _attention.passes(
+                exact, _draw(sizes, length)
+            )
     for name, causal in cases:
         if name == QUADRATIC:
             continue
-        lengths = sizes.lengths if causal is _modes(name)[0] else (sizes.tokens,)
+        lengths = sizes.lengths if causal is _attention.modes(name)[0] else (sizes.tokens,)
         for length in lengths:
-            contestants[f"{name} {CAUSAL[causal]} {length}"] = _both(name, sizes, length, causal)
+            contestants[f"{name} {CAUSAL[causal]} {length}"] = _attention.mechanism(
+                name, _draw(sizes, length), causal=causal
+            )
     timings = interleaved(contestants, rounds=sizes.rounds, at_least=0, progress=progress)
     return _rows({name: timing.median for name, timing in timings.items()}, sizes), timings
 
 
-def picture(path: Path, timings: dict[str, Timing], sizes: Sizes) -> None:
+def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
     """Time against length, a line for each mechanism."""
     pictures.logarithmic(
         path,
@@ -66,13 +67,14 @@ def picture(path: Path, timings: dict[str, Timing], sizes: Sizes) -> None:
         y="forward + backward (ms)",
         title=f"{sizes.heads} heads of {sizes.dim}, one sequence",
     )
+    return [path]
 
 
 def _lines(timings: dict[str, Timing], sizes: Sizes) -> dict[str, dict[int, float]]:
     lines: dict[str, dict[int, float]] = {}
     for name, timing in timings.items():
         what, mode, tokens = name.split()
-        if mode == CAUSAL[_modes(what)[0]]:
+        if mode == CAUSAL[_attention.modes(what)[0]]:
             label = f"{what}, {mode}" if mode != CAUSAL[True] else what
             lines.setdefault(label, {})[int(tokens)] = timing.median
     return lines
@@ -88,7 +90,7 @@ def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
                 ratio = seconds[f"{QUADRATIC} {mode} {tokens}"] / time
                 rows.append(Row(f"{what}, {mode}: SDPA softmax / it", ratio, "x", at_least=1))
     for name in sizes.names or attention.names():
-        mode = CAUSAL[_modes(name)[0]]
+        mode = CAUSAL[_attention.modes(name)[0]]
         times = [seconds[f"{name} {mode} {n}"] for n in sizes.lengths if f"{name} {mode} {n}" in seconds]
         if len(times) > 1 and name != QUADRATIC:
             each = [after / before for before, after in pairwise(times)]
@@ -99,38 +101,5 @@ def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
     return rows
 
 
-def _modes(name: str) -> list[bool]:
-    """Whether a mechanism is timed causal, bidirectional or both; the first one at all lengths."""
-    can = attention.mechanism(name).can
-    return [causal for causal, possible in ((True, can.causal), (False, can.bidirectional)) if possible]
-
-
-def _draw(sizes: Sizes, length: int) -> list[Tensor]:
-    return [torch.randn(1, length, sizes.heads, sizes.dim, requires_grad=True) for _ in range(3)]
-
-
-def _both(name: str, sizes: Sizes, length: int, causal: bool) -> Callable[[], object]:
-    config = for_length(attention.load(name).Config, length)
-    mechanism: Attention = config.build(heads=sizes.heads, dim=sizes.dim, causal=causal)
-    q, k, v = _draw(sizes, length)
-    given: dict[str, Any] = {
-        what: torch.randn(1, length, width, requires_grad=True) for what, width in mechanism.reads().items()
-    }
-    inputs = [q, v] if mechanism.shared_key else [q, k, v]
-    inputs += [*given.values(), *mechanism.parameters()]
-
-    def both() -> None:
-        y = mechanism(q, q if mechanism.shared_key else k, v, **given)
-        torch.autograd.grad(y.sum(), inputs, allow_unused=True)
-
-    return both
-
-
-def _softmax(sizes: Sizes, causal: bool, length: int) -> Callable[[], object]:
-    q, k, v = (x.movedim(1, 2) for x in _draw(sizes, length))
-
-    def both() -> None:
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        torch.autograd.grad(y.sum(), (q, k, v))
-
-    return both
+def _draw(sizes: Sizes, length: int) -> _attention.Inputs:
+    return _attention.draw(1, length, sizes.heads, sizes.dim)

@@ -4,20 +4,12 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
 
 from lintra.bench import _report
+from lintra.bench._options import Options
 from lintra.cli._arguments import UsageError, parse
 
-BENCHES = ("attention", "mechanisms", "train", "decode")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
-    """How a benchmark runs."""
-
-    out: Path | None = None  # the JSON file; else bench/results/WHAT-CPU.json, with --quick none
-    quick: bool = False  # tiny sizes: shows that it works, measures nothing
+BENCHES = ("attention", "mechanisms", "scaling", "train", "decode", "model")
 
 
 def bench(args: Sequence[str]) -> int:
@@ -30,17 +22,22 @@ def bench(args: Sequence[str]) -> int:
     from rich.progress import Progress
 
     module = import_module(f"lintra.bench.{what}")
-    options = parse(Options, args[1:], prog=f"lintra bench {what}", description=str(module.__doc__))
-    sizes = module.QUICK if options.quick else module.Sizes()
+    form: type[Options] = getattr(module, "Options", Options)
+    options = parse(form, args[1:], prog=f"lintra bench {what}", description=str(module.__doc__))
+    own = {field.name for field in dataclasses.fields(form)} - {x.name for x in dataclasses.fields(Options)}
+    sizes = dataclasses.replace(
+        module.QUICK if options.quick else module.Sizes(), **{name: getattr(options, name) for name in own}
+    )
     with Progress(disable=not sys.stdout.isatty(), transient=True) as progress:
         rounds = progress.add_task("measuring, rounds", total=sizes.rounds)
         rows, timings = module.run(sizes, lambda done: progress.update(rounds, completed=done))
     print(_report.table(rows))
-    path = options.out or (None if options.quick else _report.default_path(what))
+    device = getattr(options, "device", "cpu")
+    path = options.out or (None if options.quick else _report.default_path(what, device))
     if path:
         _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes))
         print(f"\nsaved in {path}")
         if hasattr(module, "picture"):
-            module.picture(path.with_suffix(".png"), timings, sizes)
-            print(f"drawn in {path.with_suffix('.png')}")
+            for drawn in module.picture(path.with_suffix(".png"), rows, timings, sizes):
+                print(f"drawn in {drawn}")
     return 0

@@ -28,6 +28,13 @@ def test_short_contestants_are_called_often():
     assert timing.calls > 10
 
 
+def test_long_contestants_are_not_called_untimed():
+    order = []
+    timings = interleaved({"long": lambda: order.append("long")}, rounds=3, at_least=1.0, settle=0.0)
+    assert len(order) == 1 + 3
+    assert timings["long"].calls == 1
+
+
 def test_median_and_quartiles():
     timing = Timing((5.0, 1.0, 2.0, 4.0, 3.0), calls=1)
     assert timing.median == 3
@@ -36,10 +43,12 @@ def test_median_and_quartiles():
 
 def test_targets():
     rows = [Row("a", 2, "x", at_least=2), Row("b", 2, "x", at_most=1), Row("c", 1234.5, "GFLOP/s")]
-    assert [row.met for row in rows] == [True, False, None]
+    rows += [Row("d", figure, "x", at_least=1, at_most=2) for figure in (0.9, 1.5, 2.1)]
+    assert [row.met for row in rows] == [True, False, None, False, True, False]
     table = _report.table(rows).splitlines()
     assert table[0].endswith(">= 2 x         met")
     assert table[1].endswith("<= 1 x         MISSED")
+    assert table[4].endswith("1 to 2 x       met")
 
 
 def test_a_report_says_where_it_comes_from(tmp_path):
@@ -74,10 +83,10 @@ def test_lines_over_positions():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("what", ["train", "decode", "attention", "mechanisms"])
+@pytest.mark.parametrize("what", ["train", "decode", "attention", "mechanisms", "model", "scaling --peers"])
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
-    assert main(["bench", what, "--quick", "--out", str(path)]) == 0
+    assert main(["bench", *what.split(), "--quick", "--out", str(path)]) == 0
     printed = capsys.readouterr().out
     report = json.loads(path.read_text())
     assert str(path) in printed

@@ -114,7 +114,7 @@ def test_info(lintra_says):
         (["generate", "--model", "x", "--samples", "-1"], "samples must not be negative, got -1"),
         (
             ["bench", "everything"],
-            "bench must be one of attention, mechanisms, train, decode; got 'everything'",
+            "bench must be one of attention, mechanisms, scaling, train, decode, model; got 'everything'",
         ),
         (["demo", "--seconds", "0"], "seconds must be positive, got 0"),
     ],

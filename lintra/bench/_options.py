@@ -1,0 +1,12 @@
+"""The flags that every benchmark has."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a benchmark runs. One with further options derives from this; they name fields of its `Sizes`."""
+
+    out: Path | None = None  # the JSON file; else bench/results/WHAT-CPU.json, or none of a quick run
+    quick: bool = False  # tiny sizes: shows that it works, measures nothing

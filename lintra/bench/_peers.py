@@ -1,0 +1,107 @@
+"""Other libraries' attention, as far as it is installed here, for the same queries, keys and values.
+
+LSH takes 4 rounds. nystrom-attention and linformer offer only a layer with its projections, which is then
+what is measured.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lintra.bench._attention import Call, Inputs, draw, passes
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def missing() -> list[str]:
+    """The peers that cannot be imported here."""
+    return [name for name, make in PEERS.items() if not _imports(make)]
+
+
+def call(name: str, inputs: Inputs) -> Call:
+    """Forward + backward of a peer."""
+    return PEERS[name](inputs)
+
+
+def _imports(make: Callable[[Inputs], Call]) -> bool:
+    """Whether it can be built, for a few tokens."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            make(draw(1, 128, 2, 8))
+    except (ImportError, OSError):  # OSError: a library that is there but does not load
+        return False
+    return True
+
+
+def _fast_transformers(inputs: Inputs) -> Call:
+    """Without the mask object its layer asks for, which holds a number for each pair of tokens."""
+    from fast_transformers.attention.causal_linear_attention import causal_linear  # pyright: ignore
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
+        total = torch.einsum("bthf,bthf->bth", q, k.cumsum(1)) + 1e-6
+        return causal_linear(q, k, v) / total[..., None]
+
+    return passes(attend, inputs)
+
+
+def _performer_pytorch(inputs: Inputs) -> Call:
+    from performer_pytorch import FastAttention  # pyright: ignore
+
+    attend = FastAttention(inputs[0].shape[-1], causal=True).to(inputs[0].device)
+    return passes(lambda q, k, v: attend(*(x.transpose(1, 2) for x in (q, k, v))), inputs)
+
+
+def _reformer_pytorch(inputs: Inputs) -> Call:
+    from reformer_pytorch import LSHAttention  # pyright: ignore
+
+    attend = LSHAttention(bucket_size=64, n_hashes=4, causal=True).to(inputs[0].device)
+
+    def both() -> None:
+        q, v = inputs[0], inputs[2]
+        y, *_ = attend(*(x.transpose(1, 2).flatten(0, 1) for x in (q, v)))
+        torch.autograd.grad(y.sum(), (q, v))
+
+    return both
+
+
+def _nystrom_attention(inputs: Inputs) -> Call:
+    from nystrom_attention import NystromAttention  # pyright: ignore
+
+    heads, dim = inputs[0].shape[2:]
+    return _layer(NystromAttention(heads * dim, dim, heads), inputs)
+
+
+def _linformer(inputs: Inputs) -> Call:
+    from linformer import LinformerSelfAttention  # pyright: ignore
+
+    _, tokens, heads, dim = inputs[0].shape
+    return _layer(LinformerSelfAttention(heads * dim, tokens, heads=heads), inputs)
+
+
+def _layer(layer: Any, inputs: Inputs) -> Call:
+    x = inputs[0].flatten(2).detach().requires_grad_()
+    layer = layer.to(x.device)
+    wanted = [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x).sum(), wanted)
+
+
+# name -> its call. A peer's mechanism here is in COUNTERPARTS.
+PEERS: dict[str, Callable[[Inputs], Call]] = {
+    "fast-transformers": _fast_transformers,
+    "performer-pytorch": _performer_pytorch,
+    "reformer-pytorch": _reformer_pytorch,
+    "nystrom-attention": _nystrom_attention,
+    "linformer-pytorch": _linformer,
+}
+COUNTERPARTS = {
+    "fast-transformers": "linear",
+    "performer-pytorch": "performer",
+    "reformer-pytorch": "lsh-4",
+    "nystrom-attention": "nystromformer",
+    "linformer-pytorch": "linformer",
+}

@@ -1,0 +1,45 @@
+"""What is timed computes what it is called."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lintra import attention
+from lintra.bench import _attention, _points
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_softmax_written_out_is_the_fused_one(causal):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 11, 3, 5, dtype=torch.float64, requires_grad=True)
+    found = []
+    for attend in (_attention.written_out, _attention.fused):
+        y = attend(q, k, v, causal=causal)
+        found.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v))])
+    assert_close(*found)
+
+
+def test_every_contestant_but_lsh_and_softmax_is_a_mechanism():
+    others = set(_points.ours()) - {_points.WRITTEN_OUT, _points.FUSED, "lsh-1", "lsh-4", "lsh-8"}
+    assert others | {"softmax", "lsh"} == set(attention.names())
+
+
+def test_rounds_of_lsh_are_those_of_its_name(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        _attention, "mechanism", lambda name, inputs, **options: asked.append((name, options))
+    )
+    point = _points.Point(who="lsh-8", batch=1, tokens=4, heads=1, dim=2, device="cpu")
+    _points.call(point, _points.draw(point))
+    assert asked == [("lsh", {"causal": True, "rounds": 8})]
+
+
+def test_shorter_inputs_are_the_beginning_of_longer_ones():
+    point = _points.Point(who="", batch=1, tokens=64, heads=2, dim=3, device="cpu")
+    long = _points.draw(point)
+    short = _points.cut(long, _points.Point(who="", batch=4, tokens=8, heads=2, dim=3, device="cpu"))
+    for whole, part in zip(long, short, strict=True):
+        assert part.shape == (4, 8, 2, 3)
+        assert part.is_leaf
+        assert part.requires_grad
+        assert torch.equal(part.flatten(0, 1), whole[0, :32])
