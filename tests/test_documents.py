@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "experiments").glob("*/README.md"),
 ]
 
 
@@ -37,7 +38,7 @@ def test_every_mechanism_has_its_page(name):
     assert f"({name}.md)" in (ROOT / "docs" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: file.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if not target.startswith("http"):
@@ -96,3 +97,55 @@ def test_the_figures_of_choosing_are_those_of_the_file():
     report = json.loads(ALL.read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     assert comparison(report) in (ROOT / "docs" / "choosing.md").read_text()
+
+
+SCALING = ROOT / "experiments" / "scaling"
+
+
+def against_length(report: dict) -> str:
+    """A row for each contestant: one sequence of two lengths, and how it grows."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    ends = (4096, max(report["sizes"]["lengths"]))
+    columns = [f"{n:,} tokens: {what}" for n in ends for what in ("time", "memory")]
+    heads = [f"{n:,}, {unit}" for n in ends for unit in ("ms", "MB")]
+    lines = [
+        f"| contestant | {' | '.join(heads)} | time ~ N^ | memory ~ N^ | faster than SDPA from |",
+        "| --- " * (len(heads) + 4) + "|",
+    ]
+    for name in dict.fromkeys(
+        what.split(":")[0].rpartition(", ")[0] for what in rows if " tokens: time" in what
+    ):
+        cells = [f"{rows[key]:,.3g}" if (key := f"{name}, {column}") in rows else "" for column in columns]
+        for what in ("time", "memory"):
+            found = rows.get(f"{name}: {what} grows with the length to the power of")
+            cells.append("" if found is None else f"{found:.2f}")
+        first = rows.get(f"{name}: faster than softmax, SDPA from")
+        lines.append(f"| {' | '.join([name, *cells, '' if first is None else f'{first:,.0f}'])} |")
+    return "\n".join(lines)
+
+
+def whole_model(report: dict) -> str:
+    """Training by length, then the next token by position."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    ways = ("linear", "softmax", "softmax / linear")
+    written = ("linear, as an RNN", "softmax, cached keys and values")
+    head = "| training, tokens | linear, tokens/s | softmax, tokens/s | ratio |"
+    lines = [head, "| --- | --- | --- | --- |"]
+    for n in report["sizes"]["lengths"]:
+        linear, softmax, ratio = (rows[f"{way}, training step of {n:,} tokens"] for way in ways)
+        lines.append(f"| {n:,} | {linear:,.0f} | {softmax:,.0f} | {ratio:.1f} x |")
+    head = f"| next token, position | {written[0]}, ms | {written[1]}, ms |"
+    lines += ["", head, "| --- | --- | --- |"]
+    for n in report["sizes"]["next"]["positions"]:
+        rnn, cached = (rows[f"{way} at {n}"] for way in written)
+        lines.append(f"| {n:,} | {rnn:.2f} | {cached:.2f} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("file", "table"), [("attention.json", against_length), ("model.json", whole_model)])
+def test_the_figures_of_scaling_are_those_of_the_files(file, table):
+    if not (SCALING / file).exists():
+        pytest.skip(f"experiments/scaling/{file} is not measured yet")
+    report = json.loads((SCALING / file).read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    assert table(report) in (SCALING / "README.md").read_text()

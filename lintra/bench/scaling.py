@@ -203,7 +203,7 @@ def _ratios(rows: list[Row], sizes: Sizes) -> Iterator[Row]:
     single = next((row.figure for row in rows if row.what == _single(last)), None)
     exact, mine = times.get(FUSED, {}).get(last, single), times.get(LINEAR, {}).get(last)
     if exact is not None and mine is not None:
-        yield Row(f"{FUSED} / {LINEAR}, {last:,} tokens: {_TIME}", exact / mine, "x", 100)
+        yield Row(f"{_TIME} of {FUSED} / {LINEAR}, {last:,} tokens", exact / mine, "x", 100)
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:

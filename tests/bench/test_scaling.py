@@ -155,8 +155,12 @@ def test_lines_are_the_points_among_the_rows():
         Row("softmax, SDPA, 1,024 tokens: memory", 4.0, "MB"),
         Row("softmax, SDPA, 65,536 tokens, one call: time", 5.0, "ms"),
         Row("lsh-1, 65,536 tokens: left out, may take 5 s, likely", 6.0, "s"),
-        Row("linear: time grows with the length to the power of", 1.0, ""),
+        *scaling._growth([Row(f"linear, {n} tokens: time", float(n), "ms") for n in (1, 2)], scaling.QUICK),
     ]
+    rows += scaling._ratios(
+        [Row(f"{who}, 128 tokens: time", 1.0, "ms") for who in (FUSED, "linear")], scaling.QUICK
+    )
+    assert len(rows) == 6
     assert scaling.lines(rows, "time") == {"softmax, SDPA": {1024: 3.0}}
     assert scaling.lines(rows, "memory") == {"softmax, SDPA": {1024: 4.0}}
 
