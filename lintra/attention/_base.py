@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lintra.ops import _check
-from lintra.ops.packed import Packed, check_packed
+from lintra.ops.packed import Bounds, PackedRow
 from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
@@ -161,7 +161,7 @@ class Attention(nn.Module):
         q: Float[Tensor, "1 t h d"],
         k: Float[Tensor, "1 t g d"],
         v: Float[Tensor, "1 t g e"],
-        cu_seqlens: Int[Tensor, "bounds"],
+        cu_seqlens: Bounds,
         *,
         rotate: Rotation | None = None,
         **reads: Tensor,
@@ -170,13 +170,12 @@ class Attention(nn.Module):
 
         `rotate` and `reads` go by token, [1 t ...]. Here by `forward` of the sequences padded: the law of
         masks makes that right for every mechanism."""
-        self.check_packed(q, k, v, cu_seqlens)
+        row = self.check_packed(q, k, v, cu_seqlens)
 
         def padded(position: Tensor | None = None, **rows: Any) -> Tensor:
             return self(rotate=_turned(rotate, position), **rows)
 
-        packed = Packed.alike(cu_seqlens, q.shape[1])
-        return packed.each(padded, q=q, k=k, v=v, **_by_token(rotate, reads))
+        return row.alike().each(padded, q=q, k=k, v=v, **_by_token(rotate, reads))
 
     def extend_packed(
         self,
@@ -184,14 +183,13 @@ class Attention(nn.Module):
         k: Float[Tensor, "1 t g d"],
         v: Float[Tensor, "1 t g e"],
         state: State,
-        cu_seqlens: Int[Tensor, "bounds"],
+        cu_seqlens: Bounds,
         *,
         rotate: Rotation | None = None,
         **reads: Tensor,
     ) -> tuple[Float[Tensor, "1 t h e"], State]:
         """Any number of tokens after the `state` of each of n sequences: n prompts in one row, say."""
-        self.check_packed(q, k, v, cu_seqlens)
-        packed = Packed.together(cu_seqlens, q.shape[1])
+        packed = self.check_packed(q, k, v, cu_seqlens).together()
         given = {"q": q, "k": k, "v": v, **_by_token(rotate, reads)}
         rows: dict[str, Any] = {name: packed.unpack(x)[0] for name, x in given.items()}
         turn = _turned(rotate, rows.pop("position", None))
@@ -248,10 +246,10 @@ class Attention(nn.Module):
             if not bool(same.all() if mask is None else same[mask].all()):
                 raise ValueError(f"attention {self.name!r} has one projection: k must be q")
 
-    def check_packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> None:
-        """The same for a row of sequences."""
+    def check_packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds) -> PackedRow:
+        """The same for a row of sequences -> the row, checked."""
         self.check(q, k, v, None)
-        check_packed(cu_seqlens, "q", q, None)
+        return PackedRow.of(cu_seqlens, "q", q)
 
     def check_reads(self, q: Tensor, **given: Tensor | None) -> list[Any]:
         """What was given beside q, k, v, in its order. Raises ValueError or TypeError unless that is what

@@ -37,6 +37,7 @@ from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.packed import Bounds, PackedRow
 from lintra.ops.positions import Rotation
 
 __all__ = [
@@ -123,11 +124,11 @@ class LinearAttention(Attention):
         return self._sum(q, k, v, state, mask, rotate)
 
     def forward_packed(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rotate: Rotation | None = None
     ) -> Tensor:
         """Without padding where the sum is native."""
-        self.check_packed(q, k, v, cu_seqlens)
-        return self._sum(q, k, v, None, None, rotate, cu_seqlens)[0]
+        row = self.check_packed(q, k, v, cu_seqlens)
+        return self._sum(q, k, v, None, None, rotate, row)[0]
 
     def extend_packed(
         self,
@@ -135,13 +136,13 @@ class LinearAttention(Attention):
         k: Tensor,
         v: Tensor,
         state: LinearState,
-        cu_seqlens: Tensor,
+        cu_seqlens: Bounds,
         *,
         rotate: Rotation | None = None,
     ) -> tuple[Tensor, LinearState]:
-        self.check_packed(q, k, v, cu_seqlens)
+        row = self.check_packed(q, k, v, cu_seqlens)
         self.check_causal()
-        return self._sum(q, k, v, state, None, rotate, cu_seqlens)
+        return self._sum(q, k, v, state, None, rotate, row)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rotate: Rotation | None = None
@@ -183,12 +184,12 @@ class LinearAttention(Attention):
         state: LinearState | None,
         mask: Tensor | None,
         rotate: Rotation | None,
-        cu_seqlens: Tensor | None = None,
+        row: PackedRow | None = None,
     ) -> tuple[Tensor, LinearState]:
         config = self.config
         fused = config.feature_map.fused
         options = {"mask": mask, "causal": self.causal, "chunk": config.chunk, "impl": config.impl}
-        options |= {"cu_seqlens": cu_seqlens}
+        options |= {"cu_seqlens": row}
         if rotate is not None or fused is None:
             (k,) = zero_padding(mask, k)
             (q,) = zero_padding(mask if self.causal else None, q)

@@ -20,7 +20,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.packed import Packed
+from lintra.ops.packed import Bounds
 from lintra.ops.padding import RealFirst, put_last, take
 from lintra.ops.positions import Rotation, token_positions
 from lintra.ops.softmax_attention import fused_attention
@@ -120,12 +120,12 @@ class SoftmaxAttention(Attention):
         return y, after if window is None else _latest(after, window - 1)
 
     def forward_packed(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rotate: Rotation | None = None
     ) -> Tensor:
         """Padded in groups of similar length, at most four times the scores there are; with a mask of blocks
         on the row they would be t t, and a NaN would pass from one sequence to another. Causal, no token sees
         the padding behind it: no mask is made of it and a window needs no reordering."""
-        self.check_packed(q, k, v, cu_seqlens)
+        row = self.check_packed(q, k, v, cu_seqlens)
         q, k, v = self.prepare(q, k, v, None, rotate)
 
         def padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -135,7 +135,7 @@ class SoftmaxAttention(Attention):
             visible = None if mask is None or self.causal else mask[:, None]
             return self._attend(q, k, v, visible, causal=self.causal)
 
-        return Packed.alike(cu_seqlens, q.shape[1]).each(padded, q=q, k=k, v=v)
+        return row.alike().each(padded, q=q, k=k, v=v)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rotate: Rotation | None = None

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lintra import fields
 from lintra.nn.embedding import TokenEmbedding
 from lintra.ops import _check
-from lintra.ops.packed import Packed
+from lintra.ops.packed import PackedRow
 from lintra.ops.padding import RealFirst, zero_padding
 
 Pool = Literal["mean", "first"]
@@ -62,14 +62,14 @@ def predict(
     head: nn.Module,
     hidden: Tensor,
     mask: Tensor | None,
-    cu_seqlens: Tensor | None = None,
+    row: PackedRow | None = None,
 ) -> Tensor:
     """One prediction a sequence [b o], of packed ones [n o], or a token [b t o], 0 where it is padded.
 
     hidden [b t c] is 0 in padded places. A sequence without a real token is predicted from zeros.
     """
-    if pool is not None and cu_seqlens is not None:
-        packed = Packed.together(cu_seqlens, hidden.shape[1])
+    if pool is not None and row is not None:
+        packed = row.together()
         return predict(pool, head, packed.unpack(hidden)[0], packed.groups[0].mask)
     if pool is None:
         return zero_padding(mask, head(hidden))[0]

@@ -16,6 +16,7 @@ from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.feed import Feed, FeedKind
 from lintra.nn.heads import Heads
 from lintra.nn.position import Learned, Sinusoidal
+from lintra.ops.packed import PackedRow
 from lintra.ops.positions import token_positions
 
 Position = Literal["sinusoidal", "concatenated", "learned", "rotary", "none"]
@@ -76,12 +77,12 @@ class Stack(nn.Module):
         self.blocks = cast("list[Block]", nn.ModuleList(blocks))
         self.norm = build_norm(config.norm_kind, config.width) if config.norm == "pre" else nn.Identity()
 
-    def place(self, x: Tensor, seen: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None = None) -> Tensor:
+    def place(self, x: Tensor, seen: Tensor, mask: Tensor | None, row: PackedRow | None = None) -> Tensor:
         """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c].
 
         Of packed sequences each has positions of its own, after `seen` [n]."""
         if self.position is not None:
-            here = token_positions(seen, x.shape[1], mask, cu_seqlens)
+            here = token_positions(seen, x.shape[1], mask, row)
             code = self.position(here.clamp(min=0)).to(x.dtype)
             x = torch.cat((x, code), -1) if self.concatenated else x + code
         return self.dropout(x)

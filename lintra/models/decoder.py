@@ -22,7 +22,7 @@ from lintra.models._stack import Stack, StackConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import TokenEmbedding, ValueEmbedding
-from lintra.ops.packed import check_packed, count_sequences, locate, new_tokens
+from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +74,16 @@ class Decoder(Stack):
         tokens: Int[Tensor, "b t"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
-        x = self.enter(tokens, None, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "tokens", tokens, mask)
+        x = self.enter(tokens, None, mask, row)
         for block in self.blocks:
-            x = self.through(block, x, mask=mask, cu_seqlens=cu_seqlens)
+            x = self.through(block, x, mask=mask, cu_seqlens=row)
         return self.head(self.norm(x))
 
-    def shift(
-        self, targets: Int[Tensor, "b t"], cu_seqlens: Int[Tensor, "bounds"] | None = None
-    ) -> Int[Tensor, "b t"]:
+    def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: Bounds | None = None) -> Int[Tensor, "b t"]:
         """What the network reads to predict `targets`: the start symbol, then all but the last of them, in
         each sequence."""
         if self.start_token is None:
@@ -92,8 +91,7 @@ class Decoder(Stack):
         before = torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
         if cu_seqlens is None:
             return before
-        check_packed(cu_seqlens, "targets", targets, None)
-        _, position = locate(cu_seqlens, targets.shape[1])
+        _, position = PackedRow.of(cu_seqlens, "targets", targets).locate()
         return before.masked_fill(position == 0, self.start_token)
 
     def start(self, batch: int) -> DecoderState:
@@ -107,33 +105,33 @@ class Decoder(Stack):
         state: DecoderState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
         """Any number of tokens after `state` (None: before any): a prompt in parallel, or one at a time.
 
         Raises ValueError for a state of another model or batch.
         """
-        n = count_sequences("tokens", tokens, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "tokens", tokens, mask)
+        n = count_sequences(tokens, row)
         state = self.start(n) if state is None else state
         self._check_state(n, state)
-        x = self.enter(tokens, state.seen, mask, cu_seqlens)
+        x = self.enter(tokens, state.seen, mask, row)
         layers = []
         for block, before in zip(self.blocks, state.layers, strict=True):
-            x, after = block.extend(x, before, mask=mask, cu_seqlens=cu_seqlens)
+            x, after = block.extend(x, before, mask=mask, cu_seqlens=row)
             layers.append(after)
-        seen = state.seen + new_tokens(tokens, mask, cu_seqlens)
+        seen = state.seen + new_tokens(tokens, mask, row)
         return self.head(self.norm(x)), DecoderState(seen, tuple(layers))
 
     def enter(
-        self, tokens: Tensor, seen: Tensor | None, mask: Tensor | None, cu_seqlens: Tensor | None
+        self, tokens: Tensor, seen: Tensor | None, mask: Tensor | None, row: PackedRow | None
     ) -> Tensor:
         """What goes into the first block, `seen` [b] real tokens earlier (None: none)."""
         if seen is None:
-            n = count_sequences("tokens", tokens, mask, cu_seqlens)
-            seen = tokens.new_zeros(n, dtype=torch.int64)
+            seen = tokens.new_zeros(count_sequences(tokens, row), dtype=torch.int64)
         check_tokens(tokens, mask, self.config.vocabulary - (0 if self.config.start else 1))
         tokens = tokens if mask is None else tokens.masked_fill(~mask, 0)
-        return self.place(self.embedding(tokens), seen, mask, cu_seqlens)
+        return self.place(self.embedding(tokens), seen, mask, row)
 
     def _check_state(self, n: int, state: DecoderState) -> None:
         if not isinstance(state, DecoderState):

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lintra.attention import AttentionConfig, linear
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
 from lintra.models._stack import Stack, StackConfig, blocks
-from lintra.ops.packed import count_sequences
+from lintra.ops.packed import Bounds, count_sequences, packed_row
 from lintra.ops.padding import zero_padding
 
 
@@ -52,27 +52,28 @@ class Encoder(Stack):
         x: Tensor,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "m *t o"]:
         """`given` is what the mechanism takes at each call, such as a `global_mask`."""
-        hidden = self.hidden(x, mask=mask, cu_seqlens=cu_seqlens, **given)
-        return _ends.predict(self.config.pool, self.head, hidden, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "x", x, mask)
+        hidden = self.hidden(x, mask=mask, cu_seqlens=row, **given)
+        return _ends.predict(self.config.pool, self.head, hidden, mask, row)
 
     def hidden(
         self,
         x: Tensor,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
-        n = count_sequences("x", x, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "x", x, mask)
         x = self.embedding(_ends.checked(self.config, x, mask))
-        x = self.place(x, torch.zeros(n, dtype=torch.int64, device=x.device), mask, cu_seqlens)
+        x = self.place(x, torch.zeros(count_sequences(x, row), dtype=torch.int64, device=x.device), mask, row)
         for block in self.blocks:
-            x = self.through(block, x, mask=mask, cu_seqlens=cu_seqlens, **given)
+            x = self.through(block, x, mask=mask, cu_seqlens=row, **given)
         return zero_padding(mask, self.norm(x))[0]
 
 

@@ -22,7 +22,7 @@ from lintra.models._stack import around, feed, self_heads
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.block import CrossBlock
 from lintra.nn.heads import Heads
-from lintra.ops.packed import Packed, count_sequences
+from lintra.ops.packed import Bounds, count_sequences, packed_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +85,14 @@ class Seq2Seq(Decoder):
         source: Tensor,
         mask: Bool[Tensor, "b s"] | None = None,
         *,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Memory:
         """What the decoder keeps of symbols [b s] or features [b s i]; `given` is for the encoder."""
-        hidden = self.encoder.hidden(source, mask=mask, cu_seqlens=cu_seqlens, **given)
-        if cu_seqlens is not None:
-            packed = Packed.together(cu_seqlens, source.shape[1])
+        row = packed_row(cu_seqlens, "source", source, mask)
+        hidden = self.encoder.hidden(source, mask=mask, cu_seqlens=row, **given)
+        if row is not None:
+            packed = row.together()
             source = hidden = packed.unpack(hidden)[0]
             mask = packed.groups[0].mask
         full = torch.full((len(source),), source.shape[1], device=source.device)
@@ -104,13 +105,14 @@ class Seq2Seq(Decoder):
         memory: Memory,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
-        self._check_memory(memory, count_sequences("tokens", tokens, mask, cu_seqlens))
-        x = self.enter(tokens, None, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "tokens", tokens, mask)
+        self._check_memory(memory, count_sequences(tokens, row))
+        x = self.enter(tokens, None, mask, row)
         for block, remembered in zip(self.blocks, memory.layers, strict=True):
-            x = self.through(block, x, remembered, mask=mask, cu_seqlens=cu_seqlens)
+            x = self.through(block, x, remembered, mask=mask, cu_seqlens=row)
         return self.head(self.norm(x))
 
     def start(self, memory: Memory) -> DecoderState:

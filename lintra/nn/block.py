@@ -2,14 +2,14 @@
 
 from typing import Any, Literal, NamedTuple
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lintra.attention import State
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
 from lintra.ops import _check
-from lintra.ops.packed import Packed
+from lintra.ops.packed import Bounds, PackedRow, packed_row
 from lintra.ops.padding import zero_padding
 
 NormPlace = Literal["pre", "post"]
@@ -54,7 +54,7 @@ class Block(nn.Module):
         x: Float[Tensor, "b t c"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
@@ -72,7 +72,7 @@ class Block(nn.Module):
         state: HeadsState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
         x = self._enter(x, mask)
@@ -134,14 +134,15 @@ class CrossBlock(Block):
         memory: State,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence that reads a memory; packed ones each read their own, of a memory of n."""
+        row = packed_row(cu_seqlens, "x", x, mask)
         x = self._enter(x, mask)
-        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=cu_seqlens, **given)
+        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=row, **given)
         x = self._join(x, mixed, self.norm_mix)
-        return self._leave(self._reading(x, memory, mask, cu_seqlens), mask)
+        return self._leave(self._reading(x, memory, mask, row), mask)
 
     def start(self, batch: int, memory: State) -> CrossState:
         """The state before any token."""
@@ -153,22 +154,22 @@ class CrossBlock(Block):
         state: CrossState,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
     ) -> tuple[Float[Tensor, "b t c"], CrossState]:
         """Any number of tokens after `state`."""
         if not isinstance(state, CrossState):
             raise TypeError(f"state must be a CrossState, got {type(state).__name__}")
+        row = packed_row(cu_seqlens, "x", x, mask)
         x = self._enter(x, mask)
         normed = self._normed(x, self.norm_mix)
-        mixed, after = self.mix.extend(normed, state.own, mask=mask, cu_seqlens=cu_seqlens)
-        x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask, cu_seqlens)
+        mixed, after = self.mix.extend(normed, state.own, mask=mask, cu_seqlens=row)
+        x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask, row)
         return self._leave(x, mask), CrossState(after, state.memory)
 
-    def _reading(self, x: Tensor, memory: State, mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    def _reading(self, x: Tensor, memory: State, mask: Tensor | None, row: PackedRow | None) -> Tensor:
         queries = self._normed(x, self.norm_read)
-        if cu_seqlens is None:
+        if row is None:
             found = self.read.read(queries, memory, mask)
         else:
-            packed = Packed.together(cu_seqlens, x.shape[1])
-            found = packed.each(lambda x, mask: self.read.read(x, memory, mask), x=queries)
+            found = row.together().each(lambda x, mask: self.read.read(x, memory, mask), x=queries)
         return self._join(x, found, self.norm_read)

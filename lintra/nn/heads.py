@@ -4,13 +4,13 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention import AttentionConfig, State
 from lintra.ops import _check
-from lintra.ops.packed import count_sequences, new_tokens
+from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation, token_positions
 
@@ -73,18 +73,19 @@ class Heads(nn.Module):
         x: Float[Tensor, "b t c"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence attending to itself; 0 in padded places."""
-        n = count_sequences("x", x, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "x", x, mask)
+        n = count_sequences(x, row)
         q, k, v, reads = self._project(x, mask)
         seen = x.new_zeros(n, dtype=torch.int64)
-        rotate = self._rotation(seen, x.shape[1], mask, cu_seqlens)
-        if cu_seqlens is None:
+        rotate = self._rotation(seen, x.shape[1], mask, row)
+        if row is None:
             y = self.attention(q, k, v, mask=mask, rotate=rotate, **reads, **given)
         else:
-            y = self.attention.forward_packed(q, k, v, cu_seqlens, rotate=rotate, **reads, **given)
+            y = self.attention.forward_packed(q, k, v, row, rotate=rotate, **reads, **given)
         return zero_padding(mask, self.outward(y.flatten(2)))[0]
 
     def start(self, batch: int) -> HeadsState:
@@ -101,23 +102,24 @@ class Heads(nn.Module):
         state: HeadsState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        cu_seqlens: Bounds | None = None,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
-        n = count_sequences("x", x, mask, cu_seqlens)
+        row = packed_row(cu_seqlens, "x", x, mask)
+        n = count_sequences(x, row)
         state = self.start(n) if state is None else state
         q, k, v, reads = self._project(x, mask)
         if not isinstance(state, HeadsState):
             raise TypeError(f"state must be a HeadsState, got {type(state).__name__}")
         if state.seen.shape[0] != n:
             raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {n}")
-        rotate = self._rotation(state.seen, x.shape[1], mask, cu_seqlens)
+        rotate = self._rotation(state.seen, x.shape[1], mask, row)
         options = {"rotate": rotate, **reads}
-        if cu_seqlens is None:
+        if row is None:
             y, after = self.attention.extend(q, k, v, state.attention, mask=mask, **options)
         else:
-            y, after = self.attention.extend_packed(q, k, v, state.attention, cu_seqlens, **options)
-        seen = state.seen + new_tokens(x, mask, cu_seqlens)
+            y, after = self.attention.extend_packed(q, k, v, state.attention, row, **options)
+        seen = state.seen + new_tokens(x, mask, row)
         return zero_padding(mask, self.outward(y.flatten(2)))[0], HeadsState(seen, after)
 
     def remember(self, x: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
@@ -156,8 +158,8 @@ class Heads(nn.Module):
         return [part.unflatten(2, (-1, self.dim)) for part in parts]
 
     def _rotation(
-        self, seen: Tensor, time: int, mask: Tensor | None, cu_seqlens: Tensor | None
+        self, seen: Tensor, time: int, mask: Tensor | None, row: PackedRow | None
     ) -> Rotation | None:
         if self.rotary is None:
             return None
-        return Rotation(token_positions(seen, time, mask, cu_seqlens), self.rotary)
+        return Rotation(token_positions(seen, time, mask, row), self.rotary)

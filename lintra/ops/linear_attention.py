@@ -20,7 +20,7 @@ from lintra.ops import _check, _dispatch
 from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
-from lintra.ops.packed import Packed, check_packed
+from lintra.ops.packed import Bounds, PackedRow, count_sequences, packed_row
 from lintra.ops.padding import zero_padding
 
 Impl = Literal["auto", "reference", "torch", "native"]
@@ -70,7 +70,7 @@ def linear_attention(
     log_input: Tensor | None = None,
     state: LinearState | None = None,
     mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
+    cu_seqlens: Bounds | None = None,
     causal: bool = True,
     normalize: bool = True,
     eps: float = 1e-6,
@@ -96,21 +96,22 @@ def linear_attention(
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
     """
     q, k, v = follow_autocast(q, k, v)
-    n = _validate(q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk)
+    row = _validate(q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk)
     if state is None:
-        g, f = k.shape[2:]
+        n, (g, f) = count_sequences(q, row), k.shape[2:]
         state = LinearState.empty(n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
     if chosen == "native":
+        bounds = None if row is None else row.cu_seqlens
         y, kv, z = linear_attention_native(
-            q, k, v, log_decay, log_input, *state, mask, cu_seqlens, causal, normalize, eps, feature_map
+            q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
         )
         return y, LinearState(kv, z)
-    if cu_seqlens is not None:
+    if row is not None:
         rows = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
         options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
-        return _padded(rows, state, cu_seqlens, q.shape[1], **options, chunk=chunk, impl=chosen)
+        return _padded(row, rows, state, **options, chunk=chunk, impl=chosen)
     with no_autocast(q):
         arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
         if chosen == "reference":
@@ -125,10 +126,10 @@ def linear_attention(
 
 
 def _padded(
-    rows: dict[str, Tensor | None], state: LinearState, cu_seqlens: Tensor, time: int, **options: Any
+    row: PackedRow, rows: dict[str, Tensor | None], state: LinearState, **options: Any
 ) -> tuple[Tensor, LinearState]:
     """The sum of packed sequences, `rows` by name, as that of padded ones."""
-    packed = Packed.alike(cu_seqlens, time)
+    packed = row.alike()
     given = {name: packed.unpack(x) for name, x in rows.items() if x is not None}
     ys, states = [], []
     for i, group in enumerate(packed.groups):
@@ -332,16 +333,16 @@ def _validate(
     log_input: Tensor | None,
     state: LinearState | None,
     mask: Tensor | None,
-    cu_seqlens: Tensor | None,
+    cu_seqlens: Bounds | None,
     causal: bool,
     eps: float,
     feature_map: str | None,
     chunk: int,
-) -> int:
-    """How many sequences, and states, there are."""
+) -> PackedRow | None:
+    """The row of sequences, if that is what is given."""
     sizes: dict[str, int] = {}
     _check.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
-    n = q.shape[0] if cu_seqlens is None else check_packed(cu_seqlens, "q", q, mask)
+    row = packed_row(cu_seqlens, "q", q, mask)
     _check.heads(sizes["h"], sizes["g"])
     if sizes["d"] < 1 or sizes["e"] < 1:
         raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
@@ -355,7 +356,7 @@ def _validate(
         if not isinstance(state, tuple) or len(state) != 2:
             raise TypeError(f"state must be a LinearState(kv, z), got {type(state).__name__}")
         for name, x, letters in (("state.kv", state[0], "b g d e"), ("state.z", state[1], "b g d")):
-            _check.shape(name, x, letters, sizes | {"b": n})
+            _check.shape(name, x, letters, sizes | {"b": count_sequences(q, row)})
             if x.dtype != _check.sum_dtype(q.dtype) or x.device != q.device:
                 raise TypeError(
                     f"{name} must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
@@ -371,7 +372,7 @@ def _validate(
         raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
-    return n
+    return row
 
 
 def check_decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:

@@ -8,7 +8,8 @@ Letters: n sequences, t tokens of all together, k sequences of a group and m tok
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
@@ -100,6 +101,63 @@ class Packed(NamedTuple):
         )
 
 
+class PackedRow:
+    """A row of n sequences, its bounds checked. A network makes one of `cu_seqlens` at its entrance and hands
+    it down, so that checking and laying out, which waits for a GPU, happen once and not in every layer.
+    Whatever takes `cu_seqlens` takes it too.
+    """
+
+    def __init__(self, cu_seqlens: Int[Tensor, "bounds"], time: int):
+        self.cu_seqlens, self.time, self.n = cu_seqlens, time, len(cu_seqlens) - 1
+        self._made: dict[str, Packed] = {}
+
+    @classmethod
+    def of(cls, cu_seqlens: "Bounds", name: str, row: Tensor, mask: Tensor | None = None) -> "PackedRow":
+        """The sequences of the row [1 t ...]. Raises ValueError or TypeError unless cu_seqlens is [n+1], goes
+        from 0 to t without decreasing, where that is readable, and there is no mask."""
+        if row.shape[0] != 1:
+            raise ValueError(
+                f"with cu_seqlens all sequences lie in one row: {name} must be [1 t ...], got "
+                f"shape {list(row.shape)}"
+            )
+        if mask is not None:
+            raise ValueError("cu_seqlens and mask exclude each other: packed sequences have no padding")
+        if not isinstance(cu_seqlens, PackedRow):
+            _check_bounds(cu_seqlens, name, row)
+            return cls(cu_seqlens, row.shape[1])
+        if cu_seqlens.time != row.shape[1]:
+            raise ValueError(f"cu_seqlens is of a row of t={cu_seqlens.time}, {name} has t={row.shape[1]}")
+        return cu_seqlens
+
+    @property
+    def lengths(self) -> Int[Tensor, "n"]:
+        return self.cu_seqlens.diff()
+
+    def together(self) -> Packed:
+        """As `Packed.together`."""
+        return self._laid_out(Packed.together)
+
+    def alike(self) -> Packed:
+        """As `Packed.alike`."""
+        return self._laid_out(Packed.alike)
+
+    def locate(self) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
+        """As the function of that name."""
+        return locate(self.cu_seqlens, self.time)
+
+    def _laid_out(self, way: Callable[[Tensor, int], Packed]) -> Packed:
+        # A compiler sees for itself what is computed twice, and an object must not change in a block that is
+        # computed again in the backward.
+        if torch.compiler.is_compiling():
+            return way(self.cu_seqlens, self.time)
+        if way.__name__ not in self._made:
+            self._made[way.__name__] = way(self.cu_seqlens, self.time)
+        return self._made[way.__name__]
+
+
+Bounds: TypeAlias = Int[Tensor, "bounds"] | PackedRow
+
+
 def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
     """For each token of the row, its sequence and its place in it."""
     places = torch.arange(time, device=cu_seqlens.device)
@@ -108,9 +166,24 @@ def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t
     return sequence, places - cu_seqlens[sequence]
 
 
-def check_packed(cu_seqlens: Tensor, name: str, row: Tensor, mask: Tensor | None) -> int:
-    """The number n of sequences in the row [1 t ...]. Raises ValueError or TypeError unless cu_seqlens is
-    [n+1], goes from 0 to t without decreasing, where that is readable, and there is no mask."""
+def packed_row(cu_seqlens: Bounds | None, name: str, x: Tensor, mask: Tensor | None) -> PackedRow | None:
+    """As `PackedRow.of`, or None where x [b t ...] is a batch."""
+    return None if cu_seqlens is None else PackedRow.of(cu_seqlens, name, x, mask)
+
+
+def count_sequences(x: Tensor, row: PackedRow | None) -> int:
+    """How many there are in x [b t ...]: b, or those of a row."""
+    return x.shape[0] if row is None else row.n
+
+
+def new_tokens(x: Tensor, mask: Tensor | None, row: PackedRow | None) -> int | Tensor:
+    """How many real tokens the sequences in x [b t ...] have: each its own, or all the same."""
+    if row is not None:
+        return row.lengths
+    return x.shape[1] if mask is None else mask.sum(1)
+
+
+def _check_bounds(cu_seqlens: Tensor, name: str, row: Tensor) -> None:
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be a tensor [n+1], got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
@@ -119,37 +192,17 @@ def check_packed(cu_seqlens: Tensor, name: str, row: Tensor, mask: Tensor | None
         raise ValueError(f"cu_seqlens must be [n+1] for n sequences, got shape {list(cu_seqlens.shape)}")
     if cu_seqlens.device != row.device:
         raise ValueError(f"cu_seqlens must be on the device of {name}, {row.device}, got {cu_seqlens.device}")
-    if row.shape[0] != 1:
-        raise ValueError(
-            f"with cu_seqlens all sequences lie in one row: {name} must be [1 t ...], got "
-            f"shape {list(row.shape)}"
-        )
-    if mask is not None:
-        raise ValueError("cu_seqlens and mask exclude each other: packed sequences have no padding")
     if _check.readable(cu_seqlens):
-        first, last, time = int(cu_seqlens[0]), int(cu_seqlens[-1]), row.shape[1]
-        if first != 0:
-            raise ValueError(f"cu_seqlens must begin with 0, got {first}")
-        if last != time:
-            raise ValueError(f"cu_seqlens must end with the number of tokens, t={time}, got {last}")
-        if bool((wrong := cu_seqlens.diff() < 0).any()):
-            at = int(wrong.nonzero()[0])
+        places = cu_seqlens.tolist()  # one look at the device
+        if places[0] != 0:
+            raise ValueError(f"cu_seqlens must begin with 0, got {places[0]}")
+        if places[-1] != row.shape[1]:
             raise ValueError(
-                f"cu_seqlens must not decrease, got {int(cu_seqlens[at])} before {int(cu_seqlens[at + 1])}"
+                f"cu_seqlens must end with the number of tokens, t={row.shape[1]}, got {places[-1]}"
             )
-    return len(cu_seqlens) - 1
-
-
-def count_sequences(name: str, x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> int:
-    """How many there are in x [b t ...]: b, or those of a row. Raises as `check_packed`."""
-    return x.shape[0] if cu_seqlens is None else check_packed(cu_seqlens, name, x, mask)
-
-
-def new_tokens(x: Tensor, mask: Tensor | None, cu_seqlens: Tensor | None) -> int | Tensor:
-    """How many real tokens the sequences in x [b t ...] have: each its own, or all the same."""
-    if cu_seqlens is not None:
-        return cu_seqlens.diff()
-    return x.shape[1] if mask is None else mask.sum(1)
+        for before, after in pairwise(places):
+            if after < before:
+                raise ValueError(f"cu_seqlens must not decrease, got {before} before {after}")
 
 
 def _known(x: Tensor) -> bool:

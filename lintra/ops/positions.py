@@ -6,20 +6,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lintra.ops.packed import locate
+from lintra.ops.packed import PackedRow
 
 
 def token_positions(
     seen: Int[Tensor, "n"],
     time: int,
     mask: Bool[Tensor, "b t"] | None,
-    cu_seqlens: Int[Tensor, "bounds"] | None = None,
+    row: PackedRow | None = None,
 ) -> Int[Tensor, "b t"]:
     """The place of each of `time` new tokens among the real ones, `seen` of them earlier; -1 if padded.
 
     Of packed sequences [1 t], each counts its own, after its own `seen` [n]."""
-    if cu_seqlens is not None:
-        sequence, position = locate(cu_seqlens, time)
+    if row is not None:
+        sequence, position = row.locate()
         return (seen[sequence] + position)[None]
     if mask is None:
         return seen[:, None] + torch.arange(time, device=seen.device)

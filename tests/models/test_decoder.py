@@ -10,6 +10,8 @@ from torch.testing import assert_close
 from lintra.attention import linear, map_state, softmax
 from lintra.models import decoder
 from lintra.nn import LogisticMixture
+from lintra.ops import packed
+from lintra.ops.packed import Packed, PackedRow
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers
 
@@ -241,6 +243,29 @@ def test_the_loss_of_packed_sequences_is_that_of_each(mechanism, checkpoint_bloc
     assert_close(packed, alone, **EXACT)
     parameters = list(model.parameters())
     assert_close(torch.autograd.grad(packed, parameters), torch.autograd.grad(alone, parameters), **EXACT)
+
+
+@pytest.mark.parametrize("checkpoint_blocks", [False, True])
+def test_a_row_is_checked_and_laid_out_once(monkeypatch, checkpoint_blocks):
+    """Not by every layer, nor again when a block is computed again; and a row made once serves many calls."""
+    calls = []
+    for name in ("together", "alike"):
+        way = getattr(Packed, name)
+        monkeypatch.setattr(Packed, name, lambda *args, name=name, way=way: calls.append(name) or way(*args))
+    check = packed._check_bounds
+    monkeypatch.setattr(packed, "_check_bounds", lambda *args: calls.append("check") or check(*args))
+    model = build(attention=softmax.Config(), layers=3, checkpoint_blocks=checkpoint_blocks)
+    tokens, cu_seqlens = torch.randint(0, 11, (1, 5)), torch.tensor([0, 2, 5])
+    params = model(tokens, cu_seqlens=cu_seqlens)
+    params.sum().backward()
+    assert calls == ["check", "alike"]
+    row = PackedRow.of(cu_seqlens, "tokens", tokens)
+    again, state = model.extend(tokens, cu_seqlens=row)
+    model.extend(tokens, state, cu_seqlens=row)
+    assert calls == ["check", "alike", "check", "together"]
+    assert_close(again, params, **EXACT)
+    with pytest.raises(ValueError, match="cu_seqlens is of a row of t=5, tokens has t=4"):
+        model(tokens[:, :4], cu_seqlens=row)
 
 
 def test_refuses_what_is_not_packed_well():
