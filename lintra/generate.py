@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import Required, Unpack
 
+from lintra import replay
 from lintra.models import Decoder, Seq2Seq
 from lintra.nn.mask import lengths_to_mask
 
@@ -123,6 +124,7 @@ class Beginning(NamedTuple):
     source: Tensor | None
     source_mask: Tensor | None
     sampler: Sampler
+    steps: int
     uniforms: Iterator[Tensor]
 
     def memory(self, model: Decoder) -> list[Any]:
@@ -138,10 +140,13 @@ def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
     with evaluation(model):
         memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
         state = model.start(*memory) if memory else None
+        extend = model.extend
         for uniform in begun.uniforms:
-            params, state = model.extend(tokens, state, mask=mask)
+            params, state = extend(tokens, state, mask=mask)
             token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
             yield token
+            if tokens is begun.tokens:  # all behind the prompt are alike
+                extend = replay.extend_of(model, token[:, None], state, begun.steps - 1)
             tokens, mask = token[:, None], None
 
 
@@ -228,6 +233,7 @@ def begin(
         None if source is None else source.to(device),
         None if source_mask is None else source_mask.to(device),
         Sampler(temperature=temperature, top_k=top_k, top_p=top_p),
+        steps,
         _uniforms(steps, tokens, seed),
     )
 

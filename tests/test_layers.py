@@ -16,6 +16,7 @@ ORDER = [
     {"nn"},
     {"models"},
     {"checkpoint"},
+    {"replay"},
     {"generate"},
     {"beam"},
     {"tasks"},
