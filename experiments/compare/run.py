@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from lintra import attention, checkpoint, pictures, train
+from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
@@ -162,6 +163,7 @@ def runs(data: Path, names: list[str]) -> Iterator[Run]:
 
 def worker() -> None:
     """A core to each, and none outlives the program that started it."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -292,6 +294,7 @@ def main() -> None:
         for run in runs(options.data, names):
             print("done " if run.result.exists() else "to do", run.problem.name, run.mechanism, run.seed)
         return
+    keep_freed_memory()
     end = time.time() + 60 * options.minutes
     with multiprocessing.get_context("spawn").Pool(options.workers, worker) as pool:
         work = pool.imap_unordered(train_one, [(run, end) for run in todo])
