@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,6 +20,7 @@ _GAP = 0.15  # between the images of a grid, as part of an image's width
 _PAPER, _INK, _SOFT = "white", "#222222", "#8a8a8a"
 _COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49")
 _DASHES = ("-", "--", ":", "-.")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _SIZE = (7.0, 4.2)  # inches
 
 
@@ -103,13 +106,46 @@ def logarithmic(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=base)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_major_formatter(_plain)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if many:
         _name_ends(axes, ends)
     else:
         axes.legend(frameon=False)
+    _save(path, figure)
+
+
+def roofline(
+    path: Path,
+    points: Mapping[str, tuple[float, float]],
+    *,
+    arithmetic: float,
+    memory: float,
+    title: str,
+) -> None:
+    """Computations, name -> (operations a byte, GFLOP/s), below what the arithmetic (GFLOP/s) and the memory
+    (GB/s) of a machine allow."""
+    figure, axes = _figure(title)
+    edge = arithmetic / memory
+    low = 0.5 * min(edge, *(x for x, _ in points.values()))
+    high = 3 * max(edge, *(x for x, _ in points.values()))
+    axes.plot([low, edge, high], [low * memory, arithmetic, arithmetic], color=_INK, linewidth=1.4)
+    note: dict[str, Any] = {"color": _SOFT, "fontsize": 8}
+    axes.annotate(f"copy, {memory:.0f} GB/s ", (edge / 4, memory * edge / 4), ha="right", va="bottom", **note)
+    axes.annotate(f"matrix product, {arithmetic:.0f} GFLOP/s", (edge, 1.08 * arithmetic), **note)
+    for i, (name, (x, y)) in enumerate(points.items()):
+        axes.plot(
+            [x], [y], _MARKS[i % len(_MARKS)], color=_COLORS[i % len(_COLORS)], markersize=6, label=name
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("operations for every byte that must be moved")
+    axes.set_ylabel("GFLOP/s")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(_plain)
+        axis.set_minor_formatter(NullFormatter())
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
     _save(path, figure)
 
 
@@ -153,6 +189,11 @@ def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None
             annotation_clip=False,
             arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.35, "linewidth": 0.7},
         )
+
+
+def _plain(value: float, _: float) -> str:
+    """A number at an axis, not as a power of ten."""
+    return f"{value:g}"
 
 
 def _figure(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:

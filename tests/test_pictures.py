@@ -40,6 +40,12 @@ def test_curves_with_little_in_them(tmp_path):
     assert pixels(tmp_path / "time.png").std() > 1
 
 
+def test_a_roof_over_points(tmp_path):
+    points = {"a": (0.5, 3.0), "b": (20.0, 90.0)}
+    pictures.roofline(tmp_path / "roof.png", points, arithmetic=100.0, memory=10.0, title="roof")
+    assert pixels(tmp_path / "roof.png").std() > 1
+
+
 def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
     pictures.samples(path, torch.zeros(1, 8, 8, 1, dtype=torch.uint8), "before")

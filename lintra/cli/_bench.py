@@ -9,7 +9,7 @@ from lintra.bench import _report
 from lintra.bench._options import Options
 from lintra.cli._arguments import UsageError, parse
 
-BENCHES = ("attention", "mechanisms", "scaling", "train", "decode", "model")
+BENCHES = ("attention", "mechanisms", "scaling", "roofline", "train", "decode", "model")
 
 
 def bench(args: Sequence[str]) -> int:

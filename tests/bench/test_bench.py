@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from lintra.bench import _report, attention, decode, train
+from lintra.bench import _report, attention, decode, roofline, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.cli import main
@@ -83,7 +83,27 @@ def test_lines_over_positions():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("what", ["train", "decode", "attention", "mechanisms", "model", "scaling --peers"])
+def test_a_computation_is_held_against_what_bounds_it():
+    """Per float32 number of a head of d: d operations on 4 tensors, 3.5 d on 12; softmax, t / 2 for d; in
+    decoding two for each number of a state read and written."""
+    sizes = roofline.QUICK
+    rows, _ = roofline.run(sizes, lambda done: None)
+    figures = {row.what: row.figure for row in rows}
+    d, t = sizes.dim, sizes.tokens
+    assert figures["forward: intensity"] == d / 4
+    assert figures["forward + backward: intensity"] == pytest.approx(14 * d / 48)
+    assert figures["softmax, forward: intensity"] == (t + 1) / 8
+    for batch in sizes.batches:
+        assert figures[f"decode, {batch}: intensity"] == 0.5
+    for name in ("forward", "softmax, forward + backward", "decode, 2"):
+        bound = min(figures["matmul"], figures["copy"] * figures[f"{name}: intensity"])
+        assert figures[f"{name}: of its bound"] == pytest.approx(100 * figures[f"{name}: rate"] / bound)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "what", ["train", "decode", "attention", "mechanisms", "model", "roofline", "scaling --peers"]
+)
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
     assert main(["bench", *what.split(), "--quick", "--out", str(path)]) == 0
