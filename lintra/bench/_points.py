@@ -33,7 +33,7 @@ class Cost:
     """Of one call."""
 
     seconds: float
-    size: int  # bytes above what was held before the call, inputs included
+    size: int  # bytes at the peak, beyond what was held before the call: the inputs are not in it
 
 
 def ours() -> list[str]:
