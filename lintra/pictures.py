@@ -18,7 +18,7 @@ _PIXELS_PER_INCH = 100
 _TINY = 16  # pixels
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 _PAPER, _INK, _SOFT = "white", "#222222", "#8a8a8a"
-_COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49")
+_COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49", "#7b5ea7", "#8a5a44")
 _DASHES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _SIZE = (7.0, 4.2)  # inches
@@ -187,7 +187,13 @@ def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None
             fontsize=8,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "alpha": 0.35, "linewidth": 0.7},
+            arrowprops={
+                "arrowstyle": "-",
+                "relpos": (0, 0.5),
+                "color": color,
+                "alpha": 0.35,
+                "linewidth": 0.7,
+            },
         )
 
 
