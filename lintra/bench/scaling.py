@@ -43,7 +43,7 @@ class Sizes:
     tokens: int | None = None  # of a call; None: 8,192 on a CPU, 65,536 on a GPU
     heads: int = 8
     dim: int = 64
-    seconds: float = 25.0  # a call that is likely to take longer is left out
+    seconds: float = 15.0  # a call that is likely to take longer is left out
     fit_from: int = 2048  # tokens; shorter sequences do not count for the exponents
     rounds: int = 3
     device: Literal["cpu", "cuda"] = "cpu"
