@@ -15,6 +15,10 @@ test: install
 test-all: install
 	$(BIN)/python -m pytest
 
+# The Triton kernels where there is a GPU, all of their tests; without one, under the interpreter.
+test-gpu: install
+	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_dispatch.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,4 +51,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-.PHONY: demo test test-all lint bench docs pictures cross install
+.PHONY: demo test test-all test-gpu lint bench docs pictures cross install

@@ -63,13 +63,13 @@ class Replay:
         map_state(Tensor.copy_, self.state, after)
 
 
-def record(function: Callable[[], None]) -> Callable[[], None]:
+def record(function: Callable[[], object]) -> Callable[[], None]:
     """The kernels of a function as one CUDA graph -> what launches them. Runs it before, so that kernels are
     compiled and chosen; a stream of its own, as torch.cuda.graph asks."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):
+        for _ in range(3):  # compiles, tunes, allocates
             function()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

@@ -20,10 +20,17 @@ def modes(name: str) -> list[bool]:
     return [causal for causal, possible in ((True, can.causal), (False, can.bidirectional)) if possible]
 
 
-def draw(batch: int, tokens: int, heads: int, dim: int, device: str = "cpu") -> Inputs:
+def draw(
+    batch: int,
+    tokens: int,
+    heads: int,
+    dim: int,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Inputs:
     """Random q, k and v [b t h d] that ask for their gradients."""
     shape = (batch, tokens, heads, dim)
-    q, k, v = (torch.randn(shape, device=device, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
     return q, k, v
 
 

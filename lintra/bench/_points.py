@@ -10,6 +10,7 @@ from lintra import attention
 from lintra.bench import _attention, _peers
 from lintra.bench._attention import Call, Inputs
 from lintra.bench._memory import forget_peak, grow_at_most, peak, printed_by
+from lintra.bench._timing import finish_on
 
 WRITTEN_OUT, FUSED = "softmax, written out", "softmax, SDPA"
 ROUNDS = (1, 4, 8)  # of LSH, as in the paper
@@ -57,19 +58,8 @@ def cut(inputs: Inputs, point: Point) -> Inputs:
 
 
 def call(point: Point, inputs: Inputs) -> Call:
-    """Forward + backward, to its end; causal where there is such a form."""
-    both = _both(point.who, inputs)
-    if point.device == "cpu":
-        return both
-
-    def finished() -> None:
-        both()
-        torch.cuda.synchronize()
-
-    return finished
-
-
-def _both(who: str, inputs: Inputs) -> Call:
+    """Forward + backward; causal where there is such a form."""
+    who = point.who
     if who in _peers.PEERS:
         return _peers.call(who, inputs)
     if who in (WRITTEN_OUT, FUSED):
@@ -97,4 +87,5 @@ def tell(point: Point, most: int) -> None:
     forget()
     before, start = held(), time.perf_counter()
     both()
+    finish_on(point.device)()
     print(json.dumps({"seconds": time.perf_counter() - start, "size": held() - before}))

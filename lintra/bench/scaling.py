@@ -18,7 +18,7 @@ from lintra import pictures
 from lintra.bench import _memory, _options, _peers, _points
 from lintra.bench._points import FUSED, WRITTEN_OUT, Cost, Point
 from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.bench._timing import Timing, finish_on, interleaved
 
 LINEAR = "linear"
 WITHIN = (0.95, 1.05)  # the exponent of what grows linearly
@@ -80,7 +80,12 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     if FUSED in who and LINEAR in who:
         rows += _once(sizes, costs[FUSED], most)
     timings = interleaved(
-        dict(_contestants(sizes, costs)), rounds=sizes.rounds, at_least=0, settle=LONG, progress=progress
+        dict(_contestants(sizes, costs)),
+        rounds=sizes.rounds,
+        at_least=0,
+        settle=LONG,
+        progress=progress,
+        finish=finish_on(sizes.device),
     )
     for each in who:
         for n, cost in costs[each].items():

@@ -9,12 +9,12 @@ from lintra.bench import _report
 from lintra.bench._options import Options
 from lintra.cli._arguments import UsageError, parse
 
-BENCHES = ("attention", "mechanisms", "scaling", "roofline", "train", "decode", "model")
+BENCHES = ("attention", "mechanisms", "scaling", "roofline", "train", "decode", "model", "gpu")
 
 
 def bench(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
-        print(f"Measure: lintra bench {{{','.join(BENCHES)}}} [--out FILE] [--quick]")
+        print(f"Measure: lintra bench WHAT [--out FILE] [--quick]\n\nWHAT: {', '.join(BENCHES)}")
         return 0
     what = args[0]
     if what not in BENCHES:
@@ -32,10 +32,11 @@ def bench(args: Sequence[str]) -> int:
         rounds = progress.add_task("measuring, rounds", total=sizes.rounds)
         rows, timings = module.run(sizes, lambda done: progress.update(rounds, completed=done))
     print(_report.table(rows))
-    device = getattr(options, "device", "cpu")
+    device = getattr(options, "device", getattr(module, "DEVICE", "cpu"))
     path = options.out or (None if options.quick else _report.default_path(what, device))
     if path:
-        _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes))
+        details = module.details() if hasattr(module, "details") else {}
+        _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes), **details)
         print(f"\nsaved in {path}")
         if hasattr(module, "picture"):
             for drawn in module.picture(path.with_suffix(".png"), rows, timings, sizes):

@@ -59,10 +59,9 @@ def info(args: Sequence[str]) -> int:
             ],
         ]
     )
-    print("\nWhich implementation serves each op here (float32, CPU):\n")
-    serves = {True: "serves", False: "-"}
-    rows = [[row.op, row.implementation, serves[row.serves], row.reason] for row in _dispatch.explain()]
-    _print_table([["op", "implementation", "", "what it is, or why not"], *rows])
+    print("\nWhich implementation serves each op here (float32), and on what:\n")
+    rows = [[row.op, row.implementation, row.serves or "-", row.reason] for row in _dispatch.explain()]
+    _print_table([["op", "implementation", "serves", "what it is, or why not"], *rows])
     return 0
 
 

@@ -1,6 +1,9 @@
 """Which implementation of an op runs here, and why not another."""
 
+import os
+import warnings
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -9,7 +12,13 @@ from torch.autograd import forward_ad
 
 from lintra import native
 
-IMPLEMENTATIONS = {"linear_attention": ("native", "torch", "reference")}  # fastest first
+IMPLEMENTATIONS = {"linear_attention": ("triton", "native", "torch", "reference")}  # fastest first
+
+# Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in Python, on the CPU: for tests
+_NO_TRITON = find_spec("triton") is None
+_CAPABILITY = (8, 0)  # the first with TF32 and bfloat16
+_warned: set[str] = set()
 
 
 class Row(NamedTuple):
@@ -17,7 +26,7 @@ class Row(NamedTuple):
 
     op: str
     implementation: str
-    serves: bool  # chosen by impl="auto" for float32 tensors on this machine's CPU
+    serves: str  # the devices on which impl="auto" takes it for float32 tensors: "CPU", "GPU", both or none
     reason: str
 
 
@@ -27,7 +36,10 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
     Raises ValueError for an unknown `impl` and RuntimeError, with the reason, for one that cannot run.
     """
     if impl == "auto":
-        return next(name for name in IMPLEMENTATIONS[op] if _why_not(name, tensors) is None)
+        _warn_of_slow_gpu(op, tensors)
+        on_gpu = bool(tensors) and tensors[0].is_cuda  # interpreted, Triton could run anywhere, slowly
+        names = [name for name in IMPLEMENTATIONS[op] if on_gpu or name != "triton"]
+        return next(name for name in names if _why_not(name, tensors) is None)
     if impl not in IMPLEMENTATIONS[op]:
         raise ValueError(f"impl must be 'auto' or one of {IMPLEMENTATIONS[op]}, got {impl!r}")
     reason = _why_not(impl, tensors)
@@ -37,17 +49,21 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
 
 
 def explain() -> list[Row]:
-    """For every op, what serves float32 tensors on the CPU and why the others do not."""
+    """For every op, what serves float32 tensors on this machine's CPU and GPU and why the others do not."""
     rows = []
     for op, names in IMPLEMENTATIONS.items():
-        chosen = choose(op, "auto")
+        chosen = {"CPU": choose(op, "auto")}
+        if torch.cuda.is_available():
+            chosen["GPU"] = "torch" if _no_gpu_kernels(torch.device("cuda")) else "triton"
         for name in names:
             reason = _why_not(name, ())
-            rows.append(Row(op, name, name == chosen, reason or _ROLES[name]))
+            serves = ", ".join(device for device, each in chosen.items() if each == name)
+            rows.append(Row(op, name, serves, reason or _ROLES[name]))
     return rows
 
 
 _ROLES = {
+    "triton": "Triton kernels for NVIDIA GPUs",
     "native": "C++ kernels for the CPU",
     "torch": "chunked PyTorch, every device and dtype, differentiable any number of times",
     "reference": "the quadratic definition, for tests",
@@ -64,11 +80,60 @@ def transformed(x: Tensor) -> bool:
 
 
 def _why_not(name: str, tensors: Sequence[Tensor]) -> str | None:
-    if name != "native":
-        return None
+    if name == "native":
+        return _why_not_native(tensors)
+    return _why_not_triton(tensors) if name == "triton" else None
+
+
+def _why_not_native(tensors: Sequence[Tensor]) -> str | None:
     for x in tensors:
         if x.device.type != "cpu":
             return f"it runs on the CPU, the tensors are on {x.device.type}"
         if transformed(x):
-            return "it has no rule for torch.func and forward-mode differentiation; impl='torch' has"
+            return _NO_TRANSFORMS
     return native.why_not()
+
+
+_NO_TRANSFORMS = "it has no rule for torch.func and forward-mode differentiation; impl='torch' has"
+
+
+def _why_not_triton(tensors: Sequence[Tensor]) -> str | None:
+    for x in tensors:
+        if not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
+            return f"it runs on an NVIDIA GPU, the tensors are on {x.device.type}"
+        if x.dtype == torch.float64:
+            return "it has float32 sums, the tensors are float64; impl='torch' keeps their digits"
+        if transformed(x):
+            return _NO_TRANSFORMS
+        # Tiles fit at any width. Places in a state are 32-bit numbers; only kv [b g f e] may be that large.
+        if x.dim() == 4 and x.shape[2] * x.shape[3] >= 2**31:
+            return f"a state of {x.shape[2]} x {x.shape[3]} numbers is too large for its 32-bit places"
+    return _no_gpu_kernels(tensors[0].device if tensors else torch.device("cuda"))
+
+
+def _no_gpu_kernels(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on this device, whatever the tensors."""
+    if _NO_TRITON:
+        return "Triton is not installed (on Linux: pip install triton)"
+    if INTERPRETED:
+        return None
+    if not torch.cuda.is_available():
+        return "there is no GPU that PyTorch can use"
+    if torch.version.hip is not None:
+        return "it runs on NVIDIA GPUs only"
+    properties = torch.cuda.get_device_properties(device)
+    found = (properties.major, properties.minor)
+    if found < _CAPABILITY:
+        needed = ".".join(map(str, _CAPABILITY))
+        return f"it needs compute capability {needed}, {properties.name} has {found[0]}.{found[1]}"
+    return None
+
+
+def _warn_of_slow_gpu(op: str, tensors: Sequence[Tensor]) -> None:
+    """Once for each reason, where a GPU is at hand and its kernels are not."""
+    if torch.compiler.is_compiling() or not (tensors and tensors[0].is_cuda):
+        return
+    reason = _no_gpu_kernels(tensors[0].device)
+    if reason is not None and reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"{op} on the GPU is chunked PyTorch here, not Triton: {reason}", stacklevel=4)

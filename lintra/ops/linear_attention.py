@@ -20,10 +20,12 @@ from lintra.ops import _check, _dispatch
 from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
+from lintra.ops.linear_attention_triton import linear_attention_triton
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, packed_row
 from lintra.ops.padding import zero_padding
 
-Impl = Literal["auto", "reference", "torch", "native"]
+Impl = Literal["auto", "reference", "torch", "native", "triton"]
+_OPERATORS = {"native": linear_attention_native, "triton": linear_attention_triton}
 
 
 class LinearState(NamedTuple):
@@ -85,14 +87,15 @@ def linear_attention(
     natural logarithms; `state` is what came before (None: nothing). `mask` [b s] is True for real tokens:
     padded ones count as zero features and do not decay the state, and when causal their y is 0.
     `cu_seqlens` [n+1] (`lintra.ops.packed`): the row of b = 1 holds n sequences one behind the other, s = t,
-    and the states are [n g ...]; each gives what it gives alone. "native" takes them where they lie, the
-    others padded, in groups of similar length.
+    and the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they
+    lie, the others padded, in groups of similar length.
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
     normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
     eps = 0 the sums must not be so small that their inverse overflows.
     `feature_map` ("elu+1" or "relu") is applied to q and k inside; None means they are features already.
     chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
-    impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU) or "auto".
+    impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU), "triton" (NVIDIA
+    GPUs, no float64) or "auto".
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
     """
     q, k, v = follow_autocast(q, k, v)
@@ -102,9 +105,9 @@ def linear_attention(
         state = LinearState.empty(n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
-    if chosen == "native":
+    if chosen in _OPERATORS:
         bounds = None if row is None else row.cu_seqlens
-        y, kv, z = linear_attention_native(
+        y, kv, z = _OPERATORS[chosen](
             q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
         )
         return y, LinearState(kv, z)

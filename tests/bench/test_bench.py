@@ -1,11 +1,16 @@
 """The benchmarks run, count right and write down where their figures come from. No time is judged here."""
 
 import json
+import os
 import statistics
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 
-from lintra.bench import _report, attention, decode, roofline, train
+from lintra.bench import _report, attention, decode, gpu, roofline, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.cli import main
@@ -80,6 +85,61 @@ def test_lines_over_positions():
     timings = {f"{way} at {p}": Timing((p / 1e3,), 1) for way in ways for p in sizes.positions}
     expected = pytest.approx([float(p) for p in sizes.positions])
     assert decode.milliseconds(timings, sizes) == dict.fromkeys(ways, expected)
+
+
+def test_the_clock_waits_for_what_was_begun():
+    events = []
+    call, wait = (lambda: events.append("call")), (lambda: events.append("wait"))
+    interleaved({"a": call}, rounds=2, at_least=0, finish=wait)
+    timed = ["wait", "call", "wait"]
+    assert events == timed * 2 + ["call", *timed] * 2  # to know it; then each turn once untimed, once timed
+
+
+def test_figures_of_a_gpu():
+    """At the bandwidth itself every bound is met exactly; a peer twice as slow is 2."""
+    sizes = gpu.QUICK
+    tensor = sizes.batch * sizes.tokens * sizes.heads * sizes.dim * 2
+    width = sizes.model.width // 8
+    states = 2 * 4 * 2 * sizes.model.layers * 8 * width * (width + 1)  # of 2 sequences, read and written
+    taken = {
+        "copy": 2 * sizes.copied / 1e9,  # 1 GB/s
+        "linear forward": 4 * tensor / 1e9,
+        "linear forward + backward": 8 * tensor / 1e9,
+        "flash-linear-attention forward + backward": 16 * tensor / 1e9,
+        "step of 2": 2 * 4 * 2 * sizes.heads * sizes.dim * (sizes.dim + 1) / 1e9,
+        "decoding 2": 1.0,
+        "decoding 2, CUDA graph": states / 1e9,
+        "training, linear": 0.5,
+    }
+    for tokens, ratio in zip(sizes.lengths, (0.5, 2.0), strict=True):
+        taken[f"linear at {tokens} forward + backward"] = 1.0
+        taken[f"softmax at {tokens} forward + backward"] = ratio
+    rows = {row.what: row for row in gpu._rows({n: Timing((s, s), 1) for n, s in taken.items()}, sizes)}
+    expected = {
+        "copy": 1,
+        "forward: time / that of its bytes": 1,
+        "forward + backward: time / that of its bytes": 1,
+        "forward + backward: flash-linear-attention / linear": 2,
+        "shortest that is ahead of softmax": sizes.lengths[1],
+        "step of 2: of the state's bound": 100,
+        "decoding, best: of the state's bound": 100,
+        "training, linear": sizes.model.batch * sizes.model.tokens / 0.5,
+    }
+    assert {name: rows[name].figure for name in expected} == pytest.approx(expected)
+    assert all(row.met is not False for row in rows.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    assert main(["bench", "gpu", "--quick", "--out", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("lintra: no GPU: lintra bench gpu needs one")
+    script = Path(__file__).parents[2] / "bench" / "gpu.sh"
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path)}
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "bench/gpu.sh: no GPU" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -47,12 +47,17 @@ def flat(arguments):
     ]
 
 
+def uneven(*outputs):
+    """A sum with another weight for every number."""
+    weights = (torch.arange(1, x.numel() + 1, device=x.device).reshape(x.shape).sin() for x in outputs)
+    return sum((x * weight).sum() for x, weight in zip(outputs, weights, strict=True))
+
+
 def results(arguments, **options):
     """y, the final state, and the gradients of an uneven sum over all of them."""
     y, state = linear_attention(**arguments, **options)
-    loss = sum((x * torch.arange(1, x.numel() + 1).reshape(x.shape).sin()).sum() for x in (y, *state))
     inputs = flat(arguments)
-    gradients = torch.autograd.grad(loss, inputs, allow_unused=True)
+    gradients = torch.autograd.grad(uneven(y, *state), inputs, allow_unused=True)
     gradients = [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
     return [y.detach(), *(x.detach() for x in state), *gradients]
 
@@ -111,8 +116,7 @@ def test_split_anywhere_and_resumed(impl, cut):
     found = [torch.cat((y1, y2), 1), *final]
     for a, e in zip(found, whole, strict=False):
         assert_close(a, e, **EXACT)
-    loss = sum((x * torch.arange(1, x.numel() + 1).reshape(x.shape).sin()).sum() for x in found)
-    for a, e in zip(torch.autograd.grad(loss, flat(arguments)), whole[3:], strict=True):
+    for a, e in zip(torch.autograd.grad(uneven(*found), flat(arguments)), whole[3:], strict=True):
         assert_close(a, e, **EXACT)
 
 
@@ -219,13 +223,14 @@ def test_meta_tensors_have_shapes(impl):
     assert (y.shape, state.kv.shape) == ((2, 5, 2, 4), (2, 2, 4, 4))
 
 
-def accepted(forward):
-    """PyTorch's own checks of the native operator, called with `forward`, and of its backward."""
-    torch.library.opcheck(torch.ops.lintra.linear_attention.default, forward)
-    y, kv, z, denominator = torch.ops.lintra.linear_attention(*forward)
+def accepted(forward, name="linear_attention"):
+    """PyTorch's own checks of the operator of that name, called with `forward`, and of its backward."""
+    operator, backward_operator = (getattr(torch.ops.lintra, n) for n in (name, f"{name}_backward"))
+    torch.library.opcheck(operator.default, forward)
+    y, kv, z, denominator = operator(*forward)
     backward = (y, kv, z, *forward[:3], y, denominator, *forward[3:])
     backward = tuple(a.detach() if isinstance(a, torch.Tensor) else a for a in backward)
-    torch.library.opcheck(torch.ops.lintra.linear_attention_backward.default, backward)
+    torch.library.opcheck(backward_operator.default, backward)
 
 
 @needs_native

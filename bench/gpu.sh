@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# What only a GPU can show: the tests of the kernels on it, then the tables of `lintra bench gpu`, into
+# bench/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; under nine minutes.
+#
+#   PYTHON   the interpreter with PyTorch (default python3)
+#   OUT      the folder of the results (default bench/results)
+#
+# Packages that are missing are installed into build/gpu-packages; without a network, fill that folder
+# beforehand: pip install --target build/gpu-packages --no-deps PACKAGE...
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PYTHON=${PYTHON:-python3}
+OUT=${OUT:-bench/results}
+PACKAGES=build/gpu-packages
+export PYTHONPATH="$PWD:$PWD/$PACKAGES${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+unset TRITON_INTERPRET
+
+fail() {
+    echo "bench/gpu.sh: $1" >&2
+    exit 1
+}
+
+"$PYTHON" -c 'import torch' 2>/dev/null || fail "$PYTHON has no PyTorch (set PYTHON to one that has)"
+"$PYTHON" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' ||
+    fail "no GPU: torch.cuda.is_available() is false for $PYTHON. Nothing was measured."
+
+missing=$("$PYTHON" - <<'END'
+from importlib.util import find_spec
+
+needed = {"numpy": "numpy", "safetensors": "safetensors", "jaxtyping": "jaxtyping wadler-lindig", "triton": "triton",
+          "typing_extensions": "typing_extensions", "tyro": "tyro docstring-parser typeguard",
+          "rich": "rich markdown-it-py mdurl pygments", "pytest": "pytest iniconfig pluggy packaging pygments",
+          "hypothesis": "hypothesis sortedcontainers"}
+print(*(packages for module, packages in needed.items() if find_spec(module) is None))
+END
+)
+if [ -n "$missing" ]; then
+    # Not their dependencies: they must not bring another PyTorch.
+    # shellcheck disable=SC2086
+    "$PYTHON" -m pip install --quiet --no-deps --target "$PACKAGES" $missing ||
+        fail "these packages are missing and could not be installed: $missing"
+fi
+
+mkdir -p "$OUT"
+status=0
+echo "== tests of the kernels on the GPU"
+timeout 230 "$PYTHON" -m pytest -q -p no:cacheprovider tests/ops/test_linear_attention_triton.py tests/ops/test_dispatch.py ||
+    status=$?
+echo "== measurements"
+name=$("$PYTHON" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-"))')
+timeout 280 "$PYTHON" -m lintra.cli bench gpu --out "$OUT/gpu-$name.json" || fail "lintra bench gpu did not finish"
+[ "$status" -eq 0 ] || fail "the measurements are done, but tests of the kernels failed (above)"

@@ -1,0 +1,318 @@
+"""`lintra bench gpu`: the linear sum on a GPU against what its memory can do, and what surrounds it.
+
+Passes are captured in CUDA graphs, so that kernels are timed and not Python. Bytes are counted once each:
+forward q, k, v and y; forward + backward also dy, dq, dk and dv; of a decoded token the state, read and
+written. The bandwidth is that of a large copy in the same run.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lintra import ops
+from lintra.attention import linear, softmax
+from lintra.bench import train
+from lintra.bench._attention import Inputs, draw, fused
+from lintra.bench._report import Row
+from lintra.bench._timing import Timing, interleaved
+from lintra.replay import Replay, record
+
+DEVICE = "cuda"  # what the results are named after
+Pass = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much work is timed."""
+
+    batch: int = 4
+    tokens: int = 16384
+    heads: int = 8
+    dim: int = 64
+    copied: int = 2**30  # bytes of the copy that stands for what the memory can do
+    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 16384)  # of batch x tokens tokens in all
+    steps: tuple[int, ...] = (1, 64, 512, 4096)  # sequences that a token is added to
+    model: train.Sizes = field(default_factory=train.Sizes)
+    decoded: tuple[int, ...] = (1, 16, 256, 1024)  # sequences that the model generates at once
+    rounds: int = 15
+
+
+QUICK = Sizes(
+    batch=1,
+    tokens=512,
+    heads=2,
+    copied=2**20,
+    lengths=(128, 256),
+    steps=(2,),
+    model=train.QUICK,
+    decoded=(2,),
+    rounds=2,
+)
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Times everything -> the table's rows and the single timings. Raises OSError without a GPU."""
+    check()
+    x = torch.empty(sizes.copied, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(x)
+    contestants: dict[str, Pass] = {"copy": record(lambda: target.copy_(x))}
+    makers = {
+        **_passes("linear", _linear, sizes, sizes.tokens),
+        **_passes("linear with decay", _decayed, sizes, sizes.tokens),
+        **_passes("chunked PyTorch", _chunked, sizes, sizes.tokens),
+        **_peers(sizes),
+        **_steps(sizes),
+        **_lengths(sizes),
+        **_model(sizes),
+    }
+    rows = []
+    for name, maker in makers.items():
+        try:
+            contestants[name] = maker()
+        except torch.OutOfMemoryError:  # that point is missing, the others go on
+            rows.append(Row(f"{name}: out of memory", float("nan"), ""))
+            torch.cuda.empty_cache()
+    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress, finish=torch.cuda.synchronize)
+    return _rows(timings, sizes) + rows, timings
+
+
+def check() -> None:
+    """Raises OSError where nothing can be measured."""
+    if not torch.cuda.is_available():
+        raise OSError("no GPU: lintra bench gpu needs one that PyTorch can use (torch.cuda.is_available())")
+
+
+def details() -> dict[str, object]:
+    """What the report says beside the figures: the GPU, its software, and where a pass spends its time."""
+    properties = torch.cuda.get_device_properties(0)
+    packages = ("triton", "flash-linear-attention")
+    return {
+        "gpu": {
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+            "memory_gb": round(properties.total_memory / 1e9, 1),
+            "cuda": torch.version.cuda,
+            **_driver(),
+            **{name: _version(name) for name in packages},
+        },
+        "profile": profile(Sizes()).splitlines(),
+    }
+
+
+def profile(sizes: Sizes) -> str:
+    """Forward + backward by kernel, as torch.profiler prints it."""
+    both = _both(*_draw(sizes, sizes.batch, sizes.tokens), _linear)
+    both()
+    kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds) as found:
+        both()
+        torch.cuda.synchronize()
+    return found.key_averages().table(sort_by="cuda_time_total", row_limit=20, max_name_column_width=60)
+
+
+def _driver() -> dict[str, str]:
+    """The driver and the clocks of now, where nvidia-smi tells them."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    fields = ("driver_version", "clocks.sm", "clocks.mem", "power.draw")
+    done = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    told = [part.strip() for part in done.stdout.splitlines()[0].split(",")] if done.stdout else []
+    return dict(zip(fields, told, strict=False))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ops.linear_attention(q, k, v, feature_map="elu+1")[0]
+
+
+def _decayed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    decay = torch.full(k.shape[:3], -0.01, device=k.device)
+    return ops.linear_attention(q, k, v, log_decay=decay, normalize=False)[0]
+
+
+def _chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ops.linear_attention(q, k, v, feature_map="elu+1", impl="torch")[0]
+
+
+def _draw(sizes: Sizes, batch: int, tokens: int) -> Inputs:
+    return draw(batch, tokens, sizes.heads, sizes.dim, "cuda", torch.bfloat16)
+
+
+def _both(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Tensor]) -> Pass:
+    gradient = torch.randn_like(attend(q, k, v))
+    return lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), gradient)
+
+
+def _passes(
+    name: str, attend: Callable[..., Tensor], sizes: Sizes, tokens: int, *, forward: bool = True
+) -> dict[str, Callable[[], Pass]]:
+    """Forward, and forward + backward, of batch x tokens tokens in bfloat16."""
+    batch = max(1, sizes.batch * sizes.tokens // tokens)
+
+    def ahead() -> Pass:
+        q, k, v = _draw(sizes, batch, tokens)
+
+        def pass_() -> Tensor:
+            with torch.no_grad():
+                return attend(q, k, v)
+
+        return record(pass_)
+
+    def both() -> Pass:
+        return record(_both(*_draw(sizes, batch, tokens), attend))
+
+    made = {f"{name} forward": ahead} if forward else {}
+    return made | {f"{name} forward + backward": both}
+
+
+def _peers(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
+    """flash-linear-attention with its own normalisation, if it can be imported."""
+    try:
+        chunked = import_module("fla.ops.linear_attn").chunk_linear_attn
+    except (ImportError, AttributeError):
+        return {}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = F.elu(q) + 1, F.elu(k) + 1
+        return chunked(q, k, v, scale=1.0, normalize=True)[0]
+
+    return _passes("flash-linear-attention", attend, sizes, sizes.tokens)
+
+
+def _lengths(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
+    """Against softmax, the same number of tokens cut into sequences of different lengths."""
+    made: dict[str, Callable[[], Pass]] = {}
+    for tokens in sizes.lengths:
+        made |= _passes(f"linear at {tokens}", _linear, sizes, tokens, forward=False)
+        made |= _passes(f"softmax at {tokens}", fused, sizes, tokens, forward=False)
+    return made
+
+
+def _steps(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
+    """One token of the sum alone."""
+
+    def step(batch: int) -> Pass:
+        q, k, v = (x.detach() for x in _draw(sizes, batch, 1))
+        _, state = ops.linear_attention(q, k, v, feature_map="elu+1")
+        return record(lambda: ops.linear_attention(q, k, v, state=state, feature_map="elu+1"))
+
+    return {f"step of {batch}": partial(step, batch) for batch in sizes.steps}
+
+
+def _model(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
+    """Training steps of the image model in bfloat16 autocast, and tokens generated with it."""
+    made: dict[str, Callable[[], Pass]] = {
+        f"training, {name}": partial(_training, mechanism, sizes.model)
+        for name, mechanism in (
+            ("linear", linear.Config()),
+            ("chunked PyTorch", linear.Config(impl="torch")),
+            ("softmax", softmax.Config()),
+        )
+    }
+    for batch in sizes.decoded:
+        for how, captured in (("", False), (", CUDA graph", True)):
+            made[f"decoding {batch}{how}"] = partial(_decoding, sizes.model, batch, captured=captured)
+    return made
+
+
+def _training(mechanism: Any, sizes: train.Sizes) -> Pass:
+    """One update, not captured: what a user runs."""
+    torch.manual_seed(0)
+    network = train.model(mechanism, sizes).build().cuda()
+    optimizer = torch.optim.Adam(network.parameters(), 1e-4, fused=True)
+    tokens = torch.randint(256, (sizes.batch, sizes.tokens), device="cuda")
+
+    def update() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = -network.output.log_prob(network(network.shift(tokens)), tokens).mean()
+        loss.backward()
+        optimizer.step()
+
+    return update
+
+
+def _decoding(sizes: train.Sizes, batch: int, *, captured: bool) -> Pass:
+    """The model's output for one more token of each sequence, step by step or recorded."""
+    network = train.model(linear.Config(), sizes).build().cuda().eval()
+    token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
+    with torch.no_grad():
+        _, state = network.extend(token)
+        if not captured:
+            return torch.no_grad()(lambda: network.extend(token, state))
+        step = Replay(network, token, state)
+    return lambda: step(token, step.state)
+
+
+def _rows(timings: dict[str, Timing], sizes: Sizes) -> list[Row]:
+    seconds = {name: timing.median for name, timing in timings.items()}
+    bandwidth = 2 * sizes.copied / seconds["copy"]
+    tensor = sizes.batch * sizes.tokens * sizes.heads * sizes.dim * 2  # bytes, in bfloat16
+    rows = [Row("copy", bandwidth / 1e9, "GB/s")]
+    for name, taken in seconds.items():
+        if name.endswith("forward") or (name.endswith("backward") and " at " not in name):
+            rows.append(Row(name, 1e3 * taken, "ms"))
+    asked = (("forward", 4, 1.25), ("forward + backward", 8, 1.4))
+    for what, tensors, most in asked:
+        if (name := f"linear {what}") in seconds:
+            ratio = seconds[name] * bandwidth / (tensors * tensor)
+            rows.append(Row(f"{what}: time / that of its bytes", ratio, "x", at_most=most))
+        peer = f"flash-linear-attention {what}"
+        if peer in seconds and name in seconds:
+            least = 1 if what == "forward + backward" else None
+            ratio = seconds[peer] / seconds[name]
+            rows.append(Row(f"{what}: flash-linear-attention / linear", ratio, "x", least))
+    ratios = {
+        n: seconds[f"softmax at {n} forward + backward"] / seconds[f"linear at {n} forward + backward"]
+        for n in sizes.lengths
+        if {f"softmax at {n} forward + backward", f"linear at {n} forward + backward"} <= seconds.keys()
+    }
+    rows += [Row(f"both, {n} tokens: SDPA softmax / linear", ratio, "x") for n, ratio in ratios.items()]
+    ahead = [n for n, ratio in ratios.items() if ratio >= 1]
+    if ahead:
+        rows.append(Row("shortest that is ahead of softmax", min(ahead), "tokens", at_most=1024))
+    for batch in sizes.steps:
+        if (name := f"step of {batch}") in seconds:
+            state = 2 * 4 * batch * sizes.heads * sizes.dim * (sizes.dim + 1)
+            rows.append(Row(name, 1e6 * seconds[name], "us"))
+            rows.append(Row(f"{name}: of the state's bound", 100 * state / bandwidth / seconds[name], "%"))
+    return rows + _model_rows(seconds, sizes, bandwidth)
+
+
+def _model_rows(seconds: dict[str, float], sizes: Sizes, bandwidth: float) -> list[Row]:
+    model = sizes.model
+    width = model.width // 8  # of a head: the image model has 8
+    state = 4 * model.layers * 8 * width * (width + 1)  # bytes of a sequence
+    rows, best = [], 0.0
+    for name, taken in seconds.items():
+        if name.startswith("training"):
+            rows.append(Row(name, model.batch * model.tokens / taken, "tokens/s"))
+        elif name.startswith("decoding"):
+            rate = int(name.split(",")[0].split()[1]) / taken
+            best = max(best, rate)
+            rows.append(Row(name, rate, "tokens/s"))
+    if best:
+        share = 100 * best * 2 * state / bandwidth
+        rows.append(Row("decoding, best: of the state's bound", share, "%", at_least=50))
+    return rows

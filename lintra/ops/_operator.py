@@ -1,0 +1,98 @@
+"""The linear attention sum as a PyTorch operator: autograd, torch.compile, shapes without data.
+
+Forward and backward are one operator each, so a compiled graph keeps them whole. Second derivatives, vmap and
+the other transforms are not offered here: `impl="torch"` has them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lintra.ops import _check
+
+_OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
+_FORWARD = (
+    f"(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) "
+    "-> (Tensor y, Tensor kv_out, Tensor z_out, Tensor denominator)"
+)
+_BACKWARD = (
+    "(Tensor dy, Tensor? dkv, Tensor? dz, Tensor q, Tensor k, Tensor v, Tensor y, Tensor denominator, "
+    f"Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) -> (Tensor dq, Tensor dk, "
+    "Tensor dv, Tensor dlog_decay, Tensor dlog_input, Tensor dkv, Tensor dz)"
+)
+_LIBRARY = torch.library.Library("lintra", "FRAGMENT")
+
+
+def register(
+    name: str, impl: str, forward: Callable[..., Any], backward: Callable[..., Any], devices: Sequence[str]
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Makes the operators lintra::`name` and lintra::`name`_backward of functions that compute them, with the
+    arguments in the order of the schemas; `backward` may give None for log_decay and log_input.
+
+    -> the sum itself: y [b t h e], kv [b g f e] and z [b g f] after the last token; packed, the states are
+    [n ...]. Arguments as the operator orders them, validated by `lintra.ops.linear_attention`.
+    """
+
+    def gradients(dy, dkv, dz, q, *others):
+        # An operator returns tensors: an empty one stands for the gradient of an argument that was not given.
+        return tuple(q.new_empty(0) if x is None else x for x in backward(dy, dkv, dz, q, *others))
+
+    def differentiate(ctx, dy, dkv, dz, _):
+        q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
+        dy = torch.zeros_like(y) if dy is None else dy
+        dq, dk, dv, dlog_decay, dlog_input, dkv, dz = backward_operator(
+            dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, *others, *ctx.options
+        )
+        dlog_decay = None if log_decay is None else dlog_decay
+        dlog_input = None if log_input is None else dlog_input
+        return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
+
+    def no_double_backward(ctx, *_):
+        raise NotImplementedError(
+            f"linear attention with impl={impl!r} can be differentiated once; "
+            "use impl='torch' for second derivatives"
+        )
+
+    for part, schema, function, fake, gradient, context in (
+        (name, _FORWARD, forward, _forward_fake, differentiate, _save),
+        (f"{name}_backward", _BACKWARD, gradients, _backward_fake, no_double_backward, None),
+    ):
+        _LIBRARY.define(part + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for device in devices:
+            _LIBRARY.impl(part, function, device)
+        torch.library.register_fake(f"lintra::{part}", fake, lib=_LIBRARY)
+        torch.library.register_autograd(f"lintra::{part}", gradient, setup_context=context, lib=_LIBRARY)
+    operator = getattr(torch.ops.lintra, name)
+    backward_operator = getattr(torch.ops.lintra, f"{name}_backward")
+
+    def call(q, k, v, log_decay, log_input, *others):
+        dtype = _check.sum_dtype(q.dtype)
+        log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
+        y, kv, z, _ = operator(q, k, v, log_decay, log_input, *others)
+        return y, kv, z
+
+    return call
+
+
+def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
+    y = v.new_empty(*q.shape[:3], v.shape[3])
+    denominator = kv.new_empty(q.shape[:3])
+    return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator
+
+
+def _backward_fake(dy, dkv, dz, q, k, v, y, denominator, log_decay, log_input, kv, z, *_):
+    dlog_decay, dlog_input = (
+        q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (log_decay, log_input)
+    )
+    dq, dk, dv, dkv, dz = (x.new_empty(x.shape) for x in (q, k, v, kv, z))
+    return dq, dk, dv, dlog_decay, dlog_input, dkv, dz
+
+
+def _save(ctx, inputs, output):
+    q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, *ctx.options = inputs
+    y, _, _, denominator = output
+    ctx.mark_non_differentiable(denominator)
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, y, denominator, log_decay, log_input, kv, z, mask, cu_seqlens)

@@ -1,0 +1,297 @@
+# pyright: reportArgumentType=false
+# Triton compiles these functions and turns plain values into its own as it does so.
+"""The Triton kernels of the gradients of the linear attention sum; `_triton_kernels` has the formulas."""
+
+import triton
+import triton.language as tl
+
+from lintra.ops._triton_kernels import (
+    _chunks,
+    _features,
+    _logarithms,
+    _numerator_gradient,
+    _read,
+    _read_state,
+    _sequence,
+    _similarity,
+    _slope,
+    _span,
+    _tokens,
+    _tuned,
+    _weigh,
+)
+
+
+@triton.jit
+def denominator_gradients(
+    dy, dy_batch, dy_token, dy_head, y, denominator, mask, dd, rows, time, H,
+    E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """dd of C rows, 0 for padding. Grid: blocks of rows."""
+    line = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
+    head, token, batch = line % H, line // H % time, line // H // time
+    inside = line < rows
+    real = inside
+    if mask is not None:
+        real = inside & (tl.load(mask + batch * time + token, mask=inside, other=0) != 0)
+    total = tl.zeros([C], tl.float32)
+    if NORMALIZE:
+        at = dy + batch * dy_batch + token * dy_token + head * dy_head
+        for tile in range(tl.cdiv(E, BE)):
+            column = tile * BE + tl.arange(0, BE)
+            there = real[:, None] & (column < E)[None, :]
+            given = tl.load(at[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
+            made = tl.load(y + line[:, None] * E + column[None, :], mask=there, other=0.0).to(tl.float32)
+            total -= tl.sum(given * made, 1)
+        weight = tl.load(denominator + line, mask=real, other=1.0)
+        total = tl.where(weight == 0, 0.0, total / tl.where(weight == 0, 1.0, weight))
+    tl.store(dd + line, total, mask=inside)
+
+
+@_tuned
+@triton.jit
+def query_gradients(
+    q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
+    dy, dy_batch, dy_token, dy_head,
+    log_decay, log_input, denominator, dd, mask, cu_seqlens, sequence_of, first_of, states,
+    dq, dots, rows, spans, time, SPAN, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq of a span from the state before it, and q . dq [tiles, rows] where `dots` are wanted.
+
+    Grid: spans of queries; query heads; tiles of F.
+    """
+    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    g, heads = head // READERS, G * READERS
+    column_f = tl.program_id(2) * BF + tl.arange(0, BF)
+    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = _sequence(i, cu_seqlens, time)
+    states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + g * k_head
+    v += batch * v_batch + g * v_head
+    dy += batch * dy_batch + head * dy_head
+    z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
+    kv = tl.zeros([BF, BE], tl.float32)
+    if RESIDENT:
+        kv = _read_state(states, column_f, tl.arange(0, BE), E, F, E)
+    for chunk in range(_chunks(count, first, SPAN, C)):
+        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        at = (batch * time + row) * G + g
+        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        line = (batch * time + row) * heads + head
+        weight = tl.load(denominator + line, mask=real, other=1.0)
+        column_gradient = tl.load(dd + line, mask=real, other=0.0)
+        values = tl.zeros([C, BE], tl.float32)
+        scores = tl.zeros([C, C], tl.float32)
+        total = column_gradient[:, None] * z[None, :]
+        for tile in range(tl.cdiv(E, BE)):
+            column_e = tile * BE + tl.arange(0, BE)
+            dn = _numerator_gradient(_read(dy, row, dy_token, column_e, real, E), weight)
+            if CAUSAL:
+                values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+                scores += tl.dot(dn, tl.trans(values), input_precision=PRECISION)
+            if not RESIDENT:
+                kv = _read_state(states, column_f, column_e, E, F, E)
+            total += tl.dot(dn, tl.trans(kv), input_precision=PRECISION)
+        if log_decay is not None:
+            total *= tl.exp(elapsed)[:, None]
+        if CAUSAL:
+            keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+            scores += column_gradient[:, None]
+            scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
+            total += tl.dot(scores, keys, input_precision=PRECISION)
+            if RESIDENT:
+                if log_decay is not None:
+                    kv *= tl.exp(whole)
+                    z *= tl.exp(whole)
+                if log_decay is not None or log_input is not None:
+                    keys *= tl.exp(whole - elapsed + inputs)[:, None]
+                kv += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
+                z += tl.sum(keys, 0)
+        raw = _read(q, row, q_token, column_f, real, F)
+        if dots is not None:
+            dot = tl.sum(total * _features(raw, column_f, real, F, MAP), 1)
+            tl.store(dots + tl.program_id(2).to(tl.int64) * rows + line, dot, mask=inside)
+        total = tl.where(real[:, None], total * _slope(raw, MAP), 0.0)
+        place = line[:, None] * F + column_f[None, :]
+        tl.store(dq + place, total, mask=inside[:, None] & (column_f < F)[None, :])
+
+
+@_tuned
+@triton.jit
+def key_gradients(
+    q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
+    dy, dy_batch, dy_token, dy_head,
+    log_decay, log_input, denominator, dd, mask, cu_seqlens, sequence_of, first_of, states,
+    dk, dots, rows, spans, time, SPAN, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk of a span, backwards in time from the state's gradient after it, and k . dk [tiles, rows].
+
+    Grid: spans of keys; key-value heads; tiles of F.
+    """
+    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    column_f = tl.program_id(2) * BF + tl.arange(0, BF)
+    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = _sequence(i, cu_seqlens, time)
+    states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
+    k += batch * k_batch + g * k_head
+    v += batch * v_batch + g * v_head
+    dz = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
+    dkv = tl.zeros([BF, BE], tl.float32)
+    if RESIDENT:
+        dkv = _read_state(states, column_f, tl.arange(0, BE), E, F, E)
+    chunks = _chunks(count, first, SPAN, C)
+    for step in range(chunks):
+        chunk = chunks - 1 - step
+        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        at = (batch * time + row) * G + g
+        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        total = tl.zeros([C, BF], tl.float32)
+        for tile in range(tl.cdiv(E, BE)):
+            column_e = tile * BE + tl.arange(0, BE)
+            values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+            if not RESIDENT:
+                dkv = _read_state(states, column_f, column_e, E, F, E)
+            total += tl.dot(values, tl.trans(dkv), input_precision=PRECISION)
+        total += dz[None, :]
+        if log_decay is not None or log_input is not None:
+            total *= tl.exp(whole - elapsed + inputs)[:, None]
+        if CAUSAL:
+            if RESIDENT and log_decay is not None:
+                dkv *= tl.exp(whole)
+                dz *= tl.exp(whole)
+            for reader in range(READERS):
+                head = g * READERS + reader
+                line = (batch * time + row) * (G * READERS) + head
+                weight = tl.load(denominator + line, mask=real, other=1.0)
+                column_gradient = tl.load(dd + line, mask=real, other=0.0)
+                scores = tl.zeros([C, C], tl.float32)
+                dn = tl.zeros([C, BE], tl.float32)
+                for tile in range(tl.cdiv(E, BE)):
+                    column_e = tile * BE + tl.arange(0, BE)
+                    given = _read(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
+                    dn = _numerator_gradient(given, weight)
+                    values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+                    scores += tl.dot(dn, tl.trans(values), input_precision=PRECISION)
+                scores += column_gradient[:, None]
+                scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
+                queries = _read(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
+                queries = _features(queries, column_f, real, F, MAP)
+                total += tl.dot(tl.trans(scores), queries, input_precision=PRECISION)
+                if RESIDENT:
+                    if log_decay is not None:
+                        queries *= tl.exp(elapsed)[:, None]
+                    dkv += tl.dot(tl.trans(queries), dn, input_precision=PRECISION)
+                    dz += tl.sum(queries * column_gradient[:, None], 0)
+        raw = _read(k, row, k_token, column_f, real, F)
+        if dots is not None:
+            dot = tl.sum(total * _features(raw, column_f, real, F, MAP), 1)
+            tl.store(dots + tl.program_id(2).to(tl.int64) * rows + at, dot, mask=inside)
+        total = tl.where(real[:, None], total * _slope(raw, MAP), 0.0)
+        place = at[:, None] * F + column_f[None, :]
+        tl.store(dk + place, total, mask=inside[:, None] & (column_f < F)[None, :])
+
+
+@_tuned
+@triton.jit
+def value_gradients(
+    q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, dy, dy_batch, dy_token, dy_head,
+    log_decay, log_input, denominator, mask, cu_seqlens, sequence_of, first_of, states,
+    dv, spans, time, SPAN, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
+):  # fmt: skip
+    """dv of a span, backwards in time from the state's gradient after it.
+
+    Grid: spans of keys; key-value heads; tiles of E.
+    """
+    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    column_e = tl.program_id(2) * BE + tl.arange(0, BE)
+    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = _sequence(i, cu_seqlens, time)
+    states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
+    k += batch * k_batch + g * k_head
+    dkv = tl.zeros([BF, BE], tl.float32)
+    if RESIDENT:
+        dkv = _read_state(states, tl.arange(0, BF), column_e, E, F, E)
+    chunks = _chunks(count, first, SPAN, C)
+    for step in range(chunks):
+        chunk = chunks - 1 - step
+        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        at = (batch * time + row) * G + g
+        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        total = tl.zeros([C, BE], tl.float32)
+        for tile in range(tl.cdiv(F, BF)):
+            column_f = tile * BF + tl.arange(0, BF)
+            keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+            if not RESIDENT:
+                dkv = _read_state(states, column_f, column_e, E, F, E)
+            total += tl.dot(keys, dkv, input_precision=PRECISION)
+        if log_decay is not None or log_input is not None:
+            total *= tl.exp(whole - elapsed + inputs)[:, None]
+        if CAUSAL:
+            if RESIDENT and log_decay is not None:
+                dkv *= tl.exp(whole)
+            for reader in range(READERS):
+                head = g * READERS + reader
+                line = (batch * time + row) * (G * READERS) + head
+                weight = tl.load(denominator + line, mask=real, other=1.0)
+                scores = tl.zeros([C, C], tl.float32)
+                queries = tl.zeros([C, BF], tl.float32)
+                for tile in range(tl.cdiv(F, BF)):
+                    column_f = tile * BF + tl.arange(0, BF)
+                    keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+                    queries = _read(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
+                    queries = _features(queries, column_f, real, F, MAP)
+                    scores += _similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
+                scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
+                given = _read(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
+                dn = _numerator_gradient(given, weight)
+                total += tl.dot(tl.trans(scores), dn, input_precision=PRECISION)
+                if RESIDENT:
+                    if log_decay is not None:
+                        queries *= tl.exp(elapsed)[:, None]
+                    dkv += tl.dot(tl.trans(queries), dn, input_precision=PRECISION)
+        place = at[:, None] * E + column_e[None, :]
+        total = tl.where(real[:, None], total, 0.0)
+        tl.store(dv + place, total, mask=inside[:, None] & (column_e < E)[None, :])
+
+
+@triton.jit
+def logarithm_gradients(
+    query_dots, key_dots, ends, mask, cu_seqlens, dlog_decay, dlog_input, rows, time, G, READERS,
+    TILES: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """d log_input = k . dk; d log_decay = q . dq - k . dk from each token on, with `ends` added: the final
+    state . its gradient. In float64: a token's gradient is a small difference of long sums.
+
+    Grid: sequences; key-value heads.
+    """
+    i, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    batch, begin, count = _sequence(i, cu_seqlens, time)
+    behind = tl.sum(tl.zeros([C], tl.float64), 0)
+    if ends is not None:
+        behind += tl.load(ends + i * G + g)
+    chunks = (count + C - 1) // C
+    for step in range(chunks):
+        row, inside, real = _tokens(mask, batch, begin, count, (chunks - 1 - step) * C, time, C)
+        at = (batch * time + row) * G + g
+        key = tl.zeros([C], tl.float64)
+        query = tl.zeros([C], tl.float64)
+        for tile in range(TILES):
+            key += tl.load(key_dots + tile * rows * G + at, mask=real, other=0.0).to(tl.float64)
+            if dlog_decay is not None:
+                for reader in range(READERS):
+                    line = (tile * rows + batch * time + row) * (G * READERS) + g * READERS + reader
+                    query += tl.load(query_dots + line, mask=real, other=0.0).to(tl.float64)
+        if dlog_input is not None:
+            tl.store(dlog_input + at, key.to(tl.float32), mask=inside)
+        if dlog_decay is not None:
+            gradient = tl.cumsum(query - key, 0, reverse=True) + behind
+            tl.store(dlog_decay + at, tl.where(real, gradient, 0.0).to(tl.float32), mask=inside)
+            behind += tl.sum(query - key, 0)

@@ -1,0 +1,408 @@
+# pyright: reportArgumentType=false
+# Triton compiles these functions and turns plain values into its own as it does so.
+"""The Triton kernels of the linear attention sum, which `linear_attention_triton` launches.
+
+Time is cut into spans, and a span into chunks of C tokens; a sequence begins with a span of its own. What
+each span adds to the state is summed for all of them at once (`sum_spans`), a scan over the spans turns that
+into the state before each (`scan_spans`), and every output is then made from a span and the state before it.
+Gradients are the same sums with the roles exchanged, two of them backwards in time from the state's gradient:
+
+    dq_i = past_i S dY_i + sum_{j<=i} w_ij (dY_i . V_j) k_j      S: the state, Y and V with the denominator's
+    dk_j = left_j R V_j + sum_{i>=j} w_ij (dY_i . V_j) q_i       column: dY = [dn, dd], V = [v, 1]; R: the
+    dv_j = left_j R^T k_j + sum_{i>=j} w_ij (q_i . k_j) dn_i     gradient of the state after the chunk
+
+with dn = dy / denominator, dd = -(dy . y) / denominator, w_ij = exp(elapsed_i - elapsed_j + log_input_j),
+past_i = exp(elapsed_i) and left_j = exp(elapsed_C - elapsed_j + log_input_j), elapsed counted in the chunk.
+
+A state is kv [F E] and behind it z [F], float32. F and E are cut into tiles of BF and BE. Where there is one
+of each (RESIDENT) the state stays in registers over the chunks of a span; otherwise a span is one chunk.
+Sums are float32 whatever the inputs. Offsets into tensors are 64 bits wide.
+"""
+
+from inspect import signature
+
+import triton
+import triton.language as tl
+
+from lintra.ops._dispatch import INTERPRETED
+
+# Launch parameters, tried once for each kind of call and kept on disk. Few: each is a second of compiling.
+_TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_warps=8, num_stages=1)]
+_KEY = ["F", "E", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are part of it in any case
+
+
+def _tuned(kernel):
+    """Under the interpreter there is nothing to tune."""
+    if INTERPRETED:
+        return kernel
+    options = {"cache_results": True} if "cache_results" in signature(triton.autotune).parameters else {}
+    return triton.autotune(_TRIED, key=_KEY, **options)(kernel)
+
+
+@triton.jit
+def _sequence(i, cu_seqlens, time):
+    """Of a sequence: the row of the batch it lies in, its first token there, how many it has."""
+    if cu_seqlens is not None:
+        begin = tl.load(cu_seqlens + i)
+        return i * 0, begin, tl.load(cu_seqlens + i + 1) - begin
+    return i, i * 0, i * 0 + time
+
+
+@triton.jit
+def _span(unit, spans, sequence_of, first_of, SPAN):
+    """Of a span: its sequence and its first token in it, beyond the last where the span is a spare one."""
+    if sequence_of is not None:
+        i = tl.load(sequence_of + unit)
+        return i, (unit - tl.load(first_of + i)) * SPAN
+    return unit // spans, unit % spans * SPAN
+
+
+@triton.jit
+def _chunks(count, start, SPAN, C: tl.constexpr):
+    """How many chunks a span has."""
+    return (tl.minimum(tl.maximum(count - start, 0), SPAN) + C - 1) // C
+
+
+@triton.jit
+def _tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
+    """Of C tokens from `first`: their rows in the batch, which are in the sequence, which of those real."""
+    token = first + tl.arange(0, C)
+    inside = token < count
+    row = begin + token
+    real = inside
+    if mask is not None:
+        real = inside & (tl.load(mask + batch * time + row, mask=inside, other=0) != 0)
+    return row, inside, real
+
+
+@triton.jit
+def _read(x, row, step, column, real, WIDTH: tl.constexpr):
+    """Rows as they lie, 0 where not real."""
+    inside = real[:, None] & (column < WIDTH)[None, :]
+    return tl.load(x + row[:, None] * step + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _read_state(state, row, column, step, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    inside = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    return tl.load(state + row[:, None] * step + column[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _features(x, column, real, WIDTH: tl.constexpr, MAP: tl.constexpr):
+    """float32; 0 where there is nothing, whatever the map makes of 0. A NaN stays one."""
+    x = x.to(tl.float32)
+    if MAP == "elu+1":
+        x = tl.where(x > 0, x + 1, tl.exp(tl.where(x > 0, 0.0, x)))
+        return tl.where(real[:, None] & (column < WIDTH)[None, :], x, 0.0)
+    if MAP == "relu":
+        return tl.where(x < 0, 0.0, x)
+    return x
+
+
+@triton.jit
+def _slope(x, MAP: tl.constexpr):
+    """The derivative of the feature map."""
+    x = x.to(tl.float32)
+    if MAP == "elu+1":
+        return tl.where(x > 0, 1.0, tl.exp(tl.where(x > 0, 0.0, x)))
+    if MAP == "relu":
+        return tl.where(x > 0, 1.0, 0.0)
+    return x * 0 + 1.0
+
+
+@triton.jit
+def _similarity(q, k, kind, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """q k^T. EXACT: features are numbers of the 16 bits the inputs have, whose products lose nothing."""
+    if EXACT:
+        return tl.dot(q.to(kind), tl.trans(k.to(kind)))
+    return tl.dot(q, tl.trans(k), input_precision=PRECISION)
+
+
+@triton.jit
+def _logarithms(log_decay, log_input, at, real, C: tl.constexpr):
+    """Of a chunk, as logarithms: the decay from its beginning through each token, inputs, the whole decay."""
+    elapsed = tl.zeros([C], tl.float32)
+    inputs = tl.zeros([C], tl.float32)
+    whole = tl.sum(elapsed, 0)
+    if log_decay is not None:
+        decay = tl.load(log_decay + at, mask=real, other=0.0)
+        elapsed = tl.cumsum(decay, 0)
+        # Not elapsed's last: every use of it as a difference must be the same number.
+        whole = tl.sum(tl.where(tl.arange(0, C) == C - 1, elapsed, 0.0), 0)
+    if log_input is not None:
+        inputs = tl.load(log_input + at, mask=real, other=0.0)
+    return elapsed, inputs, whole
+
+
+@triton.jit
+def _weigh(scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr):
+    """Scores [query key] times w, the future struck out before the exponential: after it there may be inf."""
+    place = tl.arange(0, C)
+    seen = place[:, None] >= place[None, :]
+    if WEIGHTED:
+        exponent = elapsed[:, None] - elapsed[None, :] + inputs[None, :]
+        return tl.where(seen, scores * tl.exp(tl.where(seen, exponent, float("-inf"))), 0.0)
+    return tl.where(seen, scores, 0.0)
+
+
+@triton.jit
+def _numerator_gradient(dy, denominator):
+    """dn; 0 where y was 0 for want of a denominator."""
+    nothing = denominator == 0
+    return tl.where(nothing[:, None], 0.0, dy.to(tl.float32) / tl.where(nothing, 1.0, denominator)[:, None])
+
+
+@_tuned
+@triton.jit
+def sum_spans(
+    a, a_batch, a_token, a_head, c, c_batch, c_token, c_head,
+    log_decay, log_input, denominator, dd, mask, cu_seqlens, sequence_of, first_of,
+    states, decays, start_kv, start_z, final_kv, final_z, spans, time, SPAN, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT: tl.constexpr, BACKWARD: tl.constexpr, SERIAL: tl.constexpr,
+):  # fmt: skip
+    """What each span adds to the state, and the logarithm of what it leaves of the one before.
+
+    Forwards a = k and c = v; BACKWARD a = q and c = dy, of all READERS heads that read the state, from the
+    last chunk to the first. SERIAL (spans of one chunk, SPAN the longest sequence): a program goes through
+    all spans of a sequence from the state `start`, leaves the state before each and the `final` one, as
+    `scan_spans` would.
+    Grid: spans, or SERIAL sequences; key-value heads; tiles.
+    """
+    g = tl.program_id(1).to(tl.int64)
+    tile_f, tile_e = tl.program_id(2) // tl.cdiv(E, BE), tl.program_id(2) % tl.cdiv(E, BE)
+    column_f, column_e = tile_f * BF + tl.arange(0, BF), tile_e * BE + tl.arange(0, BE)
+    SIZE: tl.constexpr = F * E + F
+    unit = tl.program_id(0).to(tl.int64)
+    if SERIAL:
+        i, first = unit, unit * 0
+        unit = tl.load(first_of + i) if first_of is not None else i * spans
+    else:
+        i, first = _span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = _sequence(i, cu_seqlens, time)
+    inside = (column_f < F)[:, None] & (column_e < E)[None, :]
+    place = column_f[:, None] * E + column_e[None, :]
+    kv = tl.zeros([BF, BE], tl.float32)
+    z = tl.zeros([BF], tl.float32)
+    if SERIAL and start_kv is not None:
+        kv = tl.load(start_kv + (i * G + g) * F * E + place, mask=inside, other=0.0)
+    if SERIAL and start_z is not None:
+        z = tl.load(start_z + (i * G + g) * F + column_f, mask=column_f < F, other=0.0)
+    left = tl.zeros([C], tl.float32)
+    remaining = tl.sum(left, 0)
+    chunks = _chunks(count, first, SPAN, C)
+    for step in range(chunks):
+        chunk = chunks - 1 - step if BACKWARD else step
+        if SERIAL:
+            state = states + ((unit + chunk) * G + g) * SIZE
+            tl.store(state + place, kv, mask=inside)
+            if tile_e == 0:
+                tl.store(state + F * E + column_f, z, mask=column_f < F)
+        row, _, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        at = (batch * time + row) * G + g
+        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        remaining += whole
+        if log_decay is not None:
+            kv *= tl.exp(whole)
+            z *= tl.exp(whole)
+        for reader in range(READERS):
+            head = g * READERS + reader
+            x = _read(a + batch * a_batch + head * a_head, row, a_token, column_f, real, F)
+            y = _read(c + batch * c_batch + head * c_head, row, c_token, column_e, real, E)
+            features = _features(x, column_f, real, F, MAP)
+            if BACKWARD:
+                line = (batch * time + row) * (G * READERS) + head
+                y = _numerator_gradient(y, tl.load(denominator + line, mask=real, other=1.0))
+                if log_decay is not None:
+                    features *= tl.exp(elapsed)[:, None]
+                kv += tl.dot(tl.trans(features), y, input_precision=PRECISION)
+                z += tl.sum(features * tl.load(dd + line, mask=real, other=0.0)[:, None], 0)
+            else:
+                if log_decay is not None or log_input is not None:
+                    left = tl.exp(whole - elapsed + inputs)
+                    features *= tl.where(real, left, 0.0)[:, None]
+                    kv += tl.dot(tl.trans(features), y.to(tl.float32), input_precision=PRECISION)
+                elif EXACT:
+                    kv += tl.dot(tl.trans(features.to(y.dtype)), y)
+                else:
+                    kv += tl.dot(tl.trans(features), y.to(tl.float32), input_precision=PRECISION)
+                z += tl.sum(features, 0)
+    kv_at = states + (unit * G + g) * SIZE
+    z_at = kv_at + F * E
+    if SERIAL:
+        kv_at = final_kv + (i * G + g) * F * E
+        z_at = final_z + (i * G + g) * F
+    elif log_decay is not None and tl.program_id(2) == 0:
+        tl.store(decays + unit * G + g, remaining)
+    tl.store(kv_at + place, kv, mask=inside)
+    if tile_e == 0:
+        tl.store(z_at + column_f, z, mask=column_f < F)
+
+
+@triton.jit
+def scan_spans(
+    states, decays, start_kv, start_z, final_kv, final_z, first_of, spans, G,
+    F: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
+):  # fmt: skip
+    """In place: what each span adds -> the state before it (BACKWARD: after it); `final` behind the last.
+
+    Grid: sequences; key-value heads; blocks of the numbers of a state.
+    """
+    i, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    SIZE: tl.constexpr = F * E + F
+    inside = place < SIZE
+    counted = place >= F * E  # z, behind kv
+    first, count = i * spans, spans
+    if first_of is not None:
+        first = tl.load(first_of + i)
+        count = (tl.load(first_of + i + 1) - first).to(tl.int32)
+    state = tl.zeros([BLOCK], tl.float32)
+    if start_kv is not None:
+        state += tl.load(start_kv + (i * G + g) * F * E + place, mask=place < F * E, other=0.0)
+    if start_z is not None:
+        state += tl.load(start_z + (i * G + g) * F + place - F * E, mask=counted & inside, other=0.0)
+    for step in range(count):
+        unit = first + (count - 1 - step if BACKWARD else step)
+        at = states + (unit * G + g) * SIZE + place
+        added = tl.load(at, mask=inside, other=0.0)
+        tl.store(at, state, mask=inside)
+        if decays is not None:
+            state *= tl.exp(tl.load(decays + unit * G + g))
+        state += added
+    tl.store(final_kv + (i * G + g) * F * E + place, state, mask=place < F * E)
+    tl.store(final_z + (i * G + g) * F + place - F * E, state, mask=counted & inside)
+
+
+@_tuned
+@triton.jit
+def outputs(
+    q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
+    log_decay, log_input, mask, cu_seqlens, sequence_of, first_of, states,
+    y, denominator, eps, spans, time, SPAN, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """y and the denominators of a span. Not CAUSAL: from the one state of the sequence.
+
+    Grid: spans of queries; query heads; tiles of E.
+    """
+    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    g, heads = head // READERS, G * READERS
+    column_e = tl.program_id(2) * BE + tl.arange(0, BE)
+    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = _sequence(i, cu_seqlens, time)
+    states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + g * k_head
+    v += batch * v_batch + g * v_head
+    kv = tl.zeros([BF, BE], tl.float32)
+    z = tl.zeros([BF], tl.float32)
+    if RESIDENT:
+        column_f = tl.arange(0, BF)
+        kv = _read_state(states, column_f, column_e, E, F, E)
+        z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
+    for chunk in range(_chunks(count, first, SPAN, C)):
+        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        at = (batch * time + row) * G + g
+        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        scores = tl.zeros([C, C], tl.float32)
+        total = tl.zeros([C, BE], tl.float32)
+        weight = tl.zeros([C], tl.float32)
+        keys = tl.zeros([C, BF], tl.float32)
+        for tile in range(tl.cdiv(F, BF)):
+            column_f = tile * BF + tl.arange(0, BF)
+            queries = _features(_read(q, row, q_token, column_f, real, F), column_f, real, F, MAP)
+            if CAUSAL:
+                keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+                scores += _similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
+            if not RESIDENT:
+                kv = _read_state(states, column_f, column_e, E, F, E)
+                z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
+            if log_decay is not None:
+                queries *= tl.exp(elapsed)[:, None]
+            total += tl.dot(queries, kv, input_precision=PRECISION)
+            weight += tl.sum(queries * z[None, :], 1)
+        if CAUSAL:
+            values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+            scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
+            total += tl.dot(scores, values, input_precision=PRECISION)
+            weight += tl.sum(scores, 1)
+            if RESIDENT:
+                if log_decay is not None:
+                    kv *= tl.exp(whole)
+                    z *= tl.exp(whole)
+                if log_decay is not None or log_input is not None:
+                    keys *= tl.exp(whole - elapsed + inputs)[:, None]
+                kv += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
+                z += tl.sum(keys, 0)
+        if NORMALIZE:
+            weight += eps
+            total /= tl.where(weight == 0, 1.0, weight)[:, None]
+            total = tl.where((weight == 0)[:, None], 0.0, total)
+        else:
+            weight = weight * 0 + 1.0
+        line = (batch * time + row) * heads + head
+        place = line[:, None] * E + column_e[None, :]
+        tl.store(y + place, total, mask=inside[:, None] & (column_e < E)[None, :])
+        if tl.program_id(2) == 0:
+            tl.store(denominator + line, weight, mask=inside)
+
+
+@triton.jit
+def step(
+    q, q_batch, q_head, k, k_batch, k_head, v, v_batch, v_head, log_decay, log_input, mask, kv, z,
+    y, denominator, kv_out, z_out, eps, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr,
+    MAP: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """The recurrence for one token: features, new state, y and its denominator in one launch.
+
+    The first head that reads a state writes the new one. Grid: samples; query heads; tiles of E.
+    """
+    i, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    g = head // READERS
+    at = i * G + g
+    column_e = tl.program_id(2) * BE + tl.arange(0, BE)
+    real = tl.full([1], 1, tl.int1)
+    if mask is not None:
+        real = tl.load(mask + i + tl.arange(0, 1)) != 0
+    kept = tl.full([1], 1.0, tl.float32)
+    put = tl.full([1], 1.0, tl.float32)
+    if log_decay is not None:
+        kept = tl.exp(tl.load(log_decay + at + tl.arange(0, 1), mask=real, other=0.0))
+    if log_input is not None:
+        put = tl.exp(tl.load(log_input + at + tl.arange(0, 1), mask=real, other=0.0))
+    value = _read(v + i * v_batch + g * v_head, tl.arange(0, 1), 0, column_e, real, E).to(tl.float32)
+    value = tl.sum(value, 0)
+    total = tl.zeros([BE], tl.float32)
+    weight = tl.zeros([1], tl.float32)
+    first = head % READERS == 0
+    for tile in range(tl.cdiv(F, BF)):
+        column_f = tile * BF + tl.arange(0, BF)
+        query = _read(q + i * q_batch + head * q_head, tl.arange(0, 1), 0, column_f, real, F)
+        key = _read(k + i * k_batch + g * k_head, tl.arange(0, 1), 0, column_f, real, F)
+        query = tl.sum(_features(query, column_f, real, F, MAP), 0)
+        key = tl.sum(_features(key, column_f, real, F, MAP), 0) * put
+        wide = (column_f < F)[:, None] & (column_e < E)[None, :]
+        place = at * F * E + column_f[:, None] * E + column_e[None, :]
+        state = tl.load(kv + place, mask=wide, other=0.0) * kept[None, :] + key[:, None] * value[None, :]
+        counted = tl.load(z + at * F + column_f, mask=column_f < F, other=0.0) * kept + key
+        if first:
+            tl.store(kv_out + place, state, mask=wide)
+            if tl.program_id(2) == 0:
+                tl.store(z_out + at * F + column_f, counted, mask=column_f < F)
+        total += tl.sum(state * query[:, None], 0)
+        weight += tl.sum(counted * query, 0)
+    if NORMALIZE:
+        weight += eps
+        total = tl.where(weight == 0, 0.0, total / tl.where(weight == 0, 1.0, weight))
+    else:
+        weight = weight * 0 + 1.0
+    line = i * G * READERS + head
+    tl.store(y + line * E + column_e, total, mask=column_e < E)
+    if tl.program_id(2) == 0:
+        tl.store(denominator + line + tl.arange(0, 1), weight)

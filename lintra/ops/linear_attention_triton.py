@@ -1,0 +1,378 @@
+"""The linear attention sum in Triton, for NVIDIA GPUs: what `_triton_kernels` is launched with.
+
+Nothing but the inputs, y and the denominators is kept for the backward pass: it sums the states again. No
+value is read back from the GPU, so a call may be captured in a CUDA graph. Products of 32-bit numbers follow
+PyTorch's setting for TF32. With 16-bit inputs they are TF32 in any case, which keeps all digits these have.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lintra.ops import _operator
+
+# Larger blocks do not fit into registers (nor, on small GPUs, into shared memory). Without tensor cores, half
+# of these: there every thread holds whole rows of what it multiplies.
+CHUNK = 64  # tokens to a chunk: scores are CHUNK x CHUNK
+WIDEST = 64  # features or values to a tile
+LEAST = 16  # of either that a matrix product takes
+LONGEST = 16  # chunks to a span: the more, the fewer states go through memory
+SCAN = 1024  # numbers of a state to a program
+ROWS = 64  # rows to a program where nothing is multiplied
+
+
+class Cut(NamedTuple):
+    """The sequences of a call, cut into spans that none shares with another."""
+
+    units: int  # spans, or an upper bound of them: packed sequences are not read back to count theirs
+    spans: int  # of each sequence, where all are of one length
+    sequence_of: Tensor | None  # [units] where they are not: the sequence of each span
+    first_of: Tensor | None  # [n+1]: the first span of each sequence
+
+
+def cut(n: int, time: int, span: int, cu_seqlens: Tensor | None) -> Cut:
+    """Into spans of `span` tokens. Of a row of `time` tokens, or n of that length each."""
+    if cu_seqlens is None:
+        spans = -(-time // span)
+        return Cut(n * spans, spans, None, None)
+    units = (time + n * (span - 1)) // span
+    ends = ((cu_seqlens.diff() + span - 1) // span).cumsum(0)
+    sequence_of = torch.searchsorted(ends, torch.arange(units, device=ends.device), right=True)
+    first_of = torch.cat((ends.new_zeros(1), ends))
+    return Cut(units, 0, sequence_of.clamp_(max=max(n - 1, 0)), first_of)
+
+
+class _Call:
+    """One call of the operator or of its backward: sizes, and what several kernels are told."""
+
+    def __init__(
+        self, q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, causal, normalize, eps, feature_map
+    ):
+        self.b, self.t, self.h, self.f = q.shape
+        self.s, self.g, self.e = v.shape[1:]
+        self.n = kv.shape[0]
+        self.q, self.k, self.v = (_rows(x) for x in (q, k, v))
+        self.kv, self.z = kv.contiguous(), z.contiguous()
+        self.logarithms = {
+            name: None if x is None else x.contiguous()
+            for name, x in (("log_decay", log_decay), ("log_input", log_input))
+        }
+        self.mask = None if mask is None else mask.contiguous().view(torch.uint8)
+        self.cu_seqlens = None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+        self.causal, self.normalize, self.eps = causal, normalize, eps
+        self.map = feature_map or "none"
+        half = q.dtype != torch.float32
+        # The interpreter multiplies the bits of bfloat16 as if they were integers.
+        multiplied = half and (q.is_cuda or q.dtype != torch.bfloat16)
+        self.exact = multiplied and feature_map != "elu+1"
+        self.precision = "tf32" if half or _tf32_allowed() else "ieee"
+        wanted = _programs(q)
+        part = 2 if self.precision == "ieee" else 1
+        self.tile_f, self.tile_e = (_block(width, WIDEST // part) for width in (self.f, self.e))
+        self.tiles_f, self.tiles_e = -(-self.f // self.tile_f), -(-self.e // self.tile_e)
+        self.chunk = _block(max(self.t, self.s), CHUNK // part)
+        self.resident = self.tiles_f == self.tiles_e == 1
+        chunks = self.n + max(self.t, self.s) * self.b // self.chunk
+        enough = min(LONGEST, chunks * self.g // wanted)
+        # A power of 2: other numbers gain little, and lengths differ from call to call.
+        self.span = self.chunk * (2 ** (max(1, enough).bit_length() - 1) if self.resident else 1)
+        self.serial = causal and not self.resident and self.n * self.g * self.tiles_f * self.tiles_e >= wanted
+        self.queries = cut(self.n, self.t, self.span, self.cu_seqlens)
+        self.keys = self.queries if causal else cut(self.n, self.s, self.span, self.cu_seqlens)
+
+    def side(self, queries: bool) -> dict[str, Any]:
+        """What a kernel is told that goes through the queries, or through the keys."""
+        spans = self.queries if queries else self.keys
+        there = self.causal or not queries  # logarithms and padding are those of the keys
+        return {
+            "mask": self.mask if there else None,
+            "cu_seqlens": self.cu_seqlens,
+            "sequence_of": spans.sequence_of,
+            "first_of": spans.first_of,
+            "spans": spans.spans,
+            "time": self.t if queries else self.s,
+            "SPAN": self.span,
+            "G": self.g,
+            "READERS": self.h // self.g,
+            **(self.logarithms if there else {"log_decay": None, "log_input": None}),
+        }
+
+    def constants(self) -> dict[str, Any]:
+        return {
+            "F": self.f,
+            "E": self.e,
+            "BF": self.tile_f,
+            "BE": self.tile_e,
+            "C": self.chunk,
+            "MAP": self.map,
+            "CAUSAL": self.causal,
+            "RESIDENT": self.resident,
+            "PRECISION": self.precision,
+        }
+
+    def sum_states(self, start: tuple[Tensor | None, Tensor | None], gradient: dict[str, Any] | None = None):
+        """The states that spans start from and the one behind all; of the state's gradients if what makes
+        them is given, backwards in time. -> states [units g f*(e+1)] (not causal: [n g f*(e+1)]), kv, z"""
+        from lintra.ops import _triton_kernels as kernels
+
+        backward = gradient is not None
+        spans = self.queries if backward else self.keys
+        size = self.f * (self.e + 1)
+        like = {"dtype": torch.float32, "device": self.q.device}
+        states = torch.empty((spans.units, self.g, size), **like)
+        kv, z = torch.empty(self.kv.shape, **like), torch.empty(self.z.shape, **like)
+        decays = None if self.logarithms["log_decay"] is None else torch.empty((spans.units, self.g), **like)
+        ends = {"start_kv": start[0], "start_z": start[1], "final_kv": kv, "final_z": z}
+        told = self.side(backward)
+        if gradient is None:
+            told |= _strided("a", self.k) | _strided("c", self.v) | {"denominator": None, "dd": None}
+        else:
+            told |= _strided("a", self.q) | gradient | {"log_input": None}
+        if self.serial:
+            told["SPAN"] = max(self.t, 1)
+        _launch(
+            kernels.sum_spans,
+            (self.n if self.serial else spans.units, self.g, self.tiles_f * self.tiles_e),
+            **told | {"READERS": self.h // self.g if backward else 1},
+            **self.constants(),
+            **ends,
+            states=states,
+            decays=decays,
+            EXACT=self.exact,
+            BACKWARD=backward,
+            SERIAL=self.serial,
+        )
+        if not self.serial:
+            _launch(
+                kernels.scan_spans,
+                (self.n, self.g, -(-size // SCAN)),
+                states=states,
+                decays=decays,
+                **ends,
+                first_of=spans.first_of,
+                spans=spans.spans,
+                G=self.g,
+                F=self.f,
+                E=self.e,
+                BLOCK=SCAN,
+                BACKWARD=backward,
+            )
+        if not self.causal:
+            states = torch.cat((kv.flatten(2), z), 2)
+        return states, kv, z
+
+
+def _forward(q, k, v, *others):
+    with _on(q):
+        call = _Call(q, k, v, *others)
+        y = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
+        denominator = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        results = {"y": y, "denominator": denominator, "eps": call.eps, "NORMALIZE": call.normalize}
+        if call.causal and call.t == 1 and call.cu_seqlens is None:
+            return y, *_step(call, results), denominator
+        from lintra.ops import _triton_kernels as kernels
+
+        states, kv, z = call.sum_states((call.kv, call.z))
+        _launch(
+            kernels.outputs,
+            (call.queries.units, call.h, call.tiles_e),
+            **_strided("q", call.q),
+            **_strided("k", call.k),
+            **_strided("v", call.v),
+            **call.side(True),
+            **call.constants(),
+            **results,
+            states=states,
+            EXACT=call.exact,
+        )
+        return y, kv, z, denominator
+
+
+def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """One token: everything in one launch."""
+    from lintra.ops import _triton_kernels as kernels
+
+    kv, z = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.kv, call.z))
+    given: dict[str, Any] = {}
+    for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
+        given |= {name: x, f"{name}_batch": x.stride(0), f"{name}_head": x.stride(2)}
+    # Tiles smaller than those that are multiplied: more programs read the state at once.
+    _launch(
+        kernels.step,
+        (call.b, call.h, -(-call.e // min(call.tile_e, 64))),
+        **given,
+        **call.logarithms,
+        **results,
+        mask=call.mask,
+        kv=call.kv,
+        z=call.z,
+        kv_out=kv,
+        z_out=z,
+        G=call.g,
+        READERS=call.h // call.g,
+        F=call.f,
+        E=call.e,
+        BF=min(call.tile_f, 64),
+        BE=min(call.tile_e, 64),
+        MAP=call.map,
+    )
+    return kv, z
+
+
+def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
+    from lintra.ops import _triton_gradients as kernels
+
+    with _on(q):
+        call = _Call(q, k, v, *others)
+        like = {"dtype": torch.float32, "device": q.device}
+        dy, y, denominator = _rows(dy), y.contiguous(), denominator.contiguous()
+        dkv, dz = (None if x is None else x.contiguous() for x in (dkv, dz))
+        dd = torch.empty(denominator.shape, **like)
+        _launch(
+            kernels.denominator_gradients,
+            (-(-denominator.numel() // ROWS),),
+            **_strided("dy", dy),
+            y=y,
+            denominator=denominator,
+            mask=call.side(True)["mask"],
+            dd=dd,
+            rows=denominator.numel(),
+            time=call.t,
+            H=call.h,
+            E=call.e,
+            BE=call.tile_e,
+            C=ROWS,
+            NORMALIZE=call.normalize,
+        )
+        rows = {"denominator": denominator, "dd": dd}
+        past, kv, z = call.sum_states((call.kv, call.z))
+        future, dkv_in, dz_in = call.sum_states((dkv, dz), _strided("c", dy) | rows)
+
+        tensors = _strided("q", call.q) | _strided("k", call.k) | _strided("dy", dy)
+        values = _strided("v", call.v)
+        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        decays, inputs = (x is not None for x in call.logarithms.values())
+        query_dots = torch.empty((call.tiles_f, *q.shape[:3]), **like) if decays else None
+        key_dots = torch.empty((call.tiles_f, *k.shape[:3]), **like) if decays or inputs else None
+        _launch(
+            kernels.query_gradients,
+            (call.queries.units, call.h, call.tiles_f),
+            **tensors,
+            **values,
+            **rows,
+            **call.side(True),
+            **call.constants(),
+            states=past,
+            dq=dq,
+            dots=query_dots,
+            rows=denominator.numel(),
+        )
+        _launch(
+            kernels.key_gradients,
+            (call.keys.units, call.g, call.tiles_f),
+            **tensors,
+            **values,
+            **rows,
+            **call.side(False),
+            **call.constants(),
+            states=future,
+            dk=dk,
+            dots=key_dots,
+            rows=call.b * call.s * call.g,
+        )
+        _launch(
+            kernels.value_gradients,
+            (call.keys.units, call.g, call.tiles_e),
+            **tensors,
+            **call.side(False),
+            **call.constants(),
+            denominator=denominator,
+            states=future,
+            dv=dv,
+            EXACT=call.exact,
+        )
+        logarithms = (None, None)
+        if decays or inputs:
+            logarithms = _logarithm_gradients(call, query_dots, key_dots, _ends(dkv, dz, kv, z))
+        return dq, dk, dv, *logarithms, dkv_in, dz_in
+
+
+def _ends(dkv: Tensor | None, dz: Tensor | None, kv: Tensor, z: Tensor) -> Tensor | None:
+    """The final state . its gradient [n g] in float64; None if it has none."""
+    products = [(g.double() * x).flatten(2).sum(2) for g, x in ((dkv, kv), (dz, z)) if g is not None]
+    return sum(products[1:], products[0]) if products else None
+
+
+def _logarithm_gradients(
+    call: _Call, query_dots: Tensor | None, key_dots: Tensor | None, ends: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Those of log_decay and log_input [b s g], each None if it was not given."""
+    from lintra.ops import _triton_gradients as kernels
+
+    made = [
+        None if x is None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        for x in call.logarithms.values()
+    ]
+    _launch(
+        kernels.logarithm_gradients,
+        (call.n, call.g),
+        query_dots=query_dots,
+        key_dots=key_dots,
+        ends=ends,
+        mask=call.mask,
+        cu_seqlens=call.cu_seqlens,
+        dlog_decay=made[0],
+        dlog_input=made[1],
+        rows=call.b * call.s,
+        time=call.s,
+        G=call.g,
+        READERS=call.h // call.g,
+        TILES=call.tiles_f,
+        C=256,
+    )
+    return tuple(made)
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+    """An empty grid is nothing to do."""
+    if all(grid):
+        kernel[grid](**arguments)
+
+
+def _strided(name: str, x: Tensor) -> dict[str, Any]:
+    """A tensor [b t h width] with contiguous rows, as the kernels take it."""
+    batch, token, head, _ = x.stride()
+    return {name: x, f"{name}_batch": batch, f"{name}_token": token, f"{name}_head": head}
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With the last axis contiguous."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _on(x: Tensor) -> AbstractContextManager[object]:
+    """Kernels start on the current GPU: that of `x`."""
+    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+def _programs(x: Tensor) -> int:
+    """How many programs keep the GPU busy. (The interpreter runs one after another.)"""
+    return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
+
+
+def _block(size: int, most: int) -> int:
+    """A power of 2 that holds `size`, within the bounds; what is larger is cut."""
+    return max(LEAST, min(1 << (max(size, 1) - 1).bit_length(), most))
+
+
+def _tf32_allowed() -> bool:
+    setting = torch.backends.cuda.matmul
+    precision = getattr(setting, "fp32_precision", None)  # the newer of the two settings; reading both raises
+    return bool(setting.allow_tf32) if precision is None else precision == "tf32"
+
+
+linear_attention_triton = _operator.register(
+    "linear_attention_triton", "triton", _forward, _backward, ["CUDA", "CPU"]
+)

@@ -1,0 +1,89 @@
+"""Which implementation runs, and why not another: on GPUs this machine need not have."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lintra.ops import _dispatch
+
+
+def as_if(monkeypatch, *, triton=True, capability=(9, 0), hip=None):
+    """As if this machine had that GPU."""
+    found = SimpleNamespace(name="the GPU", major=capability[0], minor=capability[1])
+    monkeypatch.setattr(_dispatch, "INTERPRETED", False)
+    monkeypatch.setattr(_dispatch, "_NO_TRITON", not triton)
+    monkeypatch.setattr(_dispatch, "_warned", set())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """What is looked at of a float32 tensor [1 2 3 4] there."""
+    monkeypatch.setattr(_dispatch, "transformed", lambda x: False)
+    return SimpleNamespace(
+        is_cuda=True, device=torch.device("cuda", 0), dtype=torch.float32, shape=(1, 2, 3, 4), dim=lambda: 4
+    )
+
+
+def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu):
+    as_if(monkeypatch)
+    assert _dispatch.choose("linear_attention", "auto", on_gpu) == "triton"
+    assert {row.implementation: row.serves for row in _dispatch.explain()}["triton"] == "GPU"
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason"),
+    [
+        ({"triton": False}, "Triton is not installed"),
+        ({"capability": (7, 5)}, "it needs compute capability 8.0, the GPU has 7.5"),
+        ({"hip": "6.1"}, "it runs on NVIDIA GPUs only"),
+    ],
+)
+def test_an_unsupported_gpu_is_told_once(monkeypatch, on_gpu, machine, reason):
+    as_if(monkeypatch, **machine)
+    with pytest.warns(UserWarning, match=f"chunked PyTorch here, not Triton: {reason}"):
+        assert _dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert _dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
+    with pytest.raises(RuntimeError, match=f"impl='triton' cannot serve linear_attention here: {reason}"):
+        _dispatch.choose("linear_attention", "triton", on_gpu)
+    rows = {row.implementation: row for row in _dispatch.explain()}
+    assert rows["triton"].reason.startswith(reason)
+    assert (rows["triton"].serves, "GPU" in rows["torch"].serves) == ("", True)
+
+
+def test_what_triton_cannot_do_is_chunked(monkeypatch, on_gpu):
+    as_if(monkeypatch)
+    for change, reason in (
+        ({"dtype": torch.float64}, "it has float32 sums, the tensors are float64"),
+        ({"shape": (1, 1, 2**16, 2**16)}, "a state of 65536 x 65536 numbers is too large"),
+    ):
+        x = SimpleNamespace(**vars(on_gpu) | change)
+        assert _dispatch.choose("linear_attention", "auto", x) == "torch"
+        with pytest.raises(RuntimeError, match=reason):
+            _dispatch.choose("linear_attention", "triton", x)
+
+
+def test_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(_dispatch, "INTERPRETED", False)
+    x = torch.zeros(1, 2, 3, 4)
+    assert _dispatch.choose("linear_attention", "auto", x) != "triton"
+    with pytest.raises(RuntimeError, match="it runs on an NVIDIA GPU, the tensors are on cpu"):
+        _dispatch.choose("linear_attention", "triton", x)
+    monkeypatch.setattr(_dispatch, "_NO_TRITON", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = {row.implementation: row for row in _dispatch.explain()}
+    assert (rows["triton"].serves, rows["triton"].reason) == ("", "there is no GPU that PyTorch can use")
+
+
+def test_interpreted_triton_is_never_chosen_by_itself(monkeypatch):
+    monkeypatch.setattr(_dispatch, "INTERPRETED", True)
+    monkeypatch.setattr(_dispatch, "_NO_TRITON", False)
+    x = torch.zeros(1, 2, 3, 4)
+    assert _dispatch.choose("linear_attention", "auto", x) in ("native", "torch")
+    assert _dispatch.choose("linear_attention", "triton", x) == "triton"

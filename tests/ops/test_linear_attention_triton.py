@@ -1,0 +1,363 @@
+"""The Triton kernels are the definition, in values and gradients: on a GPU where there is one, else under
+Triton's interpreter, on the CPU. Buffers are full of NaN before, so that what is not written shows."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lintra.ops import LinearState, _dispatch, linear_attention, linear_attention_triton
+from lintra.ops.features import apply_feature_map
+from lintra.ops.linear_attention import divide, linear_attention_reference
+from tests.ops.test_linear_attention import accepted, draw, flat, results, uneven
+from tests.ops.test_packed import alone, gradients, places, sequences
+
+WHY_NOT = _dispatch._no_gpu_kernels(torch.device("cuda"))
+pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Triton kernels: {WHY_NOT}")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+C = 16  # tokens to a chunk here: few tokens make many chunks
+LENGTHS = [1, C - 1, C, C + 1, 3 * C + 5]
+FLOAT32 = 2.0**-23
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What the kernels are given to write into is NaN."""
+    empty = torch.empty
+
+    def nan(*arguments, **options):
+        x = empty(*arguments, **options)
+        return x.fill_(torch.nan) if x.is_floating_point() else x
+
+    monkeypatch.setattr(linear_attention_triton, "torch", _Patched(torch, empty=nan))
+
+
+class _Patched:
+    """A module with some of its names replaced, for one that imports it."""
+
+    def __init__(self, module, **names):
+        self.__dict__.update(module=module, names=names)
+
+    def __getattr__(self, name):
+        return self.names[name] if name in self.names else getattr(self.module, name)
+
+
+@pytest.fixture(autouse=True)
+def patient_interpreter(monkeypatch):
+    """The interpreter prepares the language at every call of a jitted function: here once for each module. It
+    cuts float32 down to bfloat16; GPUs round, and so it does here."""
+    if DEVICE == "cuda":
+        return
+    from triton.runtime import interpreter
+
+    prepared, convert = set(), interpreter._convert_float
+    nearest = interpreter._ir.ROUNDING_MODE.RTNE
+
+    def call(self, *arguments, **options):
+        if self.fn.__module__ not in prepared:
+            interpreter._patch_lang(self.fn)
+            prepared.add(self.fn.__module__)
+        return self.rewrite()(*arguments, **options)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
+    monkeypatch.setattr(interpreter, "_convert_float", lambda *x: convert(*x[:3], x[3] or nearest))
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """How work is cut: tokens to a chunk, the widest tile, how many programs are wanted."""
+
+    def set_it(widest=64, programs=4, chunk=C):
+        cut_like(monkeypatch, widest, programs, chunk)
+
+    set_it()
+    return set_it
+
+
+def cut_like(patch, widest, programs, chunk=C):
+    patch.setattr(linear_attention_triton, "CHUNK", chunk)
+    patch.setattr(linear_attention_triton, "WIDEST", widest)
+    patch.setattr(linear_attention_triton, "_programs", lambda x: programs)
+
+
+def moved(arguments, dtype=torch.float32):
+    """The same arguments on the device of the kernels, q, k and v in `dtype`, all others in float32."""
+
+    def move(name, x):
+        kind = dtype if name in ("q", "k", "v") else torch.float32
+        return x.detach().to(DEVICE, kind, copy=True).requires_grad_()
+
+    return {
+        name: LinearState(*(move(name, y) for y in x)) if isinstance(x, tuple) else move(name, x)
+        for name, x in arguments.items()
+    }
+
+
+def exactly(arguments):
+    """The same numbers in float64."""
+    return {
+        name: LinearState(*(y.detach().cpu().double().requires_grad_() for y in x))
+        if isinstance(x, tuple)
+        else x.detach().cpu().double().requires_grad_()
+        for name, x in arguments.items()
+    }
+
+
+def close(found, formula, expected, names):
+    """Off by at most twice the error of the same formula in the same precision, and 4 roundings of the
+    largest number: of few numbers that error may be 0 by luck. Two gradients may be off by 64 roundings more
+    than chunked PyTorch's, which adds up in another order: that of log_decay, the difference of two sums over
+    time, whose roundings stay where the sums cancel; and that of the state: decays leave exp(-x) of it, with
+    as many roundings as x, about 30, has units."""
+    for name, a, b, e in zip(names, found, formula, expected, strict=True):
+        assert a.shape == e.shape
+        if e.numel():
+            error, allowed = ((x.cpu().double() - e).abs().max() for x in (a, b))
+            roundings = 64 if name in ("log_decay", "state") else 4
+            assert error <= 2 * allowed + roundings * FLOAT32 * e.abs().max(), name
+
+
+def agrees(arguments, **options):
+    """`arguments` of any precision through the kernels, chunked PyTorch, and in float64 the definition."""
+    placed = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    found = results(arguments, impl="triton", **placed)
+    formula = results(arguments, impl="torch", chunk=C, **placed)
+    here = {n: x.cpu() if isinstance(x, torch.Tensor) else x for n, x in options.items()}
+    expected = results(exactly(arguments), impl="reference", **here)
+    close(found, formula, expected, ["y", "kv", "z", *named(arguments)])
+
+
+def named(arguments):
+    return [n for n, x in arguments.items() for _ in range(2 if isinstance(x, tuple) else 1)]
+
+
+SMALL = {"b": 1, "h": 2, "g": 1}
+
+
+@pytest.mark.parametrize("time", LENGTHS)
+def test_tails(cut, time):
+    """Around the length of a chunk, and several chunks in spans of one."""
+    cut(programs=100)
+    agrees(moved(draw(**SMALL, t=time)), feature_map="elu+1", eps=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("programs", "widest", "sizes", "options"),
+    [
+        (1, 64, {}, {"mask": True}),  # all chunks in one span
+        (2, 64, {"b": 2, "g": 2}, {"mask": True, "feature_map": "relu", "normalize": False}),
+        (100, 16, {"f": 17, "e": 18}, {}),  # several tiles, chunk sums in parallel
+        (1, 16, {"f": 17, "e": 18}, {"feature_map": None, "normalize": False}),  # chunk by chunk
+        (2, 64, {"decay": False}, {"causal": False, "mask": True}),
+        (1, 16, {"f": 17, "e": 18, "decay": False}, {"causal": False, "s": 21}),
+        (1, 64, {"decay": False, "state": False}, {}),
+    ],
+)
+def test_every_way_to_cut_the_work(cut, programs, widest, sizes, options):
+    cut(widest=widest, programs=programs)
+    options = {"feature_map": "elu+1", "eps": 1e-2} | options
+    sizes = SMALL | {"t": 2 * C + 3} | sizes | ({"s": options.pop("s")} if "s" in options else {})
+    if options.pop("mask", False):
+        generator = torch.Generator().manual_seed(1)
+        options["mask"] = torch.rand(sizes["b"], sizes["t"], generator=generator) > 0.3
+    agrees(moved(draw(**sizes)), **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("feature_map", ["elu+1", "relu"])
+def test_sixteen_bits(cut, dtype, feature_map):
+    """y: twice the error of float32 sums, half a unit of y in it. States and gradients: twice that of the
+    definition computed in 16 bits; products may be TF32, and the gradients see y as it was rounded."""
+    arguments = moved(draw(**SMALL, t=C + 3, decay=False), dtype)
+    options = {"feature_map": feature_map, "eps": 1e-2}
+    found = results(arguments, impl="triton", **options)
+    sums = results(arguments, impl="torch", **options)
+    expected = results(exactly(arguments), impl="reference", **options)
+    formula = [sums[0], *textbook(arguments, **options)]
+    close(found, formula, expected, ["y", "kv", "z", *named(arguments)])
+
+
+def textbook(arguments, *, feature_map, eps):
+    """The states and gradients of the definition, every number of it of v's dtype."""
+    dtype = arguments["v"].dtype
+    q, k = (apply_feature_map(feature_map, arguments[name]) for name in "qk")
+    state = LinearState(*(x.to(dtype) for x in arguments["state"]))
+    log_input = arguments["log_input"].to(dtype)
+    found = linear_attention_reference(q, k, arguments["v"], None, log_input, state, True)
+    y = divide(found.numerator, found.denominator + eps)
+    return [*found.state, *torch.autograd.grad(uneven(y, *found.state), flat(arguments))]
+
+
+@pytest.mark.parametrize("programs", [1, 100])
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_is_each_sequence_alone(cut, programs, causal):
+    """With the longest in several spans, one without tokens, and one of a single token."""
+    cut(programs=programs)
+    packed_agrees([C, 0, 1, 2 * C + 5], causal=causal)
+
+
+def packed_agrees(lengths, *, causal, **options):
+    arguments = sequences(lengths, h=2, g=1, decay=causal)
+    options = {"feature_map": "elu+1", "eps": 1e-2, "causal": causal} | options
+    found, formula = [], []
+    for into, impl in ((found, "triton"), (formula, "torch")):
+        given = moved(arguments)
+        y, state = linear_attention(**given, cu_seqlens=places(lengths).to(DEVICE), impl=impl, **options)
+        into += [x.cpu() for x in (y, *state, *gradients((y, *state), given))]
+    exact = exactly(moved(arguments))
+    outputs = alone(exact, lengths, **options)
+    names = ["y", "kv", "z", *named(arguments)]
+    close(found, formula, [*outputs, *gradients(outputs, exact)], names)
+
+
+def test_steps_are_the_whole(cut):
+    """Token by token, in one launch each, from a state and with padding."""
+    arguments = moved(draw(b=2, h=4, g=2, t=3))
+    mask = torch.tensor([[True, False, True], [True, True, True]], device=DEVICE)
+    options = {"feature_map": "elu+1", "impl": "triton"}
+    with torch.no_grad():
+        expected, final = linear_attention(**arguments, mask=mask, **options)
+        state, ys = arguments.pop("state"), []
+        for i in range(3):
+            one = {name: x[:, i : i + 1] for name, x in arguments.items()}
+            y, state = linear_attention(**one, state=state, mask=mask[:, i : i + 1], **options)
+            ys.append(y)
+    # Two orders of a sum of three terms and a state.
+    for a, b in ((torch.cat(ys, 1), expected), (state.kv, final.kv), (state.z, final.z)):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert (ys[1][0] == 0).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_what_is_broken_stays_broken_and_in_its_future(cut, name, bad):
+    """All later tokens, none of the chunks before; of packed sequences, none of another."""
+    token = C + 2
+    given = draw(**SMALL, t=2 * C, decay=False, state=False)
+    arguments = {n: x.detach().abs().float().to(DEVICE) for n, x in given.items()}
+    arguments[name][:, token, 0, 1] = bad
+    y, _ = linear_attention(**arguments, feature_map="elu+1", impl="triton")
+    fine = y.isfinite().flatten(2).all(-1)[0]
+    assert not fine[token:].any()
+    assert fine[:C].all()
+    rows = places([C, C - 4, 4]).to(DEVICE)
+    y, _ = linear_attention(**arguments, cu_seqlens=rows, feature_map="elu+1", impl="triton")
+    fine = y.isfinite().flatten(2).all(-1)[0]
+    assert fine[:C].all()
+    assert fine[2 * C - 4 :].all()
+    assert not fine[token : 2 * C - 4].any()
+
+
+def test_nan_in_padding_changes_nothing(cut):
+    mask = torch.arange(C + 5, device=DEVICE)[None] < C + 1
+    arguments = moved(draw(**SMALL, t=C + 5))
+    options = {"mask": mask, "feature_map": "elu+1", "impl": "triton"}
+    expected = results(arguments, **options)
+    for name in ("q", "k", "v", "log_decay", "log_input"):
+        arguments[name].data[:, C + 1 :] = torch.nan
+    for a, b in zip(results(arguments, **options), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_no_denominator_gives_zero_without_a_nan(cut):
+    q = torch.zeros(1, 3, 1, 2, device=DEVICE, requires_grad=True)
+    k, v = torch.zeros_like(q).requires_grad_(), torch.ones_like(q)
+    y, _ = linear_attention(q, k, v, eps=0.0, impl="triton")
+    assert (y == 0).all()
+    for g in torch.autograd.grad(y.sum(), (q, k)):
+        assert (g == 0).all()
+
+
+def test_nothing_to_do(cut):
+    """No tokens, no sequences, no samples: the state as it was, outputs of that shape."""
+    for b, time in ((2, 0), (0, 3)):
+        arguments = moved(draw(b=b, t=time, h=2, g=1))
+        y, state = linear_attention(**arguments, impl="triton")
+        assert y.shape == (b, time, 2, 3)
+        assert torch.equal(state.kv, arguments["state"].kv)
+    q = torch.zeros(1, 0, 2, 4, device=DEVICE)
+    y, state = linear_attention(q, q, q, cu_seqlens=places([]).to(DEVICE), impl="triton")
+    assert (y.shape, state.kv.shape) == ((1, 0, 2, 4), (0, 2, 4, 4))
+
+
+def test_opcheck(cut):
+    x = moved(draw(b=1, t=2, h=1, g=1, f=2, e=2))
+    mask = torch.ones(1, 2, dtype=torch.bool, device=DEVICE)
+    others = (x["log_decay"], x["log_input"], *x["state"], mask, None, True, True, 1e-6, "relu")
+    accepted((x["q"], x["k"], x["v"], *others), "linear_attention_triton")
+
+
+def test_second_derivatives_are_refused(cut):
+    q, k, v = (moved(draw(b=1, h=1, g=1, t=2))[n] for n in "qkv")
+    y, _ = linear_attention(q, k, v, impl="triton", feature_map="elu+1")
+    (g,) = torch.autograd.grad(y.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="impl='triton' can be differentiated once"):
+        g.sum().backward()
+
+
+def test_what_it_refuses():
+    q = torch.zeros(1, 2, 1, 2, device=DEVICE)
+    for x, message in (
+        (q.double(), r"the tensors are float64; impl='torch' keeps their digits"),
+        (q.to("meta"), "it runs on an NVIDIA GPU, the tensors are on meta"),
+    ):
+        with pytest.raises(RuntimeError, match=f"impl='triton' cannot serve .*{message}"):
+            linear_attention(x, x, x, impl="triton")
+    with pytest.raises(RuntimeError, match=r"no rule for torch\.func"):
+        torch.func.vmap(lambda x: linear_attention(x, x, x, impl="triton")[0])(q[None])
+
+
+@pytest.mark.slow  # a minute or two in the interpreter
+@settings(max_examples=40)
+@given(data=st.data())
+def test_every_shape_and_option(data):
+    """The grid the other implementations are tested on, with the work cut in every way."""
+    choose = data.draw
+    causal = choose(st.booleans(), label="causal")
+    time = choose(st.sampled_from([0, 1, 2, *LENGTHS]), label="t")
+    g = choose(st.integers(1, 2), label="g")
+    sizes = {
+        "b": choose(st.integers(0, 2), label="b"),
+        "t": time,
+        "s": time if causal else choose(st.sampled_from([0, 1, 20, 33]), label="s"),
+        "h": g * choose(st.integers(1, 2), label="h/g"),
+        "g": g,
+        "f": choose(st.sampled_from([1, 3, 8, 17]), label="f"),
+        "e": choose(st.sampled_from([1, 4, 9, 16]), label="e"),
+        "decay": causal and choose(st.booleans(), label="decay"),
+        "state": choose(st.booleans(), label="state"),
+    }
+    options = {
+        "causal": causal,
+        "normalize": choose(st.booleans(), label="normalize"),
+        "feature_map": choose(st.sampled_from(["elu+1", "relu"]), label="feature_map"),
+        "eps": 1e-2,
+    }
+    if choose(st.booleans(), label="mask"):
+        options["mask"] = torch.rand(sizes["b"], sizes["s"], generator=torch.Generator().manual_seed(7)) > 0.3
+    machine = choose(st.sampled_from([(w, p) for w in (16, 64) for p in (1, 2, 100)]), label="machine")
+    arguments = moved(draw(**sizes))
+    if choose(st.booleans(), label="strided"):
+        for name in "qkv":
+            x = arguments[name].detach()
+            wide = torch.cat((x, x + 7), -1).movedim(1, 2).contiguous().movedim(2, 1)
+            arguments[name] = wide[..., : x.shape[-1]].requires_grad_()
+    with pytest.MonkeyPatch.context() as patch:
+        cut_like(patch, *machine)
+        agrees(arguments, **options)
+
+
+@pytest.mark.slow  # half a minute in the interpreter
+@pytest.mark.parametrize("lengths", [[5, 70, 0, 0, 16], [0], [1] * 9, [40, 3, 33]])
+@pytest.mark.parametrize(("causal", "normalize"), [(True, True), (True, False), (False, True)])
+def test_packed_lengths(cut, lengths, causal, normalize):
+    packed_agrees(lengths, causal=causal, normalize=normalize)
+
+
+@pytest.mark.slow  # a minute in the interpreter
+@pytest.mark.parametrize(("f", "e"), [(576, 64), (96, 256), (64, 64), (128, 128)])
+def test_wide(f, e):
+    """Tiles of the real sizes, chunks of the real length."""
+    agrees(moved(draw(b=1, h=1, g=1, t=70, f=f, e=e)), feature_map="elu+1", eps=1e-2)
