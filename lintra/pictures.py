@@ -91,9 +91,7 @@ def time_per_token(
     )
 
 
-def logarithmic(
-    path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str, base: int = 10
-) -> None:
+def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
     """Lines, name -> {x: y}, on two logarithmic axes; many of them are named beside the last points."""
     many = len(lines) > len(_COLORS)
     figure, axes = _figure(title, size=(9, 5.6) if many else _SIZE)
@@ -104,9 +102,11 @@ def logarithmic(
         axes.plot(list(line), list(line.values()), style, marker="o", color=color, markersize=4, label=name)
         ends[name] = (*list(line.items())[-1], color)
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=base)
+    axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(_plain)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_minor_formatter(_few if high < 20 * low else NullFormatter())
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if many:
@@ -200,6 +200,11 @@ def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None
 def _plain(value: float, _: float) -> str:
     """A number at an axis, not as a power of ten."""
     return f"{value:g}"
+
+
+def _few(value: float, _: float) -> str:
+    """Of the numbers between two powers of ten some, for an axis that is hardly longer."""
+    return _plain(value, _) if f"{value:e}"[0] in "235" else ""
 
 
 def _figure(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:

@@ -4,6 +4,7 @@ A GPU takes a token of a small model in less time than Python needs to launch it
 of constant size makes the kernels of every token the same, at the same places.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,8 @@ from torch import Tensor
 from lintra.attention import Attention, State, map_state
 from lintra.models import Decoder
 
-WORTH = 32  # tokens: for fewer, recording takes longer than it saves
+WORTH = 32  # tokens: a recording itself runs the step several times
+_recording = threading.Lock()  # one at a time in a process
 
 Extend = Callable[..., tuple[Tensor, Any]]
 
@@ -30,7 +32,9 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
     try:
         return Replay(model, tokens, state)
     except RuntimeError as error:
-        warnings.warn(f"decoding without a CUDA graph, which is slower: {error}", stacklevel=2)
+        # The end of a recording that failed says only that it failed.
+        cause = error.__context__ or error
+        warnings.warn(f"decoding without a CUDA graph, which is slower: {cause}", stacklevel=3)
         return model.extend
 
 
@@ -41,12 +45,18 @@ def can_replay(model: Decoder) -> bool:
 
 
 class Replay:
-    """`model.extend` of one token for every sequence, recorded. Values in between are the graph's own."""
+    """`model.extend` of one token for every sequence, recorded."""
 
     def __init__(self, model: Decoder, tokens: Tensor, state: State):
-        self.tokens, self.state = tokens.clone(), map_state(torch.clone, state)
-        self.params: Tensor
-        self.launch = record(lambda: self._step(model))
+        own_tokens, own_state = tokens.clone(), map_state(torch.clone, state)
+        made: dict[str, Tensor] = {}
+
+        def step() -> None:
+            made["params"], after = model.extend(own_tokens, own_state)
+            map_state(Tensor.copy_, own_state, after)
+
+        self.tokens, self.state, self.made = own_tokens, own_state, made
+        self.launch = record(step, tokens.device)
 
     def __call__(self, tokens: Tensor, state: State, mask: None = None) -> tuple[Tensor, State]:
         """As `model.extend`; without a mask, which would be another graph."""
@@ -56,23 +66,25 @@ class Replay:
         if state is not self.state:
             map_state(Tensor.copy_, self.state, state)
         self.launch()
-        return self.params, self.state
-
-    def _step(self, model: Decoder) -> None:
-        self.params, after = model.extend(self.tokens, self.state)
-        map_state(Tensor.copy_, self.state, after)
+        return self.made["params"], self.state
 
 
-def record(function: Callable[[], object]) -> Callable[[], None]:
-    """The kernels of a function as one CUDA graph -> what launches them. Runs it before, so that kernels are
-    compiled and chosen; a stream of its own, as torch.cuda.graph asks."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):  # compiles, tunes, allocates
-            function()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
+def record(function: Callable[[], object], device: torch.device | str = "cuda") -> Callable[[], None]:
+    """The kernels of a function as one CUDA graph -> what launches them, on the current stream.
+
+    Runs it before, so that kernels are compiled and chosen. Other threads may use the device meanwhile."""
+    with _recording, torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # and back to the stream of before, whatever happens
+            for _ in range(3):  # compiles, tunes, allocates
+                function()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                function()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def launch(read: Callable[[], object] = function) -> None:
+        graph.replay()  # which reads what the function reads: `launch` keeps it alive
+
+    return launch

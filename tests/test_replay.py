@@ -37,7 +37,7 @@ def recordings(monkeypatch):
     """How often each recorded function was run again, as if there were a device for it."""
     runs = []
 
-    def record(function):
+    def record(function, device):
         function()  # a device runs it to warm up: what it leaves behind must not matter
         return lambda: runs.append(function) or function()
 
@@ -78,7 +78,7 @@ def test_what_is_not_recorded(recordings):
 
 
 def test_a_device_that_cannot_record_goes_on_without(recordings, monkeypatch):
-    def refuse(function):
+    def refuse(function, device):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(replay, "record", refuse)

@@ -40,7 +40,8 @@ def grow_at_most(size: int) -> None:
 
 
 def free() -> int:
-    """Bytes that can be had without taking them from another process; half of all where nobody says."""
+    """Bytes that can be had without taking them from another process; where the system does not say, half
+    of all memory."""
     try:
         return 1024 * int(_field(Path("/proc/meminfo").read_text(), "MemAvailable"))
     except OSError:

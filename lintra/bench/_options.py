@@ -8,5 +8,5 @@ from pathlib import Path
 class Options:
     """How a benchmark runs. One with further options derives from this; they name fields of its `Sizes`."""
 
-    out: Path | None = None  # the JSON file; else bench/results/WHAT-CPU.json, or none of a quick run
+    out: Path | None = None  # the JSON file; default bench/results/WHAT-CPU.json, with --quick none
     quick: bool = False  # tiny sizes: shows that it works, measures nothing

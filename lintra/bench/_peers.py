@@ -7,12 +7,13 @@ what is measured.
 import contextlib
 import io
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lintra.bench._attention import Call, Inputs, draw, passes
+from lintra.bench._calls import Call, Inputs, draw, passes
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -32,7 +33,7 @@ def _imports(make: Callable[[Inputs], Call]) -> bool:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             make(draw(1, 128, 2, 8))
-    except (ImportError, OSError):  # OSError: a library that is there but does not load
+    except Exception:  # of whatever kind: it is another's program
         return False
     return True
 
@@ -98,6 +99,17 @@ PEERS: dict[str, Callable[[Inputs], Call]] = {
     "nystrom-attention": _nystrom_attention,
     "linformer-pytorch": _linformer,
 }
+_PACKAGES = {
+    "fast-transformers": "pytorch-fast-transformers",
+    "linformer-pytorch": "linformer",
+}  # where the name on the index is another
+
+
+def versions() -> dict[str, str]:
+    """Of the peers that are here."""
+    return {name: version(_PACKAGES.get(name, name)) for name in PEERS if name not in missing()}
+
+
 COUNTERPARTS = {
     "fast-transformers": "linear",
     "performer-pytorch": "performer",

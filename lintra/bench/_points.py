@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 import torch
 
 from lintra import attention
-from lintra.bench import _attention, _peers
-from lintra.bench._attention import Call, Inputs
+from lintra.bench import _calls, _peers
+from lintra.bench._calls import Call, Inputs
 from lintra.bench._memory import forget_peak, grow_at_most, peak, printed_by
 from lintra.bench._timing import finish_on
 
@@ -44,7 +44,7 @@ def ours() -> list[str]:
 
 
 def draw(point: Point) -> Inputs:
-    return _attention.draw(point.batch, point.tokens, point.heads, point.dim, point.device)
+    return _calls.draw(point.batch, point.tokens, point.heads, point.dim, point.device)
 
 
 def cut(inputs: Inputs, point: Point) -> Inputs:
@@ -63,10 +63,10 @@ def call(point: Point, inputs: Inputs) -> Call:
     if who in _peers.PEERS:
         return _peers.call(who, inputs)
     if who in (WRITTEN_OUT, FUSED):
-        return _attention.passes(_attention.fused if who == FUSED else _attention.written_out, inputs)
+        return _calls.passes(_calls.fused if who == FUSED else _calls.written_out, inputs)
     name, _, rounds = who.partition("-")
     options = {"rounds": int(rounds)} if rounds else {}
-    return _attention.mechanism(name, inputs, causal=_attention.modes(name)[0], **options)
+    return _calls.mechanism(name, inputs, causal=_calls.modes(name)[0], **options)
 
 
 def cost(point: Point, most: int) -> Cost:

@@ -44,8 +44,8 @@ def interleaved(
 
     A contestant that takes less than `at_least` seconds is called several times in a row and the mean is
     taken. Each is called twice beforehand, to warm up and to see how long it takes, and once untimed before
-    each of its turns; one whose first call takes `settle` seconds is spared all but that call: at the end of
-    so long a call little is left of how it began. `finish` waits for what calls have only begun, before the
+    each of its turns; one whose first call takes `settle` seconds is spared all but that call: a call
+    that long hardly depends on what ran before it. `finish` waits for what calls have only begun, before the
     clock is read. At least 2 rounds.
     """
     slow = {name for name, each in contestants.items() if _seconds(each, 1, finish) >= settle}

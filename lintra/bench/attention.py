@@ -9,13 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-import torch
-from torch import Tensor
-
-from lintra import native, ops
+from lintra import native
 from lintra.attention import linear
-from lintra.bench import _attention, train
+from lintra.bench import _calls, train
 from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
@@ -45,34 +43,19 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     impls = ["torch"] if native.why_not() else ["native", "torch"]
     contestants: dict[str, Callable[[], object]] = {"matmul": train.matmul(), **_imports()}
     for impl in impls:
-        contestants |= _passes(impl, lambda q, k, v, impl=impl: _linear(q, k, v, impl), sizes, sizes.tokens)
+        contestants |= _passes(impl, partial(_calls.linear, impl=impl), sizes, sizes.tokens)
         contestants[f"{impl} training step"] = _step(impl, sizes, bf16=False)
         contestants[f"{impl} training step, bf16"] = _step(impl, sizes, bf16=True)
-    contestants |= _passes("softmax", _attention.fused, sizes, sizes.tokens)
+    contestants |= _passes("softmax", _calls.fused, sizes, sizes.tokens)
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
-        contestants |= _passes(name, lambda q, k, v: _linear(q, k, v, impls[0]), sizes, length)
+        contestants |= _passes(name, partial(_calls.linear, impl=impls[0]), sizes, length)
     timings = interleaved(contestants, rounds=sizes.rounds, at_least=sizes.at_least, progress=progress)
     return _rows(timings, sizes, impls[0]), timings
 
 
-def _linear(q: Tensor, k: Tensor, v: Tensor, impl: str) -> Tensor:
-    return ops.linear_attention(q, k, v, feature_map="elu+1", impl=impl)[0]  # pyright: ignore
-
-
-def _passes(
-    name: str, attend: Callable[[Tensor, Tensor, Tensor], Tensor], sizes: Sizes, tokens: int
-) -> dict[str, Callable[[], object]]:
-    q, k, v = _attention.draw(1, tokens, sizes.heads, sizes.dim)
-    gradient = torch.ones_like(attend(q, k, v))
-
-    def forward() -> None:
-        with torch.no_grad():
-            attend(q, k, v)
-
-    def both() -> None:
-        torch.autograd.grad(attend(q, k, v), (q, k, v), gradient)
-
+def _passes(name: str, attend: _calls.Attend, sizes: Sizes, tokens: int) -> dict[str, _calls.Call]:
+    forward, both = _calls.each_pass(attend, _calls.draw(1, tokens, sizes.heads, sizes.dim))
     return {f"{name} forward": forward, f"{name} forward + backward": both}
 
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from lintra import ops
 from lintra.attention import linear, softmax
 from lintra.bench import train
-from lintra.bench._attention import Inputs, draw, fused
+from lintra.bench._calls import Inputs, draw, each_pass, fused
+from lintra.bench._calls import linear as linear_sum
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.replay import Replay, record
@@ -66,9 +67,9 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     target = torch.empty_like(x)
     contestants: dict[str, Pass] = {"copy": record(lambda: target.copy_(x))}
     makers = {
-        **_passes("linear", _linear, sizes, sizes.tokens),
+        **_passes("linear", linear_sum, sizes, sizes.tokens),
         **_passes("linear with decay", _decayed, sizes, sizes.tokens),
-        **_passes("chunked PyTorch", _chunked, sizes, sizes.tokens),
+        **_passes("chunked PyTorch", partial(linear_sum, impl="torch"), sizes, sizes.tokens),
         **_peers(sizes),
         **_steps(sizes),
         **_lengths(sizes),
@@ -91,7 +92,7 @@ def check() -> None:
         raise OSError("no GPU: lintra bench gpu needs one that PyTorch can use (torch.cuda.is_available())")
 
 
-def details() -> dict[str, object]:
+def details(sizes: Sizes) -> dict[str, object]:
     """What the report says beside the figures: the GPU, its software, and where a pass spends its time."""
     properties = torch.cuda.get_device_properties(0)
     packages = ("triton", "flash-linear-attention")
@@ -105,13 +106,13 @@ def details() -> dict[str, object]:
             **_driver(),
             **{name: _version(name) for name in packages},
         },
-        "profile": profile(Sizes()).splitlines(),
+        "profile": profile(sizes).splitlines(),
     }
 
 
 def profile(sizes: Sizes) -> str:
     """Forward + backward by kernel, as torch.profiler prints it."""
-    both = _both(*_draw(sizes, sizes.batch, sizes.tokens), _linear)
+    _, both = each_pass(linear_sum, _draw(sizes, sizes.batch, sizes.tokens))
     both()
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as found:
@@ -142,26 +143,13 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return ops.linear_attention(q, k, v, feature_map="elu+1")[0]
-
-
 def _decayed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     decay = torch.full(k.shape[:3], -0.01, device=k.device)
     return ops.linear_attention(q, k, v, log_decay=decay, normalize=False)[0]
 
 
-def _chunked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return ops.linear_attention(q, k, v, feature_map="elu+1", impl="torch")[0]
-
-
 def _draw(sizes: Sizes, batch: int, tokens: int) -> Inputs:
     return draw(batch, tokens, sizes.heads, sizes.dim, "cuda", torch.bfloat16)
-
-
-def _both(q: Tensor, k: Tensor, v: Tensor, attend: Callable[..., Tensor]) -> Pass:
-    gradient = torch.randn_like(attend(q, k, v))
-    return lambda: torch.autograd.grad(attend(q, k, v), (q, k, v), gradient)
 
 
 def _passes(
@@ -170,20 +158,11 @@ def _passes(
     """Forward, and forward + backward, of batch x tokens tokens in bfloat16."""
     batch = max(1, sizes.batch * sizes.tokens // tokens)
 
-    def ahead() -> Pass:
-        q, k, v = _draw(sizes, batch, tokens)
+    def make(which: int) -> Pass:
+        return record(each_pass(attend, _draw(sizes, batch, tokens))[which])
 
-        def pass_() -> Tensor:
-            with torch.no_grad():
-                return attend(q, k, v)
-
-        return record(pass_)
-
-    def both() -> Pass:
-        return record(_both(*_draw(sizes, batch, tokens), attend))
-
-    made = {f"{name} forward": ahead} if forward else {}
-    return made | {f"{name} forward + backward": both}
+    made = {f"{name} forward": partial(make, 0)} if forward else {}
+    return made | {f"{name} forward + backward": partial(make, 1)}
 
 
 def _peers(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
@@ -204,7 +183,7 @@ def _lengths(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
     """Against softmax, the same number of tokens cut into sequences of different lengths."""
     made: dict[str, Callable[[], Pass]] = {}
     for tokens in sizes.lengths:
-        made |= _passes(f"linear at {tokens}", _linear, sizes, tokens, forward=False)
+        made |= _passes(f"linear at {tokens}", linear_sum, sizes, tokens, forward=False)
         made |= _passes(f"softmax at {tokens}", fused, sizes, tokens, forward=False)
     return made
 

@@ -7,16 +7,14 @@ scores that are read) and the bytes of inputs and outputs once each, not what an
 A tensor that stays in a cache may be faster than the memory's line.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from lintra import ops, pictures
-from lintra.bench import _attention, train
+from lintra.bench import _calls, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.ops import LinearState
@@ -35,9 +33,10 @@ class Sizes:
     batches: tuple[int, ...] = (1, 16, 128)  # sequences that are decoded together
     copied: int = 2**26  # numbers, more than a cache holds
     rounds: int = 15
+    at_least: float = 0.1  # seconds of a turn
 
 
-QUICK = Sizes(tokens=64, heads=2, dim=16, layers=2, batches=(1, 2), copied=2**12, rounds=2)
+QUICK = Sizes(tokens=64, heads=2, dim=16, layers=2, batches=(1, 2), copied=2**12, rounds=2, at_least=0)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,10 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         **{f"decode, {b}": _decode(sizes, b) for b in sizes.batches},
     }
     timings = interleaved(
-        {name: work.call for name, work in works.items()}, rounds=sizes.rounds, progress=progress
+        {name: work.call for name, work in works.items()},
+        rounds=sizes.rounds,
+        at_least=sizes.at_least,
+        progress=progress,
     )
     works = {name: replace(work, seconds=timings[name].median) for name, work in works.items()}
     arithmetic, copied = works.pop("matmul"), works.pop("copy")
@@ -110,17 +112,13 @@ def _passes(sizes: Sizes) -> dict[str, Work]:
     one = sizes.tokens * sizes.heads * sizes.dim  # numbers in a tensor
     forward, both = 4 * FLOAT * one, 12 * FLOAT * one
     scores = one * (sizes.tokens + 1) / 2  # multiplications that one product with all the past takes
-    inputs = _attention.draw(1, sizes.tokens, sizes.heads, sizes.dim)
+    inputs = _calls.draw(1, sizes.tokens, sizes.heads, sizes.dim)
     works = {}
-    for name, attend, products in (("", _linear, one * sizes.dim), ("softmax, ", _attention.fused, scores)):
-        alone = torch.no_grad()(functools.partial(attend, *inputs))
-        works[f"{name}forward"] = Work(alone, 4 * products, forward)
-        works[f"{name}forward + backward"] = Work(_attention.passes(attend, inputs), 14 * products, both)
+    for name, attend, products in (("", _calls.linear, one * sizes.dim), ("softmax, ", _calls.fused, scores)):
+        calls = _calls.each_pass(attend, inputs)
+        works[f"{name}forward"] = Work(calls[0], 4 * products, forward)
+        works[f"{name}forward + backward"] = Work(calls[1], 14 * products, both)
     return works
-
-
-def _linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return ops.linear_attention(q, k, v, feature_map="elu+1")[0]
 
 
 def _decode(sizes: Sizes, batch: int) -> Work:

@@ -71,7 +71,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         missing = _peers.missing()
         who += [name for name in _peers.PEERS if name not in missing]
         if missing:
-            rows.append(Row(f"left out, not installed: {', '.join(missing)}", len(missing), "peers"))
+            rows.append(Row(f"left out, cannot be imported: {', '.join(missing)}", len(missing), "peers"))
     most = int(FREE * (_memory.free() if sizes.device == "cpu" else torch.cuda.mem_get_info()[0]))
     costs: dict[str, dict[int, Cost]] = {}
     for each in who:
@@ -103,7 +103,7 @@ def sweep(
     """The cost of a call at each length within `sizes.seconds` and `most` bytes; a row for each that is not.
 
     What it will be is told from the length before it: softmax grows with the square of the length, the memory
-    of the fused one not, everything else hardly more than linearly."""
+    of the fused one not, everything else hardly more than linearly (Long-Short more, within one doubling)."""
     costs: dict[int, Cost] = {}
     left_out: list[Row] = []
     for length in sizes.lengths:
@@ -209,6 +209,11 @@ def _ratios(rows: list[Row], sizes: Sizes) -> Iterator[Row]:
     exact, mine = times.get(FUSED, {}).get(last, single), times.get(LINEAR, {}).get(last)
     if exact is not None and mine is not None:
         yield Row(f"{_TIME} of {FUSED} / {LINEAR}, {last:,} tokens", exact / mine, "x", 100)
+
+
+def details(sizes: Sizes) -> dict[str, object]:
+    """What the report says beside the figures."""
+    return {"peers": _peers.versions() if sizes.peers else {}}
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:

@@ -9,12 +9,22 @@ from lintra.bench import _report
 from lintra.bench._options import Options
 from lintra.cli._arguments import UsageError, parse
 
-BENCHES = ("attention", "mechanisms", "scaling", "roofline", "train", "decode", "model", "gpu")
+BENCHES = {
+    "attention": "the linear sum against the hardware: the figures of the README",
+    "mechanisms": "every mechanism against softmax and its length",
+    "scaling": "time and memory up to 65,536 tokens (--peers, --device cuda)",
+    "roofline": "what bounds the linear sum, arithmetic or memory",
+    "train": "a training step of the image model with every mechanism",
+    "decode": "the next token against its position",
+    "model": "the paper's model against the length, in training and decoding",
+    "gpu": "the kernels on a GPU, a training step, decoding",
+}
 
 
 def bench(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
-        print(f"Measure: lintra bench WHAT [--out FILE] [--quick]\n\nWHAT: {', '.join(BENCHES)}")
+        told = "\n".join(f"  {name:<11}{what}" for name, what in BENCHES.items())
+        print(f"Measure: lintra bench WHAT [--out FILE] [--quick]\n\n{told}")
         return 0
     what = args[0]
     if what not in BENCHES:
@@ -35,7 +45,7 @@ def bench(args: Sequence[str]) -> int:
     device = getattr(options, "device", getattr(module, "DEVICE", "cpu"))
     path = options.out or (None if options.quick else _report.default_path(what, device))
     if path:
-        details = module.details() if hasattr(module, "details") else {}
+        details = module.details(sizes) if hasattr(module, "details") else {}
         _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes), **details)
         print(f"\nsaved in {path}")
         if hasattr(module, "picture"):

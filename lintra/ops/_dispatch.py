@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -16,8 +17,22 @@ IMPLEMENTATIONS = {"linear_attention": ("triton", "native", "torch", "reference"
 
 # Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in Python, on the CPU: for tests
-_NO_TRITON = find_spec("triton") is None
+
+
+def _triton() -> str | None:
+    """Its version, "" if it goes by another name; None: it is not there."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
+
+
+_TRITON = _triton()
+_TRITON_NEEDED = (3, 4)  # earlier ones do not compile all of the kernels
 _CAPABILITY = (8, 0)  # the first with TF32 and bfloat16
+_STATE_MOST = 65_535 * 1_024  # numbers: the programs of a launch along an axis, times what each takes
 _warned: set[str] = set()
 
 
@@ -105,16 +120,18 @@ def _why_not_triton(tensors: Sequence[Tensor]) -> str | None:
             return "it has float32 sums, the tensors are float64; impl='torch' keeps their digits"
         if transformed(x):
             return _NO_TRANSFORMS
-        # Tiles fit at any width. Places in a state are 32-bit numbers; only kv [b g f e] may be that large.
-        if x.dim() == 4 and x.shape[2] * x.shape[3] >= 2**31:
-            return f"a state of {x.shape[2]} x {x.shape[3]} numbers is too large for its 32-bit places"
+        # Tiles fit at any width; of what is given only kv [b g f e] may be as large as this.
+        if x.dim() == 4 and x.shape[2] * (x.shape[3] + 1) >= _STATE_MOST:
+            return f"a state of {x.shape[2]} x {x.shape[3]} numbers is too large for one launch over it"
     return _no_gpu_kernels(tensors[0].device if tensors else torch.device("cuda"))
 
 
 def _no_gpu_kernels(device: torch.device) -> str | None:
     """Why the Triton kernels cannot run on this device, whatever the tensors."""
-    if _NO_TRITON:
+    if _TRITON is None:
         return "Triton is not installed (on Linux: pip install triton)"
+    if _TRITON and tuple(int(part) for part in _TRITON.split(".")[:2]) < _TRITON_NEEDED:
+        return f"it needs Triton {'.'.join(map(str, _TRITON_NEEDED))} or later, found {_TRITON}"
     if INTERPRETED:
         return None
     if not torch.cuda.is_available():

@@ -1,5 +1,3 @@
-# pyright: reportArgumentType=false
-# Triton compiles these functions and turns plain values into its own as it does so.
 """The Triton kernels of the linear attention sum, which `linear_attention_triton` launches.
 
 Time is cut into spans, and a span into chunks of C tokens; a sequence begins with a span of its own. What
@@ -16,9 +14,12 @@ past_i = exp(elapsed_i) and left_j = exp(elapsed_C - elapsed_j + log_input_j), e
 
 A state is kv [F E] and behind it z [F], float32. F and E are cut into tiles of BF and BE. Where there is one
 of each (RESIDENT) the state stays in registers over the chunks of a span; otherwise a span is one chunk.
-Sums are float32 whatever the inputs. Offsets into tensors are 64 bits wide.
+Sums are float32 whatever the inputs. Offsets into tensors are 64 bits wide, places
+within a state 32.
 """
 
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+# Triton annotates what its compiler makes of a kernel, not what is written.
 from inspect import signature
 
 import triton
@@ -28,7 +29,7 @@ from lintra.ops._dispatch import INTERPRETED
 
 # Launch parameters, tried once for each kind of call and kept on disk. Few: each is a second of compiling.
 _TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_warps=8, num_stages=1)]
-_KEY = ["F", "E", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are part of it in any case
+_KEY = ["F", "E", "C", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are part of it in any case
 
 
 def _tuned(kernel):
@@ -60,7 +61,7 @@ def _span(unit, spans, sequence_of, first_of, SPAN):
 @triton.jit
 def _chunks(count, start, SPAN, C: tl.constexpr):
     """How many chunks a span has."""
-    return (tl.minimum(tl.maximum(count - start, 0), SPAN) + C - 1) // C
+    return ((tl.minimum(tl.maximum(count - start, 0), SPAN) + C - 1) // C).to(tl.int32)
 
 
 @triton.jit
@@ -367,7 +368,7 @@ def step(
     g = head // READERS
     at = i * G + g
     column_e = tl.program_id(2) * BE + tl.arange(0, BE)
-    real = tl.full([1], 1, tl.int1)
+    real = tl.full([1], True, tl.int1)
     if mask is not None:
         real = tl.load(mask + i + tl.arange(0, 1)) != 0
     kept = tl.full([1], 1.0, tl.float32)

@@ -1,8 +1,9 @@
 """The linear attention sum in Triton, for NVIDIA GPUs: what `_triton_kernels` is launched with.
 
 Nothing but the inputs, y and the denominators is kept for the backward pass: it sums the states again. No
-value is read back from the GPU, so a call may be captured in a CUDA graph. Products of 32-bit numbers follow
-PyTorch's setting for TF32. With 16-bit inputs they are TF32 in any case, which keeps all digits these have.
+value is read back from the GPU, so that a call may be captured in a CUDA graph, after one that has compiled
+its kernels. Products of 32-bit numbers follow PyTorch's setting for TF32; with 16-bit inputs they are TF32 in
+any case, which holds these as they are, and 11 bits of what is made of them.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -60,7 +61,9 @@ class _Call:
             for name, x in (("log_decay", log_decay), ("log_input", log_input))
         }
         self.mask = None if mask is None else mask.contiguous().view(torch.uint8)
-        self.cu_seqlens = None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+        self.cu_seqlens = None
+        if cu_seqlens is not None:  # never read on the host: wrong ones must not lead out of the row
+            self.cu_seqlens = cu_seqlens.to(torch.int64).clamp(0, max(self.t, self.s)).cummax(0).values
         self.causal, self.normalize, self.eps = causal, normalize, eps
         self.map = feature_map or "none"
         half = q.dtype != torch.float32
@@ -198,10 +201,9 @@ def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
     given: dict[str, Any] = {}
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         given |= {name: x, f"{name}_batch": x.stride(0), f"{name}_head": x.stride(2)}
-    # Tiles smaller than those that are multiplied: more programs read the state at once.
     _launch(
         kernels.step,
-        (call.b, call.h, -(-call.e // min(call.tile_e, 64))),
+        (call.b, call.h, call.tiles_e),
         **given,
         **call.logarithms,
         **results,
@@ -214,8 +216,8 @@ def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
         READERS=call.h // call.g,
         F=call.f,
         E=call.e,
-        BF=min(call.tile_f, 64),
-        BE=min(call.tile_e, 64),
+        BF=call.tile_f,
+        BE=call.tile_e,
         MAP=call.map,
     )
     return kv, z

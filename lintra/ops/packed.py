@@ -9,7 +9,7 @@ Letters: n sequences, t tokens of all together, k sequences of a group and m tok
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
@@ -109,7 +109,7 @@ class PackedRow:
 
     def __init__(self, cu_seqlens: Int[Tensor, "bounds"], time: int):
         self.cu_seqlens, self.time, self.n = cu_seqlens, time, len(cu_seqlens) - 1
-        self._made: dict[str, Packed] = {}
+        self._made: dict[str, Any] = {}
 
     @classmethod
     def of(cls, cu_seqlens: "Bounds", name: str, row: Tensor, mask: Tensor | None = None) -> "PackedRow":
@@ -125,6 +125,7 @@ class PackedRow:
         if not isinstance(cu_seqlens, PackedRow):
             _check_bounds(cu_seqlens, name, row)
             return cls(cu_seqlens, row.shape[1])
+        _check_device(cu_seqlens.cu_seqlens, name, row)
         if cu_seqlens.time != row.shape[1]:
             raise ValueError(f"cu_seqlens is of a row of t={cu_seqlens.time}, {name} has t={row.shape[1]}")
         return cu_seqlens
@@ -135,24 +136,24 @@ class PackedRow:
 
     def together(self) -> Packed:
         """As `Packed.together`."""
-        return self._laid_out(Packed.together)
+        return self._once("together", Packed.together)
 
     def alike(self) -> Packed:
         """As `Packed.alike`."""
-        return self._laid_out(Packed.alike)
+        return self._once("alike", Packed.alike)
 
     def locate(self) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
         """As the function of that name."""
-        return locate(self.cu_seqlens, self.time)
+        return self._once("locate", locate)
 
-    def _laid_out(self, way: Callable[[Tensor, int], Packed]) -> Packed:
+    def _once(self, name: str, make: Callable[[Tensor, int], Any]) -> Any:
         # A compiler sees for itself what is computed twice, and an object must not change in a block that is
-        # computed again in the backward.
-        if torch.compiler.is_compiling():
-            return way(self.cu_seqlens, self.time)
-        if way.__name__ not in self._made:
-            self._made[way.__name__] = way(self.cu_seqlens, self.time)
-        return self._made[way.__name__]
+        # computed again in the backward; and what inference mode makes, no backward may keep.
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return make(self.cu_seqlens, self.time)
+        if name not in self._made:
+            self._made[name] = make(self.cu_seqlens, self.time)
+        return self._made[name]
 
 
 Bounds: TypeAlias = Int[Tensor, "bounds"] | PackedRow
@@ -190,8 +191,7 @@ def _check_bounds(cu_seqlens: Tensor, name: str, row: Tensor) -> None:
         raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
     if cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(f"cu_seqlens must be [n+1] for n sequences, got shape {list(cu_seqlens.shape)}")
-    if cu_seqlens.device != row.device:
-        raise ValueError(f"cu_seqlens must be on the device of {name}, {row.device}, got {cu_seqlens.device}")
+    _check_device(cu_seqlens, name, row)
     if _check.readable(cu_seqlens):
         places = cu_seqlens.tolist()  # one look at the device
         if places[0] != 0:
@@ -203,6 +203,11 @@ def _check_bounds(cu_seqlens: Tensor, name: str, row: Tensor) -> None:
         for before, after in pairwise(places):
             if after < before:
                 raise ValueError(f"cu_seqlens must not decrease, got {before} before {after}")
+
+
+def _check_device(cu_seqlens: Tensor, name: str, row: Tensor) -> None:
+    if cu_seqlens.device != row.device:
+        raise ValueError(f"cu_seqlens must be on the device of {name}, {row.device}, got {cu_seqlens.device}")
 
 
 def _known(x: Tensor) -> bool:

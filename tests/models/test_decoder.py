@@ -268,6 +268,17 @@ def test_a_row_is_checked_and_laid_out_once(monkeypatch, checkpoint_blocks):
         model(tokens[:, :4], cu_seqlens=row)
 
 
+def test_a_row_first_used_without_gradients_serves_training():
+    """What inference mode makes, a backward may not keep."""
+    model, tokens = build(attention=softmax.Config(), position="rotary"), torch.randint(0, 11, (1, 5))
+    row = PackedRow.of(torch.tensor([0, 2, 5]), "tokens", tokens)
+    with torch.inference_mode():
+        before = model(tokens, cu_seqlens=row)
+    after = model(tokens, cu_seqlens=row)
+    after.sum().backward()
+    assert_close(after, before.clone(), **EXACT)
+
+
 def test_refuses_what_is_not_packed_well():
     model, tokens = build(), torch.zeros(1, 5, dtype=torch.int64)
     good, state = torch.tensor([0, 2, 5]), model.start(1)
@@ -281,6 +292,8 @@ def test_refuses_what_is_not_packed_well():
         model.shift(tokens.expand(2, -1), good)
     with pytest.raises(ValueError, match="state is of 1 sequences, tokens of 2"):
         model.extend(tokens, state, cu_seqlens=good)
+    with pytest.raises(ValueError, match="cu_seqlens must be on the device of tokens, meta, got cpu"):
+        PackedRow.of(PackedRow.of(good, "tokens", tokens), "tokens", tokens.to("meta"))
 
 
 SCRIPT = """

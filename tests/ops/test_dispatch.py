@@ -9,11 +9,11 @@ import torch
 from lintra.ops import _dispatch
 
 
-def as_if(monkeypatch, *, triton=True, capability=(9, 0), hip=None):
+def as_if(monkeypatch, *, triton="3.7.1", capability=(9, 0), hip=None):
     """As if this machine had that GPU."""
     found = SimpleNamespace(name="the GPU", major=capability[0], minor=capability[1])
     monkeypatch.setattr(_dispatch, "INTERPRETED", False)
-    monkeypatch.setattr(_dispatch, "_NO_TRITON", not triton)
+    monkeypatch.setattr(_dispatch, "_TRITON", triton)
     monkeypatch.setattr(_dispatch, "_warned", set())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "hip", hip)
@@ -38,7 +38,8 @@ def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu):
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
-        ({"triton": False}, "Triton is not installed"),
+        ({"triton": None}, "Triton is not installed"),
+        ({"triton": "3.3.1"}, "it needs Triton 3.4 or later, found 3.3.1"),
         ({"capability": (7, 5)}, "it needs compute capability 8.0, the GPU has 7.5"),
         ({"hip": "6.1"}, "it runs on NVIDIA GPUs only"),
     ],
@@ -75,7 +76,7 @@ def test_without_a_gpu(monkeypatch):
     assert _dispatch.choose("linear_attention", "auto", x) != "triton"
     with pytest.raises(RuntimeError, match="it runs on an NVIDIA GPU, the tensors are on cpu"):
         _dispatch.choose("linear_attention", "triton", x)
-    monkeypatch.setattr(_dispatch, "_NO_TRITON", False)
+    monkeypatch.setattr(_dispatch, "_TRITON", "3.7.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows = {row.implementation: row for row in _dispatch.explain()}
     assert (rows["triton"].serves, rows["triton"].reason) == ("", "there is no GPU that PyTorch can use")
@@ -83,7 +84,7 @@ def test_without_a_gpu(monkeypatch):
 
 def test_interpreted_triton_is_never_chosen_by_itself(monkeypatch):
     monkeypatch.setattr(_dispatch, "INTERPRETED", True)
-    monkeypatch.setattr(_dispatch, "_NO_TRITON", False)
+    monkeypatch.setattr(_dispatch, "_TRITON", "3.7.1")
     x = torch.zeros(1, 2, 3, 4)
     assert _dispatch.choose("linear_attention", "auto", x) in ("native", "torch")
     assert _dispatch.choose("linear_attention", "triton", x) == "triton"

@@ -169,7 +169,17 @@ def test_every_way_to_cut_the_work(cut, programs, widest, sizes, options):
 def test_sixteen_bits(cut, dtype, feature_map):
     """y: twice the error of float32 sums, half a unit of y in it. States and gradients: twice that of the
     definition computed in 16 bits; products may be TF32, and the gradients see y as it was rounded."""
-    arguments = moved(draw(**SMALL, t=C + 3, decay=False), dtype)
+    sixteen_bits(moved(draw(**SMALL, t=C + 3, decay=False), dtype), feature_map)
+
+
+@pytest.mark.parametrize("decay", [False, True])
+def test_sixteen_bits_in_full_blocks(cut, decay):
+    """Heads of 64, and spans of several chunks through which the state stays where it is."""
+    cut(widest=64, programs=1, chunk=64)
+    sixteen_bits(moved(draw(**SMALL, t=200, f=64, e=64, decay=decay), torch.float16), "relu")
+
+
+def sixteen_bits(arguments, feature_map):
     options = {"feature_map": feature_map, "eps": 1e-2}
     found = results(arguments, impl="triton", **options)
     sums = results(arguments, impl="torch", **options)
@@ -183,8 +193,9 @@ def textbook(arguments, *, feature_map, eps):
     dtype = arguments["v"].dtype
     q, k = (apply_feature_map(feature_map, arguments[name]) for name in "qk")
     state = LinearState(*(x.to(dtype) for x in arguments["state"]))
-    log_input = arguments["log_input"].to(dtype)
-    found = linear_attention_reference(q, k, arguments["v"], None, log_input, state, True)
+    logarithms = [arguments[name] for name in ("log_decay", "log_input") if name in arguments]
+    logarithms = [None] * (2 - len(logarithms)) + [x.to(dtype) for x in logarithms]
+    found = linear_attention_reference(q, k, arguments["v"], *logarithms, state, True)
     y = divide(found.numerator, found.denominator + eps)
     return [*found.state, *torch.autograd.grad(uneven(y, *found.state), flat(arguments))]
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lintra import attention
-from lintra.bench import _attention, _points
+from lintra.bench import _calls, _points
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -13,22 +12,15 @@ def test_softmax_written_out_is_the_fused_one(causal):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 11, 3, 5, dtype=torch.float64, requires_grad=True)
     found = []
-    for attend in (_attention.written_out, _attention.fused):
+    for attend in (_calls.written_out, _calls.fused):
         y = attend(q, k, v, causal=causal)
         found.append([y, *torch.autograd.grad(y.square().sum(), (q, k, v))])
     assert_close(*found)
 
 
-def test_every_contestant_but_lsh_and_softmax_is_a_mechanism():
-    others = set(_points.ours()) - {_points.WRITTEN_OUT, _points.FUSED, "lsh-1", "lsh-4", "lsh-8"}
-    assert others | {"softmax", "lsh"} == set(attention.names())
-
-
 def test_rounds_of_lsh_are_those_of_its_name(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        _attention, "mechanism", lambda name, inputs, **options: asked.append((name, options))
-    )
+    monkeypatch.setattr(_calls, "mechanism", lambda name, inputs, **options: asked.append((name, options)))
     point = _points.Point(who="lsh-8", batch=1, tokens=4, heads=1, dim=2, device="cpu")
     _points.call(point, _points.draw(point))
     assert asked == [("lsh", {"causal": True, "rounds": 8})]

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lintra import attention
+from lintra import attention, ops
 from lintra.attention import Attention, for_length
 
 Inputs = tuple[Tensor, Tensor, Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 Call = Callable[[], object]
 
 
@@ -54,13 +55,29 @@ def mechanism(name: str, inputs: Inputs, *, causal: bool, **options: Any) -> Cal
     return both
 
 
-def passes(attend: Callable[[Tensor, Tensor, Tensor], Tensor], inputs: Inputs) -> Call:
-    """Forward + backward of a function of q, k and v."""
+def passes(attend: Attend, inputs: Inputs) -> Call:
+    """Forward + backward of a function of q, k and v, from the sum of y."""
 
     def both() -> None:
         torch.autograd.grad(attend(*inputs).sum(), inputs)
 
     return both
+
+
+def each_pass(attend: Attend, inputs: Inputs) -> tuple[Call, Call]:
+    """Forward alone, and forward + backward from a gradient that is there already."""
+    gradient = torch.randn_like(attend(*inputs))
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return attend(*inputs)
+
+    return forward, lambda: torch.autograd.grad(attend(*inputs), inputs, gradient)
+
+
+def linear(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The linear sum with its usual feature map."""
+    return ops.linear_attention(q, k, v, feature_map="elu+1", **options)[0]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> Tensor:
