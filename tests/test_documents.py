@@ -116,7 +116,12 @@ def against_length(report: dict) -> str:
     for name in dict.fromkeys(
         what.split(":")[0].rpartition(", ")[0] for what in rows if " tokens: time" in what
     ):
-        cells = [f"{rows[key]:,.3g}" if (key := f"{name}, {column}") in rows else "" for column in columns]
+        # Softmax at the greatest length is a single call.
+        found = [
+            rows.get(f"{name}, {column}", rows.get(f"{name}, {column.replace(':', ', one call:')}"))
+            for column in columns
+        ]
+        cells = ["" if x is None else f"{x:,.0f}" if x >= 100 else f"{x:.3g}" for x in found]
         for what in ("time", "memory"):
             found = rows.get(f"{name}: {what} grows with the length to the power of")
             cells.append("" if found is None else f"{found:.2f}")
