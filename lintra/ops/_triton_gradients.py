@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from lintra.ops._triton_kernels import (
+    _advance,
     _chunks,
     _features,
     _logarithms,
@@ -20,6 +21,17 @@ from lintra.ops._triton_kernels import (
     _tuned,
     _weigh,
 )
+
+
+@triton.jit
+def _write(total, raw, out, dots, line, column, inside, real, rows, F: tl.constexpr, MAP: tl.constexpr):
+    """The gradient of queries or keys `raw` from that of their features; features . gradient as `dots`."""
+    if dots is not None:
+        dot = tl.sum(total * _features(raw, column, real, F, MAP), 1)
+        tl.store(dots + tl.program_id(2).to(tl.int64) * rows + line, dot, mask=inside)
+    total = tl.where(real[:, None], total * _slope(raw, MAP), 0.0)
+    place = line[:, None] * F + column[None, :]
+    tl.store(out + place, total, mask=inside[:, None] & (column < F)[None, :])
 
 
 @triton.jit
@@ -103,20 +115,9 @@ def query_gradients(
             scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
             total += tl.dot(scores, keys, input_precision=PRECISION)
             if RESIDENT:
-                if log_decay is not None:
-                    kv *= tl.exp(whole)
-                    z *= tl.exp(whole)
-                if log_decay is not None or log_input is not None:
-                    keys *= tl.exp(whole - elapsed + inputs)[:, None]
-                kv += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
-                z += tl.sum(keys, 0)
+                kv, z = _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
         raw = _read(q, row, q_token, column_f, real, F)
-        if dots is not None:
-            dot = tl.sum(total * _features(raw, column_f, real, F, MAP), 1)
-            tl.store(dots + tl.program_id(2).to(tl.int64) * rows + line, dot, mask=inside)
-        total = tl.where(real[:, None], total * _slope(raw, MAP), 0.0)
-        place = line[:, None] * F + column_f[None, :]
-        tl.store(dq + place, total, mask=inside[:, None] & (column_f < F)[None, :])
+        _write(total, raw, dq, dots, line, column_f, inside, real, rows, F, MAP)
 
 
 @_tuned
@@ -188,12 +189,7 @@ def key_gradients(
                     dkv += tl.dot(tl.trans(queries), dn, input_precision=PRECISION)
                     dz += tl.sum(queries * column_gradient[:, None], 0)
         raw = _read(k, row, k_token, column_f, real, F)
-        if dots is not None:
-            dot = tl.sum(total * _features(raw, column_f, real, F, MAP), 1)
-            tl.store(dots + tl.program_id(2).to(tl.int64) * rows + at, dot, mask=inside)
-        total = tl.where(real[:, None], total * _slope(raw, MAP), 0.0)
-        place = at[:, None] * F + column_f[None, :]
-        tl.store(dk + place, total, mask=inside[:, None] & (column_f < F)[None, :])
+        _write(total, raw, dk, dots, at, column_f, inside, real, rows, F, MAP)
 
 
 @_tuned

@@ -148,6 +148,17 @@ def _weigh(scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION: tl.constexpr):
+    """The state behind a chunk."""
+    if log_decay is not None:
+        kv *= tl.exp(whole)
+        z *= tl.exp(whole)
+    if log_decay is not None or log_input is not None:
+        keys *= tl.exp(whole - elapsed + inputs)[:, None]
+    return kv + tl.dot(tl.trans(keys), values, input_precision=PRECISION), z + tl.sum(keys, 0)
+
+
+@triton.jit
 def _numerator_gradient(dy, denominator):
     """dn; 0 where y was 0 for want of a denominator."""
     nothing = denominator == 0
@@ -333,13 +344,7 @@ def outputs(
             total += tl.dot(scores, values, input_precision=PRECISION)
             weight += tl.sum(scores, 1)
             if RESIDENT:
-                if log_decay is not None:
-                    kv *= tl.exp(whole)
-                    z *= tl.exp(whole)
-                if log_decay is not None or log_input is not None:
-                    keys *= tl.exp(whole - elapsed + inputs)[:, None]
-                kv += tl.dot(tl.trans(keys), values, input_precision=PRECISION)
-                z += tl.sum(keys, 0)
+                kv, z = _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
         if NORMALIZE:
             weight += eps
             total /= tl.where(weight == 0, 1.0, weight)[:, None]
