@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from lintra.bench._calls import Call, Inputs, draw, passes
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-
 
 def missing() -> list[str]:
     """The peers that cannot be imported here."""
@@ -40,7 +38,7 @@ def _imports(make: Callable[[Inputs], Call]) -> bool:
 
 def _fast_transformers(inputs: Inputs) -> Call:
     """Without the mask object its layer asks for, which holds a number for each pair of tokens."""
-    from fast_transformers.attention.causal_linear_attention import causal_linear  # pyright: ignore
+    from fast_transformers.attention.causal_linear_attention import causal_linear  # pyright: ignore (may not be here)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = nn.functional.elu(q) + 1, nn.functional.elu(k) + 1
@@ -51,14 +49,14 @@ def _fast_transformers(inputs: Inputs) -> Call:
 
 
 def _performer_pytorch(inputs: Inputs) -> Call:
-    from performer_pytorch import FastAttention  # pyright: ignore
+    from performer_pytorch import FastAttention  # pyright: ignore (may not be here)
 
     attend = FastAttention(inputs[0].shape[-1], causal=True).to(inputs[0].device)
     return passes(lambda q, k, v: attend(*(x.transpose(1, 2) for x in (q, k, v))), inputs)
 
 
 def _reformer_pytorch(inputs: Inputs) -> Call:
-    from reformer_pytorch import LSHAttention  # pyright: ignore
+    from reformer_pytorch import LSHAttention  # pyright: ignore (may not be here)
 
     attend = LSHAttention(bucket_size=64, n_hashes=4, causal=True).to(inputs[0].device)
 
@@ -71,14 +69,14 @@ def _reformer_pytorch(inputs: Inputs) -> Call:
 
 
 def _nystrom_attention(inputs: Inputs) -> Call:
-    from nystrom_attention import NystromAttention  # pyright: ignore
+    from nystrom_attention import NystromAttention  # pyright: ignore (may not be here)
 
     heads, dim = inputs[0].shape[2:]
     return _layer(NystromAttention(heads * dim, dim, heads), inputs)
 
 
 def _linformer(inputs: Inputs) -> Call:
-    from linformer import LinformerSelfAttention  # pyright: ignore
+    from linformer import LinformerSelfAttention  # pyright: ignore (may not be here)
 
     _, tokens, heads, dim = inputs[0].shape
     return _layer(LinformerSelfAttention(heads * dim, tokens, heads=heads), inputs)
@@ -107,7 +105,8 @@ _PACKAGES = {
 
 def versions() -> dict[str, str]:
     """Of the peers that are here."""
-    return {name: version(_PACKAGES.get(name, name)) for name in PEERS if name not in missing()}
+    here = PEERS.keys() - set(missing())
+    return {name: version(_PACKAGES.get(name, name)) for name in PEERS if name in here}
 
 
 COUNTERPARTS = {
