@@ -16,6 +16,8 @@ from typing_extensions import Required, Unpack
 
 from lintra import replay
 from lintra.models import Decoder, Seq2Seq
+from lintra.models.decoder import DecoderState
+from lintra.nn.block import Block, CrossState
 from lintra.nn.mask import lengths_to_mask
 
 
@@ -86,6 +88,7 @@ class Options(TypedDict, total=False):
     lengths: Tensor | None
     source: Tensor | None  # what a Seq2Seq model reads, symbols [b s] or features [b s i]
     source_mask: Tensor | None  # [b s], True for what is real
+    state_dtype: torch.dtype | None  # bfloat16 or None; see `keep`
 
 
 def generate(
@@ -98,8 +101,13 @@ def generate(
 def generate_reference(
     model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options: Unpack[Options]
 ) -> Int[Tensor, "b n"]:
-    """`generate` by the definition, without a state: for every token the whole sequence once more."""
-    return _collect(_recomputed(model, begin(model, prompt, **options)), model, prompt, options)
+    """`generate` by the definition, without a state: for every token the whole sequence once more.
+
+    Raises ValueError for a state_dtype too."""
+    begun = begin(model, prompt, **options)
+    if begun.state_dtype is not None:
+        raise ValueError(f"state_dtype must be None: there is no state to keep, got {begun.state_dtype}")
+    return _collect(_recomputed(model, begun), model, prompt, options)
 
 
 def stream(
@@ -109,7 +117,7 @@ def stream(
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
     where the model has no start symbol, lengths, a batch or a source that do not fit, and what `Sampler`
-    refuses.
+    refuses; for a state_dtype other than bfloat16 or None, or with a mechanism that cannot keep its state so.
     """
     return _recurrent(model, begin(model, prompt, **options))
 
@@ -126,6 +134,7 @@ class Beginning(NamedTuple):
     sampler: Sampler
     steps: int
     uniforms: Iterator[Tensor]
+    state_dtype: torch.dtype | None
 
     def memory(self, model: Decoder) -> list[Any]:
         """What the model remembers of the source, if it is one that reads a source."""
@@ -146,6 +155,7 @@ def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
             token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
             yield token
             if tokens is begun.tokens:  # all behind the prompt are alike
+                state = keep(model, state, begun.state_dtype)
                 extend = replay.extend_of(model, token[:, None], state, begun.steps - 1)
             tokens, mask = token[:, None], None
 
@@ -184,12 +194,16 @@ def begin(
     lengths: Tensor | None = None,
     source: Tensor | None = None,
     source_mask: Tensor | None = None,
+    state_dtype: torch.dtype | None = None,
 ) -> Beginning:
     """Checks what is asked for; raises what `stream` says."""
     if not isinstance(model, Decoder):
         raise TypeError(f"model must be a Decoder or a Seq2Seq, got {type(model).__name__}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"steps must be an integer of at least 0, got {steps}")
+    if state_dtype is not None:
+        for block in model.blocks:
+            block.mix.attention.check_keep(state_dtype)
     if batch is not None and batch < 1:
         raise ValueError(f"batch must be at least 1 sequence, got {batch}")
     device = model.head.weight.device
@@ -235,7 +249,28 @@ def begin(
         Sampler(temperature=temperature, top_k=top_k, top_p=top_p),
         steps,
         _uniforms(steps, tokens, seed),
+        state_dtype,
     )
+
+
+def keep(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:
+    """The state with the sums of keys times values kept in `dtype` from here on, bfloat16; None: as they are.
+
+    A token then reads and writes half as much. It is computed in float32 and kv is rounded to 8 bits once a
+    token, so that what a token adds is lost beside a sum more than some 500 times as large: a sum that never
+    decays stops growing. For mechanisms that forget within some hundred tokens; `lintra bench drift` measures
+    it. Denominators, exponents and what cross-attention reads stay as they are. Raises ValueError for another
+    dtype and a mechanism that cannot keep its state so.
+    """
+    if dtype is None:
+        return state
+
+    def kept(block: Block, layer: Any) -> Any:
+        if isinstance(layer, CrossState):
+            return layer._replace(own=kept(block, layer.own))
+        return layer._replace(attention=block.mix.attention.keep(layer.attention, dtype))
+
+    return state._replace(layers=tuple(map(kept, model.blocks, state.layers)))
 
 
 def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:

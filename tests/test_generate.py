@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lintra.attention import linear, softmax
-from lintra.generate import Sampler, generate, generate_reference, stream
+from lintra import attention
+from lintra.attention import aft, linear, rfa, softmax
+from lintra.generate import Sampler, generate, generate_reference, keep, stream
 from lintra.models import decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
@@ -58,6 +59,68 @@ def test_given_a_source_too_the_rnn_gives_the_tokens_of_the_definition(cross):
         generate(model, source=source, source_mask=mask, steps=12, temperature=0.0)[1:2], alone
     )
     assert generate(model, source=source, steps=0).shape == (3, 0)
+
+
+def with_kv(change, state):
+    """A state of a decoder with the kv of every layer changed."""
+    layers = (x._replace(attention=x.attention._replace(kv=change(x.attention.kv))) for x in state.layers)
+    return state._replace(layers=tuple(layers))
+
+
+@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).rounded])
+def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
+    """Tokens and states: those of a loop that rounds after each token, and after the prompt."""
+    model = build(attention=attention.for_length(attention.load(name).Config, 64)).eval()
+    prompt = torch.randint(0, 11, (2, 7))
+    found = generate(model, prompt, steps=12, temperature=0.0, state_dtype=torch.bfloat16)
+    with torch.no_grad():
+        params, state = model.extend(torch.cat((torch.full((2, 1), 11), prompt), 1))
+        kept, tokens = keep(model, state, torch.bfloat16), []
+        state = with_kv(lambda x: x.bfloat16().double(), state)
+        for _ in range(12):
+            tokens.append(model.output.log_probs(params[:, -1]).argmax(1))
+            _, kept = model.extend(tokens[-1][:, None], kept)
+            params, state = model.extend(tokens[-1][:, None], state)
+            state = with_kv(lambda x: x.bfloat16().double(), state)
+    assert torch.equal(found, torch.stack(tokens, 1))
+    for layer, expected in zip(kept.layers, state.layers, strict=True):
+        assert layer.attention.kv.dtype == torch.bfloat16
+        for a, b in zip(layer.attention, expected.attention, strict=True):
+            assert torch.equal(a.to(b.dtype), b)
+        one = [torch.zeros(2, 1, 4, 8, dtype=torch.float64)] * 3
+        with pytest.raises(TypeError, match=r"kv in torch\.float64, as start gives it, got torch\.bfloat16"):
+            model.blocks[0].mix.attention.step(*one, layer.attention)
+
+
+def test_what_a_decoder_reads_of_a_source_is_not_rounded():
+    model, source = build_seq2seq(), torch.randint(0, 7, (3, 5))
+    before = model.start(model.remember(source))
+    state = keep(model, before, torch.bfloat16)
+    assert state.layers[0].own.attention.kv.dtype == torch.bfloat16
+    assert state.layers[0].memory is before.layers[0].memory
+    assert keep(model, before, None) is before
+    assert generate(model, source=source, steps=3, state_dtype=torch.bfloat16).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "dtype", "message"),
+    [
+        (linear.Config(), torch.float16, r"must be torch.bfloat16 or None, .* got torch.float16"),
+        (linear.Config(), torch.int64, r"must be torch.bfloat16 or None, .* got torch.int64"),
+        (softmax.Config(), torch.bfloat16, "attention 'softmax' has no state of constant size"),
+        (softmax.Config(window=4), torch.bfloat16, "attention 'softmax' has no state of constant size"),
+        (rfa.Config(), torch.bfloat16, "attention 'rfa' has no kv apart from its denominators"),
+        (aft.Config(), torch.bfloat16, "attention 'aft' has no kv apart from its denominators"),
+    ],
+)
+def test_states_that_cannot_be_kept_so(mechanism, dtype, message):
+    with pytest.raises(ValueError, match=f"state_dtype .*{message}"):
+        stream(build(attention=mechanism), steps=1, state_dtype=dtype)
+
+
+def test_the_definition_has_no_state_to_keep():
+    with pytest.raises(ValueError, match="state_dtype must be None: there is no state"):
+        generate_reference(build(), steps=1, state_dtype=torch.bfloat16)
 
 
 def test_sources_are_checked():

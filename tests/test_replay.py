@@ -54,6 +54,14 @@ def test_recorded_tokens_are_those_of_the_definition(name, recordings):
     assert torch.equal(found, generate_reference(model, PROMPT, lengths=lengths, steps=40, seed=1))
 
 
+def test_a_state_in_bfloat16_stays_so(recordings, monkeypatch):
+    model, options = build(linear.Config()), {"steps": 40, "seed": 1, "state_dtype": torch.bfloat16}
+    found = generate(model, PROMPT, **options)
+    assert len(recordings) == 39
+    monkeypatch.setattr(replay, "can_replay", lambda model: False)
+    assert torch.equal(found, generate(model, PROMPT, **options))
+
+
 def test_a_memory_goes_along(recordings):
     model, source = build_seq2seq(cross=linear.Config()), torch.randint(0, 7, (2, 5))
     found = generate(model, PROMPT, source=source, steps=40, seed=1)

@@ -56,6 +56,7 @@ class Attention(nn.Module):
     paper: ClassVar[str]
     shared_key: ClassVar[bool] = False  # queries and keys are one projection: q and k are the same
     undecayed: ClassVar[tuple[str, ...]] = ()  # parameters that weight decay leaves alone
+    rounded: ClassVar[bool] = False  # `kv` of the state may be bfloat16; denominators are not in it
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
     def __init__(
@@ -280,6 +281,8 @@ class Attention(nn.Module):
         if type(state) is not type(like):
             raise TypeError(f"state must be a {type(like).__name__}, got {type(state).__name__}")
         map_state(_same_form, like, state)
+        if self.rounded and state.kv.dtype != like.kv.dtype:
+            raise TypeError(f"step takes kv in {like.kv.dtype}, as start gives it, got {state.kv.dtype}")
 
     def no_keys(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """k and v of no tokens, for what reads a memory through a sum that adds nothing to it."""
@@ -296,6 +299,20 @@ class Attention(nn.Module):
         _check.floating("q", q)
         if mask is not None:
             _check.mask(mask, "b t", sizes, q.device)
+
+    def keep(self, state: State, dtype: torch.dtype) -> State:
+        """The state with kv in `dtype`, in which `extend` leaves it. What `check_keep` raises."""
+        self.check_keep(dtype)
+        return state._replace(kv=state.kv.to(dtype))
+
+    def check_keep(self, dtype: torch.dtype) -> None:
+        """Raises ValueError unless kv of the state may be kept in `dtype`."""
+        if dtype != torch.bfloat16:
+            raise ValueError(f"state_dtype must be torch.bfloat16 or None, the dtype of sums; got {dtype}")
+        if not self.rounded:
+            constant = self.can.state == "constant"
+            why = "has no kv apart from its denominators" if constant else "has no state of constant size"
+            raise ValueError(f"state_dtype must be None: attention {self.name!r} {why}")
 
     def check_causal(self) -> None:
         """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""

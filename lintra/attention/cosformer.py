@@ -60,6 +60,7 @@ class Cosformer(Attention):
     """cosFormer. State: kv [b g f e], z [b g f] and the number of tokens seen [b]."""
 
     paper = "Qin et al. 2022, arXiv:2202.08791"
+    rounded = True
     can = Capabilities(
         causal=True,
         bidirectional=True,

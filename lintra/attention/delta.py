@@ -69,6 +69,7 @@ class DeltaNet(Attention):
     """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
+    rounded = True
     undecayed = ("A_log", "dt_bias")
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"

@@ -61,6 +61,7 @@ class GatedLinearAttention(Attention):
     """Gated linear attention. State: kv [b g d e]."""
 
     paper = "Yang et al. 2024, arXiv:2312.06635"
+    rounded = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )

@@ -84,6 +84,7 @@ class LinearAttention(Attention):
     """Linear attention. State: kv [b g f e] and z [b g f]."""
 
     paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
+    rounded = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
     )

@@ -107,6 +107,7 @@ class Performer(Attention):
     """Performer. State: kv [b g f e], z [b g f] and c [b g]."""
 
     paper = "Choromanski et al. 2021, arXiv:2009.14794"
+    rounded = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
     )

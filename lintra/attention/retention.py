@@ -55,6 +55,7 @@ class Retention(Attention):
     """Retention. State: kv [b g d e], and the faded sum of keys z [b g d] that comes with the sum."""
 
     paper = "Sun et al. 2023, arXiv:2307.08621"
+    rounded = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )

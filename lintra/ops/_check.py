@@ -114,6 +114,16 @@ def heads(query_heads: int, kv_heads: int) -> None:
         )
 
 
+def state_dtype(name: str, x: Tensor, q: Tensor, *, narrow: bool = True) -> None:
+    """Raises TypeError unless x, of a state, is on q's device in its sum dtype or, if `narrow`, bfloat16."""
+    total = sum_dtype(q.dtype)
+    if x.device != q.device or (x.dtype != total and not (narrow and x.dtype == torch.bfloat16)):
+        raise TypeError(
+            f"{name} must be {total} on {q.device} for q of {q.dtype}{', or bfloat16' if narrow else ''}, "
+            f"got {x.dtype} on {x.device}"
+        )
+
+
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype sums and states are kept in: float64 for float64, float32 for everything else."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -78,7 +78,7 @@ def register(
 
 def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
     y = v.new_empty(*q.shape[:3], v.shape[3])
-    denominator = kv.new_empty(q.shape[:3])
+    denominator = z.new_empty(q.shape[:3])
     return y, kv.new_empty(kv.shape), z.new_empty(z.shape), denominator
 
 

@@ -367,7 +367,8 @@ def step(
 ):  # fmt: skip
     """The recurrence for one token: features, new state, y and its denominator in one launch.
 
-    The first head that reads a state writes the new one. Grid: samples; query heads; tiles of E.
+    The first head that reads a state writes the new one; y is made of it before it is rounded to what kv is
+    kept in. Grid: samples; query heads; tiles of E.
     """
     i, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     g = head // READERS
@@ -395,7 +396,8 @@ def step(
         key = tl.sum(_features(key, column_f, real, F, MAP), 0) * put
         wide = (column_f < F)[:, None] & (column_e < E)[None, :]
         place = at * F * E + column_f[:, None] * E + column_e[None, :]
-        state = tl.load(kv + place, mask=wide, other=0.0) * kept[None, :] + key[:, None] * value[None, :]
+        state = tl.load(kv + place, mask=wide, other=0.0).to(tl.float32) * kept[None, :]
+        state += key[:, None] * value[None, :]
         counted = tl.load(z + at * F + column_f, mask=column_f < F, other=0.0) * kept + key
         if first:
             tl.store(kv_out + place, state, mask=wide)

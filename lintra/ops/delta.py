@@ -46,9 +46,10 @@ def delta_rule(
 
     q [b t h d], k [b t g d], v [b t g e], beta [b t g], log_decay [b t g] <= 0 (a natural logarithm; None: no
     decay), state [b g d e] -> y [b t h e] in v's dtype and the state after the last token, float32 (float64
-    for float64 inputs). Query head j reads key-value head j // (h / g). `mask` [b t] is True for real tokens:
-    padded ones neither decay the state nor write to it, and their y is 0. chunk: tokens to a block; changes
-    speed, not the result. Raises ValueError or TypeError for arguments that disagree."""
+    for float64 inputs), or bfloat16 as the given one: see `LinearState`. Query head j reads key-value head j
+    // (h / g). `mask` [b t] is True for real tokens: padded ones neither decay the state nor write to it, and
+    their y is 0. chunk: tokens to a block; changes speed, not the result. Raises ValueError or TypeError for
+    arguments that disagree."""
     _validate(q, k, v, beta, log_decay, state, mask, chunk)
     dtype = v.dtype
     log_decay = torch.zeros_like(beta) if log_decay is None else log_decay
@@ -56,12 +57,13 @@ def delta_rule(
     q, k, v, beta, log_decay = zero_padding(mask, *wide)
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
+    kept, state = state.dtype, state.to(q.dtype)
     with no_autocast(q):
         if q.shape[1] == 1:
             y, state = delta_rule_reference(q, k, v, beta, log_decay, state)
         else:
             y, state = _chunked(q, k, v, beta, log_decay, state, chunk)
-    return y.to(dtype), state
+    return y.to(dtype), state.to(kept)
 
 
 def delta_rule_reference(

@@ -36,23 +36,25 @@ def gated_attention(
 ) -> tuple[Tensor, Tensor]:
     """The sum, from a state and to a state, without a denominator.
 
-    q [b t h d], k [b t g d], v [b t g e], log_decay [b t g d] <= 0 (natural logarithms), state [b g d e] ->
-    y [b t h e] in v's dtype and the state after the last token, float32 (float64 for float64 inputs). Query
-    head j reads key-value head j // (h / g). `mask` [b t] is True for real tokens: padded ones neither decay
-    the state nor write to it, and their y is 0. chunk: tokens to a block, a power of two; changes speed, not
-    the result. Raises ValueError or TypeError for arguments that disagree."""
+    q [b t h d], k [b t g d], v [b t g e], log_decay [b t g d] <= 0 (natural logarithms), state [b g d e] -> y
+    [b t h e] in v's dtype and the state after the last token, float32 (float64 for float64 inputs), or
+    bfloat16 as the given one: see `LinearState`. Query head j reads key-value head j // (h / g). `mask` [b t]
+    is True for real tokens: padded ones neither decay the state nor write to it, and their y is 0. chunk:
+    tokens to a block, a power of two; changes speed, not the result. Raises ValueError or TypeError for
+    arguments that disagree."""
     _validate(q, k, v, log_decay, state, mask, chunk)
     dtype = v.dtype
     wide = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, log_decay))
     q, k, v, log_decay = zero_padding(mask, *wide)
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
+    kept, state = state.dtype, state.to(q.dtype)
     with no_autocast(q):
         if q.shape[1] == 1:
             y, state = _step(q, k, v, log_decay, state)
         else:
             y, state = _chunked(q, k, v, log_decay, state, chunk)
-    return y.to(dtype), state
+    return y.to(dtype), state.to(kept)
 
 
 def gated_attention_reference(
@@ -173,8 +175,4 @@ def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
     if state is None:
         return
     _check.shape("state", state, "b g d e", sizes)
-    if state.dtype != _check.sum_dtype(q.dtype) or state.device != q.device:
-        raise TypeError(
-            f"state must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
-            f"got {state.dtype} on {state.device}"
-        )
+    _check.state_dtype("state", state, q)

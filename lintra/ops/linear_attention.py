@@ -29,7 +29,10 @@ _OPERATORS = {"native": linear_attention_native, "triton": linear_attention_trit
 
 
 class LinearState(NamedTuple):
-    """What the past amounts to: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs)."""
+    """What the past amounts to: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs).
+
+    kv may be bfloat16: it is read as float32, and the new one is rounded to bfloat16 once, when y is made.
+    """
 
     kv: Tensor
     z: Tensor
@@ -83,9 +86,9 @@ def linear_attention(
     """Linear attention over features, its denominator inside, from a state and to a state.
 
     q [b t h f], k [b s g f], v [b s g e] -> y [b t h e] in v's dtype and the state after the last token.
-    Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are
-    natural logarithms; `state` is what came before (None: nothing). `mask` [b s] is True for real tokens:
-    padded ones count as zero features and do not decay the state, and when causal their y is 0.
+    Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are natural
+    logarithms; `state` is what came before (None: nothing), and its dtypes stay. `mask` [b s] is True for
+    real tokens: padded ones count as zero features and do not decay the state, and when causal their y is 0.
     `cu_seqlens` [n+1] (`lintra.ops.packed`): the row of b = 1 holds n sequences one behind the other, s = t,
     and the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they
     lie, the others padded, in groups of similar length.
@@ -105,27 +108,31 @@ def linear_attention(
         state = LinearState.empty(n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
+    kept = state.kv.dtype
+    if chosen != "triton":  # whose step reads and writes kv as it is kept
+        state = LinearState(state.kv.to(_check.sum_dtype(q.dtype)), state.z)
     if chosen in _OPERATORS:
         bounds = None if row is None else row.cu_seqlens
         y, kv, z = _OPERATORS[chosen](
             q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
         )
-        return y, LinearState(kv, z)
-    if row is not None:
+    elif row is not None:
         rows = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
         options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
-        return _padded(row, rows, state, **options, chunk=chunk, impl=chosen)
-    with no_autocast(q):
-        arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
-        if chosen == "reference":
-            numerator, denominator, state = linear_attention_reference(*arguments, causal)
-        elif not causal:
-            numerator, denominator, state = _bidirectional(*arguments)
-        elif q.shape[1] == 1:
-            numerator, denominator, state = _step(*arguments)
-        else:
-            numerator, denominator, state = _chunked(*arguments, chunk)
-        return (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype), state
+        y, (kv, z) = _padded(row, rows, state, **options, chunk=chunk, impl=chosen)
+    else:
+        with no_autocast(q):
+            arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
+            if chosen == "reference":
+                numerator, denominator, (kv, z) = linear_attention_reference(*arguments, causal)
+            elif not causal:
+                numerator, denominator, (kv, z) = _bidirectional(*arguments)
+            elif q.shape[1] == 1:
+                numerator, denominator, (kv, z) = _step(*arguments)
+            else:
+                numerator, denominator, (kv, z) = _chunked(*arguments, chunk)
+            y = (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype)
+    return y, LinearState(kv.to(kept), z)
 
 
 def _padded(
@@ -360,11 +367,7 @@ def _validate(
             raise TypeError(f"state must be a LinearState(kv, z), got {type(state).__name__}")
         for name, x, letters in (("state.kv", state[0], "b g d e"), ("state.z", state[1], "b g d")):
             _check.shape(name, x, letters, sizes | {"b": count_sequences(q, row)})
-            if x.dtype != _check.sum_dtype(q.dtype) or x.device != q.device:
-                raise TypeError(
-                    f"{name} must be {_check.sum_dtype(q.dtype)} on {q.device} for q of {q.dtype}, "
-                    f"got {x.dtype} on {x.device}"
-                )
+            _check.state_dtype(name, x, q, narrow=name == "state.kv")
     if log_decay is not None:
         if not causal:
             raise ValueError("log_decay needs causal=True: without an order of time nothing decays")

@@ -2,8 +2,9 @@
 
 Nothing but the inputs, y and the denominators is kept for the backward pass: it sums the states again. No
 value is read back from the GPU, so that a call may be captured in a CUDA graph, after one that has compiled
-its kernels. Products of 32-bit numbers follow PyTorch's setting for TF32; with 16-bit inputs they are TF32 in
-any case, which holds these as they are, and 11 bits of what is made of them.
+its kernels. A kv of 16 bits is widened beside the kernels, but for a step, which reads and writes it itself.
+Products of 32-bit numbers follow PyTorch's setting for TF32; with 16-bit inputs they are TF32 in any case,
+which holds these as they are, and 11 bits of what is made of them.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -177,7 +178,7 @@ def _forward(q, k, v, *others):
             return y, *_step(call, results), denominator
         from lintra.ops import _triton_kernels as kernels
 
-        states, kv, z = call.sum_states((call.kv, call.z))
+        states, wide, z = call.sum_states((call.kv.float(), call.z))
         _launch(
             kernels.outputs,
             (call.queries.units, call.h, call.tiles_e),
@@ -190,7 +191,7 @@ def _forward(q, k, v, *others):
             states=states,
             EXACT=call.exact,
         )
-        return y, kv, z, denominator
+        return y, wide.to(call.kv.dtype), z, denominator
 
 
 def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -230,7 +231,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         call = _Call(q, k, v, *others)
         like = {"dtype": torch.float32, "device": q.device}
         dy, y, denominator = _rows(dy), y.contiguous(), denominator.contiguous()
-        dkv, dz = (None if x is None else x.contiguous() for x in (dkv, dz))
+        dkv, dz = (None if x is None else x.float().contiguous() for x in (dkv, dz))
         dd = torch.empty(denominator.shape, **like)
         _launch(
             kernels.denominator_gradients,
@@ -249,7 +250,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
             NORMALIZE=call.normalize,
         )
         rows = {"denominator": denominator, "dd": dd}
-        past, kv, z = call.sum_states((call.kv, call.z))
+        past, kv, z = call.sum_states((call.kv.float(), call.z))
         future, dkv_in, dz_in = call.sum_states((dkv, dz), _strided("c", dy) | rows)
 
         tensors = _strided("q", call.q) | _strided("k", call.k) | _strided("dy", dy)
@@ -298,7 +299,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         logarithms = (None, None)
         if decays or inputs:
             logarithms = _logarithm_gradients(call, query_dots, key_dots, _ends(dkv, dz, kv, z))
-        return dq, dk, dv, *logarithms, dkv_in, dz_in
+        return dq, dk, dv, *logarithms, dkv_in.to(call.kv.dtype), dz_in
 
 
 def _ends(dkv: Tensor | None, dz: Tensor | None, kv: Tensor, z: Tensor) -> Tensor | None:

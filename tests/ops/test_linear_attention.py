@@ -233,6 +233,19 @@ def accepted(forward, name="linear_attention"):
     torch.library.opcheck(backward_operator.default, backward)
 
 
+@pytest.mark.parametrize("impl", ["reference", "torch", pytest.param("native", marks=needs_native)])
+@pytest.mark.parametrize("time", [1, 9])
+def test_a_kv_in_bfloat16_is_that_in_the_dtype_of_sums_rounded_once(impl, time):
+    arguments = draw(t=time)
+    kv, z = arguments["state"]
+    y, state = linear_attention(**arguments | {"state": LinearState(kv.bfloat16(), z)}, impl=impl)
+    wide = LinearState(kv.bfloat16().double(), z)
+    expected, after = linear_attention(**arguments | {"state": wide}, impl=impl)
+    assert state.kv.dtype == torch.bfloat16
+    for a, b in ((y, expected), (state.kv, after.kv.bfloat16()), (state.z, after.z)):
+        assert torch.equal(a, b)
+
+
 @needs_native
 @pytest.mark.parametrize("causal", [True, False])
 def test_opcheck(causal):
@@ -378,6 +391,8 @@ def change(**changes):
         (change(mask=torch.ones(2, 9)), TypeError, "mask must be boolean, True for a real token"),
         (change(state=lambda s: LinearState(s.kv[:, :1], s.z)), ValueError, "state.kv must be .*g=2"),
         (change(state=lambda s: LinearState(s.kv.float(), s.z)), TypeError, "state.kv must be torch.float64"),
+        (change(state=lambda s: LinearState(s.kv.half(), s.z)), TypeError, "or bfloat16, got torch.float16"),
+        (change(state=lambda s: LinearState(s.kv, s.z.bfloat16())), TypeError, "q of torch.float64, got"),
         (change(state=lambda s: s.kv), TypeError, r"state must be a LinearState\(kv, z\), got Tensor"),
         (change(eps=-1.0), ValueError, "eps must be at least 0 and finite, got -1"),
         (change(eps=float("nan")), ValueError, "eps must be at least 0 and finite, got nan"),

@@ -46,13 +46,17 @@ class _Patched:
 @pytest.fixture(autouse=True)
 def patient_interpreter(monkeypatch):
     """The interpreter prepares the language at every call of a jitted function: here once for each module. It
-    cuts float32 down to bfloat16; GPUs round, and so it does here."""
+    cuts float32 down to bfloat16, and asked to round it loses the carry; GPUs round, and so does PyTorch."""
     if DEVICE == "cuda":
         return
     from triton.runtime import interpreter
 
     prepared, convert = set(), interpreter._convert_float
-    nearest = interpreter._ir.ROUNDING_MODE.RTNE
+
+    def rounded(x, source, target, mode):
+        if (source.name, target.name) != ("fp32", "bf16"):
+            return convert(x, source, target, mode)
+        return torch.from_numpy(x.view("float32").copy()).bfloat16().view(torch.uint16).numpy()
 
     def call(self, *arguments, **options):
         if self.fn.__module__ not in prepared:
@@ -61,7 +65,7 @@ def patient_interpreter(monkeypatch):
         return self.rewrite()(*arguments, **options)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
-    monkeypatch.setattr(interpreter, "_convert_float", lambda *x: convert(*x[:3], x[3] or nearest))
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
 
 
 @pytest.fixture
@@ -240,6 +244,43 @@ def test_steps_are_the_whole(cut):
     assert (ys[1][0] == 0).all()
 
 
+@pytest.mark.parametrize(("widest", "dtype"), [(64, torch.float32), (16, torch.bfloat16)])
+@pytest.mark.parametrize("decay", [False, True])
+def test_a_step_rounds_the_kv_it_keeps_once(cut, widest, dtype, decay):
+    """From kv in bfloat16: what comes of the same numbers in float32, but for the kv that is rounded."""
+    cut(widest=widest)
+    arguments = moved(draw(b=2, h=4, g=2, t=1, f=20, e=18, decay=decay), dtype)
+    options = {"feature_map": "elu+1", "impl": "triton"}
+    kv, z = arguments.pop("state")
+    with torch.no_grad():
+        y, state = linear_attention(**arguments, state=LinearState(kv.bfloat16(), z), **options)
+        wide = LinearState(kv.bfloat16().float(), z)
+        expected, after = linear_attention(**arguments, state=wide, **options)
+    assert state.kv.dtype == torch.bfloat16
+    assert torch.equal(state.kv, after.kv.bfloat16())
+    assert torch.equal(y, expected)
+    assert torch.equal(state.z, after.z)
+
+
+@pytest.mark.parametrize(("t", "causal"), [(1, True), (C + 3, True), (C + 3, False)])
+def test_a_kv_in_bfloat16_is_that_in_float32_rounded_once(cut, t, causal):
+    """What comes of it, and its gradient; all else is the same to the last bit."""
+    arguments = moved(draw(**SMALL, t=t, decay=causal))
+    options = {"feature_map": "elu+1", "eps": 1e-2, "causal": causal, "impl": "triton"}
+
+    def outcome(kind):
+        kv, z = (x.detach().clone() for x in arguments["state"])
+        state = LinearState(kv.bfloat16().to(kind).requires_grad_(), z.requires_grad_())
+        y, after = linear_attention(**arguments | {"state": state}, **options)
+        inputs = [*flat({n: x for n, x in arguments.items() if n != "state"}), z, state.kv]
+        gradients = torch.autograd.grad((y, *after), inputs, [torch.ones_like(x) for x in (y, *after)])
+        return [y, after.z, *gradients[:-1]], [after.kv, gradients[-1]]
+
+    (same, kept), (others, wide) = outcome(torch.bfloat16), outcome(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(same, others, strict=True))
+    assert all(torch.equal(a, b.bfloat16()) for a, b in zip(kept, wide, strict=True))
+
+
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # NumPy's, in the interpreter
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("name", ["k", "v"])
@@ -296,8 +337,11 @@ def test_nothing_to_do(cut):
 def test_opcheck(cut):
     x = moved(draw(b=1, t=2, h=1, g=1, f=2, e=2))
     mask = torch.ones(1, 2, dtype=torch.bool, device=DEVICE)
-    others = (x["log_decay"], x["log_input"], *x["state"], mask, None, True, True, 1e-6, "relu")
-    accepted((x["q"], x["k"], x["v"], *others), "linear_attention_triton")
+    kv, z = x["state"]
+    for kind in (torch.float32, torch.bfloat16):
+        state = kv.detach().to(kind).requires_grad_(), z
+        others = (x["log_decay"], x["log_input"], *state, mask, None, True, True, 1e-6, "relu")
+        accepted((x["q"], x["k"], x["v"], *others), "linear_attention_triton")
 
 
 def test_second_derivatives_are_refused(cut):

@@ -47,14 +47,15 @@ def compiled(kernel, arguments, capability):
 
 
 def go(
-    capability, dtype, *, b=2, t=300, h=8, g=4, f=64, e=64, decay=False, mask=False, packed=False, **options
+    capability, dtype, *, b=2, t=300, h=8, g=4, f=64, e=64, decay=False, mask=False, packed=False,
+    kept=torch.float32, **options
 ):
     launched.clear()
     options = {"causal": True, "normalize": True, "eps": 1e-6, "feature_map": "elu+1"} | options
     q, k, v = (torch.zeros(b, t, n, d, dtype=dtype) for n, d in ((h, f), (g, f), (g, e)))
     mask = torch.ones(b, t, dtype=torch.bool) if mask else None
     cu_seqlens = torch.tensor([0, 5, t]) if packed else None
-    kv, z = torch.zeros(2, g, f, e), torch.zeros(2, g, f)
+    kv, z = torch.zeros(2, g, f, e, dtype=kept), torch.zeros(2, g, f)
     logarithm = torch.zeros(b, t, g) if decay else None
     others = (logarithm, logarithm, kv, z, mask, cu_seqlens, *options.values())
     y, kv, z, denominator = linear_attention_triton._forward(q, k, v, *others)
@@ -69,6 +70,7 @@ BOTH = FORWARD | {"denominator_gradients", "query_gradients", "key_gradients", "
 DECAYED = BOTH | {"logarithm_gradients"}
 FEW = [
     (["go(90, torch.bfloat16)", "go(90, torch.bfloat16, t=1)"], BOTH | {"step"}),
+    (["go(90, torch.bfloat16, t=1, kept=torch.bfloat16)"], BOTH - {"outputs"} | {"step"}),
     (["go(80, torch.float32, b=1, decay=True, packed=True)"], DECAYED),
 ]
 MORE = [
