@@ -50,6 +50,16 @@ class Sizes:
     peers: bool = False
     names: tuple[str, ...] = ()  # of the contestants; none: all
 
+    @property
+    def turns(self) -> int:
+        """What `progress` counts: contestants whose memory is measured, then rounds."""
+        return len(self.contestants()) + self.rounds
+
+    def contestants(self) -> list[str]:
+        """Who is measured: of other libraries, those that can be imported."""
+        missing = _peers.missing() if self.peers else _peers.PEERS
+        return [*(self.names or _points.ours()), *(name for name in _peers.PEERS if name not in missing)]
+
     def point(self, who: str, length: int) -> Point:
         tokens = self.tokens or (8192 if self.device == "cpu" else 65536)
         batch = max(1, tokens // length)
@@ -65,18 +75,16 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     """Measures everything -> the table's rows and the single timings of a call, named "WHO TOKENS"."""
     if sizes.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but PyTorch finds no GPU here")
-    who = list(sizes.names) or _points.ours()
+    who = sizes.contestants()
     rows: list[Row] = []
-    if sizes.peers:
-        missing = _peers.missing()
-        who += [name for name in _peers.PEERS if name not in missing]
-        if missing:
-            rows.append(Row(f"left out, cannot be imported: {', '.join(missing)}", len(missing), "peers"))
+    if sizes.peers and (missing := _peers.missing()):
+        rows.append(Row(f"left out, cannot be imported: {', '.join(missing)}", len(missing), "peers"))
     most = int(FREE * (_memory.free() if sizes.device == "cpu" else torch.cuda.mem_get_info()[0]))
     costs: dict[str, dict[int, Cost]] = {}
     for each in who:
         costs[each], left_out = sweep(each, sizes, most)
         rows += left_out
+        progress(len(costs))
     if FUSED in who and LINEAR in who:
         rows += _once(sizes, costs[FUSED], most)
     timings = interleaved(
@@ -84,7 +92,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         rounds=sizes.rounds,
         at_least=0,
         settle=LONG,
-        progress=progress,
+        progress=lambda done: progress(len(costs) + done),
         finish=finish_on(sizes.device),
     )
     for each in who:

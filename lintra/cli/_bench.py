@@ -39,8 +39,8 @@ def bench(args: Sequence[str]) -> int:
         module.QUICK if options.quick else module.Sizes(), **{name: getattr(options, name) for name in own}
     )
     with Progress(disable=not sys.stdout.isatty(), transient=True) as progress:
-        rounds = progress.add_task("measuring, rounds", total=sizes.rounds)
-        rows, timings = module.run(sizes, lambda done: progress.update(rounds, completed=done))
+        turns = progress.add_task("measuring", total=sizes.turns if hasattr(sizes, "turns") else sizes.rounds)
+        rows, timings = module.run(sizes, lambda done: progress.update(turns, completed=done))
     print(_report.table(rows))
     device = getattr(options, "device", getattr(module, "DEVICE", "cpu"))
     path = options.out or (None if options.quick else _report.default_path(what, device))

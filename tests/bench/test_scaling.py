@@ -1,6 +1,7 @@
 """The scaling figure: exponents that are known, points that do not fit, libraries that are not there."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,13 @@ def test_another_failure_is_an_error_here_and_a_row_for_a_peer():
         f"linformer-pytorch, {n} tokens: left out, fails with TypeError: no;"
         for n in ("512", "1,024", "2,048")
     ]
+
+
+def test_the_sweep_of_the_memory_is_progress_too(monkeypatch):
+    monkeypatch.setattr(scaling, "sweep", lambda who, *sizes: ({64: Cost(0.001, 1)}, []))
+    seen = []
+    scaling.run(replace(scaling.QUICK, lengths=(64,)), seen.append)
+    assert seen == list(range(1, scaling.QUICK.turns + 1))
 
 
 @LINUX
