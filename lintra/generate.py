@@ -88,7 +88,7 @@ class Options(TypedDict, total=False):
     lengths: Tensor | None
     source: Tensor | None  # what a Seq2Seq model reads, symbols [b s] or features [b s i]
     source_mask: Tensor | None  # [b s], True for what is real
-    state_dtype: torch.dtype | None  # bfloat16 or None; see `keep`
+    state_dtype: torch.dtype | None  # bfloat16, for mechanisms that forget: see `keep`
 
 
 def generate(
@@ -256,11 +256,13 @@ def begin(
 def keep(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:
     """The state with the sums of keys times values kept in `dtype` from here on, bfloat16; None: as they are.
 
-    A token then reads and writes half as much. It is computed in float32 and kv is rounded to 8 bits once a
-    token, so that what a token adds is lost beside a sum more than some 500 times as large: a sum that never
-    decays stops growing. For mechanisms that forget within some hundred tokens; `lintra bench drift` measures
-    it. Denominators, exponents and what cross-attention reads stay as they are. Raises ValueError for another
-    dtype and a mechanism that cannot keep its state so.
+    A token then reads and writes half as much. It is computed in float32 and kv is rounded to the nearest
+    once a token, so that what a token adds is lost beside a sum some 500 times as large. Bad for sums that
+    never decay (linear, cosformer, performer): after a few hundred tokens they fall behind, in the end they
+    stand still. For mechanisms that forget within some tens of tokens (gated, delta, fast retention):
+    docs/performance.md has the errors, `lintra bench drift` measures them. Denominators, exponents and what
+    cross-attention reads stay as they are. Raises ValueError for another dtype and a mechanism that cannot
+    keep its state so.
     """
     if dtype is None:
         return state

@@ -99,8 +99,9 @@ def test_a_device_that_cannot_record_goes_on_without(recordings, monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_graph_gives_the_tokens_of_the_steps(monkeypatch):
-    model = build(linear.Config()).float().cuda()
-    found = generate(model, PROMPT.cuda(), steps=40, seed=1)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_graph_gives_the_tokens_of_the_steps(monkeypatch, dtype):
+    model, options = build(linear.Config()).float().cuda(), {"steps": 40, "seed": 1, "state_dtype": dtype}
+    found = generate(model, PROMPT.cuda(), **options)
     monkeypatch.setattr(replay, "can_replay", lambda model: False)
-    assert torch.equal(found, generate(model, PROMPT.cuda(), steps=40, seed=1))
+    assert torch.equal(found, generate(model, PROMPT.cuda(), **options))

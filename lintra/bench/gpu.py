@@ -2,7 +2,7 @@
 
 Passes are captured in CUDA graphs, so that kernels are timed and not Python. Bytes are counted once each:
 forward q, k, v and y; forward + backward also dy, dq, dk and dv; of a decoded token the state, read and
-written. The bandwidth is that of a large copy in the same run.
+written, in float32 and with its kv in bfloat16. The bandwidth is that of a large copy in the same run.
 """
 
 import shutil
@@ -25,9 +25,11 @@ from lintra.bench._calls import Inputs, draw, each_pass, fused
 from lintra.bench._calls import linear as linear_sum
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
+from lintra.generate import keep
 from lintra.replay import Replay, record
 
 DEVICE = "cuda"  # what the results are named after
+NARROW = ", bfloat16 state"
 Pass = Callable[[], object]
 
 
@@ -191,12 +193,17 @@ def _lengths(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
 def _steps(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
     """One token of the sum alone."""
 
-    def step(batch: int) -> Pass:
+    def step(batch: int, dtype: torch.dtype) -> Pass:
         q, k, v = (x.detach() for x in _draw(sizes, batch, 1))
-        _, state = ops.linear_attention(q, k, v, feature_map="elu+1")
+        _, (kv, z) = ops.linear_attention(q, k, v, feature_map="elu+1")
+        state = ops.LinearState(kv.to(dtype), z)
         return record(lambda: ops.linear_attention(q, k, v, state=state, feature_map="elu+1"))
 
-    return {f"step of {batch}": partial(step, batch) for batch in sizes.steps}
+    return {
+        f"step of {batch}{kept}": partial(step, batch, dtype)
+        for batch in sizes.steps
+        for kept, dtype in (("", torch.float32), (NARROW, torch.bfloat16))
+    }
 
 
 def _model(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
@@ -212,6 +219,9 @@ def _model(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
     for batch in sizes.decoded:
         for how, captured in (("", False), (", CUDA graph", True)):
             made[f"decoding {batch}{how}"] = partial(_decoding, sizes.model, batch, captured=captured)
+        made[f"decoding {batch}, CUDA graph{NARROW}"] = partial(
+            _decoding, sizes.model, batch, captured=True, dtype=torch.bfloat16
+        )
     return made
 
 
@@ -232,12 +242,13 @@ def _training(mechanism: Any, sizes: train.Sizes) -> Pass:
     return update
 
 
-def _decoding(sizes: train.Sizes, batch: int, *, captured: bool) -> Pass:
-    """The model's output for one more token of each sequence, step by step or recorded."""
+def _decoding(sizes: train.Sizes, batch: int, *, captured: bool, dtype: torch.dtype | None = None) -> Pass:
+    """The model's output for one more token of each sequence, step by step or recorded; kv in `dtype`."""
     network = train.model(linear.Config(), sizes).build().cuda().eval()
     token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
     with torch.no_grad():
         _, state = network.extend(token)
+        state = keep(network, state, dtype)
         if not captured:
             return torch.no_grad()(lambda: network.extend(token, state))
         step = Replay(network, token, state)
@@ -271,27 +282,36 @@ def _rows(timings: dict[str, Timing], sizes: Sizes) -> list[Row]:
     ahead = [n for n, ratio in ratios.items() if ratio >= 1]
     if ahead:
         rows.append(Row("shortest that is ahead of softmax", min(ahead), "tokens", at_most=1024))
-    for batch in sizes.steps:
-        if (name := f"step of {batch}") in seconds:
-            state = 2 * 4 * batch * sizes.heads * sizes.dim * (sizes.dim + 1)
-            rows.append(Row(name, 1e6 * seconds[name], "us"))
-            rows.append(Row(f"{name}: of the state's bound", 100 * state / bandwidth / seconds[name], "%"))
+    for name, taken in seconds.items():
+        if name.startswith("step of"):
+            state = _sequences(name) * sizes.heads * _state(name, sizes.dim)
+            rows.append(Row(name, 1e6 * taken, "us"))
+            rows.append(Row(f"{name}: of the state's bound", 100 * 2 * state / bandwidth / taken, "%"))
     return rows + _model_rows(seconds, sizes, bandwidth)
+
+
+def _sequences(name: str) -> int:
+    """How many a step or decoding goes through: the first number of its name."""
+    return int(next(word for word in name.replace(",", " ").split() if word.isdecimal()))
+
+
+def _state(name: str, dim: int) -> int:
+    """Bytes of the state of a head."""
+    return dim * ((2 if name.endswith(NARROW) else 4) * dim + 4)
 
 
 def _model_rows(seconds: dict[str, float], sizes: Sizes, bandwidth: float) -> list[Row]:
     model = sizes.model
     width = model.width // 8  # of a head: the image model has 8
-    state = 4 * model.layers * 8 * width * (width + 1)  # bytes of a sequence
-    rows, best = [], 0.0
+    rows, best = [], 0.0  # of the state's bound
     for name, taken in seconds.items():
         if name.startswith("training"):
             rows.append(Row(name, model.batch * model.tokens / taken, "tokens/s"))
         elif name.startswith("decoding"):
-            rate = int(name.split(",")[0].split()[1]) / taken
-            best = max(best, rate)
+            rate = _sequences(name) / taken
             rows.append(Row(name, rate, "tokens/s"))
+            if not name.endswith(NARROW):
+                best = max(best, 100 * rate * 2 * model.layers * 8 * _state(name, width) / bandwidth)
     if best:
-        share = 100 * best * 2 * state / bandwidth
-        rows.append(Row("decoding, best: of the state's bound", share, "%", at_least=50))
+        rows.append(Row("decoding, best: of the state's bound", best, "%", at_least=50))
     return rows

@@ -107,8 +107,10 @@ def test_figures_of_a_gpu():
         "linear forward + backward": 8 * tensor / 1e9,
         "flash-linear-attention forward + backward": 16 * tensor / 1e9,
         "step of 2": 2 * 4 * 2 * sizes.heads * sizes.dim * (sizes.dim + 1) / 1e9,
+        "step of 2, bfloat16 state": 2 * 2 * 2 * sizes.heads * sizes.dim * (sizes.dim + 2) / 1e9,
         "decoding 2": 1.0,
         "decoding 2, CUDA graph": states / 1e9,
+        "decoding 2, CUDA graph, bfloat16 state": states / 2e9,
         "training, linear": 0.5,
     }
     for tokens, ratio in zip(sizes.lengths, (0.5, 2.0), strict=True):
@@ -122,7 +124,9 @@ def test_figures_of_a_gpu():
         "forward + backward: flash-linear-attention / linear": 2,
         "shortest that is ahead of softmax": sizes.lengths[1],
         "step of 2: of the state's bound": 100,
+        "step of 2, bfloat16 state: of the state's bound": 100,
         "decoding, best: of the state's bound": 100,
+        "decoding 2, CUDA graph, bfloat16 state": 4e9 / states,
         "training, linear": sizes.model.batch * sizes.model.tokens / 0.5,
     }
     assert {name: rows[name].figure for name in expected} == pytest.approx(expected)
