@@ -256,13 +256,13 @@ def begin(
 def keep(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:
     """The state with the sums of keys times values kept in `dtype` from here on, bfloat16; None: as they are.
 
-    A token then reads and writes half as much. It is computed in float32 and kv is rounded to the nearest
-    once a token, so that what a token adds is lost beside a sum some 500 times as large. Bad for sums that
-    never decay (linear, cosformer, performer): after a few hundred tokens they fall behind, in the end they
-    stand still. For mechanisms that forget within some tens of tokens (gated, delta, fast retention):
-    docs/performance.md has the errors, `lintra bench drift` measures them. Denominators, exponents and what
-    cross-attention reads stay as they are. Raises ValueError for another dtype and a mechanism that cannot
-    keep its state so.
+    Half the memory; on a GPU the linear sum's step also moves half as much. A token is computed in float32
+    and kv is rounded to the nearest once a token, so that what a token adds is lost beside a sum some 500
+    times as large. Bad for sums that never decay (linear, cosformer, performer): after a few hundred tokens
+    they fall behind, in the end they stand still. For mechanisms that forget within some tens of tokens
+    (gated, delta, fast retention): docs/performance.md has the errors, `lintra bench drift` measures them.
+    Denominators, exponents and what cross-attention reads stay as they are. Raises ValueError for another
+    dtype and a mechanism that cannot keep its state so.
     """
     if dtype is None:
         return state
