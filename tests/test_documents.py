@@ -169,6 +169,26 @@ def test_the_figures_of_the_roofline_are_those_of_the_file():
     assert figures(report) in (ROOT / "docs" / "performance.md").read_text()
 
 
+def losses(report: dict) -> str:
+    """A row for each mechanism: its error with a state in bfloat16; at the last position, in other ways."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    positions = [f"{n:,}" for n in report["sizes"]["positions"]]
+    columns = [("bfloat16", at) for at in positions]
+    columns += [(way, positions[-1]) for way in ("bfloat16, at random", "float32")]
+    heads = [*positions, *(f"{at}, {way.split(', ')[-1]}" for way, at in columns[len(positions) :])]
+    lines = [f"| mechanism, token | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    for name in dict.fromkeys(what.rpartition(", float32, ")[0] for what in rows if ", float32, " in what):
+        cells = [f"{rows[f'{name}, {way}, {at} tokens']:.2g} %" for way, at in columns]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
+    report = json.loads((ROOT / "bench" / "results" / "drift-amd-epyc.json").read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    assert losses(report) in (ROOT / "docs" / "performance.md").read_text()
+
+
 COMPARISON = ROOT / "experiments" / "compare"
 
 

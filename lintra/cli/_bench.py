@@ -16,6 +16,7 @@ BENCHES = {
     "roofline": "what bounds the linear sum, arithmetic or memory",
     "train": "a training step of the image model with every mechanism",
     "decode": "the next token against its position",
+    "drift": "what decoding loses with a state in bfloat16",
     "model": "the paper's model against the length, in training and decoding",
     "gpu": "the kernels on a GPU, a training step, decoding",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lintra.bench import _report, attention, decode, gpu, roofline, train
+from lintra.bench import _report, attention, decode, drift, gpu, roofline, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.cli import main
@@ -133,6 +133,30 @@ def test_figures_of_a_gpu():
     assert all(row.met is not False for row in rows.values())
 
 
+def test_rounding_at_random_is_to_a_neighbour_and_right_in_the_mean():
+    """Over 100,000 draws, within 4 standard deviations."""
+    x = torch.tensor([1 + 2**-9, -3.0 - 2**-8, 2.0 - 2**-10, 0.0])
+    found = drift._at_random(x.expand(100_000, 4).contiguous(), torch.Generator().manual_seed(0)).double()
+    low = torch.tensor([1.0, -3.0 - 2**-6, 2.0 - 2**-7, 0.0]).double()
+    step = torch.tensor([2**-7, 2**-6, 2**-7, 0.0]).double()
+    assert ((found == low) | (found == low + step)).all()
+    assert ((found.mean(0) - x).abs() <= 4 * step / 2 / 100_000**0.5).all()
+    assert torch.equal(found.bfloat16().double(), found)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_drift_of_a_state():
+    """float32 is right; what rounds is off by what rounding can do, and the turns are counted."""
+    seen = []
+    rows, _ = drift.run(drift.QUICK, seen.append)
+    assert seen == list(range(1, drift.QUICK.turns + 1))
+    figures = {row.what: row.figure for row in rows}
+    for name in drift.contestants(drift.QUICK):
+        exact, *rounded = (figures[f"{name}, {way}, 16 tokens"] for way in drift.WAYS)
+        assert exact < 1e-3
+        assert all(1e-3 < each < 10 for each in rounded)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
     path = tmp_path / "result.json"
@@ -166,7 +190,7 @@ def test_a_computation_is_held_against_what_bounds_it():
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    "what", ["train", "decode", "attention", "mechanisms", "model", "roofline", "scaling --peers"]
+    "what", ["train", "decode", "drift", "attention", "mechanisms", "model", "roofline", "scaling --peers"]
 )
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
