@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
         [
             ("model", Model, Model()),
             ("task", task.Config, task.Config()),
-            ("train", train.Config, train.Config(**task.TRAINING)),
+            ("train", train.Config, train.Config(**_preset(task, args))),
         ],
         frozen=True,
     )
@@ -93,3 +94,16 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _preset(task: ModuleType, args: Sequence[str]) -> dict[str, Any]:
+    """What training is preset to: by the task, or by that one of its presets which the flags name."""
+    presets = getattr(task, "PRESETS", None)
+    if presets is None:
+        return task.TRAINING
+    chosen = task.Config().preset
+    for i, arg in enumerate(args):
+        flag, given, value = arg.partition("=")
+        if flag == "--preset":
+            chosen = value if given else next(iter(args[i + 1 :]), "")
+    return presets.get(chosen, {})  # an unknown one is refused with the other flags

@@ -15,11 +15,11 @@ from lintra.attention._base import in_layer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.feed import Feed, FeedKind
 from lintra.nn.heads import Heads
-from lintra.nn.position import Learned, Sinusoidal
+from lintra.nn.position import Grid, Learned, Sinusoidal
 from lintra.ops.packed import PackedRow
 from lintra.ops.positions import token_positions
 
-Position = Literal["sinusoidal", "concatenated", "learned", "rotary", "none"]
+Position = Literal["sinusoidal", "concatenated", "learned", "grid", "rotary", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,10 @@ class StackConfig:
     feed_kind: FeedKind = "gelu"
     norm: NormPlace = "pre"
     norm_kind: NormKind = "layer"
+    final_norm: bool | None = None  # a norm after the last block; None: only with norm="pre", which needs one
     position: Position = "sinusoidal"  # concatenated: half of the width is the code, half the symbol
     max_length: int | None = None  # tokens, for learned positions
+    grid: tuple[int, ...] = ()  # sizes of the axes, for grid positions; the last one runs fastest
     dropout: float = 0.0
     checkpoint_blocks: bool = False  # keep only what enters a block, compute the rest again in the backward
 
@@ -55,6 +57,10 @@ class StackConfig:
             )
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
+        if (self.position == "grid") != bool(self.grid) or any(size < 1 for size in self.grid):
+            raise ValueError(
+                f"grid goes with position='grid', sizes of at least 1, got {self.grid} with {self.position!r}"
+            )
         if self.position in ("sinusoidal", "concatenated") and self.width % 4:
             raise ValueError(f"{self.position} positions need a width that 4 divides, got {self.width}")
 
@@ -75,7 +81,8 @@ class Stack(nn.Module):
         self.position = _position(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = cast("list[Block]", nn.ModuleList(blocks))
-        self.norm = build_norm(config.norm_kind, config.width) if config.norm == "pre" else nn.Identity()
+        last = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.norm = build_norm(config.norm_kind, config.width) if last else nn.Identity()
 
     def place(self, x: Tensor, seen: Tensor, mask: Tensor | None, row: PackedRow | None = None) -> Tensor:
         """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c].
@@ -131,6 +138,8 @@ def _position(config: StackConfig) -> nn.Module | None:
     if config.position == "learned":
         assert config.max_length is not None
         return Learned(config.max_length, config.width)
+    if config.position == "grid":
+        return Grid(config.grid, config.width)
     if config.position in ("sinusoidal", "concatenated"):
         return Sinusoidal(config.embedded)
     return None

@@ -21,7 +21,8 @@ from lintra.models._ends import check_tokens
 from lintra.models._stack import Stack, StackConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
-from lintra.nn.embedding import TokenEmbedding, ValueEmbedding
+from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
+from lintra.ops.history import look_back
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 
 
@@ -34,19 +35,30 @@ class Config(StackConfig):
     embed: Literal["token", "value"] = "token"  # value: the symbols are levels on a scale
     output: Logits | LogisticMixture = field(default_factory=Logits)
     start: bool = True  # a start symbol, numbered n, stands before the first one
+    context: tuple[int, ...] = ()  # so many places earlier stand further symbols to embed with each one
 
     def __post_init__(self):
         super().__post_init__()
         fields.at_least(self, vocabulary=1)
+        if any(place < 1 for place in self.context) or len(set(self.context)) < len(self.context):
+            raise ValueError(f"context must be different places, each at least 1, got {self.context}")
+        if self.context and not (self.start and self.embed == "token"):
+            raise ValueError(
+                "context needs start=True, for what stands before the first token, and embed='token', got "
+                f"start={self.start} and embed={self.embed!r}"
+            )
 
     def build(self) -> "Decoder":
         return Decoder(self)
 
 
 class DecoderState(NamedTuple):
-    """seen [b]: real tokens so far; layers: the state of each block."""
+    """seen [b]: real tokens so far; recent [b r]: the last of them, as far back as the embedding looks, the
+    latest one last; layers: the state of each block.
+    """
 
     seen: Tensor
+    recent: Tensor
     layers: tuple[State, ...]
 
 
@@ -54,12 +66,7 @@ class Decoder(Stack):
     """tokens [b t] -> params [b t p] of the distribution `output` over the symbol that follows each token."""
 
     def __init__(self, config: Config):
-        embedding = TokenEmbedding if config.embed == "token" else ValueEmbedding
-        super().__init__(
-            config,
-            embedding(config.vocabulary, config.embedded, config.start),
-            self.layers(config),
-        )
+        super().__init__(config, _embedding(config), self.layers(config))
         self.output = config.output.build(config.vocabulary)
         self.start_token = config.vocabulary if config.start else None
         self.head = nn.Linear(config.width, self.output.size)
@@ -78,7 +85,7 @@ class Decoder(Stack):
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         row = packed_row(cu_seqlens, "tokens", tokens, mask)
-        x = self.enter(tokens, None, mask, row)
+        x, _ = self.enter(tokens, None, mask, row)
         for block in self.blocks:
             x = self.through(block, x, mask=mask, cu_seqlens=row)
         return self.head(self.norm(x))
@@ -97,7 +104,15 @@ class Decoder(Stack):
     def start(self, batch: int) -> DecoderState:
         """The state before any token."""
         layers = tuple(block.start(batch) for block in self.blocks)
-        return DecoderState(torch.zeros(batch, dtype=torch.int64, device=self.head.weight.device), layers)
+        return DecoderState(*self.nothing_seen(batch), layers)
+
+    def nothing_seen(self, batch: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
+        """`seen` and `recent` of a state before any token: as if start symbols had stood there."""
+        device, reach = self.head.weight.device, max(self.config.context, default=0)
+        return (
+            torch.zeros(batch, dtype=torch.int64, device=device),
+            torch.full((batch, reach), self.config.vocabulary, dtype=torch.int64, device=device),
+        )
 
     def extend(
         self,
@@ -115,23 +130,28 @@ class Decoder(Stack):
         n = count_sequences(tokens, row)
         state = self.start(n) if state is None else state
         self._check_state(n, state)
-        x = self.enter(tokens, state.seen, mask, row)
+        x, recent = self.enter(tokens, state, mask, row)
         layers = []
         for block, before in zip(self.blocks, state.layers, strict=True):
             x, after = block.extend(x, before, mask=mask, cu_seqlens=row)
             layers.append(after)
         seen = state.seen + new_tokens(tokens, mask, row)
-        return self.head(self.norm(x)), DecoderState(seen, tuple(layers))
+        return self.head(self.norm(x)), DecoderState(seen, recent, tuple(layers))
 
     def enter(
-        self, tokens: Tensor, seen: Tensor | None, mask: Tensor | None, row: PackedRow | None
-    ) -> Tensor:
-        """What goes into the first block, `seen` [b] real tokens earlier (None: none)."""
-        if seen is None:
-            seen = tokens.new_zeros(count_sequences(tokens, row), dtype=torch.int64)
+        self, tokens: Tensor, state: DecoderState | None, mask: Tensor | None, row: PackedRow | None
+    ) -> tuple[Tensor, Tensor]:
+        """What goes into the first block after `state` (None: before any token), and `recent` of the next."""
         check_tokens(tokens, mask, self.config.vocabulary - (0 if self.config.start else 1))
+        n = count_sequences(tokens, row)
+        seen, recent = self.nothing_seen(n) if state is None else (state.seen, state.recent)
         tokens = tokens if mask is None else tokens.masked_fill(~mask, 0)
-        return self.place(self.embedding(tokens), seen, mask, row)
+        if self.config.context:
+            before, recent = look_back(tokens, recent, self.config.context, mask, row)
+            x = self.embedding(tokens, before)
+        else:
+            x = self.embedding(tokens)
+        return self.place(x, seen, mask, row), recent
 
     def _check_state(self, n: int, state: DecoderState) -> None:
         if not isinstance(state, DecoderState):
@@ -140,3 +160,13 @@ class Decoder(Stack):
             raise ValueError(f"state is of {len(state.layers)} layers, the model has {len(self.blocks)}")
         if state.seen.shape[0] != n:
             raise ValueError(f"state is of {state.seen.shape[0]} sequences, tokens of {n}")
+        reach = max(self.config.context, default=0)
+        if state.recent.shape != (n, reach):
+            raise ValueError(f"state must remember {reach} tokens, got recent of {list(state.recent.shape)}")
+
+
+def _embedding(config: Config) -> nn.Module:
+    if config.context:
+        return ContextEmbedding(config.vocabulary, config.embedded, config.context)
+    embedding = TokenEmbedding if config.embed == "token" else ValueEmbedding
+    return embedding(config.vocabulary, config.embedded, config.start)

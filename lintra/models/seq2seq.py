@@ -110,7 +110,7 @@ class Seq2Seq(Decoder):
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         row = packed_row(cu_seqlens, "tokens", tokens, mask)
         self._check_memory(memory, count_sequences(tokens, row))
-        x = self.enter(tokens, None, mask, row)
+        x, _ = self.enter(tokens, None, mask, row)
         for block, remembered in zip(self.blocks, memory.layers, strict=True):
             x = self.through(block, x, remembered, mask=mask, cu_seqlens=row)
         return self.head(self.norm(x))
@@ -120,7 +120,7 @@ class Seq2Seq(Decoder):
         self._check_memory(memory)
         batch = len(memory.length)
         layers = (block.start(batch, m) for block, m in zip(self._readers, memory.layers, strict=True))
-        return DecoderState(torch.zeros_like(memory.length), tuple(layers))
+        return DecoderState(*self.nothing_seen(batch), tuple(layers))
 
     @property
     def _readers(self) -> Iterable[CrossBlock]:

@@ -18,6 +18,28 @@ class TokenEmbedding(nn.Module):
         return self.table(tokens)
 
 
+class ContextEmbedding(nn.Module):
+    """A learned vector for each symbol, and others for those that stood `context` places earlier, added.
+
+    The symbols of a neighbourhood reach the first layer without attention having to find them: for an image
+    as rows of w values, 1, w - 1, w and w + 1 places earlier are those around the one that comes next.
+    """
+
+    def __init__(self, vocabulary: int, width: int, context: tuple[int, ...]):
+        super().__init__()
+        self.context = context
+        self.own = TokenEmbedding(vocabulary, width, start=True)
+        self.earlier = nn.ModuleList(nn.Embedding(vocabulary + 1, width) for _ in context)
+        for table in self.earlier:  # all together as large as the symbol's own
+            nn.init.normal_(table.weight, std=0.5 / len(context) ** 0.5)
+
+    def forward(self, tokens: Int[Tensor, "b t"], before: Int[Tensor, "b t o"]) -> Float[Tensor, "b t c"]:
+        x = self.own(tokens)
+        for table, earlier in zip(self.earlier, before.unbind(-1), strict=True):
+            x = x + table(earlier)
+        return x
+
+
 class ValueEmbedding(nn.Module):
     """A linear map of the symbol's place on a scale from -1 to 1: for levels, where 7 is near 8."""
 

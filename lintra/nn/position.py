@@ -1,5 +1,7 @@
 """Position codes that are added to, or concatenated with, an embedding. Rotary: `lintra.ops.positions`."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -23,6 +25,29 @@ class Sinusoidal(nn.Module):
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 
 
+class Grid(nn.Module):
+    """A learned vector for each place along each axis of a grid, added; the last of `sizes` runs fastest.
+
+    For an image as rows of values, sizes are rows, columns and channels.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], width: int):
+        super().__init__()
+        self.sizes = sizes
+        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in sizes)
+        for table in self.tables:  # together about as large as a sinusoidal code
+            nn.init.normal_(table.weight, std=0.7 / len(sizes) ** 0.5)
+
+    def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Raises ValueError past the last place."""
+        check_reach(position, math.prod(self.sizes), f"positions in a grid of {self.sizes}")
+        code, rest = 0.0, position
+        for table, size in zip(reversed(self.tables), reversed(self.sizes), strict=True):
+            code = code + table(rest % size)
+            rest = rest // size
+        return code
+
+
 class Learned(nn.Module):
     """One learned vector for each of the first `max_length` positions."""
 
@@ -34,8 +59,11 @@ class Learned(nn.Module):
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Raises ValueError past the last position."""
         length = self.table.num_embeddings
-        if _check.readable(position) and position.numel() and int(position.max()) >= length:
-            raise ValueError(
-                f"learned positions reach max_length={length} tokens, got token {int(position.max()) + 1}"
-            )
+        check_reach(position, length, f"learned positions of max_length={length}")
         return self.table(position)
+
+
+def check_reach(position: Tensor, length: int, what: str) -> None:
+    """Raises ValueError if a token stands past the last place of `what`."""
+    if _check.readable(position) and position.numel() and int(position.max()) >= length:
+        raise ValueError(f"{what} reach {length} tokens, got token {int(position.max()) + 1}")

@@ -80,7 +80,8 @@ class Task(ABC):
 
 
 class NextToken(Task):
-    """A task in which each token is predicted from those before it, the first from the start token.
+    """A task in which each token is predicted from those before it, the first from the start symbol; a model
+    without one does not predict the first.
 
     Batches hold "tokens" [b t] int64 and, where only some of them count, "counted" [b t] bool.
     """
@@ -101,8 +102,9 @@ class Compressed(NextToken):
     @torch.no_grad()
     def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
         """The loss in nats per counted token, and the same in bits."""
-        loss = -mean(predict(model, batch)[1], batch)
-        return {"loss": loss, self.bits: loss / math.log(2), "weight": self.weight(batch)}
+        log_prob = predict(model, batch)[1]
+        loss = -mean(log_prob, batch)
+        return {"loss": loss, self.bits: loss / math.log(2), "weight": number(log_prob, batch)}
 
 
 class Guessed(NextToken):
@@ -115,15 +117,24 @@ class Guessed(NextToken):
         guess = model.output.log_probs(params).argmax(-1)
         return {
             "loss": -mean(log_prob, batch),
-            "accuracy": mean((guess == batch["tokens"]).to(log_prob.dtype), batch),
-            "weight": self.weight(batch),
+            "accuracy": mean((guess == predicted(batch["tokens"], guess)).to(log_prob.dtype), batch),
+            "weight": number(log_prob, batch),
         }
 
 
 def predict(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats."""
-    params = model(model.shift(batch["tokens"]))
-    return params, model.output.log_prob(params, batch["tokens"])
+    """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats.
+
+    Without a start symbol nothing stands before the first token: t is one less.
+    """
+    tokens = batch["tokens"]
+    params = model(tokens[:, :-1] if model.start_token is None else model.shift(tokens))
+    return params, model.output.log_prob(params, predicted(tokens, params))
+
+
+def predicted(x: Tensor, predictions: Tensor) -> Tensor:
+    """Of [b t], those that predictions [b t' ...] are of: all, or all but the first."""
+    return x[:, x.shape[1] - predictions.shape[1] :]
 
 
 def counted(batch: Batch) -> Tensor:
@@ -131,6 +142,11 @@ def counted(batch: Batch) -> Tensor:
     return batch.get("counted", torch.ones_like(batch["tokens"], dtype=torch.bool))
 
 
+def number(values: Tensor, batch: Batch) -> Tensor:
+    """How many of the values [b t] are of tokens that count."""
+    return predicted(counted(batch), values).sum()
+
+
 def mean(values: Tensor, batch: Batch) -> Tensor:
     """The mean of `values` [b t] over the tokens that count."""
-    return values.where(counted(batch), 0).sum() / counted(batch).sum()
+    return values.where(predicted(counted(batch), values), 0).sum() / number(values, batch)

@@ -63,6 +63,14 @@ class PixelTask(Compressed):
         scaled = tokens.long() * 255 // (self.levels - 1)
         return scaled.to(torch.uint8).unflatten(1, self.image_shape)
 
+    def beginnings(self, n: int, seed: int | None = None) -> Tensor:
+        """The first values of n training images [n 1] int64, for models that do not predict them."""
+        generator = torch.Generator() if seed is None else torch.Generator().manual_seed(seed)
+        if seed is None:
+            generator.seed()
+        images = torch.randint(len(self.train), (n,), generator=generator)
+        return self.train.__getitems__(images.tolist())["tokens"][:, :1]
+
     def prompts(self, n: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
         """The upper `fraction` of the first n validation images, and the images -> [n t'], [n h*w*ch] int64.
 

@@ -13,6 +13,7 @@ from lintra.attention import Attention
 from lintra.models import Model
 from lintra.tasks._base import Batch, Task
 from lintra.train._batches import StepSampler, seed_of
+from lintra.train._optimizer import optimizer
 from lintra.train.config import Config
 
 _REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
@@ -33,24 +34,7 @@ class Learner(pl.LightningModule):
         self.model, self.task, self.config = model, task, config
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        c = self.config
-        if c.optimizer == "adamw":
-            return torch.optim.AdamW(self._groups(), c.lr, weight_decay=c.weight_decay)
-        return torch.optim.RAdam(
-            self._groups(), c.lr, weight_decay=c.weight_decay, decoupled_weight_decay=True
-        )
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """The parameters; those that a mechanism wants left alone, if any, without weight decay."""
-        free = {
-            id(getattr(module, name, None))
-            for module in self.model.modules()
-            if isinstance(module, Attention)
-            for name in module.undecayed
-        }
-        decayed = [x for x in self.parameters() if id(x) not in free]
-        others = [x for x in self.parameters() if id(x) in free]
-        return [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]
+        return optimizer(self.model, self.config)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         sampler = StepSampler(

@@ -6,10 +6,12 @@ from typing import Literal
 
 from lintra import fields
 
-Optimizer = Literal["radam", "adamw"]
-Schedule = Literal["constant", "step", "cosine"]
+Optimizer = Literal["radam", "adamw", "muon"]
+Schedule = Literal["constant", "step", "cosine", "trapezoid"]
 Precision = Literal["auto", "32", "bf16"]
 Strategy = Literal["auto", "ddp", "fsdp"]
+
+FALL = 0.4  # of the steps, at the end: schedule "trapezoid" falls to 0 in a straight line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +21,9 @@ class Config:
     steps: int = 10_000  # optimiser steps in all
     max_minutes: float | None = None  # stop after so many minutes, with a checkpoint
     batch: int = 16  # sequences in a step, all devices together
-    optimizer: Optimizer = "radam"  # both with decoupled weight decay
+    optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix
     lr: float = 1e-3  # learning rate
-    weight_decay: float = 0.01  # a step shrinks each weight by this times lr
+    weight_decay: float = 0.01  # weights shrink by this times lr
     schedule: Schedule = "constant"  # step: lr / 10 from --drop-at on
     drop_at: int = 3_000  # the step of schedule "step"
     warmup: int = 0  # steps in which lr grows linearly from 0
@@ -57,4 +59,6 @@ class Config:
             case "cosine":
                 done = max(0, step - self.warmup) / max(1, self.steps - self.warmup)
                 return self.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            case "trapezoid":
+                return self.lr * warm * min(1.0, max(0, self.steps - step) / (FALL * self.steps))
         return self.lr * warm

@@ -32,6 +32,7 @@ KINDS = [
         {"position": "rotary", "feed_kind": "swiglu", "norm_kind": "rms"},
         {"position": "none", "embed": "value", "output": LogisticMixture(components=3)},
         {"position": "sinusoidal", "start": False},
+        {"position": "grid", "grid": (3, 5, 2), "context": (1, 4, 7), "norm": "post", "final_norm": True},
     )
 ]
 

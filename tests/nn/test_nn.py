@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from lintra.attention import Attention, Capabilities, linear, softmax
 from lintra.nn import Block, Feed, Heads, Learned, LogisticMixture, Logits, Sinusoidal, lengths_to_mask
+from lintra.nn.position import Grid
 from lintra.ops.positions import Rotation, token_positions
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -175,8 +176,17 @@ def test_sinusoidal_is_the_formula():
 
 def test_learned_positions_end():
     positions = Learned(4, 8)
-    with pytest.raises(ValueError, match="max_length=4 tokens, got token 5"):
+    with pytest.raises(ValueError, match="max_length=4 reach 4 tokens, got token 5"):
         positions(torch.tensor([[3, 4]]))
+
+
+def test_a_grid_adds_up_its_axes():
+    grid = Grid((2, 3, 4), 8)
+    code = grid(torch.arange(24)[None]).unflatten(1, (2, 3, 4))[0]
+    rows, columns, channels = (table.weight for table in grid.tables)
+    torch.testing.assert_close(code, rows[:, None, None] + columns[:, None] + channels)
+    with pytest.raises(ValueError, match=r"a grid of \(2, 3, 4\) reach 24 tokens, got token 25"):
+        grid(torch.tensor([[24]]))
 
 
 def test_lengths_to_mask():

@@ -64,7 +64,7 @@ class Fixed:
     """A model whose parameters [b t n], log-probabilities up to a constant, are given."""
 
     def __init__(self, params: torch.Tensor):
-        self.params = params
+        self.params, self.start_token = params, params.shape[-1]
         self.output = SimpleNamespace(
             log_probs=lambda p: p.log_softmax(-1),
             log_prob=lambda p, x: p.log_softmax(-1).gather(-1, x[..., None])[..., 0],

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from lintra import train
 from lintra.attention import linear
 from lintra.tasks import DataError, _files, images
 
@@ -108,9 +109,53 @@ def test_settings_of_a_wrong_type(settings, message):
 
 @pytest.mark.parametrize(("data", "layers"), [("mnist", 8), ("cifar10", 16)])
 def test_the_paper_s_model(data, layers):
-    config = build(data=data).model(linear.Config())
+    config = build(data=data, preset="paper").model(linear.Config())
     assert (config.layers, config.heads, config.width, config.vocabulary) == (layers, 8, 256, 256)
-    assert config.output.components == 10
+    assert (config.norm, config.final_norm, config.output.components) == ("post", True, 10)
+
+
+@pytest.mark.parametrize("data", ["mnist", "cifar10"])
+def test_ours_is_no_larger_than_the_paper_s(data):
+    count = {
+        preset: sum(
+            x.numel() for x in build(data=data, preset=preset).model(linear.Config()).build().parameters()
+        )
+        for preset in images.PRESETS
+    }
+    assert 0.95 * count["paper"] < count["best"] <= count["paper"]
+    assert 2 * count["small"] <= 2_000_000  # bytes in 16 bits
+
+
+@pytest.mark.parametrize("preset", images.PRESETS)
+def test_a_preset_is_a_way_to_train(preset):
+    assert train.Config(**images.PRESETS[preset]).steps > 0
+
+
+ABOVE = {(-1, -1), (-1, 0), (-1, 1), (-2, 0)}  # rows, columns
+
+
+def test_what_surrounds_the_next_value():
+    """The neighbours (row, column, channel) of the value that comes next, beside the latest one."""
+    for data, columns, channels, left in (
+        ("mnist", 28, 1, {(0, -2), (0, -3)}),
+        ("cifar10", 32, 3, {(0, -1)}),
+    ):
+        places = [(row * columns + column) * channels for row, column in left | ABOVE]
+        found = [-1 - back for back in build(data=data).surroundings()]
+        assert set(places) <= set(found)
+        assert len(found) == 6
+
+
+def test_without_a_start_symbol_the_first_value_is_not_predicted(mnist):
+    task = build(data_dir=str(mnist.folder), preset="paper")
+    model = replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
+    batch = task.validate.__getitems__([0, 2])
+    assert task.score(model, batch)["weight"] == 2 * 783
+    tokens = batch["tokens"]
+    log_prob = model.output.log_prob(model(tokens)[:, :-1], tokens[:, 1:])
+    torch.testing.assert_close(task.loss(model, batch), -log_prob.mean())
+    assert torch.equal(task.beginnings(5, seed=1), task.beginnings(5, seed=1))
+    assert task.beginnings(5).shape == (5, 1)
 
 
 def test_bits_and_nats(mnist):

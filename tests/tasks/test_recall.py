@@ -55,6 +55,7 @@ def test_looking_up_is_right_and_guessing_is_not():
     params = torch.full((*tokens.shape, 16), -50.0).scatter(-1, tokens[..., None], 0.0)
     model = SimpleNamespace(
         shift=lambda x: x,
+        start_token=0,
         output=SimpleNamespace(
             log_probs=lambda p: p.log_softmax(-1),
             log_prob=lambda p, x: p.log_softmax(-1).gather(-1, x[..., None])[..., 0],

@@ -23,8 +23,11 @@ from lintra.train import Config
         ({"warmup": -1}, "warmup must be at least 0 and finite, got -1"),
         ({"batch": 3, "devices": 2}, "batch must be a multiple of devices=2, got 3"),
         ({"strategy": "ddp"}, "strategy='ddp' needs devices > 1, got devices=1"),
-        ({"optimizer": "sgd"}, "optimizer must be 'radam' or 'adamw', got 'sgd'"),
-        ({"schedule": "linear"}, "schedule must be 'constant' or 'step' or 'cosine', got 'linear'"),
+        ({"optimizer": "sgd"}, "optimizer must be 'radam' or 'adamw' or 'muon', got 'sgd'"),
+        (
+            {"schedule": "linear"},
+            "schedule must be 'constant' or 'step' or 'cosine' or 'trapezoid', got 'linear'",
+        ),
     ],
 )
 def test_refusals(settings, message):
@@ -39,6 +42,8 @@ def test_learning_rates():
     assert cosine.lr_at(0) == 1
     assert cosine.lr_at(50) == pytest.approx(0.5)
     assert cosine.lr_at(100) == cosine.lr_at(200) == 0
+    trapezoid = Config(lr=1.0, schedule="trapezoid", steps=100)
+    assert [trapezoid.lr_at(s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
     assert Config(lr=0.5).lr_at(10**6) == 0.5
 
 

@@ -1,0 +1,85 @@
+"""The optimisers that training knows, from a model and its settings."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lintra.attention import Attention
+from lintra.nn.block import Block
+from lintra.train.config import Config
+
+
+def optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """Raises ValueError for Muon where PyTorch has none."""
+    if config.optimizer == "muon":
+        return MuonAndAdamW(model, config)
+    others = _groups(model, list(model.parameters()))
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(others, config.lr, weight_decay=config.weight_decay)
+    return torch.optim.RAdam(others, config.lr, weight_decay=config.weight_decay, decoupled_weight_decay=True)
+
+
+class MuonAndAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of linear maps inside blocks, AdamW for all else, as one optimiser.
+
+    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) makes each matrix's averaged gradient
+    orthogonal; scaled to the size of AdamW's updates (Liu et al. 2025, arXiv:2502.16982, equation 4), so that
+    the two share a learning rate.
+    """
+
+    def __init__(self, model: nn.Module, config: Config):
+        if not hasattr(torch.optim, "Muon"):
+            raise ValueError(f"optimizer='muon' needs PyTorch 2.9 or newer, this is {torch.__version__}")
+        matrices = [
+            layer.weight
+            for block in model.modules()
+            if isinstance(block, Block)
+            for layer in block.modules()
+            if isinstance(layer, nn.Linear)
+        ]
+        if not matrices:
+            raise ValueError("optimizer='muon' is for the matrices of blocks, and this model has no blocks")
+        known = {id(x) for x in matrices}
+        others = _groups(model, [x for x in model.parameters() if id(x) not in known])
+        decay = config.weight_decay
+        self.parts = (
+            torch.optim.Muon(matrices, config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, config.lr, betas=(0.9, 0.95), weight_decay=decay),
+        )
+        super().__init__([group for part in self.parts for group in part.param_groups], {})
+        self._share()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            part.step()
+        return loss
+
+    def _share(self) -> None:
+        """The parts work on this optimiser's groups and state: there is nothing else to save or change."""
+        first = len(self.parts[0].param_groups)
+        groups = self.param_groups[:first], self.param_groups[first:]
+        for part, own in zip(self.parts, groups, strict=True):
+            part.param_groups, part.state = own, self.state
+
+
+def _groups(model: nn.Module, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+    """These parameters; those that a mechanism wants left alone, if any, without weight decay."""
+    free = {
+        id(getattr(module, name, None))
+        for module in model.modules()
+        if isinstance(module, Attention)
+        for name in module.undecayed
+    }
+    decayed = [x for x in parameters if id(x) not in free]
+    others = [x for x in parameters if id(x) in free]
+    return [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]
