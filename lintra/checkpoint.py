@@ -15,41 +15,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lintra import attention, fields, models, registry
 from lintra.attention import AttentionConfig, State
 from lintra.attention._feature_maps import FeatureMap
 from lintra.models import Model
+from lintra.tensors import Error, is_part, read_json, read_tensors, write_tensors
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
-class Error(ValueError):
-    """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
-
-
-def save(model: Model, folder: str | Path) -> None:
+def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None) -> None:
     """Writes config.json and model.safetensors into a new `folder`, or in place of a model that is there.
 
+    stored: the type of the numbers in the file, such as torch.float16, for a model that computes in float32
+    and will again when it is loaded; None: as they are. Large files come in parts (`lintra.tensors`).
     The folder appears complete or not at all: what was there before survives a full disk or a killed
-    process. Raises Error where `folder` holds something that is not a model of ours.
+    process. Raises Error where `folder` holds something that is not a model of ours, ValueError where the
+    weights do not fit into `stored`.
     """
     folder = Path(folder)
     if folder.exists() and not _replaceable(folder):
         raise Error(f"{folder} exists and is not a saved model: choose another folder")
-    write_atomically(folder, lambda place: write_model(model, place))
+    write_atomically(folder, lambda place: write_model(model, place, stored))
 
 
-def write_model(model: Model, folder: Path) -> None:
-    """The two files of a model into `folder`, which is made."""
+def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -> None:
+    """The files of a model into `folder`, which is made. See `save`."""
     folder.mkdir(parents=True, exist_ok=True)
     name = type(model).__module__.rpartition(".")[2]
     content = {"format": FORMAT, "model": name, "config": to_json(model.config)}
+    tensors = model.state_dict()
+    if stored is not None:
+        content["dtype"] = "float32"  # that of the model; the file's own is what it holds
+        tensors = {name: _narrow(name, x, stored) for name, x in tensors.items()}
     (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
-    save_file({name: x.contiguous() for name, x in model.state_dict().items()}, folder / WEIGHTS)
+    write_tensors(tensors, folder / WEIGHTS)
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
@@ -66,7 +70,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
     try:
         module = registry.load(models, content.get("model", ""), "model")
         config = from_json(module.Config, content.get("config"), "config")
-        return with_weights(config, read_tensors(folder / WEIGHTS, device), folder / WEIGHTS).eval()
+        tensors = read_tensors(folder / WEIGHTS, device)
+        if "dtype" in content:
+            tensors = {name: _widen(x, content["dtype"]) for name, x in tensors.items()}
+        return with_weights(config, tensors, folder / WEIGHTS).eval()
     except Error:
         raise
     except (ValueError, TypeError) as error:
@@ -167,27 +174,6 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises Error with its name."""
-    try:
-        return json.loads(file.read_text())
-    except OSError as error:
-        raise Error(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise Error(f"{file} is damaged: {error}") from error
-
-
-def read_tensors(file: Path, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file. Raises Error with its name."""
-    try:
-        with safe_open(file, framework="pt", device=str(device)) as content:
-            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)
-    except FileNotFoundError as error:
-        raise Error(f"{file} does not exist") from error
-    except (OSError, SafetensorError) as error:
-        raise Error(f"{file} is damaged or no safetensors file: {error}") from error
-
-
 def to_json(value: Any) -> Any:
     """A configuration as JSON: a dataclass becomes an object, with its `name` where there is a choice."""
     if not dataclasses.is_dataclass(value):
@@ -241,7 +227,26 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
 
 def _replaceable(folder: Path) -> bool:
     """Whether nothing but a saved model, or nothing at all, is in the folder."""
-    return folder.is_dir() and {x.name for x in folder.iterdir()} <= {CONFIG, WEIGHTS, ".DS_Store"}
+    known = (CONFIG, ".DS_Store")
+    return folder.is_dir() and all(
+        x.name in known or is_part(x.name, folder / WEIGHTS) for x in folder.iterdir()
+    )
+
+
+def _narrow(name: str, x: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
+    if not x.is_floating_point():
+        return x
+    if x.dtype != torch.float32:
+        raise ValueError(f"stored={stored} is for models in float32, and {name} is {x.dtype}")
+    if bool((x.isfinite() & ~x.to(stored).isfinite()).any()):
+        raise ValueError(f"{name} has numbers too large for stored={stored}")
+    return x.to(stored)
+
+
+def _widen(x: torch.Tensor, dtype: Any) -> torch.Tensor:
+    if dtype != "float32":
+        raise ValueError(f"dtype must be 'float32' or absent, got {dtype!r}")
+    return x.float() if x.is_floating_point() else x
 
 
 def _leaves(state: State) -> list[torch.Tensor]:

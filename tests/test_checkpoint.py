@@ -214,7 +214,7 @@ def test_what_was_there_survives_a_failing_write(tmp_path, monkeypatch):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("lintra.tensors.save_file", full)
     with pytest.raises(checkpoint.Error, match=r"cannot be written: .*No space left on device"):
         checkpoint.save(build(layers=1), tmp_path / "model")
     monkeypatch.undo()
@@ -263,3 +263,38 @@ def test_an_unwritable_place(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(checkpoint.Error, match="cannot be written"):
         checkpoint.save(build(), tmp_path / "file" / "model")
+
+
+def test_half_the_bytes_on_disk_and_float32_again(tmp_path):
+    model = build()
+    checkpoint.save(model, tmp_path / "whole")
+    checkpoint.save(model, tmp_path / "half", stored=torch.float16)
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
+    assert sizes[1] < 0.6 * sizes[0]
+    loaded = checkpoint.load(tmp_path / "half")
+    for name, x in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], x.half().float()), name
+    damage_config(tmp_path / "half", lambda c: c.update(dtype="int8"))
+    with pytest.raises(checkpoint.Error, match="dtype must be 'float32' or absent, got 'int8'"):
+        checkpoint.load(tmp_path / "half")
+
+
+def test_what_does_not_fit_is_not_stored(tmp_path):
+    model = build()
+    with torch.no_grad():
+        model.head.bias[0] = 1e6
+    with pytest.raises(ValueError, match=r"head.bias has numbers too large for stored=torch.float16"):
+        checkpoint.save(model, tmp_path / "model", stored=torch.float16)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=r"stored=.* is for models in float32, .* is torch.float64"):
+        checkpoint.save(build().double(), tmp_path / "model", stored=torch.float16)
+
+
+def test_a_model_in_parts(tmp_path, monkeypatch):
+    model = build()
+    monkeypatch.setattr("lintra.tensors.PART", 5000)
+    checkpoint.save(model, tmp_path / "model")
+    assert checkpoint.load(tmp_path / "model").state_dict().keys() == model.state_dict().keys()
+    monkeypatch.undo()
+    checkpoint.save(model, tmp_path / "model")  # replaces all of them
+    assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}

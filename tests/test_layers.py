@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lintra"
 ORDER = [
-    {"registry", "fields", "allocator"},
+    {"registry", "fields", "allocator", "tensors"},
     {"native"},
     {"ops"},
     {"attention"},

@@ -30,8 +30,8 @@ class ContextEmbedding(nn.Module):
         self.context = context
         self.own = TokenEmbedding(vocabulary, width, start=True)
         self.earlier = nn.ModuleList(nn.Embedding(vocabulary + 1, width) for _ in context)
-        for table in self.earlier:  # all together as large as the symbol's own
-            nn.init.normal_(table.weight, std=0.5 / len(context) ** 0.5)
+        for weight in self.earlier.parameters():  # all together as large as the symbol's own
+            nn.init.normal_(weight, std=0.5 / len(context) ** 0.5)
 
     def forward(self, tokens: Int[Tensor, "b t"], before: Int[Tensor, "b t o"]) -> Float[Tensor, "b t c"]:
         x = self.own(tokens)

@@ -35,17 +35,17 @@ class Grid(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.tables = nn.ModuleList(nn.Embedding(size, width) for size in sizes)
-        for table in self.tables:  # together about as large as a sinusoidal code
-            nn.init.normal_(table.weight, std=0.7 / len(sizes) ** 0.5)
+        for weight in self.tables.parameters():  # together about as large as a sinusoidal code
+            nn.init.normal_(weight, std=0.7 / len(sizes) ** 0.5)
 
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Raises ValueError past the last place."""
         check_reach(position, math.prod(self.sizes), f"positions in a grid of {self.sizes}")
-        code, rest = 0.0, position
+        codes, rest = [], position
         for table, size in zip(reversed(self.tables), reversed(self.sizes), strict=True):
-            code = code + table(rest % size)
+            codes.append(table(rest % size))
             rest = rest // size
-        return code
+        return torch.stack(codes).sum(0)
 
 
 class Learned(nn.Module):

@@ -2,6 +2,7 @@
 
 A checkpoint is the folder step-00001200 of a run: config.json and model.safetensors as lintra.checkpoint
 writes them, and what is needed to go on as training.json (the tree) and training.safetensors (its tensors).
+Large files come in parts: see lintra.tensors.
 """
 
 import json
@@ -10,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.plugins import CheckpointIO
-from safetensors.torch import save_file
 
-from lintra.checkpoint import (
-    WEIGHTS,
-    Error,
-    read_json,
-    read_tensors,
-    with_weights,
-    write_atomically,
-    write_model,
-)
+from lintra.checkpoint import WEIGHTS, Error, with_weights, write_atomically, write_model
+from lintra.tensors import read_json, read_tensors, write_tensors
 from lintra.train._tree import flatten, unflatten
 
 FORMAT = 1
@@ -42,7 +35,7 @@ class Storage(CheckpointIO):
             cpu = {name: tensor.cpu() for name, tensor in weights.items()}
             write_model(with_weights(self.model, cpu, folder), folder)
             (folder / TREE).write_text(json.dumps({"format": FORMAT, "checkpoint": tree}, allow_nan=False))
-            save_file(tensors, folder / TENSORS)
+            write_tensors(tensors, folder / TENSORS)
 
         write_atomically(Path(path), write)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lintra import checkpoint, train
+from lintra import checkpoint, tensors, train
 from lintra.tasks import copy
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Interrupted
@@ -110,16 +110,14 @@ def test_stops_before_the_weights_are_spoiled(new_run, monkeypatch, where):
 def test_a_full_disk_leaves_the_checkpoint_before(new_run, monkeypatch):
     run = new_run(save_every=2)
 
-    def full(tensors, file):
+    def full(content, file):
         if "00000004" in str(file):
             file.write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        original(tensors, file)
+        original(content, file)
 
-    from lintra.train import _storage
-
-    original = _storage.save_file
-    monkeypatch.setattr(_storage, "save_file", full)
+    original = tensors.save_file
+    monkeypatch.setattr(tensors, "save_file", full)
     with pytest.raises(checkpoint.Error, match=r"step-00000004 cannot be written.*No space left"):
         train.fit(run)
     assert folders(run) == ["step-00000002"]
