@@ -7,22 +7,18 @@ A run is a folder of `lintra train`; killed at any moment, the same command goes
 """
 
 import argparse
-import contextlib
 import dataclasses
-import io
 import json
-import multiprocessing
 import os
 import statistics
-import threading
-import time
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lintra import attention, checkpoint, pictures, train
+from lintra import attention, pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.bench._memory import peak_of
@@ -31,6 +27,9 @@ from lintra.bench._timing import interleaved
 from lintra.tasks import recall, text, text_classification
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
+
 PAIRS = (4, 8, 16, 32)
 SEEDS = (0,)
 TIMED = ("shakespeare", "classification")
@@ -108,49 +107,23 @@ class Run:
     mechanism: str
     seed: int
 
-    @property
-    def folder(self) -> Path:
-        return HERE / "runs" / self.problem.name / self.mechanism / f"seed-{self.seed}"
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.json"
-
     def model(self) -> Any:
         task = self.problem.task.build()
         options = OPTIONS.get(self.mechanism, {}) | self.problem.options.get(self.mechanism, {})
         config = attention.for_length(attention.load(self.mechanism).Config, task.length, **options)
         return dataclasses.replace(task.model(config), **self.problem.model)
 
-    def train(self) -> None:
-        """To the end, from wherever it is, and its score."""
+    def trial(self) -> Trial:
         problem = self.problem
         settings = {"precision": "32", "save_every": 100, "validate_every": 10**6, "seed": self.seed}
-        config = train.Config(**{**problem.training, **settings})
-        fresh = not (self.folder / "run.json").exists()
-        run = (
-            train.Run.create(self.folder, task=problem.task, model=self.model(), train=config)
-            if fresh
-            else train.Run.read(self.folder)
+        return Trial(
+            name=f"{problem.name}, {self.mechanism}, seed {self.seed}",
+            folder=HERE / "runs" / problem.name / self.mechanism / f"seed-{self.seed}",
+            task=problem.task,
+            model=self.model(),
+            training=train.Config(**{**problem.training, **settings}),
+            score=problem.score,
         )
-        train.fit(run)
-        scores = evaluate(self.folder, problem)
-        text = json.dumps({"steps": config.steps, **scores}, indent=1)
-        checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
-
-
-@torch.no_grad()
-def evaluate(folder: Path, problem: Problem, samples: int = 2_000, batch: int = 50) -> dict[str, float]:
-    """The score over the first validation samples, or all if there are fewer."""
-    task, model = problem.task.build(), checkpoint.load(folder)
-    places = range(min(samples, len(task.validate)))
-    found, weights = [], []
-    for first in range(0, len(places), batch):
-        indices = list(places[first : first + batch])
-        scores = task.score(model, task.collate(task.validate.__getitems__(indices)))
-        found.append(float(scores[problem.score]))
-        weights.append(float(scores["weight"]))
-    return {problem.score: sum(map(float.__mul__, found, weights)) / sum(weights)}
 
 
 def runs(data: Path, names: list[str]) -> Iterator[Run]:
@@ -160,28 +133,6 @@ def runs(data: Path, names: list[str]) -> Iterator[Run]:
             for name in names:
                 if attention.mechanism(name).can.causal or not problem.causal:
                     yield Run(problem, name, seed)
-
-
-def worker() -> None:
-    """A core to each, and none outlives the program that started it."""
-    keep_freed_memory()
-    torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-
-
-def train_one(work: tuple[Run, float]) -> str:
-    """One run to its end, unless the time is up -> what there is to say of it."""
-    run, end = work
-    name = f"{run.problem.name}, {run.mechanism}, seed {run.seed}"
-    if time.time() > end:
-        return f"{name}: no time left, the same command goes on"
-    began = time.monotonic()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        run.train()
-    score = json.loads(run.result.read_text())[run.problem.score]
-    return f"{name}: {run.problem.score} {score:.3f}, {time.monotonic() - began:.0f} s"
 
 
 def measure(data: Path, names: list[str]) -> tuple[list[Row], dict[str, Any]]:
@@ -231,8 +182,8 @@ def scores(data: Path, names: list[str]) -> dict[str, dict[str, list[float]]]:
     """problem -> mechanism -> the score of each seed that is done."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs(data, names):
-        if run.result.exists():
-            value = json.loads(run.result.read_text())[run.problem.score]
+        value = run.trial().scored()
+        if value is not None:
             found.setdefault(run.problem.name, {}).setdefault(run.mechanism, []).append(value)
     return found
 
@@ -290,17 +241,12 @@ def main() -> None:
     parser.add_argument("--no-times", action="store_true", help="train only, without a file of results")
     options = parser.parse_args()
     names = options.only or attention.names()
-    todo = [run for run in runs(options.data, names) if not run.result.exists()]
+    todo = [run.trial() for run in runs(options.data, names)]
     if options.list:
-        for run in runs(options.data, names):
-            print("done " if run.result.exists() else "to do", run.problem.name, run.mechanism, run.seed)
+        tell(todo)
         return
     keep_freed_memory()
-    end = time.time() + 60 * options.minutes
-    with multiprocessing.get_context("spawn").Pool(options.workers, worker) as pool:
-        work = pool.imap_unordered(train_one, [(run, end) for run in todo])
-        for done, told in enumerate(work, 1):
-            print(f"{done} of {len(todo)}: {told}", flush=True)
+    train_all(todo, workers=options.workers, minutes=options.minutes)
     found = scores(options.data, names)
     if options.no_times or options.only:  # not the whole of what results.json holds
         print(table({"scores": found, "rows": []}))

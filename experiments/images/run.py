@@ -1,0 +1,117 @@
+"""The paper's images: see README.md beside this file.
+
+    python experiments/images/run.py ablation --data DIR     what each part of preset "best" is worth
+
+Killed at any moment, the same command goes on where it was.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from lintra import train
+from lintra.attention import linear
+from lintra.bench import _report
+from lintra.bench._report import Row
+from lintra.nn import Logits
+from lintra.tasks import images
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
+
+SEEDS = (0, 1, 2)
+STEPS = 300
+SIZE = {"layers": 4, "heads": 4, "width": 128}  # of preset "small"
+
+# From the paper's model and training to ours: each line keeps what the lines above it changed.
+Changes = tuple[str, dict[str, Any], dict[str, Any]]  # name, of the model, of the training
+
+
+def changes(task: images.Images) -> list[Changes]:
+    ours = task.model(linear.Config())
+    falling = {"schedule": "trapezoid", "warmup": 30}
+    return [
+        ("the paper's model and training", {}, {"optimizer": "radam", "lr": 1e-4}),
+        ("learning rate 1e-3", {}, {"lr": 1e-3}),
+        ("norms first, warm-up, a rate that falls to 0", {"norm": "pre", "final_norm": None}, falling),
+        ("a logit for each level", {"output": Logits(), "start": True}, {}),
+        ("positions by row and column", {"position": "grid", "grid": ours.grid}, {}),
+        ("surrounding values embedded", {"context": ours.context}, {}),
+        ("Muon, learning rate 3e-3", {}, {"optimizer": "muon", "lr": 3e-3}),
+    ]
+
+
+def ablation(data: Path) -> list[Trial]:
+    """Everything there is to train, the first seed of all before the second of any."""
+    task = images.Config(data_dir=str(data), preset="small", validate_images=1_000)
+    paper = dataclasses.replace(task, preset="paper").build().model(linear.Config())
+    trials = []
+    for seed in SEEDS:
+        model, training = dataclasses.replace(paper, **SIZE), {}
+        for number, (name, of_model, of_training) in enumerate(changes(task.build()), 1):
+            model = dataclasses.replace(model, **of_model)
+            training = training | of_training
+            config = train.Config(
+                **training,
+                steps=STEPS,
+                batch=8,
+                seed=seed,
+                precision="32",
+                save_every=100,
+                validate_every=10**6,
+            )
+            folder = HERE / "runs" / "ablation" / f"{number}" / f"seed-{seed}"
+            trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=1_000))
+    return trials
+
+
+def summary(trials: list[Trial]) -> dict[str, list[float]]:
+    """name -> the score of each seed that is done."""
+    found: dict[str, list[float]] = {}
+    for trial in trials:
+        value = trial.scored()
+        if value is not None:
+            found.setdefault(trial.name, []).append(value)
+    return found
+
+
+def table(report: dict[str, Any]) -> str:
+    """A row for each line of the ablation: mean and spread over the seeds."""
+    lines = ["| and so on, adding | bits/dim | standard deviation |", "| --- | --- | --- |"]
+    for name, values in report["scores"].items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        lines.append(f"| {name} | {statistics.mean(values):.3f} | {spread:.3f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The paper's images.")
+    parser.add_argument("what", choices=["ablation"])
+    parser.add_argument("--data", type=Path, required=True, help="folder with the MNIST files, or one above")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further training after so many")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
+    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    options = parser.parse_args()
+    trials = ablation(options.data)
+    if options.list:
+        tell(trials)
+        return
+    train_all(trials, workers=options.workers, minutes=options.minutes)
+    found = summary(trials)
+    if any(len(values) < len(SEEDS) for values in found.values()):
+        print("not all is trained: the same command goes on")
+        return
+    rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
+    command = "python experiments/images/run.py ablation --data DIR"
+    _report.write(HERE / "ablation.json", rows, {}, command=command, scores=found)
+    print(table(json.loads((HERE / "ablation.json").read_text())))
+
+
+if __name__ == "__main__":
+    main()
