@@ -26,6 +26,7 @@ from lintra.tensors import Error, is_part, read_json, read_tensors, write_tensor
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+SHIPPED = Path(__file__).parent / "weights"  # trained models that come with the library, a folder each
 
 
 def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None) -> None:
@@ -59,6 +60,7 @@ def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
     """The model in `folder`, of whichever kind, in evaluation mode; of a training run, its newest checkpoint.
 
+    The name of a model that comes with the library, such as "mnist-small", stands for its folder.
     Raises Error if anything is missing, damaged, of another format or does not fit its configuration.
     """
     folder = newest(Path(folder))
@@ -101,8 +103,21 @@ def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> A
     return model.requires_grad_(True)
 
 
+def find(model: str | Path) -> Path:
+    """The folder of that name; if there is none, of the model of that name that comes with the library."""
+    folder = Path(model)
+    named = not folder.exists() and str(model) in shipped()
+    return SHIPPED / folder if named else folder
+
+
+def shipped() -> list[str]:
+    """The names of the models that come with the library."""
+    return sorted(x.parent.name for x in SHIPPED.glob(f"*/{CONFIG}"))
+
+
 def newest(folder: Path) -> Path:
     """`folder` if it holds a model, else its newest `step-*` folder. Raises Error if there is neither."""
+    folder = find(folder)
     if not folder.is_dir():
         raise Error(f"{folder} does not exist or is no folder")
     if (folder / CONFIG).exists():

@@ -298,3 +298,16 @@ def test_a_model_in_parts(tmp_path, monkeypatch):
     monkeypatch.undo()
     checkpoint.save(model, tmp_path / "model")  # replaces all of them
     assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_models_that_come_with_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "weights")
+    checkpoint.save(build(), tmp_path / "weights" / "small")
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.shipped() == ["small"]
+    assert len(checkpoint.load("small").blocks) == 2
+    checkpoint.save(build(layers=1), "small")  # one's own goes before it
+    assert len(checkpoint.load("small").blocks) == 1
+    for name in ("large", "other/small"):
+        with pytest.raises(checkpoint.Error, match=f"{name} does not exist"):
+            checkpoint.load(name)

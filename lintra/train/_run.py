@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lintra import models, registry, tasks
-from lintra.checkpoint import Error, checkpoints, from_json, read_json, to_json, write_atomically
+from lintra.checkpoint import Error, checkpoints, find, from_json, read_json, to_json, write_atomically
 from lintra.train.config import Config
 
 FORMAT = 1
@@ -63,7 +63,7 @@ class Run:
     @classmethod
     def around(cls, model: str | Path) -> "Run":
         """The run of a model, given the run's folder or one of its checkpoints. Raises Error."""
-        folder = Path(model)
+        folder = find(model)
         for place in (folder, folder.resolve().parent):
             if (place / RUN).exists():
                 return cls.read(place)
