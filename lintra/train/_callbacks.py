@@ -99,14 +99,19 @@ class Save(Checkpoint):
 
 
 class Log(Callback):
-    """Loss, learning rate and validation scores to every logger, over the number of steps done."""
+    """Loss, learning rate, minutes since training began or went on, and validation scores to every logger,
+    over the number of steps done."""
+
+    def __init__(self, stop: Stop):
+        self.stop = stop
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step % LOG_EVERY == 0:
             lr = trainer.optimizers[0].param_groups[0]["lr"]
-            self._log(trainer, {"train_loss": float(outputs["loss"]), "lr": lr})
+            minutes = self.stop.elapsed() / 60
+            self._log(trainer, {"train_loss": float(outputs["loss"]), "lr": lr, "minutes": minutes})
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._log(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})

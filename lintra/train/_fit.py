@@ -82,7 +82,7 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
             CSVLogger(logs, name="csv", flush_logs_every_n_steps=1),
             TensorBoardLogger(logs, name="tensorboard"),
         ],
-        callbacks=[stop, Show(stop, console), Log(), Save(run, stop)],
+        callbacks=[stop, Show(stop, console), Log(stop), Save(run, stop)],
         plugins=[Storage(run.model)],
     )
 

@@ -49,6 +49,7 @@ def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
     curves = train.curves(run.folder)
     assert list(curves["train_loss"]) == [10, 20]
     assert list(curves["validate_loss"]) == [6, 10, 12, 18, 20]
+    assert 0 < curves["minutes"][10] < curves["minutes"][20]  # of both parts together
     assert curves["validate_bits_per_dim"][20] == pytest.approx(
         curves["validate_loss"][20] / 0.6931, rel=1e-3
     )
