@@ -1,6 +1,7 @@
 """`lintra train TASK` and `lintra train --resume DIR`."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -97,13 +98,12 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preset(task: ModuleType, args: Sequence[str]) -> dict[str, Any]:
-    """What training is preset to: by the task, or by that one of its presets which the flags name."""
-    presets = getattr(task, "PRESETS", None)
-    if presets is None:
+    """What training is preset to: by the task, or by what the task makes of the flags."""
+    if not hasattr(task, "training"):
         return task.TRAINING
-    chosen = task.Config().preset
-    for i, arg in enumerate(args):
+    flags = {}
+    for arg, following in itertools.zip_longest(args, args[1:], fillvalue=""):
         flag, given, value = arg.partition("=")
-        if flag == "--preset":
-            chosen = value if given else next(iter(args[i + 1 :]), "")
-    return presets.get(chosen, {})  # an unknown one is refused with the other flags
+        if flag.startswith("--"):
+            flags[flag[2:]] = value if given else following
+    return task.training(flags)

@@ -6,6 +6,7 @@ first one out (783 and 3,071 predictions).
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,13 +26,31 @@ _SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}
 
 Preset = Literal["best", "small", "paper"]
 
-_OURS = {"steps": 12_000, "batch": 8, "optimizer": "muon", "lr": 3e-3, "schedule": "trapezoid", "warmup": 100}
-# What lintra.train.Config is preset to. The paper's 250 epochs of MNIST are 1.5 million steps.
-PRESETS: dict[Preset, dict[str, Any]] = {
-    "best": {**_OURS, "save_every": 100},
-    "small": {**_OURS, "save_every": 100},
-    "paper": {"steps": 1_500_000, "batch": 10, "lr": 1e-4, "save_every": 100},
+# Settings of lintra.train.Config.
+PRESETS: dict[str, dict[str, Any]] = {
+    "best": {
+        "steps": 12_000,
+        "batch": 8,
+        "optimizer": "muon",
+        "lr": 3e-3,
+        "schedule": "trapezoid",
+        "warmup": 100,
+        "save_every": 100,
+    },
+    "paper": {"batch": 10, "clip": None, "save_every": 100},
 }
+PRESETS["small"] = PRESETS["best"]
+# 250 epochs of MNIST; the steps of the released code for CIFAR-10.
+PAPER: dict[str, dict[str, Any]] = {
+    "mnist": {"steps": 1_500_000, "lr": 1e-4},
+    "cifar10": {"steps": 500_000, "lr": 2e-4},
+}
+
+
+def training(flags: Mapping[str, str]) -> dict[str, Any]:
+    """What lintra.train.Config is preset to, by the flags --preset and --data, as far as they are given."""
+    preset, data = flags.get("preset", Config().preset), flags.get("data", Config().data)
+    return PRESETS.get(preset, {}) | (PAPER.get(data, {}) if preset == "paper" else {})
 
 
 @dataclass(frozen=True, kw_only=True)
