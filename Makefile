@@ -41,7 +41,8 @@ cross:
 	mkdir -p build/cross
 	$(CROSS) -std=c++17 -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti \
 		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
-		-o build/cross/liblintra.so lintra/native/kernel.cpp lintra/native/library.cpp
+		-o build/cross/liblintra.so lintra/native/kernel.cpp lintra/native/decode.cpp \
+		lintra/native/library.cpp
 
 install: $(VENV)/installed
 

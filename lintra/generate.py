@@ -14,10 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import Required, Unpack
 
-from lintra import replay
+from lintra import fused, replay
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
 from lintra.nn.block import Block, CrossState
+from lintra.native.decoder import Weights
 from lintra.nn.mask import lengths_to_mask
 
 
@@ -76,7 +77,8 @@ class Options(TypedDict, total=False):
     prompt comes first, without the start symbol; without a prompt, batch says how many sequences (default 1).
     lengths [b]: how many tokens of each prompt are real, counted from its left. seed fixes the draws; None
     draws differently each time; the global random generator is not used. A Seq2Seq model needs a source, one
-    for each sequence.
+    for each sequence. weights other than float32 are rounded copies, which a fused step on a CPU
+    (`lintra.fused`) reads in less time; the prompt goes through the model as it is.
     """
 
     steps: Required[int]  # tokens to generate
@@ -89,6 +91,7 @@ class Options(TypedDict, total=False):
     source: Tensor | None  # what a Seq2Seq model reads, symbols [b s] or features [b s i]
     source_mask: Tensor | None  # [b s], True for what is real
     state_dtype: torch.dtype | None  # bfloat16, for mechanisms that forget: see `keep`
+    weights: Weights  # "float32", "bfloat16" or "int8"
 
 
 def generate(
@@ -101,9 +104,8 @@ def generate(
 def generate_reference(
     model: Decoder, prompt: Int[Tensor, "b t"] | None = None, **options: Unpack[Options]
 ) -> Int[Tensor, "b n"]:
-    """`generate` by the definition, without a state: for every token the whole sequence once more.
-
-    Raises ValueError for a state_dtype too."""
+    """`generate` by the definition, without a state: for every token the whole sequence once more, with the
+    model's own weights. Raises ValueError for a state_dtype too."""
     begun = begin(model, prompt, **options)
     if begun.state_dtype is not None:
         raise ValueError(f"state_dtype must be None: there is no state to keep, got {begun.state_dtype}")
@@ -117,7 +119,8 @@ def stream(
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
     where the model has no start symbol, lengths, a batch or a source that do not fit, and what `Sampler`
-    refuses; for a state_dtype other than bfloat16 or None, or with a mechanism that cannot keep its state so.
+    refuses; for a state_dtype other than bfloat16 or None, or with a mechanism that cannot keep its state so;
+    for weights of less than float32 where no step can be fused, or with a state_dtype.
     """
     return _recurrent(model, begin(model, prompt, **options))
 
@@ -135,6 +138,7 @@ class Beginning(NamedTuple):
     steps: int
     uniforms: Iterator[Tensor]
     state_dtype: torch.dtype | None
+    weights: Weights
 
     def memory(self, model: Decoder) -> list[Any]:
         """What the model remembers of the source, if it is one that reads a source."""
@@ -156,8 +160,17 @@ def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
             yield token
             if tokens is begun.tokens:  # all behind the prompt are alike
                 state = keep(model, state, begun.state_dtype)
-                extend = replay.extend_of(model, token[:, None], state, begun.steps - 1)
+                extend = _one_by_one(model, token[:, None], state, begun)
             tokens, mask = token[:, None], None
+
+
+def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: Beginning) -> replay.Extend:
+    """How the tokens behind the prompt come: fused on a CPU, recorded on a GPU, or by `model.extend`."""
+    steps = begun.steps - 1
+    fusible = steps >= fused.WORTH and begun.state_dtype is None and fused.why_not(model) is None
+    if begun.weights != "float32" or fusible:
+        return fused.Fused(model, state, begun.weights)
+    return replay.extend_of(model, tokens, state, steps)
 
 
 @torch.no_grad()
@@ -195,6 +208,7 @@ def begin(
     source: Tensor | None = None,
     source_mask: Tensor | None = None,
     state_dtype: torch.dtype | None = None,
+    weights: Weights = "float32",
 ) -> Beginning:
     """Checks what is asked for; raises what `stream` says."""
     if not isinstance(model, Decoder):
@@ -206,6 +220,12 @@ def begin(
             block.mix.attention.check_keep(state_dtype)
     if batch is not None and batch < 1:
         raise ValueError(f"batch must be at least 1 sequence, got {batch}")
+    if weights != "float32":
+        fused.check_weights(model, weights)
+        if state_dtype is not None:
+            raise ValueError(
+                f"a fused step keeps its sums in float32: weights={weights!r} needs state_dtype=None"
+            )
     device = model.head.weight.device
     if isinstance(model, Seq2Seq) and source is None:
         raise ValueError("a Seq2Seq model needs a source")
@@ -250,6 +270,7 @@ def begin(
         steps,
         _uniforms(steps, tokens, seed),
         state_dtype,
+        weights,
     )
 
 

@@ -16,7 +16,7 @@ ORDER = [
     {"nn"},
     {"models"},
     {"checkpoint"},
-    {"replay"},
+    {"replay", "fused"},
     {"generate"},
     {"beam"},
     {"tasks"},

@@ -3,6 +3,7 @@
 `forward` and `backward` compute what `lintra.ops.linear_attention` defines. The library has a plain C
 interface, reached with ctypes (which releases the GIL), and holds one build of the kernels per instruction
 set. The environment variable LINTRA_NATIVE chooses one ("avx512", "avx2", "baseline", "neon") or "off".
+`lintra.native.decoder` is one token through a whole network.
 
 Needs only torch and the standard library. Arguments are trusted: the caller has checked them.
 """
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 2  # LINTRA_ABI of the sources in this folder
+ABI = 3  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2}
@@ -74,7 +75,7 @@ def _load() -> ctypes.CDLL:
     library.lintra_usable.argtypes = [ctypes.c_int64]
     library.lintra_use_openmp.argtypes = [ctypes.c_void_p]
     library.lintra_use_openmp.restype = None
-    for function in (library.lintra_forward, library.lintra_backward):
+    for function in (library.lintra_forward, library.lintra_backward, library.lintra_decode):
         function.argtypes = [ctypes.c_char_p]
         function.restype = ctypes.c_int
     # In a forked child the team's threads may be missing, and calling it would hang. A bare os.fork before
@@ -162,10 +163,15 @@ def why_not() -> str | None:
 
 def instruction_set() -> str:
     """The instruction set in use. Raises RuntimeError if there is none."""
+    return INSTRUCTION_SETS[chosen()[1]]
+
+
+def chosen() -> tuple[Any, int]:
+    """The library and the index of the instruction set in use. Raises RuntimeError if there is none."""
     native = _native()
     if native.chosen is None:
         raise RuntimeError(f"the native kernels are not available: {native.reason}")
-    return INSTRUCTION_SETS[native.chosen]
+    return native.library, native.chosen
 
 
 def instruction_sets() -> list[str]:
@@ -215,7 +221,6 @@ def forward(
     [n g ...]. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the denominators [b t h]
     (with eps; 1 if `normalize` is false), which `backward` needs. Raises MemoryError.
     """
-    native = _native()
     b, t, h, f = q.shape
     g, e = v.shape[2:]
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
@@ -227,8 +232,9 @@ def forward(
     z_out = torch.empty((n, g, f), dtype=total)
     q, k, v = _rows(q), _rows(k), _rows(v)
     kv, z = (None if x is None else x.contiguous() for x in (kv, z))
+    library, instruction_set = chosen()
     call = _FORWARD.pack(
-        *_head(native, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
+        *_head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
         *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
         _address(kv),
         _address(z),
@@ -237,7 +243,7 @@ def forward(
         kv_out.data_ptr(),
         z_out.data_ptr(),
     )
-    _check(native.library.lintra_forward(call))
+    check(library.lintra_forward(call))
     return y, kv_out, z_out, den
 
 
@@ -268,7 +274,6 @@ def backward(
     its results. The gradients of q, k, v have their dtype, the others the sum dtype; those of log_decay and
     log_input are None where the input is. Raises MemoryError.
     """
-    native = _native()
     total = den.dtype
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total)
@@ -280,8 +285,9 @@ def backward(
     q, k, v, dy = _rows(q), _rows(k), _rows(v), _rows(dy)
     y, den = y.contiguous(), den.contiguous()
     kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
+    library, instruction_set = chosen()
     call = _BACKWARD.pack(
-        *_head(native, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
+        *_head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
         *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
         _address(kv),
         _address(z),
@@ -295,7 +301,7 @@ def backward(
         _address(dz),
         *map(_address, (dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in)),
     )
-    _check(native.library.lintra_backward(call))
+    check(library.lintra_backward(call))
     return dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in
 
 
@@ -318,12 +324,10 @@ def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
-def _head(native, q, k, v, cu_seqlens, causal, normalize, eps, feature_map) -> tuple:
-    if native.chosen is None:
-        raise RuntimeError(f"the native kernels are not available: {native.reason}")
+def _head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map) -> tuple:
     t, h, f = q.shape[1:]
     return (
-        native.chosen,
+        instruction_set,
         torch.get_num_threads(),
         DTYPES[q.dtype],
         causal,
@@ -355,7 +359,8 @@ def _inputs(q, k, v, log_decay, log_input, mask, cu_seqlens) -> tuple:
     )
 
 
-def _check(status: int) -> None:
+def check(status: int) -> None:
+    """Raises what the library's status stands for."""
     if status == _NO_MEMORY:
         raise MemoryError("the native kernel could not allocate its working memory")
     if status != _OK:

@@ -219,15 +219,10 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
         read_matrix(kv, q, y, f, e);
       T den = 1;
       if (s.normalize) {
-        Vec<T> dot{};
-        i64 i = 0;
-        for (; i + kLanes<T> <= f; i += kLanes<T>) dot += load(q + i) * load(z + i);
-        den = sum<T>(dot) + s.eps;
-        for (; i < f; ++i) den += q[i] * z[i];
-        if (den != 0)
-          for (i64 n = 0; n < e; ++n) y[n] /= den;  // not times 1 / den, which overflows where den is subnormal
+        den = sum_of_weights(q, z, f, s.eps);
+        divide_row(y, e, den);
       }
-      if (!real || den == 0) memset(y, 0, size_t(e) * sizeof(T));
+      if (!real) memset(y, 0, size_t(e) * sizeof(T));
       memcpy(s.den + head * s.den_head, &den, sizeof den);
       write_row(s.out.data + head * s.out.head, y, e, s.out.dtype);
     }

@@ -1,4 +1,4 @@
-// What each instruction set's build of kernel.cpp offers to library.cpp.
+// What each instruction set's build of kernel.cpp and decode.cpp offers to library.cpp.
 #pragma once
 #include "abi.h"
 
@@ -13,5 +13,6 @@ typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
   namespace isa {                                             \
   int forward(const lintra_call& call, lintra_launch launch);  \
   int backward(const lintra_call& call, lintra_launch launch); \
+  int decode(const lintra_decoder& call, lintra_launch launch); \
   }                                                           \
   }

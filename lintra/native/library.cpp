@@ -24,29 +24,31 @@ namespace {
 typedef int (*Kernel)(const lintra_call&, lintra_launch);
 struct Kernels {
   Kernel forward, backward;
+  int (*decode)(const lintra_decoder&, lintra_launch);
 };
+#define LINTRA_KERNELS(isa) {lintra::isa::forward, lintra::isa::backward, lintra::isa::decode}
 
 // The build for an instruction set, empty where this library or this processor lacks it.
 Kernels kernels(i64 isa) {
 #if defined(__x86_64__)
   switch (isa) {
-    case LINTRA_BASELINE: return {lintra::baseline::forward, lintra::baseline::backward};
+    case LINTRA_BASELINE: return LINTRA_KERNELS(baseline);
     case LINTRA_AVX2:
       if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return {lintra::avx2::forward, lintra::avx2::backward};
+        return LINTRA_KERNELS(avx2);
       break;
     case LINTRA_AVX512:
       if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return {lintra::avx512::forward, lintra::avx512::backward};
+        return LINTRA_KERNELS(avx512);
       break;
   }
 #elif defined(__aarch64__)
-  if (isa == LINTRA_NEON) return {lintra::neon::forward, lintra::neon::backward};
+  if (isa == LINTRA_NEON) return LINTRA_KERNELS(neon);
 #else
-  if (isa == LINTRA_BASELINE) return {lintra::baseline::forward, lintra::baseline::backward};
+  if (isa == LINTRA_BASELINE) return LINTRA_KERNELS(baseline);
 #endif
-  return {nullptr, nullptr};
+  return {nullptr, nullptr, nullptr};
 }
 
 // Where a graph is compiled this is the only look at the values.
@@ -63,6 +65,12 @@ bool plausible(const lintra_call& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.f > 0 && c.e > 0 && c.h % c.g == 0;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
   return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data) && packed_well(c);
+}
+
+bool plausible(const lintra_decoder& c) {
+  const bool sizes = c.b >= 0 && c.layers >= 0 && c.c > 0 && c.g > 0 && c.h > 0 && c.d > 0 && c.hidden > 0 && c.h % c.g == 0;
+  const bool dtype = c.dtype == LINTRA_FLOAT32 || c.dtype == LINTRA_BFLOAT16 || c.dtype == LINTRA_INT8;
+  return sizes && dtype && c.threads > 0;
 }
 
 // Threads. OpenMP workers spin for a while after each of PyTorch's parallel regions and would compete with threads of
@@ -113,6 +121,8 @@ void prefer_huge_pages(void* data, i64 elements, i64 dtype) {
 
 LINTRA_EXPORT i64 lintra_abi(void) { return LINTRA_ABI; }
 LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
+LINTRA_EXPORT i64 lintra_decoder_size(void) { return sizeof(lintra_decoder); }
+LINTRA_EXPORT i64 lintra_layer_size(void) { return sizeof(lintra_layer); }
 LINTRA_EXPORT i64 lintra_usable(i64 isa) { return kernels(isa).forward != nullptr; }
 
 // The address of GOMP_parallel, or 0 for threads of the library's own.
@@ -134,4 +144,8 @@ LINTRA_EXPORT int lintra_backward(const lintra_call* call) {
   prefer_huge_pages(call->dk, lintra_rows(*call) * call->s * call->g * call->f, call->dtype);
   prefer_huge_pages(call->dv, lintra_rows(*call) * call->s * call->g * call->e, call->dtype);
   return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_decode(const lintra_decoder* call) {
+  const auto decode = kernels(call->isa).decode;
+  return decode && plausible(*call) ? decode(*call, launcher()) : LINTRA_BAD_CALL;
 }

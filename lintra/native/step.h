@@ -63,5 +63,22 @@ inline void read_matrix(const T* state, const T* q, T* y, i64 f, i64 e) {
   }
 }
 
+// The sum of the weights of all keys for one query.
+template <class T>
+inline T sum_of_weights(const T* q, const T* z, i64 f, T eps) {
+  Vec<T> dot{};
+  i64 i = 0;
+  for (; i + kLanes<T> <= f; i += kLanes<T>) dot += load(q + i) * load(z + i);
+  T den = sum<T>(dot) + eps;
+  for (; i < f; ++i) den += q[i] * z[i];
+  return den;
+}
+
+// 0 where there is nothing to divide by.
+template <class T>
+inline void divide_row(T* y, i64 e, T den) {
+  for (i64 n = 0; n < e; ++n) y[n] = den == 0 ? 0 : y[n] / den;  // not times 1 / den, which overflows where den is subnormal
+}
+
 }  // namespace LINTRA_ISA
 }  // namespace lintra

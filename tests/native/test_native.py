@@ -462,7 +462,7 @@ def test_no_memory():
     b, t, s, h, g, f, e = 1, 16, 16, 1, 1, 2**50, 1
     call = native._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 31)
     with pytest.raises(MemoryError):
-        native._check(loaded.library.lintra_forward(call))
+        native.check(loaded.library.lintra_forward(call))
 
 
 def test_use():

@@ -1,0 +1,156 @@
+"""Decoding on a CPU as one call of the native library a token: all layers, the last norm and the head.
+
+`model.extend` goes through some twenty operators a layer, and calling one takes about as long as its work for
+one token. Serves a `Decoder` in float32 whose mechanism is `linear` with elu+1 or relu, without rotary
+positions; its embedding and positions stay PyTorch's.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lintra import native
+from lintra.attention import State, map_state
+from lintra.attention.linear import LinearAttention
+from lintra.models import Decoder, Seq2Seq
+from lintra.models.decoder import DecoderState
+from lintra.native.decoder import DTYPES, Layer, Map, Norm, Shape, Weights, pack, pack_norm
+from lintra.native.decoder import Decoder as Native
+from lintra.nn.block import Block
+from lintra.nn.feed import Feed
+from lintra.nn.heads import Heads, HeadsState
+from lintra.ops import LinearState
+
+WORTH = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
+
+# What is taken apart here. A class derived from one of them may compute something else.
+_KNOWN = (Block, Heads, Feed, LinearAttention, nn.ModuleList, nn.ModuleDict)
+_KNOWN += (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
+
+
+def why_not(model: Decoder) -> str | None:
+    """Why the steps of a model cannot be fused here; None if they can."""
+    if isinstance(model, Seq2Seq):
+        return "a fused step does not read another sequence"
+    if not native.available():
+        return f"the native kernels are not available: {native.why_not()}"
+    if torch.is_autocast_enabled("cpu"):
+        return "a fused step computes in float32, and autocast asks for another precision"
+    for parameter in model.parameters():
+        if parameter.device.type != "cpu" or parameter.dtype != torch.float32:
+            return f"a fused step takes float32 on the CPU, got {parameter.dtype} on {parameter.device.type}"
+    for part in (*model.blocks, model.norm, model.head):
+        for module in part.modules():
+            if reason := _foreign(module):
+                return reason
+    return None
+
+
+def _foreign(module: nn.Module) -> str | None:
+    """What a fused step does not know about a part of a model."""
+    name = type(module).__name__
+    if isinstance(module, Heads):
+        attention = module.attention
+        if not isinstance(attention, LinearAttention) or attention.config.feature_map.fused is None:
+            return f"a fused step knows linear attention with elu+1 or relu, got {attention.config}"
+        if attention.config.impl not in ("auto", "native"):
+            return f"a fused step is native, got impl={attention.config.impl!r}"
+        if module.rotary is not None:
+            return "a fused step does not turn queries and keys, got rotary positions"
+    if type(module) not in _KNOWN:
+        return f"a fused step does not know {name}"
+    if module._forward_hooks or module._forward_pre_hooks:
+        return f"a fused step would pass over the hooks of {name}"
+    return None
+
+
+class Fused:
+    """`model.extend` of one token for every sequence, from `state` on.
+
+    The weights are those of now, kept as `weights` says; sums are float32. The states it gives are
+    overwritten by its next call, the one it is given never is. Not for two threads at once. Raises ValueError
+    with the reason where the model cannot be served, or is in training.
+    """
+
+    def __init__(self, model: Decoder, state: DecoderState, weights: Weights = "float32"):
+        check_weights(model, weights)
+        if model.training:
+            raise ValueError("a fused step is for evaluation: call model.eval() first")
+        self.model = model
+        self.state = map_state(lambda x: x.clone(memory_format=torch.contiguous_format), state)
+        layers = [
+            _layer(block, own.attention, weights)
+            for block, own in zip(model.blocks, self.state.layers, strict=True)
+        ]
+        norm = Norm(None, None) if isinstance(model.norm, nn.Identity) else _norm(model.norm)
+        with torch.no_grad():
+            self.native = Native(_shape(model, state), layers, norm, _map(model.head, weights))
+
+    def __call__(self, tokens: Tensor, state: State, mask: None = None) -> tuple[Tensor, DecoderState]:
+        """As `model.extend`; without a mask."""
+        if mask is not None:
+            raise ValueError("a fused step takes no mask")
+        batch = self.native.shape.batch
+        if tokens.shape != (batch, 1):
+            raise ValueError(f"tokens must be [{batch}, 1], got {list(tokens.shape)}")
+        if state is not self.state:
+            map_state(Tensor.copy_, self.state, state)
+        with torch.no_grad():
+            x, recent = self.model.enter(tokens, self.state, None, None)
+            params = self.native(x[:, 0].contiguous())
+        seen = self.state.seen + 1
+        layers = tuple(HeadsState(seen, layer.attention) for layer in self.state.layers)
+        self.state = DecoderState(seen, recent, layers)
+        return params[:, None], self.state
+
+
+def check_weights(model: Decoder, weights: Weights) -> None:
+    """Raises ValueError unless the weights of a model can be kept so."""
+    if weights not in DTYPES:
+        raise ValueError(f"weights must be one of {', '.join(DTYPES)}, got {weights!r}")
+    if reason := why_not(model):
+        raise ValueError(f"weights={weights!r} needs a fused step: {reason}")
+
+
+def _shape(model: Decoder, state: DecoderState) -> Shape:
+    block: Any = model.blocks[0]
+    config = block.mix.attention.config
+    return Shape(
+        batch=len(state.seen),
+        layers=len(model.blocks),
+        width=model.config.width,
+        heads=block.mix.heads,
+        kv_heads=block.mix.kv_heads,
+        dim=block.mix.dim,
+        hidden=block.feed.down.in_features,
+        feature_map=config.feature_map.fused,
+        normalize=config.normalize,
+        norm_first=block.pre,
+        gated=block.feed.kind == "swiglu",
+        eps=config.eps,
+        norm_eps=block.norm_mix.eps,
+    )
+
+
+def _layer(block: Block, state: LinearState, weights: Weights) -> Layer:
+    feed = block.feed
+    with torch.no_grad():
+        return Layer(
+            _map(block.mix.inward, weights),
+            _map(block.mix.outward, weights),
+            pack(feed.up.weight, feed.up.bias, weights, gated=feed.kind == "swiglu"),
+            _map(feed.down, weights),
+            _norm(block.norm_mix),
+            _norm(block.norm_feed),
+            state.kv,
+            state.z,
+        )
+
+
+def _map(linear: nn.Linear, weights: Weights) -> Map:
+    return pack(linear.weight, linear.bias, weights)
+
+
+def _norm(norm: Any) -> Norm:
+    return pack_norm(norm.weight, getattr(norm, "bias", None))

@@ -1,0 +1,154 @@
+"""One token through a whole decoder in C++: weights packed once, states changed in place.
+
+`lintra.fused` says which models this serves and takes them apart.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lintra import native
+
+Weights = Literal["float32", "bfloat16", "int8"]
+
+PANEL = 32  # LINTRA_PANEL of abi.h
+DTYPES = {"float32": (torch.float32, 0), "bfloat16": (torch.bfloat16, 2), "int8": (torch.int8, 4)}
+_CALL = struct.Struct("4q")  # lintra_decoder up to params
+_REST = struct.Struct("12q 2d 8q")  # and from there on
+_LAYER = struct.Struct("26q")  # lintra_layer
+
+
+class Map(NamedTuple):
+    """A linear map, packed: lintra_map of abi.h."""
+
+    panels: Tensor
+    scale: Tensor | None
+    bias: Tensor
+    inputs: int
+    outputs: int
+
+    def words(self) -> tuple[int, ...]:
+        scale = 0 if self.scale is None else self.scale.data_ptr()
+        return self.panels.data_ptr(), scale, self.bias.data_ptr(), self.inputs, self.outputs
+
+
+class Norm(NamedTuple):
+    """A norm of rows: LayerNorm, without bias RMSNorm, without weight none."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def words(self) -> tuple[int, ...]:
+        return tuple(0 if x is None else x.data_ptr() for x in self)
+
+
+class Layer(NamedTuple):
+    """What a layer is made of, and its state, contiguous float32: kv [b g d d], z [b g d]."""
+
+    inward: Map
+    outward: Map
+    up: Map
+    down: Map
+    norm_mix: Norm
+    norm_feed: Norm
+    kv: Tensor
+    z: Tensor
+
+    def words(self) -> tuple[int, ...]:
+        parts = (self.inward, self.outward, self.up, self.down, self.norm_mix, self.norm_feed)
+        return *(word for part in parts for word in part.words()), self.kv.data_ptr(), self.z.data_ptr()
+
+
+class Shape(NamedTuple):
+    """The sizes of a decoder and what distinguishes it, in the order of lintra_decoder."""
+
+    batch: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    dim: int
+    hidden: int
+    feature_map: str
+    normalize: bool
+    norm_first: bool
+    gated: bool
+    eps: float
+    norm_eps: float
+
+
+class Decoder:
+    """x [b c], contiguous float32, what enters the first layer -> params [b p]; changes its layers' states.
+
+    One call at a time.
+    """
+
+    def __init__(self, shape: Shape, layers: Sequence[Layer], norm: Norm, head: Map):
+        self.shape, self.outputs = shape, head.outputs
+        self.parts = layers, norm, head  # whose addresses the library is given
+        self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
+        dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
+        words = shape._replace(feature_map=native.FEATURE_MAPS[shape.feature_map])
+        table = ctypes.cast(ctypes.c_char_p(self.table), ctypes.c_void_p).value
+        self.rest = _REST.pack(dtype, *words, table, *norm.words(), *head.words())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Raises MemoryError."""
+        params = torch.empty(self.shape.batch, _whole(self.outputs), dtype=torch.float32)
+        library, instruction_set = native.chosen()
+        call = _CALL.pack(instruction_set, torch.get_num_threads(), x.data_ptr(), params.data_ptr())
+        native.check(library.lintra_decode(call + self.rest))
+        return params[:, : self.outputs]
+
+
+def pack(weight: Tensor, bias: Tensor | None, weights: Weights, *, gated: bool = False) -> Map:
+    """weight [o i] and bias [o] of a linear map. gated: the first half of the outputs gates the second.
+
+    int8 has a scale for each output, its largest weight / 127.
+    """
+    (outputs, inputs), dtype = weight.shape, DTYPES[weights][0]
+    bias = weight.new_zeros(outputs) if bias is None else bias
+    scale = None
+    if weights == "int8":
+        scale = weight.abs().amax(1) / 127
+        scale = torch.where(scale == 0, 1.0, scale)
+        weight = (weight / scale[:, None]).round().nan_to_num(0)  # the scale is NaN there, and stays it
+    halves = 2 if gated else 1
+    scale = None if scale is None else _panels(scale, halves)
+    return Map(
+        _words(_panels(weight.to(dtype), halves)),
+        scale,
+        _panels(bias, halves),
+        inputs,
+        halves * _whole(outputs // 2) if gated else outputs,
+    )
+
+
+def pack_norm(weight: Tensor, bias: Tensor | None) -> Norm:
+    """The parameters [c] of a norm."""
+    return Norm(_panels(weight, 1), None if bias is None else _panels(bias, 1))
+
+
+def _whole(n: int) -> int:
+    return -(-n // PANEL) * PANEL
+
+
+def _panels(x: Tensor, halves: int) -> Tensor:
+    """x [o ..] filled up with zeros -> [panels 32 ..], those of the halves in turn."""
+    own = x.shape[0] // halves
+    whole = x.new_zeros(halves, _whole(own), *x.shape[1:])
+    whole[:, :own] = x.unflatten(0, (halves, own))
+    return whole.unflatten(1, (-1, PANEL)).transpose(0, 1).flatten(0, 1).contiguous()
+
+
+def _words(panels: Tensor) -> Tensor:
+    """[panels 32 i] -> [panels words 32 n], n inputs in a word of 32 bits."""
+    count = 4 // panels.element_size()
+    padded = torch.nn.functional.pad(panels, (0, -panels.shape[2] % count))
+    return padded.unflatten(2, (-1, count)).transpose(1, 2).contiguous()

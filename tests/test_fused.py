@@ -1,0 +1,264 @@
+"""A fused step against `model.extend`: the same parameters, the same states, the same tokens."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lintra import fused, native
+from lintra.attention import linear, map_state, retention, softmax
+from lintra.fused import Fused
+from lintra.generate import generate, generate_reference, stream
+from lintra.models import decoder
+from lintra.nn import LogisticMixture
+from lintra.nn.block import Block
+from tests.test_generate import build_seq2seq
+
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=f"no native library: {native.why_not()}"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+# Relative to the largest number. float32: the same products in another order, and gelu within 1.2e-7. bfloat16
+# rounds a weight by up to 2^-9 of itself, int8 by up to 2^-8 of the largest of its row, which hardly averages
+# out over the few inputs of these models; the layers add theirs up.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
+
+KINDS = {
+    "plain": {},
+    "post": {"norm": "post", "final_norm": True},
+    "post, no last norm": {"norm": "post", "norm_kind": "rms", "feed_kind": "swiglu"},
+    "rms": {"norm_kind": "rms"},
+    "swiglu": {"feed_kind": "swiglu", "feed": 3.0},
+    "kv_heads": {"heads": 6, "kv_heads": 2, "width": 24},
+    "one key head": {"heads": 4, "kv_heads": 1, "width": 64},
+    "relu": {"attention": linear.Config(feature_map=linear.Relu())},
+    "not normalised": {"attention": linear.Config(normalize=False)},
+    "context": {"context": (1, 4), "position": "grid", "grid": (5, 4)},
+    "learned": {"position": "learned", "max_length": 20, "embed": "value"},
+    "mixture": {
+        "output": LogisticMixture(components=3),
+        "position": "concatenated",
+        "heads": 2,
+        "width": 128,
+    },
+    "one": {"heads": 1, "width": 1, "position": "none", "feed": 1.0, "layers": 1},
+}
+
+
+def build(**changes):
+    """Not as initialised: biases and norms that matter."""
+    torch.manual_seed(0)
+    options = {"vocabulary": 5, "layers": 2, "heads": 3, "width": 36} | changes
+    model = decoder.Config(**options).build().eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape))
+    return model
+
+
+def close(mine, right, tolerance):
+    assert mine.shape == right.shape
+    assert mine.numel() == 0 or (mine - right).abs().max() <= tolerance * right.abs().max().clamp(min=1e-3)
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512", "neon"])
+def instruction_set(request):
+    if request.param not in native.instruction_sets():
+        pytest.skip(f"{request.param} cannot run here")
+    with native.use(request.param):
+        yield request.param
+
+
+@torch.no_grad()
+def begun(model, batch):
+    """Seven tokens of each sequence and the state after the first three."""
+    tokens = torch.randint(0, model.config.vocabulary, (batch, 7), generator=torch.Generator().manual_seed(1))
+    return tokens, model.extend(tokens[:, :3])[1]
+
+
+def run(extend, tokens, state):
+    """The parameters at each of the last four tokens, and the state after them."""
+    params = []
+    with torch.no_grad():
+        for i in range(3, 7):
+            y, state = extend(tokens[:, i : i + 1], state)
+            params.append(y)
+    return torch.cat(params, 1), state
+
+
+@pytest.mark.parametrize("weights", TOLERANCE)
+@pytest.mark.parametrize("batch", [1, 3, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fused_step_is_a_step(kind, batch, weights, instruction_set):
+    model = build(**KINDS[kind])
+    tokens, state = begun(model, batch)
+    before = map_state(torch.clone, state)
+    right, after = run(model.extend, tokens, state)
+    mine, mine_after = run(Fused(model, state, weights), tokens, state)
+    close(mine, right, TOLERANCE[weights])
+    map_state(lambda x, y: close(x.double(), y.double(), TOLERANCE[weights]), mine_after, after)
+    map_state(lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0), state, before)
+
+
+def test_all_numbers_of_rows(instruction_set):
+    """Tiles of every height, and a sequence gives the same bits alone as among others."""
+    model = build(width=72)
+    for batch in range(1, 30):
+        tokens, state = begun(model, batch)
+        all_of_them, _ = run(Fused(model, state), tokens, state)
+        close(all_of_them, run(model.extend, tokens, state)[0], TOLERANCE["float32"])
+        one = map_state(lambda x: x[:1], state)
+        assert torch.equal(run(Fused(model, one), tokens[:1], one)[0], all_of_them[:1])
+
+
+def test_threads_share_the_work_and_change_nothing(instruction_set):
+    model = build(width=96, layers=3)
+    for batch in (1, 64):
+        tokens, state = begun(model, batch)
+        results = []
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            results.append(run(Fused(model, state), tokens, state))
+        for params, after in results[1:]:
+            assert torch.equal(params, results[0][0])
+            map_state(lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0), after, results[0][1])
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_the_same_tokens_as_the_definition(batch):
+    model = build(vocabulary=256, output=LogisticMixture(components=2), max_length=60, position="learned")
+    found = generate(model, steps=40, seed=3, batch=batch)
+    assert torch.equal(found, generate_reference(model, steps=40, seed=3, batch=batch))
+    prompt, lengths = torch.randint(0, 256, (batch, 9)), torch.arange(batch) % 10
+    options = {"lengths": lengths, "steps": 40, "seed": 4, "top_p": 0.9}
+    assert torch.equal(generate(model, prompt, **options), generate_reference(model, prompt, **options))
+
+
+def test_generation_is_fused_where_it_is_worth_it(monkeypatch):
+    made = []
+    monkeypatch.setattr(fused, "Fused", lambda *args: made.append(args[2:]) or Fused(*args))
+    model = build()
+    generate(model, steps=fused.WORTH)
+    generate(model.double(), steps=40)
+    generate(build(attention=softmax.Config()), steps=40)
+    with native.use("off"):
+        generate(build(), steps=40)
+    assert made == []
+    generate(build(), steps=fused.WORTH + 1)
+    generate(build(), steps=2, weights="int8")
+    assert made == [("float32",), ("int8",)]
+
+
+def test_what_goes_on_from_any_state():
+    """A state may be kept, copied, and come back."""
+    model = build()
+    tokens, state = begun(model, 2)
+    step = Fused(model, state)
+    first, after = run(step, tokens, state)
+    kept = map_state(torch.clone, after)
+    assert torch.equal(run(step, tokens, state)[0], first)
+    close(run(step, tokens, kept)[0], run(model.extend, tokens, kept)[0], TOLERANCE["float32"])
+
+
+def test_nan_goes_through(instruction_set):
+    for weights in TOLERANCE:
+        model = build()
+        with torch.no_grad():
+            model.blocks[0].feed.up.weight[1, 1] = torch.nan
+        tokens, state = begun(model, 2)
+        assert run(Fused(model, state, weights), tokens, state)[0].isnan().all()
+
+
+def test_a_poisoned_sequence_stays_alone():
+    model = build()
+    tokens, state = begun(model, 20)
+    right, _ = run(Fused(model, state), tokens, state)
+    state.layers[0].attention.kv[7] = torch.nan
+    found, _ = run(Fused(model, state), tokens, state)
+    others = torch.arange(20) != 7
+    assert found[7].isnan().all()
+    assert torch.equal(found[others], right[others])
+
+
+class Other(Block):
+    """A block that a user made."""
+
+
+def test_what_cannot_be_fused():
+    def changed(change):
+        model = build()
+        change(model)
+        return model
+
+    def other_block(model):
+        model.blocks[0].__class__ = Other
+
+    for model, reason in (
+        (build(attention=softmax.Config()), "knows linear attention with elu.1 or relu, got Config"),
+        (build(attention=retention.Config()), "knows linear attention with elu.1 or relu, got Config"),
+        (build(attention=linear.Config(feature_map=linear.Hedgehog())), "knows linear attention"),
+        (build(attention=linear.Config(impl="torch")), "is native, got impl='torch'"),
+        (build(position="rotary"), "does not turn queries and keys, got rotary positions"),
+        (build().double(), "takes float32 on the CPU, got torch.float64 on cpu"),
+        (build_seq2seq().float(), "does not read another sequence"),
+        (changed(other_block), "does not know Other"),
+        (changed(lambda model: model.head.register_forward_hook(print)), "pass over the hooks of Linear"),
+    ):
+        with pytest.raises(ValueError, match=f"weights='int8' needs a fused step: .*{reason}"):
+            stream(model, steps=1, weights="int8", source=None)
+    with native.use("off"), pytest.raises(ValueError, match="native kernels are not available: switched off"):
+        stream(build(), steps=1, weights="int8")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="autocast asks for another"):
+        stream(build(), steps=1, weights="int8")
+    with pytest.raises(ValueError, match="weights must be one of float32, bfloat16, int8, got 'int4'"):
+        stream(build(), steps=1, weights="int4")
+
+
+def test_calls_are_checked():
+    model = build()
+    tokens, state = begun(model, 2)
+    step = Fused(model, state)
+    with pytest.raises(ValueError, match="takes no mask"):
+        step(tokens[:, :1], state, mask=tokens[:, :1] > 0)
+    for wrong in (tokens, tokens[:1, :1]):
+        with pytest.raises(ValueError, match=r"tokens must be \[2, 1\], got"):
+            step(wrong, state)
+    with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
+        Fused(model.train(), state)
+
+
+def test_no_memory():
+    """Working memory that the system refuses is an error, not a crash."""
+    model = build()
+    step = Fused(model, begun(model, 1)[1])
+    step.native.shape = step.native.shape._replace(batch=0)  # nothing is allocated for the result
+    words = list(native.decoder._REST.unpack(step.native.rest))
+    words[1] = 2**50
+    step.native.rest = native.decoder._REST.pack(*words)
+    with pytest.raises(MemoryError):
+        step.native(torch.zeros(1, 36))
+
+
+FORK = """
+import os, sys, torch
+from tests.test_fused import Fused, begun, build
+torch.set_num_threads(2)
+model = build(width=96)
+tokens, state = begun(model, 1)
+step = Fused(model, state)
+x = torch.zeros(1, 96)
+step.native(x)
+child = os.fork()
+if child == 0:
+    step.native(x)
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_decodes_on():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
