@@ -56,6 +56,11 @@ class Task(ABC):
     def validate(self) -> Samples:
         """The samples to be judged by, none of them in `train`."""
 
+    @property
+    def test(self) -> Samples:
+        """All there are to be judged by in the end, where `validate` may be a part of them."""
+        return self.validate
+
     def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
         """Samples of equal shapes -> one batch. What `Samples.__getitems__` gives is one already."""
         if isinstance(samples, dict):
@@ -75,8 +80,16 @@ class Task(ABC):
         """How many predictions that mean is over: processes that share a batch average by it."""
 
     @abstractmethod
+    def per_sample(self, model: Model, batch: Batch) -> dict[str, Tensor]:
+        """What is measured of each sample, summed over its predictions, without gradients: "loss" in nats and
+        the like, and their number as "weight"; all [b].
+        """
+
     def score(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """Means over the batch's predictions, without gradients, and their number as "weight"."""
+        sums = {name: x.sum() for name, x in self.per_sample(model, batch).items()}
+        weight = sums.pop("weight")
+        return {**{name: x / weight for name, x in sums.items()}, "weight": weight}
 
 
 class NextToken(Task):
@@ -100,25 +113,25 @@ class Compressed(NextToken):
     bits: str  # what its score calls the loss in bits
 
     @torch.no_grad()
-    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats per counted token, and the same in bits."""
+    def per_sample(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats over the tokens that count, and the same in bits."""
         log_prob = predict(model, batch)[1]
-        loss = -mean(log_prob, batch)
-        return {"loss": loss, self.bits: loss / math.log(2), "weight": number(log_prob, batch)}
+        loss = -sums(log_prob, batch)
+        return {"loss": loss, self.bits: loss / math.log(2), "weight": numbers(log_prob, batch)}
 
 
 class Guessed(NextToken):
     """A next-token task that has a right answer."""
 
     @torch.no_grad()
-    def score(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats per counted token, and which part of them is the most probable symbol."""
+    def per_sample(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats over the tokens that count, and how many of them are the most probable symbol."""
         params, log_prob = predict(model, batch)
         guess = model.output.log_probs(params).argmax(-1)
         return {
-            "loss": -mean(log_prob, batch),
-            "accuracy": mean((guess == predicted(batch["tokens"], guess)).to(log_prob.dtype), batch),
-            "weight": number(log_prob, batch),
+            "loss": -sums(log_prob, batch),
+            "accuracy": sums((guess == predicted(batch["tokens"], guess)).to(log_prob.dtype), batch),
+            "weight": numbers(log_prob, batch),
         }
 
 
@@ -142,11 +155,16 @@ def counted(batch: Batch) -> Tensor:
     return batch.get("counted", torch.ones_like(batch["tokens"], dtype=torch.bool))
 
 
-def number(values: Tensor, batch: Batch) -> Tensor:
-    """How many of the values [b t] are of tokens that count."""
-    return predicted(counted(batch), values).sum()
+def numbers(values: Tensor, batch: Batch) -> Tensor:
+    """How many of each sample's values, of [b t], are of tokens that count -> [b]."""
+    return predicted(counted(batch), values).sum(1)
+
+
+def sums(values: Tensor, batch: Batch) -> Tensor:
+    """Of each sample the sum of `values` [b t] over the tokens that count -> [b]."""
+    return values.where(predicted(counted(batch), values), 0).sum(1)
 
 
 def mean(values: Tensor, batch: Batch) -> Tensor:
     """The mean of `values` [b t] over the tokens that count."""
-    return values.where(predicted(counted(batch), values), 0).sum() / number(values, batch)
+    return sums(values, batch).sum() / numbers(values, batch).sum()

@@ -8,6 +8,7 @@ first one out (783 and 3,071 predictions).
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.tasks import _cifar10, _files, _mnist
 from lintra.tasks._base import DataError
-from lintra.tasks._pixels import PixelTask, Split
+from lintra.tasks._pixels import PixelSamples, PixelTask, Split
 
 Data = Literal["mnist", "cifar10"]
 _SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}
@@ -86,6 +87,10 @@ class Images(PixelTask):
         if split == "train":
             return _first(self.config.limit, splits.train)
         return _first(self.config.validate_images, splits.test)
+
+    @cached_property
+    def test(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return PixelSamples(_first(None, _locate(self.config.data, self.config.data_dir).test))
 
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """The paper's: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10 logistics. Ours

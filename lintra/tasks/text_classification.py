@@ -167,13 +167,13 @@ class TextClassification(Task):
         return torch.tensor(len(batch["label"]), device=batch["label"].device)
 
     @torch.no_grad()
-    def score(self, model: Encoder | BiLSTM, batch: Batch) -> dict[str, Tensor]:
-        """The loss in nats per text, and which part of the texts is of the most probable class."""
-        logits = self._logits(model, batch)
+    def per_sample(self, model: Encoder | BiLSTM, batch: Batch) -> dict[str, Tensor]:
+        """The loss of each text in nats, and 1 where the most probable class is its own."""
+        logits, label = self._logits(model, batch), batch["label"]
         return {
-            "loss": functional.cross_entropy(logits, batch["label"]),
-            "accuracy": (logits.argmax(-1) == batch["label"]).to(logits.dtype).mean(),
-            "weight": self.weight(batch),
+            "loss": functional.cross_entropy(logits, label, reduction="none"),
+            "accuracy": (logits.argmax(-1) == label).to(logits.dtype),
+            "weight": torch.ones_like(label),
         }
 
     def _logits(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:

@@ -66,6 +66,7 @@ def test_limits(mnist):
     task = build(data_dir=str(mnist.folder), limit=2, validate_images=1)
     np.testing.assert_array_equal(task.train.values, mnist.train[:2].reshape(2, 784))
     np.testing.assert_array_equal(task.validate.values, mnist.test[:1].reshape(1, 784))
+    np.testing.assert_array_equal(task.test.values, mnist.test.reshape(3, 784))
 
 
 @pytest.mark.parametrize(("count", "shards"), [(1, 1), (4, 1), (5, 2), (8, 2), (None, 3)])

@@ -40,3 +40,18 @@ def test_the_default_model_fits_its_data(config):
     model = task.model(linear.Config()).build()
     assert task.loss(model, task.train.__getitems__([0, 1])).isfinite()
     assert task.train.__getitems__([0, 1])["tokens"].shape == (2, task.length)
+
+
+@pytest.mark.parametrize("config", BUNDLED)
+def test_each_sample_has_its_own_score(config):
+    """What a sample alone scores, times its predictions, is its part of the batch."""
+    task = config.build()
+    model = task.model(linear.Config()).build().eval()
+    together = task.per_sample(model, task.validate.__getitems__([0, 1, 2]))
+    for i in range(3):
+        alone = task.score(model, task.validate.__getitems__([i]))
+        weight = alone.pop("weight")
+        assert together["weight"][i] == weight
+        for name, mean in alone.items():
+            # Sums of float32 in another order.
+            torch.testing.assert_close(together[name][i], mean * weight, rtol=1e-4, atol=1e-4)
