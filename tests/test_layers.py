@@ -21,11 +21,12 @@ ORDER = [
     {"beam"},
     {"tasks"},
     {"train"},
-    {"compat", "hf", "export", "runtime", "web", "pictures", "bench", "demo"},
+    {"compat", "hf", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},
     {"cli"},
 ]
 RANK = {name: i for i, names in enumerate(ORDER) for name in names}
-FREE = {"pictures": {"bench", "demo"}, "bench": {"demo"}}  # used by these neighbours of the same rank
+# used by these neighbours of the same rank
+FREE = {"pictures": {"bench", "evaluate", "demo"}, "bench": {"demo"}}
 
 
 def part(file: Path) -> str:
