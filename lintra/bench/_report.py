@@ -56,6 +56,16 @@ def table(rows: list[Row]) -> str:
 
 def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: object) -> None:
     """Saves all of it as JSON, atomically."""
+    save(
+        path,
+        rows=[{**asdict(row), "target": row.target, "met": row.met} for row in rows],
+        timings_in_seconds={name: timing.as_json() for name, timing in timings.items()},
+        **more,
+    )
+
+
+def save(path: Path, **content: object) -> None:
+    """Saves what was found as JSON, atomically, with the command, the machine and the versions it is from."""
     report = {
         "format": 1,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -66,9 +76,7 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "rows": [{**asdict(row), "target": row.target, "met": row.met} for row in rows],
-        "timings_in_seconds": {name: timing.as_json() for name, timing in timings.items()},
-        **more,
+        **content,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_atomically(path, lambda temporary: temporary.write_text(json.dumps(report, indent=1)))

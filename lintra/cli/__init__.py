@@ -20,6 +20,7 @@ COMMANDS = {
     "info": ("_info", "info", "versions, CPU, and which implementation serves each op here"),
     "train": ("_train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("_generate", "generate_command", "draw or write with a trained model, as an RNN"),
+    "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
 }
 

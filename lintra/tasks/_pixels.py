@@ -51,6 +51,10 @@ class PixelTask(Compressed):
     def validate(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
         return PixelSamples(self.images("test"))
 
+    @property
+    def test(self) -> PixelSamples:
+        return self.validate
+
     def to_images(self, tokens: Tensor) -> Tensor:
         """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""
         size = self.length

@@ -88,7 +88,7 @@ class Show(Callback):
         )
         return (
             f"step {step:,}/{self.steps:,}  loss {float(loss):.4f}  "
-            f"{(now - before) / seconds:,.0f} tokens/s  {_clock(left)} left"
+            f"{(now - before) / seconds:,.0f} tokens/s  {clock(left)} left"
         )
 
 
@@ -105,7 +105,8 @@ def in_words(scores: dict[str, float]) -> str:
     return ", ".join(UNITS.get(name, f"{name} {{:.4f}}").format(scores[name]) for name in names)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """h:mm:ss or m:ss."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -68,8 +68,8 @@ class Run:
             if (place / RUN).exists():
                 return cls.read(place)
         raise Error(
-            f"{folder} belongs to no run (no {RUN} in it or above), so its task is unknown: "
-            "use lintra.generate in Python"
+            f"{folder} belongs to no run (no {RUN} in it or above), so its task is unknown: copy "
+            f"the {RUN} of its training into it, or use lintra.generate in Python"
         )
 
     def write(self) -> None:

@@ -10,25 +10,11 @@ import pytest
 
 import lintra
 from lintra import attention, train
-from lintra.cli import COMMANDS, main
+from lintra.cli import COMMANDS
 from lintra.cli._mechanism import mechanism
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
 TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--dir", "run"]
-
-
-@pytest.fixture
-def lintra_says(capsys):
-    """Runs the program -> (exit code, standard output, standard error)."""
-
-    def run(*args: str) -> tuple[int, str, str]:
-        try:
-            code = main(list(args))
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return (code, *capsys.readouterr())
-
-    return run
 
 
 def test_help_and_version(lintra_says):
@@ -109,6 +95,8 @@ def test_info(lintra_says):
         (["train", "digits", "--heads", "5"], "width must be a multiple of heads"),
         (["train", "--resume", "nowhere"], "nowhere holds no run"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
+        (["evaluate", "--model", "x", "--limit", "0"], "limit must be at least 1, got 0"),
+        (["evaluate", "--model", "nowhere"], "nowhere"),
         (["generate"], "--model"),
         (["generate", "--model", "nowhere"], "nowhere"),
         (["generate", "--model", "x", "--samples", "-1"], "samples must not be negative, got -1"),

@@ -1,0 +1,150 @@
+"""`lintra evaluate --model DIR`."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lintra import evaluate
+from lintra.bench import _report
+from lintra.checkpoint import to_json
+from lintra.cli._arguments import UsageError, parse
+from lintra.cli._model import Device, open_model
+from lintra.cli._progress import progress
+from lintra.evaluate import Estimate
+from lintra.models import Decoder
+from lintra.tasks import Task
+from lintra.tasks._pixels import PixelTask
+
+CHECKED = 8  # samples whose predictions are checked to be probabilities
+NAMES = {
+    "bits_per_dim_without_the_first": "bits/dim without the first value",
+    "bits_per_dim": "bits/dim",
+    "bits_per_byte": "bits/byte",
+    "loss": "nats a prediction",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Score a trained model on its whole test set: exact likelihood, with the standard error over samples."""
+
+    model: Path  # the folder of a run, or one of its checkpoints
+    limit: int | None = None  # only so many samples, drawn from all
+    batch: int = 32  # samples at once: changes memory and time, not the result
+    seed: int = 0  # of what is drawn
+    data: str | None = None  # file or folder of its data; else that of training
+    device: Device = "auto"  # auto: a GPU if there is one
+    json: Path | None = None  # a file for the result, with machine and versions
+
+    def __post_init__(self):
+        for name in ("limit", "batch"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
+
+
+def evaluate_command(args: Sequence[str]) -> int:
+    options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
+    model, task = open_model(options.model, options.device, options.data)
+    chosen = _chosen(task, options)
+    off = _checked(model, task, chosen, options)
+    start = time.perf_counter()
+    if isinstance(task, PixelTask):
+        with progress("scoring", len(chosen), "images") as report:
+            images = task.test.values[chosen]
+            nats = evaluate.nats(model, images, batch=options.batch, report=report)
+        scores = evaluate.of_images(nats, task.length, task.levels)
+    else:
+        with progress("scoring", len(chosen), "samples") as report:
+            scores = evaluate.scores(model, task, chosen, batch=options.batch, report=report)
+    seconds = time.perf_counter() - start
+    parameters = sum(p.numel() for p in model.parameters())
+    part = "all" if len(chosen) == len(task.test) else f"{len(chosen):,} of"
+    print(
+        f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} test samples, "
+        f"{seconds:.1f} s\n"
+    )
+    print(_table(scores, model))
+    if off is not None:
+        print(
+            f"\nThe probabilities of all {model.config.vocabulary} symbols sum to 1 within {off:.1e} "
+            f"(allowed: {evaluate.TOLERANCE:.0e}), checked on {min(len(chosen), CHECKED)} samples"
+        )
+    if options.json:
+        _save(options, task, scores, off, seconds, parameters)
+        print(f"\nsaved in {options.json}")
+    return 0
+
+
+def _chosen(task: Task, options: Options) -> list[int]:
+    """The places of the samples to look at. Reads the data, so raises DataError."""
+    n = len(task.test)
+    if options.limit is None:
+        return list(range(n))
+    if options.limit > n:
+        raise UsageError(f"limit must be at most the {n:,} test samples, got {options.limit:,}")
+    drawn = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))[: options.limit]
+    return drawn.sort().values.tolist()
+
+
+def _checked(model: Any, task: Task, chosen: list[int], options: Options) -> float | None:
+    """How far from 1 probabilities sum; None for a model that gives no sequence of them. Raises ValueError if
+    they do not sum to 1: a score would not be a likelihood."""
+    if not isinstance(model, Decoder):
+        return None
+    tokens = task.test.__getitems__(chosen[:CHECKED])["tokens"]
+    off = evaluate.normalisation(model, tokens, seed=options.seed)
+    if not off <= evaluate.TOLERANCE:
+        raise ValueError(
+            f"the probabilities of all {model.config.vocabulary} symbols miss a sum of 1 by {off:.1e}, more "
+            f"than {evaluate.TOLERANCE:.0e}: the model in {options.model} gives no likelihood"
+        )
+    return off
+
+
+def _table(scores: dict[str, Estimate], model: Any) -> str:
+    lines = []
+    names = {name: NAMES.get(name, name.replace("_", " ")) for name in scores}
+    wide = max(map(len, names.values()))
+    for name, x in sorted(scores.items(), key=lambda item: item[0] == "loss"):
+        each = x.predictions / x.samples
+        note = f"of {each:,.0f} predictions a sample" if each == int(each) else f"of {each:,.1f} on average"
+        if name == "bits_per_dim_without_the_first":
+            note += ", as Katharopoulos et al. 2020 count"
+        elif name == "bits_per_dim" and model.start_token is None:
+            note += f", the first one at {math.log2(model.config.vocabulary):.4g} bits: it is not predicted"
+        error = "" if math.isnan(x.error) else f" +- {x.error:.4f}"
+        lines.append(f"  {names[name]:<{wide}}  {x.mean:.4f}{error}   {note}")
+    return "\n".join(lines)
+
+
+def _save(
+    options: Options,
+    task: Any,
+    scores: dict[str, Estimate],
+    off: float | None,
+    seconds: float,
+    parameters: int,
+) -> None:
+    assert options.json is not None
+    found = {
+        name: {**dataclasses.asdict(x), "error": None if math.isnan(x.error) else x.error}
+        for name, x in scores.items()
+    }
+    _report.save(
+        options.json,
+        model=str(options.model),
+        parameters=parameters,
+        task=to_json(task.config) if hasattr(task, "config") else {"name": task.name},
+        test_samples=len(task.test),
+        scores=found,
+        probabilities_sum_to_1_within=off,
+        tolerance=evaluate.TOLERANCE,
+        seconds=seconds,
+    )

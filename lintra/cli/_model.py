@@ -1,0 +1,47 @@
+"""A trained model with its task, for the commands that use one."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lintra import checkpoint, train
+from lintra.cli._arguments import UsageError
+from lintra.tasks import Task
+from lintra.tasks._pixels import PixelTask
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Task]:
+    """The model in a run, in one of its checkpoints or beside a run.json of its own, in evaluation mode, and
+    its task, whose data is where it was in training or in `data`.
+
+    Raises checkpoint.Error and UsageError.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device is cuda, but PyTorch finds no CUDA device here: leave --device out")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = checkpoint.load(folder, device)
+    config = train.Run.around(folder).task
+    return model, (config if data is None else _relocated(config, data)).build()
+
+
+def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:
+    """Raises UsageError for what is asked of images only, where the task is another."""
+    if not isinstance(task, PixelTask):
+        for name, value in asked.items():
+            if value:
+                raise UsageError(f"{name} is for models of images, {folder} is of the task {task.name}")
+
+
+def _relocated(config: Any, data: str) -> Any:
+    """The configuration of a task with its data elsewhere. Raises UsageError if it has none."""
+    has = {field.name for field in dataclasses.fields(config)}
+    for name in ("data_dir", "data"):
+        if name in has:
+            return dataclasses.replace(config, **{name: data})
+    raise UsageError(f"data is for tasks that read files, not {config.build().name}: leave --data out")

@@ -1,0 +1,47 @@
+"""How far a command is: a bar on a terminal, plain lines elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from lintra.train._progress import SECONDS_PER_LINE, clock
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with how many of the `total` are done. They are taken to last equally long."""
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    if not console.is_terminal:
+        yield _lines(console, what, total, unit)
+        return
+    columns = BarColumn(bar_width=24), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True) as bar:
+        task, start = bar.add_task(what, total=total), time.monotonic()
+
+        def show(done: int) -> None:
+            bar.update(task, completed=done, description=_text(what, done, total, unit, start))
+
+        yield show
+
+
+def _lines(console: Console, what: str, total: int, unit: str) -> Callable[[int], None]:
+    """The same as lines: none for what is quickly done."""
+    start = spoken = time.monotonic()
+
+    def show(done: int) -> None:
+        nonlocal spoken
+        if done < total and time.monotonic() - spoken >= SECONDS_PER_LINE:
+            spoken = time.monotonic()
+            console.print(_text(what, done, total, unit, start))
+
+    return show
+
+
+def _text(what: str, done: int, total: int, unit: str, start: float) -> str:
+    rate = done / max(time.monotonic() - start, 1e-9)
+    speed = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2f}"
+    left = clock((total - done) / max(rate, 1e-9))
+    return f"{what} {done:,}/{total:,} {unit}  {speed} {unit}/s  {left} left"

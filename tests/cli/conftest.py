@@ -1,0 +1,40 @@
+"""The program, and small models that learned nothing, for it to use."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from lintra import checkpoint, train
+from lintra.attention import linear
+from lintra.cli import main
+
+
+@pytest.fixture
+def lintra_says(capsys):
+    """Runs the program -> (exit code, standard output, standard error)."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        try:
+            code = main(list(args))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, one_thread):
+    """Writes the run of a small model of a task into ./NAME, where commands then run."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, task, step=1, **changes):
+        torch.manual_seed(0)
+        small = {"layers": 1, "heads": 2, "width": 16, "dropout": 0.0} | changes
+        model = dataclasses.replace(task.build().model(linear.Config()), **small)
+        run = train.Run.create(tmp_path / name, task=task, model=model, train=train.Config())
+        checkpoint.save(model.build(), run.folder / f"step-{step:08d}")
+        return run
+
+    return write

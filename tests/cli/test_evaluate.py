@@ -1,0 +1,138 @@
+"""`lintra evaluate`: that what it says is what the library finds, and what it refuses."""
+
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from lintra import checkpoint, evaluate
+from lintra.models.decoder import LogisticMixture
+from lintra.nn.distributions import DiscretisedLogistics
+from lintra.tasks import copy, digits, images, text, text_classification
+
+
+def scores(file) -> dict:
+    return json.loads(file.read_text())["scores"]
+
+
+def test_images_by_both_conventions(lintra_says, folder):
+    run = folder("run", digits.Config())
+    code, out, err = lintra_says("evaluate", "--model", "run", "--json", "found/a.json")
+    assert (code, err) == (0, "")
+    report = json.loads((run.folder.parent / "found" / "a.json").read_text())
+    assert {"machine", "versions", "command", "date"} <= report.keys()
+    model, values = checkpoint.load("run"), digits.Config().build().test.values
+    expected = evaluate.of_images(evaluate.nats(model, values, batch=64), 64, 17)
+    for (name, estimate), each in zip(expected.items(), (63, 64), strict=True):
+        assert report["scores"][name]["mean"] == pytest.approx(estimate.mean, rel=1e-6)
+        assert report["scores"][name]["error"] == pytest.approx(estimate.error, rel=1e-3)
+        assert f"{estimate.mean:.4f} +- {estimate.error:.4f}   of {each} predictions" in out
+    assert "all 297 test samples" in out
+    assert report["probabilities_sum_to_1_within"] < report["tolerance"] == evaluate.TOLERANCE
+    assert "The probabilities of all 17 symbols sum to 1 within" in out
+
+
+def test_a_limit_draws_samples(lintra_says, folder, tmp_path):
+    folder("run", digits.Config())
+    found = []
+    for seed in "001":
+        args = ["evaluate", "--model", "run", "--limit", "5", "--seed", seed, "--json", "a.json"]
+        assert "5 of 297 test samples" in lintra_says(*args)[1]
+        found.append(scores(tmp_path / "a.json"))
+    assert found[0] == found[1] != found[2]
+    code, _, err = lintra_says("evaluate", "--model", "run", "--limit", "298")
+    assert (code, err) == (2, "lintra: limit must be at most the 297 test samples, got 298\n")
+    assert lintra_says("evaluate", "--model", "run", "--limit", "1", "--json", "a.json")[0] == 0
+    assert scores(tmp_path / "a.json")["bits_per_dim"]["error"] is None
+
+
+def test_all_test_images_whatever_training_looked_at(lintra_says, tmp_path, monkeypatch, folder):
+    """And of a model that does not predict the first value, that one is charged for."""
+    source = np.random.default_rng(0).integers(0, 256, (6, 28, 28, 1), np.uint8)
+    found = {"train": [lambda: source], "test": [lambda: source]}
+    monkeypatch.setattr(images, "_locate", lambda data, data_dir: images._files.Splits(**found))
+    folder("run", images.Config(preset="paper", validate_images=2))
+    code, out, err = lintra_says("evaluate", "--model", "run", "--json", "a.json")
+    assert (code, err) == (0, "")
+    assert "all 6 test samples" in out
+    assert "of 784 predictions a sample, the first one at 8 bits: it is not predicted" in out
+    saved = scores(tmp_path / "a.json")
+    others = saved["bits_per_dim_without_the_first"]["mean"]
+    assert saved["bits_per_dim"]["mean"] == pytest.approx((783 * others + 8) / 784)
+
+
+def test_other_tasks_score_what_they_score(lintra_says, folder, tmp_path):
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    lines = [f"{i % 2}\t{('bad', 'good')[i % 2] * (i + 1)}\n" for i in range(40)]
+    (tmp_path / "reviews.tsv").write_text("".join(lines))
+    for name, task, words in (
+        ("copy", copy.Config(length=16, validate_samples=20), ("accuracy", "nats a prediction")),
+        ("text", text.Config(data="words.txt", length=24), ("bits/byte", "of 24 predictions a sample")),
+        ("class", text_classification.Config(data="reviews.tsv", length=32), ("accuracy", "of 1 ")),
+    ):
+        run = folder(name, task)
+        code, out, err = lintra_says("evaluate", "--model", name, "--json", "a.json")
+        assert (code, err) == (0, "")
+        assert all(word in out for word in words)
+        built = task.build()
+        batch = built.test.__getitems__(range(len(built.test)))
+        expected = built.score(checkpoint.load(run.folder), batch)
+        saved = scores(tmp_path / "a.json")
+        assert saved.keys() == expected.keys() - {"weight"}
+        for key, score in saved.items():
+            assert score["mean"] == pytest.approx(expected[key].item(), rel=1e-5)
+
+
+def test_three_files_are_a_model(lintra_says, folder, tmp_path):
+    """config.json, model.safetensors and run.json side by side, as a model is passed on."""
+    run = folder("run", digits.Config())
+    shutil.copytree(run.folder / "step-00000001", tmp_path / "given")
+    code, _, err = lintra_says("evaluate", "--model", "given")
+    assert code == 2
+    assert "no run.json in it or above" in err
+    assert "copy the run.json of its training into it" in err
+    shutil.copy(run.folder / "run.json", tmp_path / "given")
+    out = [lintra_says("evaluate", "--model", name, "--limit", "3")[1] for name in ("run", "given")]
+    told = [re.findall(r"bits/dim.*", x) for x in out]
+    assert told[0] == told[1] != []
+    draw = ["--samples", "1", "--complete", "1", "--out", "a.png"]
+    assert lintra_says("generate", "--model", "given", *draw)[0] == 0
+
+
+def test_what_is_no_likelihood_is_refused(lintra_says, folder, monkeypatch):
+    folder("run", digits.Config(), output=LogisticMixture(components=2))
+    exact = DiscretisedLogistics.log_probs
+    monkeypatch.setattr(DiscretisedLogistics, "log_probs", lambda self, x: exact(self, x) + math.log(1.5))
+    code, out, err = lintra_says("evaluate", "--model", "run")
+    assert (code, out) == (2, "")
+    assert "the probabilities of all 17 symbols miss a sum of 1 by 5.0e-01" in err
+
+
+@pytest.mark.parametrize(
+    ("task", "args", "message"),
+    [
+        (images.Config(data_dir="nowhere"), [], "data_dir nowhere holds no mnist files"),
+        (images.Config(), ["--data", "elsewhere"], "data_dir elsewhere holds no mnist files"),
+        (digits.Config(), ["--data", "x"], "data is for tasks that read files, not digits: leave --data out"),
+        (digits.Config(), ["--device", "cuda"], "PyTorch finds no CUDA device here"),
+    ],
+)
+def test_one_line_for_what_cannot_be(lintra_says, folder, monkeypatch, task, args, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    folder("run", task)
+    code, out, err = lintra_says("evaluate", "--model", "run", *args)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_text_elsewhere(lintra_says, folder, tmp_path):
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    folder("run", text.Config(data="gone.txt", length=24))
+    code, _, err = lintra_says("evaluate", "--model", "run")
+    assert code == 2
+    assert "gone.txt does not exist" in err
+    assert lintra_says("evaluate", "--model", "run", "--data", "words.txt")[0] == 0
