@@ -17,8 +17,8 @@ from typing_extensions import Required, Unpack
 from lintra import fused, replay
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
-from lintra.nn.block import Block, CrossState
 from lintra.native.decoder import Weights
+from lintra.nn.block import Block, CrossState
 from lintra.nn.mask import lengths_to_mask
 
 

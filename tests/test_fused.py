@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-# Relative to the largest number. float32: the same products in another order, and gelu within 1.2e-7. bfloat16
+# Relative to the largest number. float32: the same products in another order, gelu within 1.2e-7. bfloat16
 # rounds a weight by up to 2^-9 of itself, int8 by up to 2^-8 of the largest of its row, which hardly averages
 # out over the few inputs of these models; the layers add theirs up.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
