@@ -1,8 +1,10 @@
 """The paper's images: see README.md beside this file.
 
     python experiments/images/run.py ablation --data DIR     what each part of preset "best" is worth
+    python experiments/images/run.py speed                   how fast each way to generate is
 
-Killed at any moment, the same command goes on where it was.
+The ablation, killed at any moment, goes on with the same command; of the speed nothing is kept half done, and
+nothing else may run beside it.
 """
 
 import argparse
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lintra import train
+from lintra.allocator import keep_freed_memory
 from lintra.attention import linear
 from lintra.bench import _report
 from lintra.bench._report import Row
@@ -22,7 +25,8 @@ from lintra.nn import Logits
 from lintra.tasks import images
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+import speed  # noqa: E402 (from this folder)
 from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
@@ -90,14 +94,26 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def measure_speed() -> None:
+    keep_freed_memory()
+    rows = [row for data in ("mnist", "cifar10") for row in (*speed.measure(data), *speed.state_sizes(data))]
+    _report.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
+    print(_report.table(rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The paper's images.")
-    parser.add_argument("what", choices=["ablation"])
-    parser.add_argument("--data", type=Path, required=True, help="folder with the MNIST files, or one above")
+    parser.add_argument("what", choices=["ablation", "speed"])
+    parser.add_argument("--data", type=Path, help="folder with the MNIST files, or one above")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further training after so many")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
     options = parser.parse_args()
+    if options.what == "speed":
+        measure_speed()
+        return
+    if options.data is None:
+        parser.error("ablation needs --data")
     trials = ablation(options.data)
     if options.list:
         tell(trials)

@@ -1,0 +1,114 @@
+"""How fast the paper's models generate, way by way: tables 1, 2 and 5. See README.md beside this file."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from lintra.attention import linear, lsh, map_state, softmax
+from lintra.bench._report import Row
+from lintra.bench._timing import interleaved
+from lintra.fused import Fused
+from lintra.tasks import images
+
+Call = Callable[[], object]
+PARTS = 4  # of an image: a token is timed in the middle of each, and an image takes the mean times its tokens
+CHUNK = 32  # of LSH, as in the paper's code
+
+RECOMPUTED, CACHED, RNN, FUSED = "softmax, recomputed", "softmax, cached", "linear, unfused", "linear"
+BATCHES = {
+    "mnist": {RECOMPUTED: (1, 4), CACHED: (1, 16, 64), "LSH-1": (1, 16), "LSH-4": (1, 16), RNN: (1, 64)},
+    "cifar10": {RECOMPUTED: (1,), CACHED: (1, 16), "LSH-1": (1, 4), "LSH-4": (1, 4), RNN: (1, 64)},
+}
+BATCHES["mnist"][FUSED] = (1, 16, 64, 256)
+BATCHES["cifar10"][FUSED] = (1, 16, 64, 256)
+PAPER = {  # images a second of tables 1 and 2, seconds for one image on a CPU of table 5
+    "mnist": {RECOMPUTED: (0.45, 72.6), CACHED: (7.56, 7.4), "LSH-1": (0.68, 46.0), "LSH-4": (0.27, 112.0)},
+    "cifar10": {RECOMPUTED: (0.004, 8651.4), CACHED: (0.32, 71.9), "LSH-1": (0.015, 2318.9)},
+}
+PAPER["cifar10"]["LSH-4"] = (0.005, 5263.7)
+PAPER["mnist"][FUSED], PAPER["cifar10"][FUSED] = (142.8, 5.5), (17.85, 45.1)
+
+
+class Contestant(NamedTuple):
+    """One way to generate, so many images at a time."""
+
+    way: str
+    batch: int
+
+    def name(self, position: int) -> str:
+        return f"{self.way}, {self.batch} at a time, token {position:,}"
+
+
+def measure(data: str, rounds: int = 5) -> list[Row]:
+    """Images a second and seconds for one image, of the paper's model for this data."""
+    length = images.Config(data=data).build().length
+    positions = [length * (2 * i + 1) // (2 * PARTS) for i in range(PARTS)]
+    found: dict[str, dict[int, float]] = {}  # way -> batch -> seconds of a batch of images
+    for way, batches in BATCHES[data].items():  # a way at a time: the caches of all would not fit
+        model = _model(data, way)
+        for batch in batches:
+            calls = dict(_calls(model, Contestant(way, batch), positions))
+            timings = interleaved(calls, rounds=rounds, at_least=0.02, settle=10.0)
+            tokens = sum(timing.median for timing in timings.values()) / PARTS
+            found.setdefault(way, {})[batch] = length * tokens
+    return list(_rows(data, found))
+
+
+def _rows(data: str, found: dict[str, dict[int, float]]) -> Iterator[Row]:
+    best = {}
+    for way, seconds in found.items():
+        batch = max(seconds, key=lambda batch: batch / seconds[batch])
+        best[way] = batch / seconds[batch]
+        yield Row(f"{data}: {way}, images a second", best[way], "/s")
+        yield Row(f"{data}: {way}, the batch of it", batch, "images")
+        yield Row(f"{data}: {way}, one image", seconds[1], "s")
+    for way in found:
+        if way != FUSED:
+            yield Row(f"{data}: linear / {way}, images a second", best[FUSED] / best[way], "x")
+
+
+def _model(data: str, way: str) -> Any:
+    """The paper's model for this data, around the mechanism of a way."""
+    mechanisms = {"LSH-1": lsh.Config(rounds=1, chunk=CHUNK), "LSH-4": lsh.Config(rounds=4, chunk=CHUNK)}
+    default = softmax.Config() if way.startswith("softmax") else linear.Config()
+    task = images.Config(data=data, preset="paper").build()
+    return task.model(mechanisms.get(way, default)).build().eval()
+
+
+@torch.inference_mode()
+def _calls(model: Any, contestant: Contestant, positions: list[int]) -> Iterator[tuple[str, Call]]:
+    """The next token after each of the positions."""
+    for position in positions:
+        tokens = torch.randint(256, (contestant.batch, position))
+        last = torch.zeros(contestant.batch, 1, dtype=torch.int64)
+        if contestant.way == RECOMPUTED:
+            call = _recompute(model, tokens)
+        else:
+            _, state = model.extend(tokens)
+            step = Fused(model, state) if contestant.way == FUSED else model.extend
+            call = _extend(step, last, step.state if isinstance(step, Fused) else state)
+        yield contestant.name(position), call
+
+
+def _extend(step: Callable[..., Any], token: torch.Tensor, state: Any) -> Call:
+    return torch.inference_mode()(lambda: step(token, state))
+
+
+def _recompute(model: Any, tokens: torch.Tensor) -> Call:
+    return torch.inference_mode()(lambda: model(tokens))
+
+
+def state_sizes(data: str) -> list[Row]:
+    """Bytes that generation keeps of one image after 1, half and all of its tokens."""
+    rows = []
+    for way in (FUSED, CACHED):
+        model = _model(data, way)
+        length = images.Config(data=data).build().length
+        for position in (1, length // 2, length):
+            with torch.inference_mode():
+                _, state = model.extend(torch.zeros(1, position, dtype=torch.int64))
+            sizes: list[int] = []
+            map_state(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, state)
+            rows.append(Row(f"{data}: {way}, kept after token {position:,}", sum(sizes) / 1024, "KiB"))
+    return rows
