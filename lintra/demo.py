@@ -63,19 +63,20 @@ def _run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
         ("validation", f"{bits:.3f} bits/dim"),
     ]
 
-    tokens, seconds = _draw(config, model, None, batch=SAMPLES)
+    draw = partial(_draw, config, model)
+    start = time.perf_counter()
+    drawn = images.draw(images.blank(model, SAMPLES), draw)
+    seconds = time.perf_counter() - start
     figures.append(("images drawn as an RNN", f"{SAMPLES / seconds:.1f} a second, {SAMPLES} at once"))
     samples = config.dir / "samples.png"
-    pictures.samples(samples, images.to_images(tokens), f"{SAMPLES} digits drawn by an RNN")
+    pictures.samples(samples, drawn, f"{SAMPLES} digits drawn by an RNN")
 
     prompts, originals = images.prompts(COMPLETED, GIVEN)
-    repeated = prompts.repeat_interleave(TIMES, 0)
-    rest, _ = _draw(config, model, repeated, batch=len(repeated))
-    completed = images.to_images(torch.cat([repeated, rest], 1)).unflatten(0, (-1, TIMES))
+    completed = images.complete(prompts, TIMES, draw)
     completions = config.dir / "completions.png"
-    rows = round(GIVEN * images.image_shape[0])
     title = "Test digits, lower half drawn by an RNN"
-    pictures.completions(completions, images.to_images(originals), rows, completed, title)
+    whole = images.to_images(originals)
+    pictures.completions(completions, whole, images.rows(prompts), completed, title)
 
     difference = disagreement(model, originals)
     figures.append(("parallel and RNN form differ by", f"{difference:.1e} at most, of log-probabilities"))
@@ -138,14 +139,9 @@ def _train(config: Config, task: digits.Config) -> train.Run:
     return run
 
 
-def _draw(config: Config, model: Decoder, prompt: Tensor | None, batch: int) -> tuple[Tensor, float]:
-    """What follows the prompt, to the end of the image, and the seconds it took."""
-    steps = 64 - (0 if prompt is None else prompt.shape[1])
-    start = time.perf_counter()
-    tokens = generate.generate(
-        model, prompt, steps=steps, temperature=config.temperature, seed=config.seed, batch=batch
-    )
-    return tokens, time.perf_counter() - start
+def _draw(config: Config, model: Decoder, prompts: Tensor, steps: int) -> Tensor:
+    """What follows the prompts."""
+    return generate.generate(model, prompts, steps=steps, temperature=config.temperature, seed=config.seed)
 
 
 def _time_per_token(config: Config, model: decoder.Config, path: Path) -> list[tuple[str, str]]:

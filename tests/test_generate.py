@@ -266,3 +266,13 @@ def test_a_broken_model_draws_nothing():
         model.head.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="is the model sound"):
         generate(model, steps=1)
+
+
+def test_temperature_zero_is_the_mode_of_a_mixture():
+    """The most probable level of all components together, which need not be where one of them is highest."""
+    output = decoder.LogisticMixture(components=3).build(256)
+    logits, means = torch.tensor([0.4, 0.3, 0.3]).log(), torch.tensor([-0.5, 0.30, 0.32])
+    params = torch.cat((logits, means, torch.full((3,), -3.0)))[None]
+    drawn = Sampler(temperature=0).draw(output.log_probs(params), torch.tensor([0.9]))
+    assert drawn == output.log_probs(params).argmax(1)
+    assert abs(drawn.item() / 127.5 - 1 - 0.31) < 0.01  # between the two that stand together

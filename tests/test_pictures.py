@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 
 from lintra import checkpoint, pictures
@@ -55,7 +56,7 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pictures.Figure, "savefig", broken)
+    monkeypatch.setattr(Figure, "savefig", broken)
     with pytest.raises(checkpoint.Error, match=r"a\.png cannot be written"):
         pictures.samples(path, torch.zeros(1, 8, 8, 1, dtype=torch.uint8), "after")
     assert path.read_bytes() == before

@@ -67,6 +67,7 @@ def _help_lines(printed: str) -> Iterator[str]:
             flags[-1].append(text)
     for flag, *words in flags:
         flag = flag.replace("-h, --help", "--help").replace("{None}|", "")
+        flag = re.sub(r"\{?\[(\w+) \[\1 \.\.\.\]\]\}?", r"\1 ...", flag)
         text = re.sub(r"\(default: (.*)\)", r"(\1)", " ".join(words)).replace("(None)", "")
         lines = textwrap.wrap(text, width) or [""]
         yield f"  {flag}" if len(flag) > _FLAG_WIDTH - 1 else f"  {flag:<{_FLAG_WIDTH}}{lines.pop(0)}"

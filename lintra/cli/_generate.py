@@ -1,7 +1,6 @@
 """`lintra generate --model DIR`."""
 
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lintra import checkpoint, generate, train
+from lintra import generate
+from lintra.cli import _memory
 from lintra.cli._arguments import UsageError, parse
+from lintra.cli._model import Device, open_model, refuse_unless_images
+from lintra.cli._progress import progress
 from lintra.generate import Sampler
 from lintra.models import Decoder
+from lintra.tasks import DataError
+from lintra.tasks._pixels import PixelTask
 
-COMPLETIONS = 3  # of each test image
+_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of batches: the batches of neighbouring seeds share none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,20 +28,26 @@ class Options:
 
     model: Path  # the folder of a run, or one of its checkpoints
     samples: int = 16  # images or sequences made from nothing
-    complete: int = 8  # test images whose rest is drawn (image tasks)
+    complete: int | tuple[Path, ...] = 8  # so many test images, or image files of your own
+    completions: int = 3  # of each of them
     fraction: float = 0.5  # the part of them that is given, from the top
     prompt: str | None = None  # what a text goes on from
-    temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable one
+    temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
     top_k: int | None = None  # only among the k most probable tokens
-    top_p: float | None = None  # only among the fewest tokens that hold this probability
-    seed: int | None = None  # the same seed, the same result
-    out: Path = Path("samples.png")  # completions go to the same name with -completions
+    top_p: float | None = None  # only among the fewest that hold this probability
+    seed: int | None = None  # the same seed and batch, the same result
+    batch: int = 64  # drawn at once; Ctrl-C keeps the batches that are done
+    data: str | None = None  # file or folder of its data; else that of training
+    device: Device = "auto"  # auto: a GPU if there is one
+    out: Path = Path("samples.png")  # completions get the same name with -completions
 
     def __post_init__(self):
-        for name in ("samples", "complete"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.samples == self.complete == 0:
+        for name, least in (("samples", 0), ("completions", 1), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if isinstance(self.complete, int) and self.complete < 0:
+            raise ValueError(f"complete must not be negative, got {self.complete}")
+        if self.samples == 0 and not self.complete:
             raise ValueError("samples and complete are both 0: there is nothing to draw")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
@@ -50,77 +60,127 @@ class Options:
 
 def generate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra generate", description=Options.__doc__ or "")
-    model = checkpoint.load(options.model).eval()
-    task = train.Run.around(options.model).task.build()
+    model, task = open_model(options.model, options.device, options.data)
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
     if options.prompt is not None and not hasattr(task, "to_text"):
         raise UsageError(f"prompt is for tasks on text, {options.model} is of the task {task.name}")
-    if hasattr(task, "to_images"):
-        _images(options, model, task)
+    changed = {
+        name: getattr(options, name) != getattr(Options, name)
+        for name in ("complete", "completions", "fraction")
+    }
+    refuse_unless_images(task, options.model, changed)
+    drawing = Drawing(options, model)
+    if isinstance(task, PixelTask):
+        _images(options, drawing, task)
     elif hasattr(task, "to_text"):
-        _text(options, model, task)
+        _text(options, drawing, task)
     else:
-        _sequences(options, model, task)
-    return 0
+        _sequences(options, drawing, task)
+    return 130 if drawing.stopped else 0
 
 
-def _images(options: Options, model: Any, task: Any) -> None:
+class Drawing:
+    """Draws in batches, with a bar while they come and the speed afterwards. Ctrl-C ends it: what it gives
+    are the sequences of the batches until then."""
+
+    def __init__(self, options: Options, model: Decoder):
+        self.options, self.model = options, model
+        self.stopped = False
+
+    def __call__(self, prompts: Tensor, steps: int) -> Tensor:
+        """What follows prompts [n t] -> [n steps], fewer if stopped. KeyboardInterrupt if there are none."""
+        start, batch = time.perf_counter(), self.options.batch
+        self.check(len(prompts), prompts.shape[1], steps)
+        done: list[Tensor] = []
+        with progress("drawing", len(prompts) * steps, "tokens") as report:
+            try:
+                for number, given in enumerate(prompts.split(batch)):
+                    before = number * batch * steps
+                    done.append(self._batch(given, steps, number, lambda n: report(before + n)))  # noqa: B023
+            except KeyboardInterrupt:
+                self.stopped = True
+        finished, seconds = sum(map(len, done)), time.perf_counter() - start
+        if self.stopped:
+            print(f"stopped: {finished:,} of {len(prompts):,} are finished{', and kept' if done else ''}")
+        if not done:
+            raise KeyboardInterrupt
+        speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
+        print(f"{finished:,} x {steps:,} tokens: {speed}")
+        return torch.cat(done)
+
+    def check(self, n: int, prompt: int, steps: int) -> None:
+        """Raises UsageError if a batch of n such sequences finds no room."""
+        _memory.check(self.model, min(self.options.batch, n), prompt, steps)
+
+    def _batch(self, prompts: Tensor, steps: int, number: int, report: Any) -> Tensor:
+        options, tokens = self.options, []
+        seed = None if options.seed is None else (options.seed + number * _STRIDE) % 2**63
+        for token in generate.stream(
+            self.model,
+            prompts,
+            steps=steps,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            seed=seed,
+        ):
+            tokens.append(token)
+            report(len(tokens) * len(prompts))
+        return torch.stack(tokens, 1).cpu()
+
+
+def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     from lintra import pictures
 
-    height, width, channels = task.image_shape
-    size = height * width * channels
     # Before anything is drawn: what is wrong with it is told at once.
-    prompts, originals = (
-        task.prompts(options.complete, options.fraction) if options.complete else (None, None)
-    )
+    given = _given(options, task) if options.complete else None
+    if given:
+        prompt = given[0].shape[1]
+        drawing.check(len(given[0]) * options.completions, prompt, task.length - prompt)
     if options.samples:
-        tokens = _draw(options, model, None, size, batch=options.samples)
-        pictures.samples(options.out, task.to_images(tokens), f"{options.samples} samples, drawn as an RNN")
+        blank = task.blank(drawing.model, options.samples, options.seed)
+        drawn = task.draw(blank, drawing)
+        pictures.samples(options.out, drawn, f"{len(drawn)} samples, drawn as an RNN")
         print(f"samples: {options.out}")
-    if prompts is not None:
-        repeated = prompts.repeat_interleave(COMPLETIONS, 0)
-        rest = _draw(options, model, repeated, size - prompts.shape[1], batch=len(repeated))
-        drawn = task.to_images(torch.cat([repeated, rest], 1)).unflatten(0, (-1, COMPLETIONS))
-        rows = prompts.shape[1] // (width * channels)
-        out = options.out.with_name(f"{options.out.stem}-completions.png")
-        pictures.completions(out, task.to_images(originals), rows, drawn, "Test images completed as an RNN")
-        print(f"completions: {out}")
+    if given is None or drawing.stopped:
+        return
+    prompts, originals = given
+    drawn = task.complete(prompts, options.completions, drawing)
+    if not len(drawn):
+        return
+    out = options.out.with_name(f"{options.out.stem}-completions.png")
+    whose = "Test images" if isinstance(options.complete, int) else "Images"
+    whole = task.to_images(originals[: len(drawn)])
+    pictures.completions(out, whole, task.rows(prompts), drawn, f"{whose} completed as an RNN")
+    print(f"completions: {out}")
 
 
-def _text(options: Options, model: Any, task: Any) -> None:
+def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor]:
+    """The parts that are to be completed, and the whole -> [n t'], [n h*w*ch]."""
+    from lintra import pictures
+
+    if isinstance(options.complete, int):
+        try:
+            return task.prompts(options.complete, options.fraction)
+        except DataError as error:
+            raise DataError(f"{error}; --complete 0 draws without test images") from error
+    files = [pictures.read(file, task.image_shape) for file in options.complete]
+    images = task.to_tokens(torch.stack(files))
+    return task.upper(images, options.fraction), images
+
+
+def _text(options: Options, drawing: Drawing, task: Any) -> None:
     given = task.to_tokens(options.prompt or "").repeat_interleave(options.samples, 0)
     steps = task.length - given.shape[1]
     if steps < 1:
         raise UsageError(f"prompt must be shorter than the model's {task.length} bytes, got {given.shape[1]}")
-    written = _draw(options, model, given, steps, batch=options.samples)
-    for text in task.to_text(torch.cat([given, written], 1)):
+    written = drawing(given, steps)
+    for text in task.to_text(torch.cat([given[: len(written)], written], 1)):
         print(f"\n{text}")
 
 
-def _sequences(options: Options, model: Any, task: Any) -> None:
-    for row in _draw(options, model, None, task.length, batch=options.samples).tolist():
+def _sequences(options: Options, drawing: Drawing, task: Any) -> None:
+    nothing = torch.empty(options.samples, 0, dtype=torch.int64)
+    for row in drawing(nothing, task.length).tolist():
         print(" ".join(map(str, row)))
-
-
-def _draw(options: Options, model: Any, prompt: Tensor | None, steps: int, batch: int) -> Tensor:
-    """New tokens [b steps], with a bar while they come and the speed afterwards."""
-    from rich.progress import track
-
-    start = time.perf_counter()
-    tokens = generate.stream(
-        model,
-        prompt,
-        steps=steps,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        top_p=options.top_p,
-        seed=options.seed,
-        batch=batch,
-    )
-    drawn = torch.stack(
-        list(track(tokens, "drawing", total=steps, transient=True, disable=not sys.stdout.isatty())), 1
-    )
-    seconds = time.perf_counter() - start
-    print(f"{batch} x {steps} tokens: {seconds / batch:.3f} s each, {batch / seconds:.2f} a second")
-    return drawn

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lintra.models import Decoder
 from lintra.tasks._base import Batch, Compressed, Samples
 
 Split = Literal["train", "test"]
+Draw = Callable[[Tensor, int], Tensor]  # prompts [n t'], steps -> what follows them [n steps]
 
 
 class PixelSamples(Samples):
@@ -67,6 +69,15 @@ class PixelTask(Compressed):
         scaled = tokens.long() * 255 // (self.levels - 1)
         return scaled.to(torch.uint8).unflatten(1, self.image_shape)
 
+    def to_tokens(self, images: Tensor) -> Tensor:
+        """The inverse: pictures [b h w ch] uint8 -> [b h*w*ch] int64, each value as the nearest level."""
+        if images.shape[1:] != self.image_shape or images.dtype != torch.uint8:
+            raise ValueError(
+                f"images must be [b {', '.join(map(str, self.image_shape))}] of uint8, got "
+                f"{list(images.shape)} of {images.dtype}"
+            )
+        return (images.flatten(1).long() * (self.levels - 1) + 127) // 255
+
     def beginnings(self, n: int, seed: int | None = None) -> Tensor:
         """The first values of n training images [n 1] int64, for models that do not predict them."""
         generator = torch.Generator() if seed is None else torch.Generator().manual_seed(seed)
@@ -75,16 +86,44 @@ class PixelTask(Compressed):
         images = torch.randint(len(self.train), (n,), generator=generator)
         return self.train.__getitems__(images.tolist())["tokens"][:, :1]
 
-    def prompts(self, n: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
-        """The upper `fraction` of the first n validation images, and the images -> [n t'], [n h*w*ch] int64.
+    def blank(self, model: Decoder, n: int, seed: int | None = None) -> Tensor:
+        """What stands before n images that are drawn from nothing -> [n 0], or `beginnings` [n 1] for a model
+        that needs them."""
+        if model.start_token is None:
+            return self.beginnings(n, seed)
+        return torch.empty(n, 0, dtype=torch.int64)
 
-        t' is a whole number of rows, at least one and fewer than all. Raises ValueError.
+    def prompts(self, n: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
+        """`upper` of the first n validation images, and the images -> [n t'], [n h*w*ch] int64.
+
+        Raises ValueError.
         """
         if not 1 <= n <= len(self.validate):
             raise ValueError(f"n must lie in 1 .. {len(self.validate)}, the validation images, got {n}")
+        images = self.validate.__getitems__(range(n))["tokens"]
+        return self.upper(images, fraction), images
+
+    def upper(self, images: Tensor, fraction: float) -> Tensor:
+        """The upper `fraction` of images [n h*w*ch] -> [n t'], a whole number of rows, at least one and fewer
+        than all. Raises ValueError."""
         height, width, channels = self.image_shape
         if not 0 < fraction < 1:
             raise ValueError(f"fraction must lie between 0 and 1, both excluded, got {fraction}")
         rows = min(max(round(fraction * height), 1), height - 1)
-        images = self.validate.__getitems__(range(n))["tokens"]
-        return images[:, : rows * width * channels], images
+        return images[:, : rows * width * channels]
+
+    def draw(self, prompts: Tensor, draw: Draw) -> Tensor:
+        """What follows prompts [n t'], drawn to the end -> pictures [n h w ch] uint8; fewer than n if `draw`
+        gives fewer."""
+        rest = draw(prompts, self.length - prompts.shape[1]).cpu()
+        return self.to_images(torch.cat((prompts[: len(rest)], rest), 1))
+
+    def complete(self, prompts: Tensor, times: int, draw: Draw) -> Tensor:
+        """The same, each prompt `times` times -> [n times h w ch]; no prompt that is not drawn so often."""
+        images = self.draw(prompts.repeat_interleave(times, 0), draw)
+        n = len(images) // times
+        return images[: n * times].unflatten(0, (n, times))
+
+    def rows(self, prompts: Tensor) -> int:
+        """How many rows of an image prompts [n t'] are."""
+        return prompts.shape[1] * self.image_shape[0] // self.length

@@ -99,7 +99,7 @@ def test_info(lintra_says):
         (["evaluate", "--model", "nowhere"], "nowhere"),
         (["generate"], "--model"),
         (["generate", "--model", "nowhere"], "nowhere"),
-        (["generate", "--model", "x", "--samples", "-1"], "samples must not be negative, got -1"),
+        (["generate", "--model", "x", "--samples", "-1"], "samples must be at least 0, got -1"),
         (
             ["bench", "everything"],
             "bench must be one of attention, mechanisms, scaling, roofline, train, decode, model, gpu; "

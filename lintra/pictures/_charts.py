@@ -1,6 +1,5 @@
-"""Pictures of what a model draws, how it learned and how fast it writes. The only user of matplotlib."""
+"""Pictures of numbers: curves, points and matrices."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,41 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from torch import Tensor
-from torch.nn import functional as F
 
-from lintra import checkpoint
+from lintra.pictures._figure import COLORS, INK, PAPER, SIZE, SOFT, figure_of, save
 
-_PIXELS_PER_INCH = 100
-_TINY = 16  # pixels
-_GAP = 0.15  # between the images of a grid, as part of an image's width
-_PAPER, _INK, _SOFT = "white", "#222222", "#8a8a8a"
-_COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49", "#7b5ea7", "#8a5a44")
 _DASHES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
-_SIZE = (7.0, 4.2)  # inches
-
-
-def samples(path: Path, images: Tensor, title: str) -> None:
-    """Images [n h w ch] uint8 as a grid about as wide as high."""
-    columns = math.ceil(math.sqrt(len(images)))
-    rows = [list(images[first : first + columns]) for first in range(0, len(images), columns)]
-    _grid(path, rows, title, labels=())
-
-
-def completions(path: Path, originals: Tensor, given: int, completed: Tensor, title: str) -> None:
-    """A row for each image: the original, its first `given` lines, and what a model made of them.
-
-    originals [n h w ch], completed [n k h w ch], both uint8.
-    """
-    prompts = originals.clone()
-    prompts[:, given:] = 96
-    rows = [
-        [original, prompt, *drawn]
-        for original, prompt, drawn in zip(originals, prompts, completed, strict=True)
-    ]
-    drawn = completed.shape[1]
-    _grid(path, rows, title, labels=("original", "given", *["completed"] * drawn))
 
 
 def loss_curve(
@@ -56,26 +25,26 @@ def loss_curve(
     scale: float = 1.0,
 ) -> None:
     """Losses by step, multiplied by `scale` into `unit`: each training loss, their trend, validation."""
-    figure, axes = _figure(title)
+    figure, axes = figure_of(title)
     steps, losses = np.array(list(train)), scale * np.array(list(train.values()))
     if len(steps):
-        axes.plot(steps, losses, color=_COLORS[0], alpha=0.25, linewidth=0.8)
+        axes.plot(steps, losses, color=COLORS[0], alpha=0.25, linewidth=0.8)
         window = max(1, len(losses) // 40)
         trend = np.convolve(losses, np.ones(window) / window, "valid")
         label = f"training, mean of {window} logged steps" if window > 1 else "training"
-        axes.plot(steps[window - 1 :], trend, color=_COLORS[0], linewidth=1.8, label=label)
+        axes.plot(steps[window - 1 :], trend, color=COLORS[0], linewidth=1.8, label=label)
         settled = np.concatenate([losses[len(losses) // 20 :], scale * np.array(list(validate.values()))])
         low, high = settled.min(), np.quantile(settled, 0.99)
         room = max(high - low, 1e-3)
         axes.set_ylim(low - 0.05 * room, high + 0.15 * room)
     if validate:
         values = [scale * value for value in validate.values()]
-        axes.plot(list(validate), values, "o-", color=_COLORS[1], markersize=4, label="validation")
+        axes.plot(list(validate), values, "o-", color=COLORS[1], markersize=4, label="validation")
     axes.set_xlabel("step")
     axes.set_ylabel(f"loss ({unit})")
     if train or validate:
         axes.legend(frameon=False)
-    _save(path, figure)
+    save(path, figure)
 
 
 def time_per_token(
@@ -93,12 +62,12 @@ def time_per_token(
 
 def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
     """Lines, name -> {x: y}, on two logarithmic axes; many of them are named beside the last points."""
-    many = len(lines) > len(_COLORS)
-    figure, axes = _figure(title, size=(9, 5.6) if many else _SIZE)
+    many = len(lines) > len(COLORS)
+    figure, axes = figure_of(title, size=(9, 5.6) if many else SIZE)
     ends = {}
     for i, (name, line) in enumerate(lines.items()):
-        color = _COLORS[i % len(_COLORS)]
-        style = _DASHES[i // len(_COLORS) % len(_DASHES)]
+        color = COLORS[i % len(COLORS)]
+        style = _DASHES[i // len(COLORS) % len(_DASHES)]
         axes.plot(list(line), list(line.values()), style, marker="o", color=color, markersize=4, label=name)
         ends[name] = (*list(line.items())[-1], color)
     axes.set_xscale("log", base=2)
@@ -113,7 +82,7 @@ def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str,
         _name_ends(axes, ends)
     else:
         axes.legend(frameon=False)
-    _save(path, figure)
+    save(path, figure)
 
 
 def roofline(
@@ -126,18 +95,16 @@ def roofline(
 ) -> None:
     """Computations, name -> (operations a byte, GFLOP/s), below what the arithmetic (GFLOP/s) and the memory
     (GB/s) of a machine allow."""
-    figure, axes = _figure(title)
+    figure, axes = figure_of(title)
     edge = arithmetic / memory
     low = 0.5 * min(edge, *(x for x, _ in points.values()))
     high = 3 * max(edge, *(x for x, _ in points.values()))
-    axes.plot([low, edge, high], [low * memory, arithmetic, arithmetic], color=_INK, linewidth=1.4)
-    note: dict[str, Any] = {"color": _SOFT, "fontsize": 8}
+    axes.plot([low, edge, high], [low * memory, arithmetic, arithmetic], color=INK, linewidth=1.4)
+    note: dict[str, Any] = {"color": SOFT, "fontsize": 8}
     axes.annotate(f"copy, {memory:.0f} GB/s ", (edge / 4, memory * edge / 4), ha="right", va="bottom", **note)
     axes.annotate(f"matrix product, {arithmetic:.0f} GFLOP/s", (edge, 1.08 * arithmetic), **note)
     for i, (name, (x, y)) in enumerate(points.items()):
-        axes.plot(
-            [x], [y], _MARKS[i % len(_MARKS)], color=_COLORS[i % len(_COLORS)], markersize=6, label=name
-        )
+        axes.plot([x], [y], _MARKS[i % len(_MARKS)], color=COLORS[i % len(COLORS)], markersize=6, label=name)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("operations for every byte that must be moved")
@@ -146,13 +113,13 @@ def roofline(
         axis.set_major_formatter(_plain)
         axis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    _save(path, figure)
+    save(path, figure)
 
 
 def matrices(path: Path, panels: Mapping[str, np.ndarray], title: str) -> None:
     """Square matrices [n n] side by side: white is 0, blue above, red below; each on its own scale."""
-    figure = Figure(figsize=(3.2 * len(panels), 3.6), dpi=150, facecolor=_PAPER, layout="constrained")
-    figure.suptitle(title, color=_INK, fontsize=11)
+    figure = Figure(figsize=(3.2 * len(panels), 3.6), dpi=150, facecolor=PAPER, layout="constrained")
+    figure.suptitle(title, color=INK, fontsize=11)
     for axes, (name, matrix) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
@@ -160,12 +127,12 @@ def matrices(path: Path, panels: Mapping[str, np.ndarray], title: str) -> None:
         shown = np.sign(matrix) * np.sqrt(np.abs(matrix))
         most = np.abs(shown).max() or 1.0
         axes.imshow(shown, cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
-        axes.set_title(name, color=_INK, fontsize=9)
-        axes.set_xlabel("key", color=_SOFT, fontsize=8)
-        axes.set_ylabel("query", color=_SOFT, fontsize=8)
-        axes.tick_params(colors=_SOFT, labelsize=7)
+        axes.set_title(name, color=INK, fontsize=9)
+        axes.set_xlabel("key", color=SOFT, fontsize=8)
+        axes.set_ylabel("query", color=SOFT, fontsize=8)
+        axes.tick_params(colors=SOFT, labelsize=7)
         axes.spines[:].set_color("#cccccc")
-    _save(path, figure)
+    save(path, figure)
 
 
 def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
@@ -205,52 +172,3 @@ def _plain(value: float, _: float) -> str:
 def _few(value: float, _: float) -> str:
     """Of the numbers between two powers of ten some, for an axis that is hardly longer."""
     return _plain(value, _) if f"{value:e}"[0] in "235" else ""
-
-
-def _figure(title: str, size: tuple[float, float] = _SIZE) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, dpi=150, facecolor=_PAPER, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, loc="left", color=_INK, fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=_INK, which="both")
-    axes.grid(which="major", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _grid(path: Path, rows: list[list[Tensor]], title: str, labels: Sequence[str]) -> None:
-    """Images [h w ch] side by side, each row a row; a label above each column."""
-    height, width, _ = rows[0][0].shape
-    columns = max(len(row) for row in rows)
-    scale = max(1, 64 // width)  # so that the gap is a whole number of pixels
-    gap = max(2, round(_GAP * width * scale))
-    down, right = height * scale + gap, width * scale + gap
-    canvas = np.full((len(rows) * down - gap, columns * right - gap, 3), 255, np.uint8)
-    for i, row in enumerate(rows):
-        for j, image in enumerate(row):
-            place = canvas[i * down :, j * right :][: height * scale, : width * scale]
-            place[:] = _enlarged(image, scale)
-    high, wide = canvas.shape[0] / _PIXELS_PER_INCH, canvas.shape[1] / _PIXELS_PER_INCH
-    head, margin = (0.6 if labels else 0.4), 0.1  # inches
-    size = (max(wide, 3.2) + 2 * margin, high + head + margin)
-    figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, facecolor=_PAPER)
-    axes = figure.add_axes(((size[0] - wide) / 2 / size[0], margin / size[1], wide / size[0], high / size[1]))
-    axes.imshow(canvas, interpolation="nearest")
-    axes.set_title(title, color=_INK, fontsize=10)
-    axes.spines[:].set_visible(False)
-    axes.set_yticks([])
-    axes.set_xticks([j * right + width * scale / 2 for j in range(len(labels))], labels)
-    axes.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=7, colors=_SOFT)
-    _save(path, figure)
-
-
-def _enlarged(image: Tensor, scale: int) -> np.ndarray:
-    """Pixels as squares; those of tiny images blend into each other, or the eye sees only squares."""
-    mode = "nearest" if image.shape[1] >= _TINY else "bicubic"
-    enlarged = F.interpolate(image.permute(2, 0, 1)[None].float(), scale_factor=scale, mode=mode)
-    return enlarged[0].permute(1, 2, 0).round().clamp(0, 255).numpy()
-
-
-def _save(path: Path, figure: Figure) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

@@ -1,0 +1,55 @@
+"""How much memory drawing takes, before it is taken."""
+
+import os
+import re
+from pathlib import Path
+
+import torch
+
+from lintra.attention import map_state
+from lintra.cli._arguments import UsageError
+from lintra.models import Decoder
+
+_MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
+
+
+def check(model: Decoder, batch: int, prompt: int, steps: int) -> None:
+    """Raises UsageError if so many sequences at once would not find room."""
+    one, free = per_sequence(model, prompt, steps), available(model.head.weight.device)
+    if free is not None and batch * one > _MODEST * free:
+        raise UsageError(
+            f"{batch:,} sequences at once need about {batch * one / 1e9:.1f} GB and {free / 1e9:.1f} GB are "
+            f"free: take a --batch of at most {max(1, int(_MODEST * free / one)):,}"
+        )
+
+
+@torch.no_grad()
+def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
+    """About how many bytes one more sequence takes while it is drawn: twice its state at the end, that of
+    before and that of after a token, and what the prompt passes through on its way, or else one token.
+    """
+    device, config = model.head.weight.device, model.config
+    _, state = model.extend(torch.zeros(1, prompt + steps, dtype=torch.int64, device=device))
+    sizes: list[int] = []
+    map_state(lambda x: sizes.append(x.nbytes) or x, state)
+    # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
+    # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
+    block = (16 + 2 * config.feed) * config.width
+    # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
+    symbols = 24 * config.vocabulary * getattr(config.output, "components", 1)
+    return round(2 * sum(sizes) + 4 * (prompt + 1) * (block + model.output.size) + symbols)
+
+
+def available(device: torch.device) -> int | None:
+    """The bytes that are free there; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        told = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        return int(told[1]) * 1024 if told else None
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

@@ -1,0 +1,28 @@
+"""What all pictures share: colours, axes, and that they are saved whole or not at all."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lintra import checkpoint
+
+PAPER, INK, SOFT = "white", "#222222", "#8a8a8a"
+COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49", "#7b5ea7", "#8a5a44")
+SIZE = (7.0, 4.2)  # inches
+
+
+def figure_of(title: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", color=INK, fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(colors=INK, which="both")
+    axes.grid(which="major", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def save(path: Path, figure: Figure) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

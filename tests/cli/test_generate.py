@@ -1,0 +1,177 @@
+"""`lintra generate`: completing one's own images, batches, Ctrl-C, memory."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lintra import checkpoint, generate, pictures
+from lintra.attention import linear, softmax
+from lintra.cli import _memory
+from lintra.models import decoder
+from lintra.tasks import copy, digits, images
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What goes into pictures, by their name."""
+    found = {}
+    for name in ("samples", "completions"):
+        monkeypatch.setattr(pictures, name, lambda *args, name=name: found.__setitem__(name, args))
+    return found
+
+
+def save(name: str, values: np.ndarray) -> None:
+    Image.fromarray(values).save(name)
+
+
+def test_own_images_are_completed(lintra_says, folder, drawn):
+    """Their upper part stays as it is; what follows is what the library draws after it."""
+    run = folder("run", digits.Config())
+    task = digits.Config().build()
+    whole = task.to_images(task.validate.values[:2])
+    for i in range(2):
+        save(f"{i}.png", whole[i, :, :, 0].numpy())
+    args = ["--samples", "0", "--complete", "0.png", "1.png", "--completions", "2", "--fraction", "0.25"]
+    code, out, err = lintra_says("generate", "--model", "run", *args, "--seed", "3", "--out", "a.png")
+    assert (code, err) == (0, "")
+    assert "completions: a-completions.png" in out
+    path, originals, given, completed, _ = drawn["completions"]
+    assert (str(path), given, completed.shape) == ("a-completions.png", 2, (2, 2, 8, 8, 1))
+    assert torch.equal(originals, whole)
+    assert torch.equal(completed[:, 1, :2], whole[:, :2])
+    prompts = task.validate.values[:2, :16].long().repeat_interleave(2, 0)
+    rest = generate.generate(checkpoint.load(run.folder), prompts, steps=48, seed=3)
+    assert torch.equal(completed.flatten(0, 1), task.to_images(torch.cat((prompts, rest), 1)))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (np.zeros((8, 9), np.uint8), r"9 x 8 pixels, mode L; this model's images have 8 x 8 pixels in grey"),
+        (np.zeros((8, 8, 3), np.uint8), r'8 x 8 pixels, mode RGB; .*convert\("L"\)\.resize\(\(8, 8\)\)'),
+        (np.zeros((8, 8, 4), np.uint8), "mode RGBA; this model's images have 8 x 8 pixels"),
+        (None, "must have 8 x 8 pixels in grey"),
+    ],
+)
+def test_images_that_do_not_fit(lintra_says, folder, tmp_path, values, message):
+    folder("run", digits.Config())
+    (tmp_path / "x.png").write_text("no image")
+    if values is not None:
+        save("x.png", values)
+    code, out, err = lintra_says("generate", "--model", "run", "--complete", "x.png")
+    assert (code, out) == (2, "")
+    assert re.search(message, err)
+    assert err.count("\n") == 1
+    code, _, err = lintra_says("generate", "--model", "run", "--complete", "y.png")
+    assert (code, err) == (2, "lintra: y.png does not exist\n")
+
+
+def test_batches_differ_and_follow_from_the_seed(lintra_says, folder, drawn):
+    run = folder("run", digits.Config())
+    args = ["generate", "--model", "run", "--complete", "0", "--samples", "5", "--seed", "7", "--batch", "2"]
+    found = []
+    for _ in range(2):
+        assert lintra_says(*args)[0] == 0
+        found.append(drawn["samples"][1])
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][:2], found[0][2:4])
+    first = generate.generate(checkpoint.load(run.folder), steps=64, seed=7, batch=2)
+    assert torch.equal(found[0][:2], digits.Config().build().to_images(first))
+
+
+@pytest.mark.parametrize(
+    ("calls", "told", "kept"),
+    [
+        (64 * 2 + 9, "stopped: 4 of 5 are finished, and kept", {"samples": 4}),
+        (9, "stopped: 0 of 5 are finished\n", {}),
+        # 5 samples in 3 batches are whole, then 2 of the 6 completions: of the second image there is none.
+        (
+            64 * 3 + 32 * 2 + 9,
+            "stopped: 4 of 6 are finished, and kept",
+            {"samples": 5, "completions": 1},
+        ),
+        (64 * 3 + 32 + 9, "stopped: 2 of 6 are finished, and kept", {"samples": 5}),
+    ],
+)
+def test_what_is_finished_is_kept(lintra_says, folder, drawn, monkeypatch, calls, told, kept):
+    folder("run", digits.Config())
+    stream, tokens = generate.stream, iter(range(calls))
+
+    def interrupted(*args, **options):
+        for token in stream(*args, **options):
+            if next(tokens, None) is None:
+                raise KeyboardInterrupt
+            yield token
+
+    monkeypatch.setattr(generate, "stream", interrupted)
+    args = ["--complete", "2", "--samples", "5", "--batch", "2"]
+    code, out, _ = lintra_says("generate", "--model", "run", *args)
+    assert code == 130
+    assert told in out
+    found = {name: len(x[1]) for name, x in drawn.items()}
+    assert found == kept
+    if "completions" in kept:
+        assert drawn["completions"][3].shape == (1, 3, 8, 8, 1)
+
+
+def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
+    """A model that does not predict it gets it from training images."""
+    source = np.full((4, 28, 28, 1), 9, np.uint8)
+    splits = images._files.Splits(train=[lambda: source], test=[lambda: source])
+    monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
+    folder("run", images.Config(preset="paper"), output=decoder.Logits())
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "2", "--complete", "1")
+    assert (code, err) == (0, "")
+    assert drawn["samples"][1].shape == (2, 28, 28, 1)
+    assert drawn["samples"][1][:, 0, 0, 0].tolist() == [9, 9]
+
+
+def test_too_many_at_once(lintra_says, folder, monkeypatch):
+    folder("run", digits.Config())
+    model = checkpoint.load("run")
+    one = _memory.per_sequence(model, 0, 64)
+    monkeypatch.setattr(_memory, "available", lambda device: 100 * one)
+    args = ["generate", "--model", "run", "--complete", "0", "--samples", "200"]
+    code, out, err = lintra_says(*args, "--batch", "91")
+    assert (code, out) == (2, "")
+    assert err.endswith("are free: take a --batch of at most 90\n")
+    assert lintra_says(*args[:-1], "91", "--batch", "90")[0] == 0
+
+
+def test_the_state_is_what_grows():
+    """With the tokens where the mechanism keeps them all; with their number only."""
+    sizes = {}
+    for attention in (linear.Config(), softmax.Config()):
+        shape = {"vocabulary": 5, "layers": 2, "heads": 2, "width": 16}
+        model = decoder.Config(attention=attention, **shape).build()
+        sizes[type(attention)] = [_memory.per_sequence(model, 0, steps) for steps in (100, 200)]
+    assert sizes[linear.Config][0] == sizes[linear.Config][1]
+    # 100 more keys and values of 16 numbers of 4 bytes in 2 layers, before and after the last token; and what
+    # says where each key stands.
+    grown = sizes[softmax.Config][1] - sizes[softmax.Config][0]
+    assert 1 <= grown / (2 * 100 * 2 * 2 * 16 * 4) < 1.1
+
+
+def test_memory_is_known_here():
+    assert _memory.available(torch.device("cpu")) > 1e6
+
+
+@pytest.mark.parametrize("flag", [["--complete", "4"], ["--completions", "2"], ["--fraction", "0.1"]])
+def test_only_images_are_completed(lintra_says, folder, flag):
+    folder("run", copy.Config(length=16))
+    code, _, err = lintra_says("generate", "--model", "run", *flag)
+    assert code == 2
+    assert err == f"lintra: {flag[0][2:]} is for models of images, run is of the task copy\n"
+    assert lintra_says("generate", "--model", "run", "--samples", "2")[0] == 0
+
+
+def test_missing_data_is_no_end(lintra_says, folder, drawn):
+    folder("run", images.Config(data_dir="nowhere"))
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "1")
+    assert code == 2
+    assert "holds no mnist files" in err
+    assert "--complete 0 draws without test images" in err
+    assert lintra_says("generate", "--model", "run", "--samples", "1", "--complete", "0")[0] == 0
