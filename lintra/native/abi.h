@@ -5,7 +5,7 @@
 
 #define LINTRA_ABI 3
 
-#define LINTRA_PANEL 32  // outputs of a panel of weights
+#define LINTRA_PANEL 64  // outputs of a panel of weights
 
 typedef int64_t i64;
 

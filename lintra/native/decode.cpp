@@ -14,9 +14,9 @@ namespace LINTRA_ISA {
 
 // Below about this many multiply-adds waking another thread costs more than it saves.
 constexpr i64 kWorthThreads = 1 << 17;
-constexpr i64 kShares = 4;  // of a phase, for each thread: one that comes late leaves its own to the others
+constexpr i64 kShares = 4;  // of a worker's part of a phase: one that comes late leaves them to the others
 constexpr i64 kSpins = 2000;  // about the length of a phase; then the core may be needed by whom one waits for
-constexpr i64 kPhases = 7;    // of a layer, and at most three around them
+constexpr i64 kPhases = 7;    // of a layer, and at most two behind them
 
 LINTRA_INLINE void relax() {
 #if defined(__x86_64__)
@@ -26,27 +26,36 @@ LINTRA_INLINE void relax() {
 #endif
 }
 
-// The counters of one phase. Nothing depends on how many threads there are, or whether one of them ever comes.
-struct Phase {
-  alignas(64) i64 taken;
-  alignas(64) i64 done;
-
-  template <class F>
-  void run(i64 n, i64 share, const F& task) {
-    for (;;) {
-      const i64 from = __atomic_fetch_add(&taken, share, __ATOMIC_RELAXED);
-      if (from >= n) break;
-      const i64 to = from + share < n ? from + share : n;
-      for (i64 i = from; i < to; ++i) task(i);
-      __atomic_fetch_add(&done, to - from, __ATOMIC_RELEASE);
-    }
-    for (i64 spins = 0; __atomic_load_n(&done, __ATOMIC_ACQUIRE) < n; ++spins)
-      if (spins < kSpins)
-        relax();
-      else
-        sched_yield();
-  }
+// A worker's part of one phase, in a cache line of its own: passing a line from core to core takes as long as a share.
+struct alignas(64) Part {
+  i64 taken;  // of its tasks, by whomever
+  i64 done;   // of all tasks, by this worker; written once
 };
+
+// Every worker takes shares of its own part, then of the others'. Nothing depends on how many workers there are, or
+// whether one of them ever comes: only what was taken is waited for.
+template <class F>
+void run_phase(Part* parts, i64 workers, i64 worker, i64 n, const F& task) {
+  auto first = [&](i64 part) { return (n * part + workers - 1) / workers; };
+  const i64 wanted = n / (workers * kShares), share = wanted > 1 ? wanted : 1;
+  i64 done = 0;
+  for (i64 i = 0; i < workers; ++i) {
+    const i64 part = (worker + i) % workers, begin = first(part), size = first(part + 1) - begin;
+    while (__atomic_load_n(&parts[part].taken, __ATOMIC_RELAXED) < size) {
+      const i64 from = __atomic_fetch_add(&parts[part].taken, share, __ATOMIC_RELAXED);
+      const i64 to = from + share < size ? from + share : size;
+      for (i64 at = from; at < to; ++at, ++done) task(begin + at);
+    }
+  }
+  __atomic_store_n(&parts[worker].done, done, __ATOMIC_RELEASE);
+  for (i64 other = 0, spins = 0; done < n; ++spins) {
+    for (done = 0, other = 0; other < workers; ++other) done += __atomic_load_n(&parts[other].done, __ATOMIC_ACQUIRE);
+    if (spins < kSpins)
+      relax();
+    else
+      sched_yield();
+  }
+}
 
 // Rows of whole panels, which the products fill. A power of two between rows would put them all into one set of the cache.
 struct Rows {
@@ -57,64 +66,50 @@ struct Rows {
   static i64 step_of(i64 width) { return round_up(width, kOutputs) + 16; }
 };
 
-struct Decoding {
+// What one thread knows: all but the last three are the same for all.
+struct Worker {
   const lintra_decoder& call;
   i64 threads;
   Rows x, normed, qkv, heads, hidden;
-  float* scratch;  // of each thread: k, v, q, y of one head
-  i64 scratch_size;
-  Phase* phases;
-  i64 next_worker;
+  i64 index;
+  float* own;  // k, v, q, y of one head
+  Part* at;    // the next phase: [threads]
 
   static i64 wide(const lintra_decoder& call) { return round_up(call.d, 16); }
 
-  static void work(void* context) {
-    Decoding& all = *(Decoding*)context;
-    const i64 worker = __atomic_fetch_add(&all.next_worker, 1, __ATOMIC_RELAXED);
-    all.token(all.scratch + worker * all.scratch_size);
-  }
-
   template <class F>
-  void phase(Phase*& at, i64 n, const F& task) const {
-    const i64 share = n / (threads * kShares);
-    at++->run(n, share > 1 ? share : 1, task);
+  void phase(i64 n, const F& task) {
+    run_phase(at, threads, index, n, task);
+    at += threads;
   }
 
-  void token(float* own) const {
-    Phase* at = phases;
-    phase(at, call.b, [&](i64 b) { enter(b); });
-    for (i64 i = 0; i < call.layers; ++i) layer(call.layer[i], at, own);
-    if (call.norm.weight) phase(at, call.b, [&](i64 b) { norm(call.norm, x.row(b), normed.row(b)); });
+  void token() {
+    for (i64 i = 0; i < call.layers; ++i) layer(call.layer[i]);
+    if (call.norm.weight) phase(call.b, [&](i64 b) { norm(call.norm, x.row(b), normed.row(b)); });
     const Rows out = {call.params, round_up(call.head.outputs, kOutputs)};
-    product(at, call.head, call.norm.weight ? normed : x, out, keep);
+    product(call.head, call.norm.weight ? normed : x, out, keep);
   }
 
-  void layer(const lintra_layer& layer, Phase*& at, float* own) const {
+  void layer(const lintra_layer& layer) {
     const Rows& seen = call.norm_first ? normed : x;
     auto norms = [&](const lintra_norm& which) {
-      phase(at, call.b, [&](i64 b) { norm(which, x.row(b), seen.row(b)); });
+      phase(call.b, [&](i64 b) { norm(which, x.row(b), seen.row(b)); });
     };
     if (call.norm_first) norms(layer.norm_mix);
-    product(at, layer.inward, seen, qkv, keep);
-    phase(at, call.b * call.g, [&](i64 item) { attend(layer, item / call.g, item % call.g, own); });
-    product(at, layer.outward, heads, x, add);
+    product(layer.inward, seen, qkv, keep);
+    phase(call.b * call.g, [&](i64 item) { attend(layer, item / call.g, item % call.g); });
+    product(layer.outward, heads, x, add);
     norms(call.norm_first ? layer.norm_feed : layer.norm_mix);
     if (call.gated)
-      gated_product(at, layer.up, seen, hidden);
+      gated_product(layer.up, seen, hidden);
     else
-      product(at, layer.up, seen, hidden, [](float* to, Vec<float> y) { store(to, gelu(y)); });
-    product(at, layer.down, hidden, x, add);
+      product(layer.up, seen, hidden, [](float* to, Vec<float> y) { store(to, gelu(y)); });
+    product(layer.down, hidden, x, add);
     if (!call.norm_first) norms(layer.norm_feed);
   }
 
   static LINTRA_INLINE void keep(float* to, Vec<float> y) { store(to, y); }
   static LINTRA_INLINE void add(float* to, Vec<float> y) { store(to, load(to) + y); }
-
-  void enter(i64 b) const {
-    float* row = x.row(b);
-    memset(row, 0, size_t(round_up(call.c, kOutputs)) * sizeof(float));
-    memcpy(row, call.x + b * call.c, size_t(call.c) * sizeof(float));
-  }
 
   // Beyond its width a row is 0, and so is the norm's weight.
   void norm(const lintra_norm& norm, const float* from, float* to) const {
@@ -147,8 +142,8 @@ struct Decoding {
 
   // write(place, values) for a panel of outputs of each row.
   template <class F>
-  void product(Phase*& at, const lintra_map& map, const Rows& from, const Rows& to, const F& write) const {
-    phase(at, round_up(map.outputs, kOutputs) / kOutputs, [&](i64 panel) {
+  void product(const lintra_map& map, const Rows& from, const Rows& to, const F& write) {
+    phase(round_up(map.outputs, kOutputs) / kOutputs, [&](i64 panel) {
       alignas(64) float y[kTileRows * kOutputs];
       each_tile([&](i64 first, i64 rows) {
         apply_panel(map, call.dtype, panel, from.row(first), from.step, rows, y);
@@ -159,8 +154,8 @@ struct Decoding {
     });
   }
 
-  void gated_product(Phase*& at, const lintra_map& map, const Rows& from, const Rows& to) const {
-    phase(at, round_up(map.outputs, kOutputs) / kOutputs / 2, [&](i64 pair) {
+  void gated_product(const lintra_map& map, const Rows& from, const Rows& to) {
+    phase(round_up(map.outputs, kOutputs) / kOutputs / 2, [&](i64 pair) {
       alignas(64) float gate[kTileRows * kOutputs], y[kTileRows * kOutputs];
       each_tile([&](i64 first, i64 rows) {
         apply_panel(map, call.dtype, 2 * pair, from.row(first), from.step, rows, gate);
@@ -174,7 +169,7 @@ struct Decoding {
   }
 
   // The state of one key head, and what its query heads read.
-  void attend(const lintra_layer& layer, i64 b, i64 g, float* own) const {
+  void attend(const lintra_layer& layer, i64 b, i64 g) const {
     const i64 d = call.d, group = call.h / call.g, item = b * call.g + g;
     float *k = own, *v = k + wide(call), *q = v + wide(call), *y = q + wide(call);
     const float *queries = qkv.row(b), *keys = queries + call.h * d, *values = keys + call.g * d;
@@ -198,34 +193,49 @@ struct Decoding {
   }
 };
 
+struct Team {
+  const Worker& like;
+  i64 come;
+  float* scratch;
+  i64 scratch_size;
+
+  static void work(void* context) {
+    Team& team = *(Team*)context;
+    Worker worker = team.like;
+    worker.index = __atomic_fetch_add(&team.come, 1, __ATOMIC_RELAXED);
+    worker.own = team.scratch + worker.index * team.scratch_size;
+    worker.token();
+  }
+};
+
 int decode(const lintra_decoder& call, lintra_launch launch) {
   if (call.b == 0) return LINTRA_OK;
   const i64 attended = (call.h + 2 * call.g) * call.d, mixed = call.h * call.d;
   const double layer = double(call.c) * double(attended + mixed + (2 + call.gated) * call.hidden);
   const double work = double(call.b) * double(call.layers) * layer;
-  const i64 threads = work < kWorthThreads ? 1 : call.threads, phases = kPhases * call.layers + 3;
+  const i64 threads = work < kWorthThreads ? 1 : call.threads, parts = (kPhases * call.layers + 2) * threads;
   const i64 widths[] = {call.c, call.c, attended, mixed, call.hidden};
   i64 size = 0;
   for (i64 width : widths) size += call.b * Rows::step_of(width);
-  const i64 scratch_size = 4 * Decoding::wide(call) + 16;
+  const i64 scratch_size = 4 * Worker::wide(call) + 16;
   Memory memory, counters;
   // Zeros: what stands beyond a row's width meets weights of 0, and must not be NaN.
   float* rows = (float*)memory.get((size + threads * scratch_size) * i64(sizeof(float)), true);
-  Phase* phase = (Phase*)counters.get(phases * i64(sizeof(Phase)), true);
-  if (!rows || !phase) return LINTRA_NO_MEMORY;
-  auto next = [&](i64 width) {
-    const Rows found = {rows, Rows::step_of(width)};
-    rows += call.b * found.step;
-    return found;
-  };
-  Decoding all = {call,           threads,          next(call.c),      next(call.c), next(attended),
-                  next(mixed),    next(call.hidden), nullptr,           scratch_size, phase,
-                  0};
-  all.scratch = rows;
+  Part* part = (Part*)counters.get(parts * i64(sizeof(Part)), true);
+  if (!rows || !part) return LINTRA_NO_MEMORY;
+  Rows buffers[5];
+  for (i64 i = 0; i < 5; ++i) {
+    buffers[i] = {rows, Rows::step_of(widths[i])};
+    rows += call.b * buffers[i].step;
+  }
+  for (i64 b = 0; b < call.b; ++b) memcpy(buffers[0].row(b), call.x + b * call.c, size_t(call.c) * sizeof(float));
+  const Worker like = {call,       threads,    buffers[0], buffers[1], buffers[2],
+                       buffers[3], buffers[4], 0,          nullptr,    part};
+  Team team = {like, 0, rows, scratch_size};
   if (threads == 1)
-    Decoding::work(&all);
+    Team::work(&team);
   else
-    launch(Decoding::work, &all, threads);
+    launch(Team::work, &team, threads);
   return LINTRA_OK;
 }
 

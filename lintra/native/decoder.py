@@ -17,7 +17,7 @@ from lintra import native
 
 Weights = Literal["float32", "bfloat16", "int8"]
 
-PANEL = 32  # LINTRA_PANEL of abi.h
+PANEL = 64  # LINTRA_PANEL of abi.h
 DTYPES = {"float32": (torch.float32, 0), "bfloat16": (torch.bfloat16, 2), "int8": (torch.int8, 4)}
 _CALL = struct.Struct("4q")  # lintra_decoder up to params
 _REST = struct.Struct("12q 2d 8q")  # and from there on
@@ -140,7 +140,7 @@ def _whole(n: int) -> int:
 
 
 def _panels(x: Tensor, halves: int) -> Tensor:
-    """x [o ..] filled up with zeros -> [panels 32 ..], those of the halves in turn."""
+    """x [o ..] filled up with zeros -> [panels 64 ..], those of the halves in turn."""
     own = x.shape[0] // halves
     whole = x.new_zeros(halves, _whole(own), *x.shape[1:])
     whole[:, :own] = x.unflatten(0, (halves, own))
@@ -148,7 +148,7 @@ def _panels(x: Tensor, halves: int) -> Tensor:
 
 
 def _words(panels: Tensor) -> Tensor:
-    """[panels 32 i] -> [panels words 32 n], n inputs in a word of 32 bits."""
+    """[panels 64 i] -> [panels words 64 n], n inputs in a word of 32 bits."""
     count = 4 // panels.element_size()
     padded = torch.nn.functional.pad(panels, (0, -panels.shape[2] % count))
     return padded.unflatten(2, (-1, count)).transpose(1, 2).contiguous()
