@@ -16,9 +16,11 @@ from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.generate import Sampler
 from lintra.models import Decoder
+from lintra.native.decoder import Weights
 from lintra.tasks import DataError
 from lintra.tasks._pixels import PixelTask
 
+COMPLETE = 8  # test images
 _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of batches: the batches of neighbouring seeds share none
 
 
@@ -26,9 +28,9 @@ _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of batches: the batches of nei
 class Options:
     """Draw or write with a trained model, token by token, as an RNN."""
 
-    model: Path  # the folder of a run, or one of its checkpoints
+    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     samples: int = 16  # images or sequences made from nothing
-    complete: int | tuple[Path, ...] = 8  # so many test images, or image files of your own
+    complete: int | tuple[Path, ...] | None = None  # so many test images, or files; else 8 if at hand
     completions: int = 3  # of each of them
     fraction: float = 0.5  # the part of them that is given, from the top
     prompt: str | None = None  # what a text goes on from
@@ -39,6 +41,7 @@ class Options:
     batch: int = 64  # drawn at once; Ctrl-C keeps the batches that are done
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
+    weights: Weights = "float32"  # the others are rounded, and take less time on a CPU
     out: Path = Path("samples.png")  # completions get the same name with -completions
 
     def __post_init__(self):
@@ -47,7 +50,7 @@ class Options:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if isinstance(self.complete, int) and self.complete < 0:
             raise ValueError(f"complete must not be negative, got {self.complete}")
-        if self.samples == 0 and not self.complete:
+        if self.samples == 0 and self.complete in (0, ()):
             raise ValueError("samples and complete are both 0: there is nothing to draw")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
@@ -124,6 +127,7 @@ class Drawing:
             top_k=options.top_k,
             top_p=options.top_p,
             seed=seed,
+            weights=options.weights,
         ):
             tokens.append(token)
             report(len(tokens) * len(prompts))
@@ -134,7 +138,7 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     from lintra import pictures
 
     # Before anything is drawn: what is wrong with it is told at once.
-    given = _given(options, task) if options.complete else None
+    given = _given(options, task)
     if given:
         prompt = given[0].shape[1]
         drawing.check(len(given[0]) * options.completions, prompt, task.length - prompt)
@@ -150,22 +154,27 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     if not len(drawn):
         return
     out = options.out.with_name(f"{options.out.stem}-completions.png")
-    whose = "Test images" if isinstance(options.complete, int) else "Images"
+    whose = "Images" if isinstance(options.complete, tuple) else "Test images"
     whole = task.to_images(originals[: len(drawn)])
     pictures.completions(out, whole, task.rows(prompts), drawn, f"{whose} completed as an RNN")
     print(f"completions: {out}")
 
 
-def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor]:
-    """The parts that are to be completed, and the whole -> [n t'], [n h*w*ch]."""
+def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
+    """The parts that are to be completed, if any, and the whole -> [n t'], [n h*w*ch]."""
     from lintra import pictures
 
-    if isinstance(options.complete, int):
+    complete = options.complete
+    if complete is None:
+        complete = COMPLETE if task.at_hand() else 0
+    if not complete:
+        return None
+    if isinstance(complete, int):
         try:
-            return task.prompts(options.complete, options.fraction)
+            return task.prompts(complete, options.fraction)
         except DataError as error:
             raise DataError(f"{error}; --complete 0 draws without test images") from error
-    files = [pictures.read(file, task.image_shape) for file in options.complete]
+    files = [pictures.read(file, task.image_shape) for file in complete]
     images = task.to_tokens(torch.stack(files))
     return task.upper(images, options.fraction), images
 

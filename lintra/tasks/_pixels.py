@@ -41,6 +41,10 @@ class PixelTask(Compressed):
     def images(self, split: Split) -> np.ndarray:
         """[n h w ch] uint8. Raises DataError."""
 
+    def at_hand(self) -> bool:
+        """Whether the images are on this machine already."""
+        return True
+
     @property
     def length(self) -> int:
         return math.prod(self.image_shape)

@@ -82,6 +82,10 @@ class Images(PixelTask):
         self.config = config
         self.image_shape = _SOURCES[config.data].SHAPE
 
+    def at_hand(self) -> bool:
+        source = _SOURCES[self.config.data]
+        return any(source.find(folder) for folder in _folders(self.config.data, self.config.data_dir))
+
     def images(self, split: Split) -> np.ndarray:
         splits = _locate(self.config.data, self.config.data_dir)
         if split == "train":
@@ -143,11 +147,9 @@ def _check_count(name: str, count: int | None, most: int) -> None:
 
 def _locate(data: Data, data_dir: str | None) -> _files.Splits:
     """Find the files where the user says they are, or else download them. Raises DataError."""
-    source = _SOURCES[data]
-    if named := data_dir or os.environ.get("LINTRA_DATA"):
-        folders = [Path(named).expanduser(), Path(named).expanduser() / data]
-    else:
-        folders = [_files.cache_dir(data)]
+    source, folders = _SOURCES[data], _folders(data, data_dir)
+    named = data_dir or os.environ.get("LINTRA_DATA")
+    if not named:
         source.download(folders[0])
     for folder in folders:
         if splits := source.find(folder):
@@ -156,6 +158,12 @@ def _locate(data: Data, data_dir: str | None) -> _files.Splits:
         f"{'data_dir' if data_dir else '$LINTRA_DATA'} {named} holds no {data} files, nor does its folder "
         f"{data}: expected {source.FORMS}. Without data_dir and $LINTRA_DATA they are downloaded"
     )
+
+
+def _folders(data: Data, data_dir: str | None) -> list[Path]:
+    """Where the files may be."""
+    named = data_dir or os.environ.get("LINTRA_DATA")
+    return [Path(named).expanduser(), Path(named).expanduser() / data] if named else [_files.cache_dir(data)]
 
 
 def _first(count: int | None, shards: _files.Shards) -> np.ndarray:
