@@ -94,11 +94,15 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def speed_tables(report: dict[str, Any]) -> list[str]:
+    return [speed.table(report, data) for data in speed.BATCHES]
+
+
 def measure_speed() -> None:
     keep_freed_memory()
-    rows = [row for data in ("mnist", "cifar10") for row in (*speed.measure(data), *speed.state_sizes(data))]
+    rows = [row for data in speed.BATCHES for row in (*speed.measure(data), *speed.state_sizes(data))]
     _report.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
-    print(_report.table(rows))
+    print("\n\n".join(speed_tables(json.loads((HERE / "speed.json").read_text()))))
 
 
 def main() -> None:

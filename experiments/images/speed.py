@@ -112,3 +112,20 @@ def state_sizes(data: str) -> list[Row]:
             map_state(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, state)
             rows.append(Row(f"{data}: {way}, kept after token {position:,}", sum(sizes) / 1024, "KiB"))
     return rows
+
+
+def table(report: dict[str, Any], data: str) -> str:
+    """A row for each way: images a second and seconds for one, ours beside the paper's."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    lines = [
+        "| way | images/s | batch | linear / it | paper, images/s (GPU) | one image, s | paper, s (CPU) |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for way in BATCHES[data]:
+        rate, one = (rows[f"{data}: {way}, {what}"] for what in ("images a second", "one image"))
+        batch = rows[f"{data}: {way}, the batch of it"]
+        ratio = rows.get(f"{data}: linear / {way}, images a second")
+        paper = PAPER[data].get(way, ("", ""))
+        cells = [way, f"{rate:.3g}", f"{batch:.0f}", "" if ratio is None else f"{ratio:,.0f} x", paper[0]]
+        lines.append(f"| {' | '.join(map(str, [*cells, f'{one:.3g}', paper[1]]))} |")
+    return "\n".join(lines)
