@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lintra import checkpoint, pictures
+from lintra.pictures._figure import COLORS
 
 
 def pixels(path) -> np.ndarray:
@@ -61,3 +62,45 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
         pictures.samples(path, torch.zeros(1, 8, 8, 1, dtype=torch.uint8), "after")
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_a_name_stands_beside_each_row(tmp_path):
+    images = torch.zeros(3, 8, 8, 1, dtype=torch.uint8)
+    for i, name in enumerate(("1.0", "WWWW")):
+        pictures.rows(tmp_path / f"{i}.png", {"0.5": images, name: images[:2]}, "rows")
+    one, other = (pixels(tmp_path / f"{i}.png") for i in range(2))
+    assert one.shape == other.shape
+    rows, columns = np.nonzero((one != other).any(-1))
+    assert rows.min() > len(one) / 2  # the second row's name, left of the images
+    assert columns.max() < np.nonzero((one == 0).all(-1).any(0))[0].min()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_heat_is_where_the_bits_are(tmp_path, channels):
+    images = torch.full((2, 8, 8, channels), 255, dtype=torch.uint8)
+    maps, titles = torch.ones(2, 8, 8), ("mean", "single")
+    maps[:, 0, 0] = torch.nan  # what is not known stays empty
+    for i in range(2):
+        maps[1, 7, 7] = 1 + 4.0 * i
+        pictures.heat(tmp_path / f"{i}.png", maps.mean(0), images, maps, unit="bits", titles=titles)
+    one, other = (pixels(tmp_path / f"{i}.png").astype(int) for i in range(2))
+    assert one.shape == other.shape
+    assert (one != other).any()
+
+
+def test_histograms_share_an_axis(tmp_path):
+    """What is spread alike looks alike, and a single number is a bar of its own."""
+    draw = np.random.default_rng(0)
+    values = {"one": draw.uniform(1, 2, 99), "other": draw.uniform(4, 8, 99), "single": np.array([3.0])}
+    pictures.histograms(tmp_path / "a.png", values, x="bits/dim", title="histograms")
+    found = pixels(tmp_path / "a.png")
+    first, last = ([int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in COLORS[:2])
+    where = [np.nonzero((found == color).all(-1))[1] for color in (first, last)]
+    assert where[0].max() < where[1].min()
+
+
+@pytest.mark.parametrize(("shape", "mode"), [((8, 6, 1), "L"), ((8, 6, 3), "RGB")])
+def test_an_image_is_read_as_it_is(tmp_path, shape, mode):
+    image = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    Image.fromarray(image.squeeze(-1).numpy() if mode == "L" else image.numpy()).save(tmp_path / "a.png")
+    assert torch.equal(pictures.read(tmp_path / "a.png", shape), image)

@@ -13,7 +13,7 @@ from lintra import evaluate
 from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import Device, open_model
+from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.evaluate import Estimate
 from lintra.models import Decoder
@@ -39,6 +39,7 @@ class Options:
     seed: int = 0  # of what is drawn
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
+    pictures: Path | None = None  # a folder for pictures (image tasks)
     json: Path | None = None  # a file for the result, with machine and versions
 
     def __post_init__(self):
@@ -52,16 +53,16 @@ class Options:
 def evaluate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
     model, task = open_model(options.model, options.device, options.data)
+    refuse_unless_images(task, options.model, {"pictures": options.pictures})
     chosen = _chosen(task, options)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
-    if isinstance(task, PixelTask):
-        with progress("scoring", len(chosen), "images") as report:
-            images = task.test.values[chosen]
-            nats = evaluate.nats(model, images, batch=options.batch, report=report)
-        scores = evaluate.of_images(nats, task.length, task.levels)
-    else:
-        with progress("scoring", len(chosen), "samples") as report:
+    nats = torch.empty(0)
+    with progress("scoring", len(chosen), "samples") as report:
+        if isinstance(task, PixelTask):
+            nats = evaluate.nats(model, task.test.values[chosen], batch=options.batch, report=report)
+            scores = evaluate.of_images(nats, task.length, task.levels)
+        else:
             scores = evaluate.scores(model, task, chosen, batch=options.batch, report=report)
     seconds = time.perf_counter() - start
     parameters = sum(p.numel() for p in model.parameters())
@@ -79,6 +80,11 @@ def evaluate_command(args: Sequence[str]) -> int:
     if options.json:
         _save(options, task, scores, off, seconds, parameters)
         print(f"\nsaved in {options.json}")
+    if options.pictures and isinstance(task, PixelTask):
+        images, more = task.test.values[chosen], {"batch": options.batch, "seed": options.seed}
+        print()
+        for path in evaluate.draw(model, task, images, nats, options.pictures, watch=progress, **more):
+            print(f"drawn in {path}")
     return 0
 
 

@@ -85,6 +85,28 @@ def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str,
     save(path, figure)
 
 
+def histograms(path: Path, values: Mapping[str, np.ndarray], *, x: str, title: str) -> None:
+    """How positive numbers [n] are spread, a row for each name, above one logarithmic axis."""
+    low = min(float(each.min()) for each in values.values())
+    high = max(float(each.max()) for each in values.values())
+    bins = np.geomspace(0.8 * low, 1.25 * high, 90)
+    figure = Figure(figsize=(7.0, 0.8 + 0.62 * len(values)), dpi=150, facecolor=PAPER, layout="constrained")
+    figure.suptitle(title, color=INK, fontsize=11)
+    panels = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0]
+    for i, (axes, (name, each)) in enumerate(zip(panels, values.items(), strict=True)):
+        axes.hist(each, bins, color=COLORS[i % len(COLORS)])
+        axes.set_xscale("log")
+        mean = f"mean {each.mean():.2f}" if len(each) > 1 else f"{each.mean():.2f}"
+        axes.set_ylabel(f"{name}\n{mean}", rotation=0, ha="right", va="center", color=INK, fontsize=9)
+        axes.set_yticks([])
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        axes.tick_params(colors=INK, which="both", labelsize=8, length=3)
+    panels[-1].xaxis.set_major_formatter(_plain)
+    panels[-1].xaxis.set_minor_formatter(_few)
+    panels[-1].set_xlabel(x, color=INK, fontsize=9)
+    save(path, figure)
+
+
 def roofline(
     path: Path,
     points: Mapping[str, tuple[float, float]],

@@ -1,12 +1,14 @@
 """Pictures of images: grids of them, and reading one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +17,7 @@ from lintra.pictures._figure import INK, PAPER, SOFT, save
 
 _PIXELS_PER_INCH = 100
 _TINY = 16  # pixels
+Place = tuple[float, float, float, float]  # left, bottom, width, height, as parts of the figure
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 
 
@@ -40,6 +43,51 @@ def completions(path: Path, originals: Tensor, given: int, completed: Tensor, ti
     _grid(path, rows, title, labels=("original", "given", *["completed"] * drawn))
 
 
+def rows(path: Path, images: Mapping[str, Tensor], title: str) -> None:
+    """A row of images [n h w ch] uint8 for each name, which stands on its left."""
+    _grid(path, [list(row) for row in images.values()], title, labels=(), sides=tuple(images))
+
+
+def heat(
+    path: Path, mean: Tensor, images: Tensor, maps: Tensor, *, unit: str, titles: tuple[str, str]
+) -> None:
+    """A map [h w] of all, and beside it single images [n h w ch] uint8 above their own maps [n h w]."""
+    n = len(images)
+    figure = Figure(figsize=(4.2 + 1.6 * n, 3.6), dpi=150, facecolor=PAPER)
+    left, right = 4.2 / (4.2 + 1.6 * n), 1.6 * n / (4.2 + 1.6 * n)  # parts of the width
+    note: dict[str, Any] = {"color": INK, "fontsize": 10, "va": "center"}
+    figure.text(0.05 * left, 0.94, titles[0], **note)
+    shown = _map(figure, (0.05 * left, 0.05, 0.74 * left, 0.82), mean, float(np.nanmax(mean)))
+    _scale(figure, (0.82 * left, 0.05, 0.03 * left, 0.76), shown, unit)
+    figure.text(left, 0.94, titles[1], **note)
+    # A few pixels surprise much more than the others, which would all be dark beside them.
+    most, step = float(np.nanquantile(maps, 0.995)), 0.9 * right / n
+    for i, (image, bits) in enumerate(zip(images, maps, strict=True)):
+        place = left + i * step
+        above = figure.add_axes((place, 0.48, 0.95 * step, 0.39))
+        above.imshow(image.expand(-1, -1, 3).numpy(), interpolation="nearest")
+        above.set_axis_off()
+        shown = _map(figure, (place, 0.05, 0.95 * step, 0.39), bits, most)
+    more = "max" if float(np.nanmax(maps)) > most else "neither"
+    _scale(figure, (left + 0.91 * right, 0.05, 0.11 / n * right, 0.33), shown, unit, more)
+    save(path, figure)
+
+
+def _map(figure: Figure, place: Place, values: Tensor, most: float) -> AxesImage:
+    """Values [h w] from 0 to `most` as colours; nan stays empty."""
+    axes = figure.add_axes(place)
+    axes.set_axis_off()
+    return axes.imshow(values.numpy(), cmap="viridis", vmin=0, vmax=most, interpolation="nearest")
+
+
+def _scale(figure: Figure, place: Place, shown: AxesImage, unit: str, more: str = "neither") -> None:
+    """What the colours mean."""
+    bar = figure.colorbar(shown, cax=figure.add_axes(place), extend=more)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(labelsize=7, colors=SOFT, length=2)
+    bar.ax.set_title(unit, fontsize=8, color=SOFT)
+
+
 def read(file: Path, shape: Sequence[int]) -> Tensor:
     """The image in a file -> uint8 of `shape` [h w ch]. Raises ValueError if that is not what it is."""
     height, width, channels = shape
@@ -62,8 +110,14 @@ def read(file: Path, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(values.reshape(height, width, channels))
 
 
-def _grid(path: Path, rows: list[list[Tensor]], title: str, labels: Sequence[str]) -> None:
-    """Images [h w ch] side by side, each row a row; a label above each column."""
+def _grid(
+    path: Path,
+    rows: list[list[Tensor]],
+    title: str,
+    labels: Sequence[str],
+    sides: Sequence[str] = (),
+) -> None:
+    """Images [h w ch] side by side, each row a row; a label above each column, one left of each row."""
     height, width, _ = rows[0][0].shape
     columns = max(len(row) for row in rows)
     scale = max(1, 64 // width)  # so that the gap is a whole number of pixels
@@ -76,13 +130,15 @@ def _grid(path: Path, rows: list[list[Tensor]], title: str, labels: Sequence[str
             place[:] = _enlarged(image, scale)
     high, wide = canvas.shape[0] / _PIXELS_PER_INCH, canvas.shape[1] / _PIXELS_PER_INCH
     head, margin = (0.6 if labels else 0.4), 0.1  # inches
-    size = (max(wide, 3.2) + 2 * margin, high + head + margin)
+    beside = 0.4 if sides else 0.0  # inches
+    size = (max(wide, 3.2) + 2 * margin + beside, high + head + margin)
     figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, facecolor=PAPER)
-    axes = figure.add_axes(((size[0] - wide) / 2 / size[0], margin / size[1], wide / size[0], high / size[1]))
+    first = (size[0] - wide + beside) / 2
+    axes = figure.add_axes((first / size[0], margin / size[1], wide / size[0], high / size[1]))
     axes.imshow(canvas, interpolation="nearest")
     axes.set_title(title, color=INK, fontsize=10)
     axes.spines[:].set_visible(False)
-    axes.set_yticks([])
+    axes.set_yticks([i * down + height * scale / 2 for i in range(len(sides))], sides)
     axes.set_xticks([j * right + width * scale / 2 for j in range(len(labels))], labels)
     axes.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=7, colors=SOFT)
     save(path, figure)

@@ -136,3 +136,19 @@ def test_text_elsewhere(lintra_says, folder, tmp_path):
     assert code == 2
     assert "gone.txt does not exist" in err
     assert lintra_says("evaluate", "--model", "run", "--data", "words.txt")[0] == 0
+
+
+def test_pictures_of_images_only(lintra_says, folder, tmp_path, monkeypatch):
+    def draw(model, task, images, nats, path, **options):
+        assert (len(images), nats.shape) == (3, (3, 64))
+        return [path / "a.png"]
+
+    monkeypatch.setattr(evaluate, "draw", draw)
+    folder("run", digits.Config())
+    code, out, err = lintra_says("evaluate", "--model", "run", "--limit", "3", "--pictures", "p")
+    assert (code, err) == (0, "")
+    assert out.endswith("drawn in p/a.png\n")
+    folder("copy", copy.Config(length=16))
+    code, out, err = lintra_says("evaluate", "--model", "copy", "--pictures", "p")
+    assert (code, out) == (2, "")
+    assert err == "lintra: pictures is for models of images, copy is of the task copy\n"
