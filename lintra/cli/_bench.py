@@ -17,6 +17,7 @@ BENCHES = {
     "train": "a training step of the image model with every mechanism",
     "decode": "the next token against its position",
     "drift": "what decoding loses with a state in bfloat16",
+    "generation": "images a second on the CPU, fused (--model: rounded weights)",
     "model": "the paper's model against the length, in training and decoding",
     "gpu": "the kernels on a GPU, a training step, decoding",
 }

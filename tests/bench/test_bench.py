@@ -1,6 +1,7 @@
 """The benchmarks run, count right and write down where their figures come from. No time is judged here."""
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lintra.bench import _report, attention, decode, drift, gpu, roofline, train
+from lintra.bench import _report, attention, decode, drift, generation, gpu, roofline, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.cli import main
+from lintra.models import decoder
+from lintra.tasks._base import predict
 
 
 def test_every_contestant_runs_once_a_round_in_changing_order():
@@ -190,7 +193,18 @@ def test_a_computation_is_held_against_what_bounds_it():
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
-    "what", ["train", "decode", "drift", "attention", "mechanisms", "model", "roofline", "scaling --peers"]
+    "what",
+    [
+        "train",
+        "decode",
+        "drift",
+        "attention",
+        "mechanisms",
+        "model",
+        "roofline",
+        "generation",
+        "scaling --peers",
+    ],
 )
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
@@ -201,3 +215,21 @@ def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     assert all(row["what"] in printed and row["figure"] == row["figure"] for row in report["rows"])
     for timing in report["timings_in_seconds"].values():
         assert timing["median"] == statistics.median(timing["seconds"])
+
+
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.usefixtures("one_thread")
+def test_bits_of_steps_are_those_of_the_parallel_form(start):
+    torch.manual_seed(0)
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, start=start).build().eval()
+    tokens = torch.randint(0, 5, (3, 9))
+    with torch.no_grad():
+        found = generation._bits(model.extend, model, model.start(3), tokens)
+        right = -predict(model, {"tokens": tokens})[1].mean().item() / math.log(2)
+    assert found == pytest.approx(right, rel=1e-5)  # sums of float32 in another order
+
+
+def test_what_a_step_reads():
+    model = decoder.Config(vocabulary=5, layers=2, heads=2, width=8, norm="post", final_norm=True).build()
+    assert generation._read(model) == sum(x.numel() for x in model.parameters()) - 6 * 8
+    assert generation.Sizes(tokens=100, parts=4).positions == (12, 37, 62, 87)
