@@ -93,17 +93,18 @@ class Drawing:
 
     def __call__(self, prompts: Tensor, steps: int) -> Tensor:
         """What follows prompts [n t] -> [n steps], fewer if stopped. KeyboardInterrupt if there are none."""
-        start, batch = time.perf_counter(), self.options.batch
         self.check(len(prompts), prompts.shape[1], steps)
         done: list[Tensor] = []
+        batch, start, seconds = self.options.batch, time.perf_counter(), 0.0
         with progress("drawing", len(prompts) * steps, "tokens") as report:
             try:
                 for number, given in enumerate(prompts.split(batch)):
                     before = number * batch * steps
                     done.append(self._batch(given, steps, number, lambda n: report(before + n)))  # noqa: B023
+                    seconds = time.perf_counter() - start
             except KeyboardInterrupt:
                 self.stopped = True
-        finished, seconds = sum(map(len, done)), time.perf_counter() - start
+        finished = sum(map(len, done))
         if self.stopped:
             print(f"stopped: {finished:,} of {len(prompts):,} are finished{', and kept' if done else ''}")
         if not done:
