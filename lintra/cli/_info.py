@@ -57,6 +57,12 @@ def info(args: Sequence[str]) -> int:
                 if native.why_not()
                 else f"{native.instruction_set()}, of {', '.join(native.instruction_sets())}",
             ],
+            [
+                "decoding",
+                "operator by operator"
+                if native.why_not()
+                else "one native call a token for float32 decoders with linear attention, elu+1 or relu",
+            ],
         ]
     )
     print("\nWhich implementation serves each op here (float32), and on what:\n")
