@@ -69,12 +69,14 @@ def nats(model: Decoder, images: Tensor, *, batch: int, report: Report = lambda 
 
     t' is t, or t - 1 for a model without a start symbol, which does not predict the first value.
     """
-    found, device = [], model.head.weight.device
+    device, first = model.head.weight.device, 0 if model.start_token is not None else 1
+    # One piece of memory: many small ones would lie between the large ones of a pass, and keep their room.
+    found = torch.empty(len(images), images.shape[1] - first)
     with evaluation(model):
         for chosen in _batches(len(images), batch, report):
             tokens = images[chosen.start : chosen.stop].to(device, torch.int64)
-            found.append(-predict(model, {"tokens": tokens})[1].float().cpu())
-    return torch.cat(found)
+            found[chosen.start : chosen.stop] = -predict(model, {"tokens": tokens})[1]
+    return found
 
 
 def of_images(nats: Tensor, values: int, levels: int) -> dict[str, Estimate]:
