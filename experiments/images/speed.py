@@ -80,12 +80,13 @@ def _model(data: str, way: str) -> Any:
 def _calls(model: Any, contestant: Contestant, positions: list[int]) -> Iterator[tuple[str, Call]]:
     """The next token after each of the positions."""
     for position in positions:
-        tokens = torch.randint(256, (contestant.batch, position))
+        tokens = torch.randint(256, (1, position))
         last = torch.zeros(contestant.batch, 1, dtype=torch.int64)
         if contestant.way == RECOMPUTED:
-            call = _recompute(model, tokens)
+            call = _recompute(model, tokens.expand(contestant.batch, -1))
         else:
-            _, state = model.extend(tokens)
+            _, state = model.extend(tokens)  # one sequence, and for each of the batch memory of its own
+            state = map_state(lambda x: x.expand(contestant.batch, *x.shape[1:]).clone(), state)
             step = Fused(model, state) if contestant.way == FUSED else model.extend
             call = _extend(step, last, step.state if isinstance(step, Fused) else state)
         yield contestant.name(position), call
