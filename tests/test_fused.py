@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -120,10 +121,29 @@ def test_threads_share_the_work_and_change_nothing(instruction_set):
         results = []
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            results.append(run(Fused(model, state), tokens, state))
+            step = Fused(model, state)
+            step.native.pace.left = 0  # all of them from the first call on
+            results.append(run(step, tokens, state))
         for params, after in results[1:]:
             assert torch.equal(params, results[0][0])
             map_state(lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0), after, results[0][1])
+
+
+def test_threads_rest_where_they_make_it_slower():
+    """One thread after a slow call, for longer each time; all of them again where that is no slower."""
+    pace, given = native.decoder.Pace(), []
+    for seconds_of_two in [9.0] * 20 + [0.5] * 20:
+        while (threads := pace.threads(2)) == 1:
+            given.append(threads)
+            pace.took(1, 1.0)
+        given.append(threads)
+        pace.took(2, seconds_of_two)
+    places = [i for i, threads in enumerate(given) if threads == 2]
+    alone = [b - a - 1 for a, b in pairwise(places)]
+    assert places[0] == 2
+    assert alone[:10] == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024]
+    assert alone[20:] == [0] * 19
+    assert pace.next == 4
 
 
 @pytest.mark.parametrize("batch", [1, 64])
@@ -249,6 +269,7 @@ model = build(width=96)
 tokens, state = begun(model, 1)
 step = Fused(model, state)
 x = torch.zeros(1, 96)
+step.native.pace.left = 0
 step.native(x)
 child = os.fork()
 if child == 0:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
+import time
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -83,6 +85,33 @@ class Shape(NamedTuple):
     norm_eps: float
 
 
+class Pace:
+    """How many threads the next call gets: all, or one where that was faster. The result is the same.
+
+    Where another process keeps a core busy, the call waits until the thread on that core has had its turn,
+    which takes longer than many calls of one thread. So a slow call is followed by some on one thread, each
+    time by more of them.
+    """
+
+    def __init__(self) -> None:
+        self.alone = math.inf  # seconds of the last call on one thread
+        self.left = 2  # calls on one thread; the very first meets cold memory
+        self.next = 4  # after the next slow call
+
+    def threads(self, most: int) -> int:
+        """Of at most so many."""
+        return 1 if self.left else most
+
+    def took(self, threads: int, seconds: float) -> None:
+        """Learns from a call."""
+        if threads == 1:
+            self.alone, self.left = seconds, max(0, self.left - 1)
+        elif seconds > 1.5 * self.alone:
+            self.left, self.next = self.next, min(2 * self.next, 1024)
+        else:
+            self.next = max(4, self.next // 2)
+
+
 class Decoder:
     """x [b c], contiguous float32, what enters the first layer -> params [b p]; changes its layers' states.
 
@@ -90,7 +119,7 @@ class Decoder:
     """
 
     def __init__(self, shape: Shape, layers: Sequence[Layer], norm: Norm, head: Map):
-        self.shape, self.outputs = shape, head.outputs
+        self.shape, self.outputs, self.pace = shape, head.outputs, Pace()
         self.parts = layers, norm, head  # whose addresses the library is given
         self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
         dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
@@ -102,8 +131,11 @@ class Decoder:
         """Raises MemoryError."""
         params = torch.empty(self.shape.batch, _whole(self.outputs), dtype=torch.float32)
         library, instruction_set = native.chosen()
-        call = _CALL.pack(instruction_set, torch.get_num_threads(), x.data_ptr(), params.data_ptr())
+        threads = self.pace.threads(torch.get_num_threads())
+        call = _CALL.pack(instruction_set, threads, x.data_ptr(), params.data_ptr())
+        start = time.perf_counter()
         native.check(library.lintra_decode(call + self.rest))
+        self.pace.took(threads, time.perf_counter() - start)
         return params[:, : self.outputs]
 
 
