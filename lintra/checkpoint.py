@@ -119,7 +119,9 @@ def newest(folder: Path) -> Path:
     """`folder` if it holds a model, else its newest `step-*` folder. Raises Error if there is neither."""
     folder = find(folder)
     if not folder.is_dir():
-        raise Error(f"{folder} does not exist or is no folder")
+        raise Error(
+            f"{folder} does not exist or is no folder; models that come with lintra: {', '.join(shipped())}"
+        )
     if (folder / CONFIG).exists():
         return folder
     steps = checkpoints(folder)

@@ -33,6 +33,8 @@ def why_not(model: Decoder) -> str | None:
     """Why the steps of a model cannot be fused here; None if they can."""
     if isinstance(model, Seq2Seq):
         return "a fused step does not read another sequence"
+    if type(model) is not Decoder:
+        return f"a fused step does not know {type(model).__name__}"
     if not native.available():
         return f"the native kernels are not available: {native.why_not()}"
     if torch.is_autocast_enabled("cpu"):
@@ -44,6 +46,11 @@ def why_not(model: Decoder) -> str | None:
         for module in part.modules():
             if reason := _foreign(module):
                 return reason
+    kinds = {_shape(model, block, batch=1) for block in model.blocks}
+    norms = [norm for block in model.blocks for norm in (block.norm_mix, block.norm_feed)]
+    norms += [model.norm] if not isinstance(model.norm, nn.Identity) else []
+    if len(kinds) != 1 or len({norm.eps for norm in norms}) != 1:
+        return "a fused step needs layers that are alike, these differ in size or kind"
     return None
 
 
@@ -78,6 +85,7 @@ class Fused:
         if model.training:
             raise ValueError("a fused step is for evaluation: call model.eval() first")
         self.model = model
+        _check_state(model.start(len(state.seen)), state)
         self.state = map_state(lambda x: x.clone(memory_format=torch.contiguous_format), state)
         layers = [
             _layer(block, own.attention, weights)
@@ -85,7 +93,8 @@ class Fused:
         ]
         norm = Norm(None, None) if isinstance(model.norm, nn.Identity) else _norm(model.norm)
         with torch.no_grad():
-            self.native = Native(_shape(model, state), layers, norm, _map(model.head, weights))
+            shape = _shape(model, model.blocks[0], len(state.seen))
+            self.native = Native(shape, layers, norm, _map(model.head, weights))
 
     def __call__(self, tokens: Tensor, state: State, mask: None = None) -> tuple[Tensor, DecoderState]:
         """As `model.extend`; without a mask."""
@@ -95,6 +104,7 @@ class Fused:
         if tokens.shape != (batch, 1):
             raise ValueError(f"tokens must be [{batch}, 1], got {list(tokens.shape)}")
         if state is not self.state:
+            _check_state(self.state, state)
             map_state(Tensor.copy_, self.state, state)
         with torch.no_grad():
             x, recent = self.model.enter(tokens, self.state, None, None)
@@ -113,11 +123,24 @@ def check_weights(model: Decoder, weights: Weights) -> None:
         raise ValueError(f"weights={weights!r} needs a fused step: {reason}")
 
 
-def _shape(model: Decoder, state: DecoderState) -> Shape:
-    block: Any = model.blocks[0]
+def _check_state(like: DecoderState, state: DecoderState) -> None:
+    """Raises ValueError unless the tensors of a state are as native code will take them to be."""
+
+    def check(like: Tensor, x: Tensor) -> Tensor:
+        if (x.shape, x.dtype, x.device) != (like.shape, like.dtype, like.device):
+            raise ValueError(
+                f"state must hold {like.dtype} {list(like.shape)} on {like.device}, got {x.dtype} "
+                f"{list(x.shape)} on {x.device}"
+            )
+        return x
+
+    map_state(check, like, state)
+
+
+def _shape(model: Decoder, block: Any, batch: int) -> Shape:
     config = block.mix.attention.config
     return Shape(
-        batch=len(state.seen),
+        batch=batch,
         layers=len(model.blocks),
         width=model.config.width,
         heads=block.mix.heads,

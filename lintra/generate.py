@@ -158,7 +158,7 @@ def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
             params, state = extend(tokens, state, mask=mask)
             token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
             yield token
-            if tokens is begun.tokens:  # all behind the prompt are alike
+            if tokens is begun.tokens and begun.steps > 1:  # all behind the prompt are alike
                 state = keep(model, state, begun.state_dtype)
                 extend = _one_by_one(model, token[:, None], state, begun)
             tokens, mask = token[:, None], None

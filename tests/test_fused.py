@@ -13,7 +13,7 @@ from lintra.attention import linear, map_state, retention, softmax
 from lintra.fused import Fused
 from lintra.generate import generate, generate_reference, stream
 from lintra.models import decoder
-from lintra.nn import LogisticMixture
+from lintra.nn import Feed, LogisticMixture
 from lintra.nn.block import Block
 from tests.test_generate import build_seq2seq
 
@@ -283,3 +283,41 @@ def test_a_forked_child_decodes_on():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_layers_that_differ_are_not_fused():
+    """The native code has one size for all of them."""
+    for change in (
+        lambda block: setattr(block, "feed", Feed(16, multiple=8.0)),
+        lambda block: setattr(block.norm_feed, "eps", 1e-2),
+    ):
+        model = build(width=16, heads=2)
+        change(model.blocks[1])
+        assert "layers that are alike" in fused.why_not(model)
+    model = build()
+    model.norm.eps = 1e-2
+    assert "layers that are alike" in fused.why_not(model)
+
+
+def test_a_class_of_one_s_own_is_not_fused():
+    class Louder(decoder.Decoder):
+        def extend(self, *args, **options):
+            params, state = super().extend(*args, **options)
+            return 2 * params, state
+
+    assert "does not know Louder" in fused.why_not(Louder(build().config).eval())
+
+
+def test_states_are_checked():
+    """The native code trusts their addresses."""
+    model, other = build(heads=2, width=16), build(heads=4, width=16)
+    step = Fused(model, model.start(2))
+    token = torch.zeros(2, 1, dtype=torch.int64)
+    narrow = map_state(lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x, model.start(2))
+    for state in (other.start(2), narrow):
+        with pytest.raises(ValueError, match=r"state must hold torch.float32"):
+            Fused(model, state)
+        with pytest.raises(ValueError, match=r"state must hold torch.float32"):
+            step(token, state)
+    with pytest.raises(ValueError, match="state must hold"):
+        step(token, model.start(1))

@@ -33,7 +33,7 @@ NAMES = {
 class Options:
     """Score a trained model on its whole test set: exact likelihood, with the standard error over samples."""
 
-    model: Path  # the folder of a run, or one of its checkpoints
+    model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     limit: int | None = None  # only so many samples, drawn from all
     batch: int = 32  # samples at once: changes memory and time, not the result
     seed: int = 0  # of what is drawn

@@ -41,7 +41,7 @@ class Options:
     batch: int = 64  # drawn at once; Ctrl-C keeps the batches that are done
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
-    weights: Weights = "float32"  # the others are rounded, and take less time on a CPU
+    weights: Weights = "float32"  # the others, on a CPU: rounded, and read in less time
     out: Path = Path("samples.png")  # completions get the same name with -completions
 
     def __post_init__(self):
@@ -63,7 +63,12 @@ class Options:
 
 def generate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra generate", description=Options.__doc__ or "")
-    model, task = open_model(options.model, options.device, options.data)
+    device = options.device
+    if options.weights != "float32":
+        if device == "cuda":
+            raise UsageError(f"weights={options.weights} is for the CPU: add --device cpu")
+        device = "cpu"
+    model, task = open_model(options.model, device, options.data)
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
     if options.prompt is not None and not hasattr(task, "to_text"):
@@ -73,6 +78,8 @@ def generate_command(args: Sequence[str]) -> int:
         for name in ("complete", "completions", "fraction")
     }
     refuse_unless_images(task, options.model, changed)
+    if options.samples == 0 and not isinstance(task, PixelTask):
+        raise UsageError("samples must be at least 1, got 0")
     drawing = Drawing(options, model)
     if isinstance(task, PixelTask):
         _images(options, drawing, task)

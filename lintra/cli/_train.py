@@ -13,6 +13,7 @@ from lintra import tasks, train
 from lintra.checkpoint import step_of
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._mechanism import mechanism
+from lintra.train._optimizer import optimizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
     changes = _given({field: getattr(options.model, field) for field in shape})
     model = dataclasses.replace(own, **changes)
     with torch.device("meta"):
-        model.build()  # as with the data: what cannot be built claims no folder
+        optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name
     return train.Run.create(folder, task=options.task, model=model, train=options.train)
 

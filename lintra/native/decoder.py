@@ -150,7 +150,8 @@ def pack(weight: Tensor, bias: Tensor | None, weights: Weights, *, gated: bool =
     if weights == "int8":
         scale = weight.abs().amax(1) / 127
         scale = torch.where(scale == 0, 1.0, scale)
-        weight = (weight / scale[:, None]).round().nan_to_num(0)  # the scale is NaN there, and stays it
+        # Beyond where the scale is subnormal; NaN where the scale is, which stays NaN.
+        weight = (weight / scale[:, None]).round().clamp(-127, 127).nan_to_num(0)
     halves = 2 if gated else 1
     scale = None if scale is None else _panels(scale, halves)
     return Map(

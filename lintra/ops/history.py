@@ -28,6 +28,6 @@ def look_back(
     r, t = recent.shape[1], tokens.shape[1]
     before = torch.stack([line[:, r - place : r - place + t] for place in places], -1)
     if mask is None or real is None:
-        return before, line[:, t:]
+        return before, line[:, t:].clone()  # a view would keep the whole line
     kept = mask.sum(1, keepdim=True) + torch.arange(r, device=line.device)
     return real.restore(before), take(line, kept)

@@ -11,7 +11,7 @@ from lintra.train.config import Config
 
 
 def optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Raises ValueError for Muon where PyTorch has none."""
+    """Raises ValueError for Muon where PyTorch has none, or the model no blocks."""
     if config.optimizer == "muon":
         return MuonAndAdamW(model, config)
     others = _groups(model, list(model.parameters()))
@@ -30,16 +30,22 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     def __init__(self, model: nn.Module, config: Config):
         if not hasattr(torch.optim, "Muon"):
-            raise ValueError(f"optimizer='muon' needs PyTorch 2.9 or newer, this is {torch.__version__}")
-        matrices = [
+            raise ValueError(
+                f"optimizer='muon' needs PyTorch 2.9 or newer, this is {torch.__version__}: update it, or "
+                "choose another, such as --optimizer radam --lr 1e-3"
+            )
+        found = (
             layer.weight
             for block in model.modules()
             if isinstance(block, Block)
             for layer in block.modules()
             if isinstance(layer, nn.Linear)
-        ]
+        )
+        matrices = list(dict.fromkeys(found))
         if not matrices:
-            raise ValueError("optimizer='muon' is for the matrices of blocks, and this model has no blocks")
+            raise ValueError(
+                "optimizer='muon' is for the matrices of blocks, and this model has no blocks: choose another"
+            )
         known = {id(x) for x in matrices}
         others = _groups(model, [x for x in model.parameters() if id(x) not in known])
         decay = config.weight_decay

@@ -47,6 +47,8 @@ class Config:
                 raise ValueError(f"{name} must be above 0 and below 1e30, got {value}")
         if self.batch % self.devices:
             raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
+        if self.optimizer == "muon" and self.strategy == "fsdp":
+            raise ValueError("optimizer='muon' needs whole matrices, which strategy='fsdp' does not keep")
         if self.strategy != "auto" and self.devices == 1:
             raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
 

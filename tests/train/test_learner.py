@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import pytest
 import torch
 
 from lintra import train
 from lintra.attention import delta, linear
+from lintra.models import bilstm
 from lintra.tasks import digits
 from lintra.train._learner import Learner
+from lintra.train._optimizer import optimizer as make
 from tests.train.conftest import assert_same_weights
 
 
@@ -71,3 +74,14 @@ def test_muon_is_resumed_exactly(new_run):
     train.fit(parts.changed(steps=5))
     train.fit(parts.changed(steps=12))
     assert_same_weights(parts, whole)
+
+
+def test_muon_where_it_cannot_be(monkeypatch):
+    model = bilstm.Config(vocabulary=4, width=8).build()
+    with pytest.raises(ValueError, match="optimizer='muon' is for the matrices of blocks"):
+        make(model, train.Config(optimizer="muon"))
+    with pytest.raises(ValueError, match="optimizer='muon' needs whole matrices"):
+        train.Config(optimizer="muon", strategy="fsdp", devices=2, batch=2)
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"optimizer='muon' needs PyTorch 2.9 or newer"):
+        make(model, train.Config(optimizer="muon"))
