@@ -197,3 +197,11 @@ def test_the_table_of_the_comparison_is_that_of_the_file():
     assert {"machine", "versions", "command", "date"} <= set(report)
     table = runpy.run_path(str(COMPARISON / "run.py"))["table"]
     assert table(report) in (COMPARISON / "README.md").read_text()
+
+
+def test_the_scores_of_shipped_models_are_those_of_their_files():
+    folder = ROOT / "lintra" / "weights" / "mnist-small"
+    scores = json.loads((folder / "evaluation.json").read_text())["scores"]
+    assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
+    first = scores["bits_per_dim_without_the_first"]["mean"]
+    assert f"| 64,000 | {first:.3f} |" in (ROOT / "experiments" / "images" / "README.md").read_text()

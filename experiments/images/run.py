@@ -31,7 +31,7 @@ from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
 STEPS = 300
-SIZE = {"layers": 4, "heads": 4, "width": 128}  # of preset "small"
+SIZE = {"layers": 4, "heads": 4, "width": 128, "feed": 3}  # of preset "small"
 
 # From the paper's model and training to ours: each line keeps what the lines above it changed.
 Changes = tuple[str, dict[str, Any], dict[str, Any]]  # name, of the model, of the training

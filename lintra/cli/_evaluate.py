@@ -48,6 +48,10 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
+        if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():
+            raise ValueError(f"pictures must be a folder, got the file {self.pictures}")
+        if self.json is not None and (self.json.is_dir() or self.json.parent.is_file()):
+            raise ValueError(f"json must be a file in a folder, got {self.json}")
 
 
 def evaluate_command(args: Sequence[str]) -> int:

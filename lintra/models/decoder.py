@@ -25,6 +25,8 @@ from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
 from lintra.ops.history import look_back
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 
+FARTHEST = 2**16  # places that an embedding may look back: a state remembers as many tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(StackConfig):
@@ -42,6 +44,8 @@ class Config(StackConfig):
         fields.at_least(self, vocabulary=1)
         if any(place < 1 for place in self.context) or len(set(self.context)) < len(self.context):
             raise ValueError(f"context must be different places, each at least 1, got {self.context}")
+        if self.context and max(self.context) > FARTHEST:
+            raise ValueError(f"context must look back {FARTHEST:,} places at most, got {max(self.context):,}")
         if self.context and not (self.start and self.embed == "token"):
             raise ValueError(
                 "context needs start=True, for what stands before the first token, and embed='token', got "
