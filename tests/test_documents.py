@@ -205,3 +205,33 @@ def test_the_scores_of_shipped_models_are_those_of_their_files():
     assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
     first = scores["bits_per_dim_without_the_first"]["mean"]
     assert f"| 64,000 | {first:.3f} |" in (ROOT / "experiments" / "images" / "README.md").read_text()
+
+
+def steps(report: dict) -> list[str]:
+    """What a step takes, one sequence and many, and the images a second that come of it."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    ways = ("eager", "float32", "bfloat16", "int8", "softmax, cached keys and values")
+    lines = []
+    for batch, name in ((1, "1 sequence"), (64, "64 sequences")):
+        taken = [rows[f"a step of {batch}, {way}"] for way in (*ways, "drawing")]
+        lines.append(f"| {name}, ms | {' | '.join(f'{x:.3g}' for x in taken)} |")
+    rates = [f"{rows[f'64 at once, {way}']:.3g}" for way in ways]
+    return [*lines, f"| 64 sequences, images/s, drawing included | {' | '.join(rates)} | |"]
+
+
+def test_the_figures_of_a_fused_step_are_those_of_the_file():
+    report = json.loads((ROOT / "bench" / "results" / "generation-amd-epyc.json").read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    page = (ROOT / "docs" / "performance.md").read_text()
+    assert "\n".join(steps(report)) in page
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    one, many, ratio = (
+        rows[what]
+        for what in (
+            "a step of 1, float32",
+            "64 at once, float32",
+            "64 at once, float32 / softmax, cached keys and values",
+        )
+    )
+    assert f"takes {one:.2f} ms a\nvalue" in (ROOT / "README.md").read_text()
+    assert f"{many:.1f} images a second for 64, {ratio:.1f} times" in (ROOT / "README.md").read_text()
