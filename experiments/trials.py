@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lintra import checkpoint, train
+from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 
 SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
@@ -23,7 +23,7 @@ BATCH = 50
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One model trained on one problem, and its score on the problem's first validation samples."""
+    """One model trained on one problem, and its score on the problem's first test samples."""
 
     name: str
     folder: Path
@@ -51,17 +51,10 @@ class Trial:
         text = json.dumps({"steps": self.training.steps, self.score: self._evaluate()}, indent=1)
         checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
 
-    @torch.no_grad()
     def _evaluate(self) -> float:
         task, model = self.task.build(), checkpoint.load(self.folder)
-        places = range(min(self.samples, len(task.validate)))
-        total = weight = 0.0
-        for first in range(0, len(places), BATCH):
-            indices = list(places[first : first + BATCH])
-            found = task.score(model, task.collate(task.validate.__getitems__(indices)))
-            total += float(found[self.score]) * float(found["weight"])
-            weight += float(found["weight"])
-        return total / weight
+        places = range(min(self.samples, len(task.test)))
+        return evaluate.scores(model, task, places, batch=BATCH)[self.score].mean
 
 
 def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -> None:

@@ -143,13 +143,13 @@ def step_of(folder: Path) -> int:
 
 def save_state(state: State, file: str | Path) -> None:
     """A state of generation into one safetensors file, to be resumed elsewhere. Atomic."""
-    tensors = {str(i): x.contiguous() for i, x in enumerate(_leaves(state))}
+    tensors = {str(i): x.contiguous() for i, x in enumerate(attention.leaves(state))}
     write_atomically(Path(file), lambda place: save_file(tensors, place))
 
 
 def load_state(like: State, file: str | Path) -> State:
     """The state in `file`, of the form of `like`, such as `model.start(batch)`. Raises Error if it is not."""
-    wanted = list(_leaves(like))
+    wanted = list(attention.leaves(like))
     tensors = read_tensors(Path(file), wanted[0].device if wanted else "cpu")
     if tensors.keys() != {str(i) for i in range(len(wanted))}:
         raise Error(f"{file} holds {len(tensors)} tensors, a state of this model {len(wanted)}")
@@ -264,12 +264,6 @@ def _widen(x: torch.Tensor, dtype: Any) -> torch.Tensor:
     if dtype != "float32":
         raise ValueError(f"dtype must be 'float32' or absent, got {dtype!r}")
     return x.float() if x.is_floating_point() else x
-
-
-def _leaves(state: State) -> list[torch.Tensor]:
-    leaves: list[torch.Tensor] = []
-    attention.map_state(lambda x: leaves.append(x) or x, state)
-    return leaves
 
 
 def _put(new: Path, path: Path) -> None:

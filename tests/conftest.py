@@ -26,3 +26,12 @@ def one_thread(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["baseline", "avx2", "avx512", "neon"])
+def instruction_set(request):
+    """Each build of the native kernels that this processor has, in turn."""
+    if request.param not in native.instruction_sets():
+        pytest.skip(f"{request.param} cannot run here")
+    with native.use(request.param):
+        yield request.param

@@ -64,14 +64,6 @@ def close(mine, right, tolerance):
     assert mine.numel() == 0 or (mine - right).abs().max() <= tolerance * right.abs().max().clamp(min=1e-3)
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512", "neon"])
-def instruction_set(request):
-    if request.param not in native.instruction_sets():
-        pytest.skip(f"{request.param} cannot run here")
-    with native.use(request.param):
-        yield request.param
-
-
 @torch.no_grad()
 def begun(model, batch):
     """Seven tokens of each sequence and the state after the first three."""

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lintra.attention import linear, lsh, map_state, softmax
+from lintra.attention import leaves, linear, lsh, softmax
 from lintra.bench._report import Row
 from lintra.bench._timing import interleaved
+from lintra.bench.generation import state_at
 from lintra.fused import Fused
 from lintra.tasks import images
 
@@ -85,8 +86,7 @@ def _calls(model: Any, contestant: Contestant, positions: list[int]) -> Iterator
         if contestant.way == RECOMPUTED:
             call = _recompute(model, tokens.expand(contestant.batch, -1))
         else:
-            _, state = model.extend(tokens)  # one sequence, and for each of the batch memory of its own
-            state = map_state(lambda x: x.expand(contestant.batch, *x.shape[1:]).clone(), state)
+            state = state_at(model, contestant.batch, position)
             step = Fused(model, state) if contestant.way == FUSED else model.extend
             call = _extend(step, last, step.state if isinstance(step, Fused) else state)
         yield contestant.name(position), call
@@ -109,9 +109,8 @@ def state_sizes(data: str) -> list[Row]:
         for position in (1, length // 2, length):
             with torch.inference_mode():
                 _, state = model.extend(torch.zeros(1, position, dtype=torch.int64))
-            sizes: list[int] = []
-            map_state(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, state)
-            rows.append(Row(f"{data}: {way}, kept after token {position:,}", sum(sizes) / 1024, "KiB"))
+            kept = sum(x.nbytes for x in leaves(state))
+            rows.append(Row(f"{data}: {way}, kept after token {position:,}", kept / 1024, "KiB"))
     return rows
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from lintra import registry
-from lintra.attention._base import Attention, AttentionConfig, Capabilities, State, map_state
+from lintra.attention._base import Attention, AttentionConfig, Capabilities, State, leaves, map_state
 
 __all__ = [
     "Attention",
@@ -15,6 +15,7 @@ __all__ = [
     "State",
     "describe",
     "for_length",
+    "leaves",
     "load",
     "map_state",
     "mechanism",

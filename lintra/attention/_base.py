@@ -356,6 +356,13 @@ def map_state(function: Any, state: State, *others: State) -> State:
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
 
 
+def leaves(state: State) -> list[Tensor]:
+    """The tensors of a state, in their order."""
+    found: list[Tensor] = []
+    map_state(lambda x: found.append(x) or x, state)
+    return found
+
+
 def _by_token(rotate: Rotation | None, reads: dict[str, Tensor]) -> dict[str, Tensor]:
     """What is given for each token beside q, k, v; of a rotation, the positions."""
     given = {name: x for name, x in reads.items() if x is not None}

@@ -104,19 +104,19 @@ def _steps(model: Decoder, batch: int) -> dict[str, Callable[[], object]]:
     return {f"{batch}: {name}": way for name, way in ways.items()}
 
 
-def _state(model: Decoder, batch: int, position: int) -> Any:
+def state_at(model: Decoder, batch: int, position: int) -> Any:
     """The state of as many sequences, each in memory of its own."""
     _, state = model.extend(torch.zeros(1, position, dtype=torch.int64))
     return map_state(lambda x: x.expand(batch, *x.shape[1:]).clone(), state)
 
 
 def _eager(model: Decoder, batch: int, position: int) -> Callable[[], object]:
-    state, tokens = _state(model, batch, position), torch.zeros(batch, 1, dtype=torch.int64)
+    state, tokens = state_at(model, batch, position), torch.zeros(batch, 1, dtype=torch.int64)
     return lambda: model.extend(tokens, state)
 
 
 def _fused(model: Decoder, batch: int, weights: Weights) -> Callable[[], object]:
-    step, tokens = Fused(model, _state(model, batch, 1), weights), torch.zeros(batch, 1, dtype=torch.int64)
+    step, tokens = Fused(model, state_at(model, batch, 1), weights), torch.zeros(batch, 1, dtype=torch.int64)
     return lambda: step(tokens, step.state)
 
 

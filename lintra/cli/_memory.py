@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lintra.attention import map_state
+from lintra.attention import leaves
 from lintra.cli._arguments import UsageError
 from lintra.models import Decoder
 
@@ -30,14 +30,13 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
     """
     device, config = model.head.weight.device, model.config
     _, state = model.extend(torch.zeros(1, prompt + steps, dtype=torch.int64, device=device))
-    sizes: list[int] = []
-    map_state(lambda x: sizes.append(x.nbytes) or x, state)
+    kept = sum(x.nbytes for x in leaves(state))
     # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
     # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
     block = (16 + 2 * config.feed) * config.width
     # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
     symbols = 24 * config.vocabulary * getattr(config.output, "components", 1)
-    return round(2 * sum(sizes) + 4 * (prompt + 1) * (block + model.output.size) + symbols)
+    return round(2 * kept + 4 * (prompt + 1) * (block + model.output.size) + symbols)
 
 
 def available(device: torch.device) -> int | None:

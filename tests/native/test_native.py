@@ -23,14 +23,6 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 2e-2, to
 SUM = {torch.float64: torch.float64}
 
 
-@pytest.fixture(params=["baseline", "avx2", "avx512", "neon"])
-def instruction_set(request):
-    if request.param not in native.instruction_sets():
-        pytest.skip(f"{request.param} cannot run here")
-    with native.use(request.param):
-        yield request.param
-
-
 @contextmanager
 def threads(n):
     before = torch.get_num_threads()
