@@ -14,6 +14,7 @@ ORDER = [
     {"ops"},
     {"attention"},
     {"nn"},
+    {"speech"},
     {"models"},
     {"checkpoint"},
     {"replay", "fused"},
