@@ -3,26 +3,21 @@
 {"format": 1, "model": "decoder", "config": {"vocabulary": 256, "attention": {"name": "linear", ...}, ...}}
 """
 
-import ctypes
 import dataclasses
 import json
-import os
-import shutil
-import tempfile
 import typing
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from lintra import attention, fields, models, registry
 from lintra.attention import AttentionConfig, State
 from lintra.attention._feature_maps import FeatureMap
+from lintra.files import Error, read_json, write_atomically
 from lintra.models import Model
-from lintra.tensors import Error, is_part, read_json, read_tensors, write_tensors
+from lintra.tensors import is_part, read_tensors, write_tensors
 
 FORMAT = 1
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -169,28 +164,6 @@ def load_state(like: State, file: str | Path) -> State:
     return attention.map_state(take, like)
 
 
-def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path`.
-
-    Until then `path` is as it was, and after an error too. Raises Error if it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise Error(f"{path} cannot be written: {error.strerror}") from error
-    try:
-        write(work / path.name)
-        new = work / path.name
-        _flush(new, *(new.rglob("*") if new.is_dir() else ()))
-        _put(new, path)
-        _flush(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise Error(f"{path} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
 def to_json(value: Any) -> Any:
     """A configuration as JSON: a dataclass becomes an object, with its `name` where there is a choice."""
     if not dataclasses.is_dataclass(value):
@@ -264,34 +237,3 @@ def _widen(x: torch.Tensor, dtype: Any) -> torch.Tensor:
     if dtype != "float32":
         raise ValueError(f"dtype must be 'float32' or absent, got {dtype!r}")
     return x.float() if x.is_floating_point() else x
-
-
-def _put(new: Path, path: Path) -> None:
-    """Renames `new` to `path`. A folder cannot be renamed onto another: the two are exchanged."""
-    if not path.is_dir():
-        new.replace(path)
-        return
-    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
-    if exchange is not None and exchange(here, os.fsencode(new), here, os.fsencode(path), swap) == 0:
-        return
-    before = new.with_name("before")  # elsewhere a moment without either remains
-    path.rename(before)
-    try:
-        new.rename(path)
-    except OSError:
-        before.rename(path)
-        raise
-
-
-def _flush(*paths: Path) -> None:
-    """To the disk, so that a power cut leaves the old or the new, not an empty file."""
-    windows = os.name == "nt"  # where folders cannot be flushed and files must be open for writing
-    for path in paths:
-        if windows and path.is_dir():
-            continue
-        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

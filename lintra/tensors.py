@@ -14,12 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from lintra.files import Error, read_json
+
 PART = 14 * 2**20  # bytes of tensors in a file: under 15 MB, which mail, version control and devices take
 _INDEX = ".index.json"
-
-
-class Error(ValueError):
-    """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
@@ -68,16 +66,6 @@ def is_part(name: Any, file: Path) -> bool:
         return True
     pattern = rf"{re.escape(file.stem)}-\d{{5}}-of-\d{{5}}{re.escape(file.suffix)}"
     return isinstance(name, str) and re.fullmatch(pattern, name) is not None
-
-
-def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises Error with its name."""
-    try:
-        return json.loads(file.read_text())
-    except OSError as error:
-        raise Error(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise Error(f"{file} is damaged: {error}") from error
 
 
 def _read(file: Path, device: str | torch.device) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from lintra import checkpoint
+from lintra import checkpoint, files
 from lintra.attention import linear, softmax
 from lintra.models import bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
@@ -236,8 +236,8 @@ def test_saving_again_replaces_and_nothing_else_is_replaced(tmp_path):
 def test_a_failing_exchange_keeps_the_old_model(tmp_path, monkeypatch):
     """Where folders cannot be exchanged and the second rename fails."""
     checkpoint.save(build(), tmp_path / "model")
-    monkeypatch.setattr(checkpoint.os, "name", "other")
-    rename, calls = checkpoint.Path.rename, []
+    monkeypatch.setattr(files.os, "name", "other")
+    rename, calls = files.Path.rename, []
 
     def failing(self, target):
         calls.append(target)
@@ -245,7 +245,7 @@ def test_a_failing_exchange_keeps_the_old_model(tmp_path, monkeypatch):
             raise OSError(5, "Input/output error")
         return rename(self, target)
 
-    monkeypatch.setattr(checkpoint.Path, "rename", failing)
+    monkeypatch.setattr(files.Path, "rename", failing)
     with pytest.raises(checkpoint.Error, match="cannot be written"):
         checkpoint.save(build(layers=1), tmp_path / "model")
     monkeypatch.undo()

@@ -9,7 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lintra"
 ORDER = [
-    {"registry", "fields", "allocator", "tensors"},
+    {"registry", "fields", "allocator", "files"},
+    {"tensors"},
     {"native"},
     {"ops"},
     {"attention"},

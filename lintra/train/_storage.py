@@ -13,7 +13,8 @@ from typing import Any
 from lightning.pytorch.plugins import CheckpointIO
 
 from lintra.checkpoint import WEIGHTS, Error, with_weights, write_atomically, write_model
-from lintra.tensors import read_json, read_tensors, write_tensors
+from lintra.files import read_json
+from lintra.tensors import read_tensors, write_tensors
 from lintra.train._tree import flatten, unflatten
 
 FORMAT = 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lintra import checkpoint, tensors, train
+from lintra import checkpoint, files, tensors, train
 from lintra.tasks import copy
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Interrupted
@@ -131,7 +131,7 @@ def test_an_unwritable_folder(new_run, monkeypatch):
     def read_only(**_):
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(checkpoint.tempfile, "mkdtemp", read_only)
+    monkeypatch.setattr(files.tempfile, "mkdtemp", read_only)
     with pytest.raises(checkpoint.Error, match="cannot be written: Read-only file system"):
         train.fit(run)
 

@@ -1,0 +1,79 @@
+"""Files that are read as they should be, or named as wrong; that are written whole, or not at all."""
+
+import ctypes
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+
+class Error(ValueError):
+    """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
+
+
+def read_json(file: Path) -> Any:
+    """The content of a JSON file. Raises Error with its name."""
+    try:
+        return json.loads(file.read_text())
+    except OSError as error:
+        raise Error(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Error(f"{file} is damaged: {error}") from error
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
+    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path`.
+
+    Until then `path` is as it was, and after an error too. Raises Error if it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise Error(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        write(work / path.name)
+        new = work / path.name
+        _flush(new, *(new.rglob("*") if new.is_dir() else ()))
+        _put(new, path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        raise Error(f"{path} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _put(new: Path, path: Path) -> None:
+    """Renames `new` to `path`. A folder cannot be renamed onto another: the two are exchanged."""
+    if not path.is_dir():
+        new.replace(path)
+        return
+    exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
+    if exchange is not None and exchange(here, os.fsencode(new), here, os.fsencode(path), swap) == 0:
+        return
+    before = new.with_name("before")  # elsewhere a moment without either remains
+    path.rename(before)
+    try:
+        new.rename(path)
+    except OSError:
+        before.rename(path)
+        raise
+
+
+def _flush(*paths: Path) -> None:
+    """To the disk, so that a power cut leaves the old or the new, not an empty file."""
+    windows = os.name == "nt"  # where folders cannot be flushed and files must be open for writing
+    for path in paths:
+        if windows and path.is_dir():
+            continue
+        handle = os.open(path, os.O_RDWR if windows else os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
