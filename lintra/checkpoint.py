@@ -194,10 +194,15 @@ def _value(hint: Any, content: Any, where: str) -> Any:
     options = fields.options(hint)
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
         return from_json(hint, content, where)
-    content = tuple(content) if isinstance(content, list) else content  # JSON has no tuples
+    content = _tuples(content)
     if not fields.fits(hint, content):
         raise ValueError(f"{where} must be {fields.describe(hint)}, got {content!r}")
     return content
+
+
+def _tuples(content: Any) -> Any:
+    """The lists of JSON, which has no tuples, as tuples."""
+    return tuple(map(_tuples, content)) if isinstance(content, list) else content
 
 
 def _key(kind: type) -> str:

@@ -45,9 +45,11 @@ def fits(hint: Any, value: Any) -> bool:
         return any(fits(option, value) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
         return any(value == option and type(value) is type(option) for option in typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:  # of any length, of one type
-        each = typing.get_args(hint)[0]
-        return isinstance(value, tuple) and all(fits(each, x) for x in value)
+    if typing.get_origin(hint) is tuple:
+        each = typing.get_args(hint)
+        if each[-1] is Ellipsis:  # of any length, of one type
+            return isinstance(value, tuple) and all(fits(each[0], x) for x in value)
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(fits, each, value))
     if hint in (int, float) and isinstance(value, bool):
         return False
     if isinstance(value, type):  # a class where an instance belongs has every method a protocol asks for
@@ -68,7 +70,10 @@ def describe(hint: Any) -> str:
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
-        return f"several {describe(typing.get_args(hint)[0])}"
+        each = typing.get_args(hint)
+        if each[-1] is Ellipsis:
+            return f"several {describe(each[0])}"
+        return f"({', '.join(map(describe, each))})"
     if hint is types.NoneType:
         return "None"
     return hint.__name__

@@ -14,6 +14,7 @@ class Some:
     count: int | None = None
     factor: float | None = None
     share: float = 0.0
+    pairs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self):
         fields.check(self)
@@ -29,6 +30,10 @@ class Some:
         ({"count": 1.0}, TypeError, r"count must be int or None, got 1\.0"),
         ({"factor": math.inf}, ValueError, "factor must be finite, got inf"),
         ({"factor": math.nan}, ValueError, "factor must be finite, got nan"),
+        ({"pairs": (("a", 1),)}, TypeError, r"pairs must be several \(str, several int\), got"),
+        ({"pairs": (("a",),)}, TypeError, "pairs must be several"),
+        ({"pairs": (("a", (1,), (2,)),)}, TypeError, "pairs must be several"),
+        ({"pairs": [("a", (1,))]}, TypeError, "pairs must be several"),
         ({"share": 1.0}, ValueError, r"share must be in \[0, 1\), got 1\.0"),
         ({"share": math.nan}, ValueError, r"share must be in \[0, 1\), got nan"),
     ],
@@ -40,7 +45,7 @@ def test_a_field_out_of_range_is_named(options, error, message):
 
 def test_bounds_are_in_and_none_passes():
     Some()
-    Some(count=1, factor=-3.0, share=0.0)
+    Some(count=1, factor=-3.0, share=0.0, pairs=(("a", ()), ("b", (1, 2))))
 
 
 @pytest.mark.parametrize("task", [copy, recall, text, text_classification], ids=lambda task: task.__name__)
