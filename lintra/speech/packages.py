@@ -1,0 +1,14 @@
+"""Packages that only speech needs: imported where they are used, everything else works without."""
+
+import importlib
+from types import ModuleType
+
+
+def package(name: str) -> ModuleType:
+    """The package of this name. Raises ModuleNotFoundError that says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, OSError) as error:  # OSError: soundfile, where its library in C is not to be found
+        raise ModuleNotFoundError(
+            f"speech needs {name} ({error}): pip install 'lintra[speech]'", name=name
+        ) from error
