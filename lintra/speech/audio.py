@@ -1,0 +1,158 @@
+"""Audio of any format, rate and number of channels as one channel at the rate a recogniser reads."""
+
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lintra.speech.errors import SpeechError
+from lintra.speech.packages import package
+
+_SECONDS = 30.0  # of audio that are read at once
+_OVERSHOOT = 0.5  # seconds that a section may end after its recording, as rounded times do
+# What libsndfile notes where the header of a wave, AIFF or AU file counts other bytes than there are, and
+# where an Ogg file has no end. A file written before its end was known counts _UNKNOWN bytes or more.
+_COUNTED = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
+_UNKNOWN = 0x7FFF_0000
+_ENDLESS = "lacks an end-of-stream"
+_ALL = sys.maxsize  # the end of a section that has none
+_NO_LENGTH = 2**62  # samples, or more: of a FLAC stream that does not say how long it is
+
+
+class Audio(NamedTuple):
+    """Audio in memory."""
+
+    samples: np.ndarray  # float32 [n], in [-1, 1]
+    rate: int  # Hz
+
+
+def read(
+    source: str | Path | Audio, rate: int, *, start: float = 0.0, duration: float | None = None
+) -> np.ndarray:
+    """Audio at `rate` Hz -> float32 [n]: all of it, or the seconds from `start` to `start + duration`.
+
+    Channels are averaged; full scale is 1. Raises SpeechError for a file that is missing, empty, cut short or
+    no audio, for samples that are not finite, and for seconds that the recording does not have.
+    """
+    if not 0 <= start < math.inf:
+        raise SpeechError(f"start must be 0 or more seconds, got {start}")
+    if duration is not None and not 0 < duration < math.inf:
+        raise SpeechError(f"duration must be more than 0 seconds, and finite, got {duration}")
+    if isinstance(source, Audio):
+        pieces = _of_array(source, start, duration)
+    else:
+        pieces = _of_file(Path(source), start, duration, _SECONDS)
+    return np.concatenate([np.zeros(0, np.float32), *_resampled(pieces, rate)])
+
+
+def blocks(path: str | Path, rate: int, *, seconds: float = _SECONDS) -> Iterator[np.ndarray]:
+    """The samples `read` gives of a file, in pieces of about so many seconds, with constant memory.
+
+    Raises what `read` does, some of it only when the pieces before are out.
+    """
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"seconds must be more than 0, and finite, got {seconds}")
+    return _resampled(_of_file(Path(path), 0.0, None, seconds), rate)
+
+
+def changed_speed(samples: np.ndarray, factor: float) -> np.ndarray:
+    """Samples [n] played `factor` times as fast, pitch and all -> [about n / factor].
+
+    Ko et al. 2015, "Audio augmentation for speech recognition". Raises ValueError for a factor that is not in
+    0.1 .. 10.
+    """
+    if not 0.1 <= factor <= 10:
+        raise ValueError(f"factor must be in 0.1 .. 10, got {factor}")
+    return samples if factor == 1 else package("soxr").resample(samples, factor, 1.0)
+
+
+def _resampled(pieces: Iterable[Audio], rate: int) -> Iterator[np.ndarray]:
+    """Pieces of one recording at another rate: the same samples however it was cut."""
+    if rate < 1:
+        raise ValueError(f"rate must be at least 1 Hz, got {rate}")
+    stream = None
+    for samples, own in pieces:
+        if own == rate:
+            yield samples
+        else:
+            stream = stream or package("soxr").ResampleStream(own, rate, 1)
+            yield stream.resample_chunk(samples)
+    if stream:
+        yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def _of_array(audio: Audio, start: float, duration: float | None) -> Iterator[Audio]:
+    first, end = _section(start, duration, audio.rate, len(audio.samples), "the audio")
+    samples = audio.samples[first:end].astype(np.float32, copy=False)
+    _check_end(first + len(samples), end, audio.rate, "the audio")
+    yield Audio(_finite(samples, "the audio"), audio.rate)
+
+
+def _of_file(path: Path, start: float, duration: float | None, seconds: float) -> Iterator[Audio]:
+    with _opened(path) as file:
+        rate, length = file.samplerate, file.frames
+        here, end = _section(start, duration, rate, length, path)
+        if length >= _NO_LENGTH:
+            file.seekable = lambda: False  # else soundfile seeks after each read, which fails at the end
+        if here:
+            file.seek(here)
+        step = max(1, round(seconds * rate))
+        while len(block := file.read(min(step, end - here), dtype="float32", always_2d=True)):
+            here += len(block)
+            yield Audio(_finite(block.mean(1), path), rate)
+        guess = file.format == "MP3" or length >= _NO_LENGTH
+        if here < min(length, end) and not guess:
+            raise SpeechError(f"{path} is cut short: it should have {length:,} samples and has {here:,}")
+        _check_end(here, end, rate, path)
+
+
+def _section(
+    start: float, duration: float | None, rate: int, length: int, name: Path | str
+) -> tuple[int, int]:
+    """The first sample, and that before which the section ends."""
+    if not length:
+        raise SpeechError(f"{name} is empty: it has no samples")
+    if start * rate > length - 1:
+        raise SpeechError(f"{name} ends after {length / rate:g} seconds: there is nothing from {start:g} on")
+    first = round(start * rate)
+    return first, _ALL if duration is None else round(min((start + duration) * rate, _ALL // 2))
+
+
+def _check_end(here: int, end: int, rate: int, name: Path | str) -> None:
+    """Raises SpeechError where a section goes on after the recording."""
+    if here + _OVERSHOOT * rate < end < _ALL:
+        raise SpeechError(f"{name} ends after {here / rate:g} seconds, before the {end / rate:g} asked for")
+
+
+def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
+    if not np.isfinite(samples).all():
+        raise SpeechError(f"{name} has samples that are not finite")
+    return samples
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
+    if not path.is_file():
+        raise SpeechError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
+    if not path.stat().st_size:
+        raise SpeechError(f"{path} is empty")
+    soundfile = package("soundfile")
+    try:
+        with soundfile.SoundFile(path) as file:
+            notes = file.extra_info
+            for counted, there in _COUNTED.findall(notes):
+                if int(there) < int(counted) < _UNKNOWN:
+                    raise SpeechError(
+                        f"{path} is cut short: it should have {counted} bytes of audio and has {there}"
+                    )
+            if _ENDLESS in notes:
+                raise SpeechError(f"{path} is cut short: it has no end")
+            yield file
+    except soundfile.LibsndfileError as error:
+        raise SpeechError(f"{path} cannot be read as audio: {error.error_string}") from error

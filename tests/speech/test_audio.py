@@ -1,0 +1,245 @@
+"""Audio: every format gives the same samples, pieces give the whole, what is wrong with a file is said."""
+
+import struct
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lintra.speech.audio import Audio, blocks, changed_speed, read
+from lintra.speech.errors import SpeechError
+
+soundfile = pytest.importorskip("soundfile")
+
+RATE = 8_000
+
+
+def audio(samples=RATE, channels=1, seed=0):
+    """Quiet noise."""
+    draw = np.random.default_rng(seed).normal(scale=0.1, size=(samples, channels))
+    return draw.astype(np.float32)
+
+
+def tone(hz, rate, seconds=0.5):
+    return (0.5 * np.sin(2 * np.pi * hz * np.arange(int(seconds * rate)) / rate)).astype(np.float32)
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes samples into a file of this name; its path."""
+
+    def write(name="a.wav", samples=None, rate=RATE, **options):
+        path = tmp_path / name
+        soundfile.write(path, audio() if samples is None else samples, rate, **options)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "step"),
+    [
+        ("a.wav", {"subtype": "PCM_U8"}, 2**-7),
+        ("a.wav", {"subtype": "PCM_16"}, 2**-15),
+        ("a.wav", {"subtype": "PCM_24"}, 2**-23),
+        ("a.wav", {"subtype": "PCM_32"}, 2**-23),  # of float32
+        ("a.wav", {"subtype": "FLOAT"}, 0),
+        ("a.wav", {"subtype": "DOUBLE"}, 0),
+        ("a.flac", {"subtype": "PCM_24"}, 2**-23),
+        ("a.aiff", {"subtype": "PCM_16"}, 2**-15),
+        ("a name with spaces, \u00e9.wav", {"subtype": "PCM_16"}, 2**-15),
+    ],
+)
+def test_every_format_has_the_same_samples(write, name, options, step):
+    samples = audio(channels=2)
+    got = read(write(name, samples, **options), RATE)
+    assert got.dtype == np.float32
+    # A sample may be rounded up or down by a step; the mean of two channels is float32.
+    np.testing.assert_allclose(got, samples.mean(1), rtol=1e-6, atol=step + 1e-7)
+
+
+@pytest.mark.parametrize("name", ["a.ogg", "a.mp3"])
+def test_lossy_formats(write, name):
+    samples = tone(440, 16_000, 2.0)
+    got = read(write(name, samples, 16_000), 16_000)
+    assert len(got) == len(samples)
+    np.testing.assert_allclose(got[2_000:-2_000], samples[2_000:-2_000], atol=0.05)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
+def test_a_tone_stays_a_tone_at_another_rate(write, rate):
+    got = read(write(samples=tone(1_000, rate), rate=rate, subtype="FLOAT"), 16_000)
+    wanted = tone(1_000, 16_000)
+    assert abs(len(got) - len(wanted)) <= 1
+    inside = slice(800, 7_200)  # where the filter sees no end
+    np.testing.assert_allclose(got[inside], wanted[inside], atol=1e-4)
+
+
+def test_what_a_lower_rate_cannot_hold_is_gone(write):
+    got = read(write(samples=tone(6_000, 44_100), rate=44_100, subtype="FLOAT"), RATE)
+    assert np.abs(got[400:-400]).max() < 1e-3
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 30_000), st.sampled_from([4_000, RATE, 11_025]), st.floats(1e-3, 2.0))
+def test_pieces_are_the_whole(tmp_path_factory, samples, rate, seconds):
+    path = tmp_path_factory.getbasetemp() / "pieces.wav"
+    soundfile.write(path, audio(samples), RATE)
+    pieces = list(blocks(path, rate, seconds=seconds))
+    np.testing.assert_array_equal(np.concatenate(pieces), read(path, rate))
+    held = 0.5  # seconds, by the resampler
+    assert max(map(len, pieces)) <= rate * (seconds + held)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, RATE - 1), st.integers(1, RATE))
+def test_a_section_is_a_slice(tmp_path_factory, first, n):
+    path, samples = tmp_path_factory.getbasetemp() / "section.wav", audio()[:, 0]
+    soundfile.write(path, samples, RATE, subtype="FLOAT")
+    n = min(n, RATE - first)
+    section = {"start": first / RATE, "duration": n / RATE}
+    np.testing.assert_array_equal(read(path, RATE, **section), samples[first : first + n])
+    np.testing.assert_array_equal(read(path, RATE, start=first / RATE), samples[first:])
+    for rate in (RATE, 11_025):
+        np.testing.assert_array_equal(
+            read(path, rate, **section), read(Audio(samples, RATE), rate, **section)
+        )
+
+
+def test_a_section_may_end_a_little_late(write):
+    path = write()
+    for source in (path, Audio(read(path, RATE), RATE)):
+        assert len(read(source, RATE, start=0.75, duration=0.7)) == RATE // 4
+        with pytest.raises(SpeechError, match=r"ends after 1 seconds, before the 1\.6 asked for"):
+            read(source, RATE, start=0.75, duration=0.85)
+        with pytest.raises(SpeechError, match="ends after 1 seconds, before"):
+            read(source, RATE, duration=1e300)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"start": 1.0}, "ends after 1 seconds: there is nothing from 1 on"),
+        ({"start": 1e300}, r"there is nothing from 1e\+300 on"),
+        ({"start": -0.1}, r"start must be 0 or more seconds, got -0\.1"),
+        ({"start": float("nan")}, "start must be 0 or more seconds, got nan"),
+        ({"start": float("inf")}, "start must be 0 or more seconds, got inf"),
+        ({"duration": 0.0}, r"duration must be more than 0 seconds, and finite, got 0\.0"),
+        ({"duration": -1.0}, "duration must be more than 0 seconds"),
+        ({"duration": float("nan")}, "duration must be more than 0 seconds"),
+    ],
+)
+def test_sections_that_are_none(write, section, message):
+    path = write()
+    for source in (path, Audio(read(path, RATE), RATE)):
+        with pytest.raises(SpeechError, match=message):
+            read(source, RATE, **section)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.aiff", "a.au", "a.flac", "a.ogg"])
+@pytest.mark.parametrize("share", [0.9, 0.5])
+def test_files_that_are_cut_short(write, name, share):
+    path = write(name, audio(RATE * 4))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(SpeechError, match=rf"{name} (is cut short|cannot be read as audio)"):
+        read(path, RATE)
+    with pytest.raises(SpeechError, match=name):
+        list(blocks(path, RATE))
+
+
+@pytest.mark.parametrize("claim", [0xFFFF_FFFF, 0x7FFF_FFFF])
+def test_a_wave_file_that_was_written_to_a_pipe(write, claim):
+    """Its header cannot know how long it is."""
+    path = write()
+    wanted, content = read(path, RATE), bytearray(path.read_bytes())
+    place = content.index(b"data") + 4
+    content[4:8] = content[place : place + 4] = struct.pack("<I", claim)
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read(path, RATE), wanted)
+
+
+def test_a_flac_file_that_was_written_to_a_pipe(write):
+    path = write("a.flac")
+    wanted, content = read(path, RATE), bytearray(path.read_bytes())
+    content[21] &= (
+        0xF0  # the 36 bits of the number of samples, after "fLaC", a header of 4 bytes and 13.5 more
+    )
+    content[22:26] = bytes(4)
+    path.write_bytes(content)
+    np.testing.assert_array_equal(read(path, RATE), wanted)
+
+
+def test_an_mp3_file_without_its_length(write):
+    """The length is then a guess from the first frames, here of silence, which are small."""
+    samples = np.concatenate([np.zeros((40_000, 1), np.float32), audio(40_000)])
+    path = write("a.mp3", samples, 16_000, bitrate_mode="VARIABLE")
+    content = path.read_bytes()
+    path.write_bytes(content[content.index(content[:2], 2) :])  # the first frame holds the length
+    assert 80_000 <= len(read(path, 16_000)) < 84_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "x.wav is empty"),
+        (b"RIFF", "x.wav cannot be read as audio"),
+        (b"This is no audio, whatever it is called." * 9, "x.wav cannot be read as audio"),
+        (None, "x.wav does not exist"),
+    ],
+)
+def test_what_is_no_audio(tmp_path, content, message):
+    path = tmp_path / "x.wav"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SpeechError, match=message):
+        read(path, RATE)
+    with pytest.raises(SpeechError, match=message):
+        list(blocks(str(path), RATE))
+
+
+def test_more_that_is_no_audio(tmp_path, write):
+    with pytest.raises(SpeechError, match="is no file"):
+        read(tmp_path, RATE)
+    with pytest.raises(SpeechError, match="is empty: it has no samples"):
+        read(write(samples=audio(0)), RATE)
+    with pytest.raises(SpeechError, match="is empty: it has no samples"):
+        read(Audio(np.zeros(0, np.float32), RATE), RATE)
+    for bad in (np.nan, np.inf):
+        samples = audio(100)
+        samples[50] = bad
+        path = write(samples=samples, subtype="FLOAT")
+        for source in (path, Audio(samples[:, 0], RATE)):
+            with pytest.raises(SpeechError, match="has samples that are not finite"):
+                read(source, RATE)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.0, 1.1, 2.0])
+def test_another_speed(factor):
+    faster = changed_speed(tone(1_000, 16_000), factor)
+    wanted = tone(1_000 * factor, 16_000, 0.5 / factor)
+    assert abs(len(faster) - 8_000 / factor) <= 1
+    inside = slice(400, len(faster) - 400)
+    np.testing.assert_allclose(faster[inside], wanted[inside], atol=1e-3)
+
+
+def test_what_a_caller_gets_wrong(write):
+    path = write()
+    for factor in (0.0, -1.0, 11.0, float("nan")):
+        with pytest.raises(ValueError, match=r"factor must be in 0\.1 \.\. 10, got"):
+            changed_speed(audio()[:, 0], factor)
+    for seconds in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="seconds must be more than 0"):
+            blocks(path, RATE, seconds=seconds)
+    with pytest.raises(ValueError, match="rate must be at least 1 Hz, got 0"):
+        read(path, 0)
+
+
+@pytest.mark.parametrize("name", ["soundfile", "soxr"])
+def test_without_the_package(write, monkeypatch, name):
+    path = write()
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=rf"speech needs {name} .*pip install 'lintra\[speech\]'"):
+        read(path, 16_000)
