@@ -138,10 +138,13 @@ def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
-    if not path.is_file():
-        raise SpeechError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
-    if not path.stat().st_size:
-        raise SpeechError(f"{path} is empty")
+    try:
+        if not path.is_file():
+            raise SpeechError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
+        if not path.stat().st_size:
+            raise SpeechError(f"{path} is empty")
+    except OSError as error:
+        raise SpeechError(f"{path} cannot be read: {error.strerror}") from error
     soundfile = package("soundfile")
     try:
         with soundfile.SoundFile(path) as file:

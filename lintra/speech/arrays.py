@@ -1,0 +1,60 @@
+"""The features of one utterance: computed from its audio, or as they come."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lintra.speech import audio, features
+from lintra.speech.errors import SpeechError
+from lintra.speech.manifest import Utterance
+
+
+def arrays(utterance: Utterance, config: features.Config, speeds: Sequence[float]) -> list[np.ndarray]:
+    """The features of an utterance at each speed, float32 [t bins]. Raises SpeechError."""
+    if config.kind == "given":
+        return [_given(utterance.features, config.bins)]
+    if utterance.audio is None:
+        raise SpeechError("there is no audio, from which features could be computed")
+    samples = audio.read(utterance.audio, config.rate, start=utterance.start, duration=utterance.duration)
+    found = [features.compute(audio.changed_speed(samples, speed), config) for speed in speeds]
+    if not all(map(len, found)):
+        raise SpeechError(
+            f"{len(samples) / config.rate:.3g} seconds are too short for a frame of {config.frame_ms:g} ms"
+        )
+    return found
+
+
+def _given(source: np.ndarray | Path | None, bins: int) -> np.ndarray:
+    """Features that come as they are, checked. Raises SpeechError."""
+    if source is None:
+        raise SpeechError("there are no features, and none can be computed: they are to be given")
+    name = f"{source}: " if isinstance(source, Path) else ""
+    x = _load(source) if isinstance(source, Path) else source
+    if x.ndim != 2 or x.shape[1] != bins or not np.issubdtype(x.dtype, np.floating):
+        raise SpeechError(f"{name}features must be floats [t {bins}], got {x.dtype} {list(x.shape)}")
+    if not len(x):
+        raise SpeechError(f"{name}features have no frames")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise SpeechError(f"{name}features have numbers that are not finite")
+    return x
+
+
+def _load(path: Path) -> np.ndarray:
+    """The array of a .npy file or the only one of a .npz file; nothing is unpickled."""
+    try:
+        if path.suffix != ".npz":
+            return np.lib.format.open_memmap(path, mode="r")
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+            if len(found.files) != 1:
+                raise SpeechError(f"{path} must hold one array, got {len(found.files)}")
+            return found[found.files[0]]
+    except FileNotFoundError as error:
+        raise SpeechError(f"{path} does not exist") from error
+    except SpeechError:
+        raise
+    except (OSError, EOFError, ValueError, TypeError, MemoryError, zipfile.BadZipFile) as error:
+        raise SpeechError(f"{path} cannot be read as an array of numbers: {error}") from error

@@ -1,0 +1,122 @@
+"""The features of many utterances in one array, and what they are of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lintra.files import write_atomically
+from lintra.speech import features
+from lintra.speech.arrays import arrays
+from lintra.speech.cache import Parts, Write, origin_of, reopen, write
+from lintra.speech.errors import SpeechError
+from lintra.speech.manifest import Utterance
+
+
+class Skipped(NamedTuple):
+    """An utterance that cannot be used."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Corpus:
+    """Utterances and their features; array i is rows offsets[i] to offsets[i + 1] of `features`."""
+
+    ids: list[str]
+    texts: list[str | None]
+    speakers: list[str | None]
+    features: np.ndarray  # float32 [frames bins], in memory or mapped from a file
+    offsets: np.ndarray  # int64 [n + 1]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def frames(self, i: int) -> int:
+        """The frames of utterance i."""
+        return int(self.offsets[i + 1] - self.offsets[i])
+
+    def array(self, i: int) -> np.ndarray:
+        """The features of utterance i, float32 [t bins]; a view."""
+        return self.features[self.offsets[i] : self.offsets[i + 1]]
+
+
+def prepare(
+    utterances: Sequence[Utterance],
+    config: features.Config,
+    *,
+    cache: Path | None,
+    speeds: Sequence[float] = (1.0,),
+) -> tuple[Corpus, list[Skipped]]:
+    """The features of those that can be used, and the others with the reason.
+
+    cache: a file *.safetensors to keep them in, from which they are then mapped into memory, however many;
+    one that was made of other audio or settings, or is damaged, is made anew. speeds: each utterance is
+    there once for each, called id@1.1 and so on. Raises SpeechError if no utterance can be used, files.Error
+    if the cache cannot be written.
+    """
+    if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):
+        raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")
+    if config.kind == "given" and tuple(speeds) != (1.0,):
+        raise ValueError(f"speeds are for audio, not for features that are given; got {tuple(speeds)}")
+    if cache is None:
+        pieces: list[np.ndarray] = []
+        parts = _compute(utterances, config, speeds, pieces.append)
+        return _corpus(np.concatenate(pieces), parts, utterances, speeds)
+    path = Path(cache).expanduser()
+    if (
+        path.suffix != ".safetensors" or path.is_dir()
+    ):  # the audio itself, perhaps, which would be written over
+        raise ValueError(f"cache must be a file named *.safetensors, got {cache}")
+    origin = origin_of(utterances, config, speeds)
+    wanted = (path, origin, config.bins, len(utterances), len(speeds))
+    found = reopen(*wanted)
+    if found is None:
+        compute = partial(_compute, utterances, config, speeds)
+        write_atomically(path, lambda place: write(place, origin, config.bins, compute))
+        found = reopen(*wanted)
+    if found is None:
+        raise SpeechError(f"{path} is not what was written: something else changes it")
+    return _corpus(*found, utterances, speeds)
+
+
+def _corpus(
+    rows: np.ndarray, parts: Parts, utterances: Sequence[Utterance], speeds: Sequence[float]
+) -> tuple[Corpus, list[Skipped]]:
+    used = [(utterances[i], speed) for i in parts.kept for speed in speeds]
+    corpus = Corpus(
+        ids=[x.id if speed == 1 else f"{x.id}@{speed:g}" for x, speed in used],
+        texts=[x.text for x, _ in used],
+        speakers=[x.speaker for x, _ in used],
+        features=rows,
+        offsets=np.concatenate([[0], np.cumsum(parts.lengths, dtype=np.int64)]),
+    )
+    return corpus, [Skipped(utterances[i].id, reason) for i, reason in parts.skipped]
+
+
+def _compute(
+    utterances: Sequence[Utterance],
+    config: features.Config,
+    speeds: Sequence[float],
+    write: Write,
+) -> Parts:
+    """Gives `write` the features of one utterance after another."""
+    lengths, kept, skipped = [], [], []
+    for i, utterance in enumerate(utterances):
+        try:
+            found = arrays(utterance, config, speeds)
+        except SpeechError as error:
+            skipped.append((i, str(error)))
+            continue
+        kept.append(i)
+        lengths += [len(x) for x in found]
+        for x in found:
+            write(x)
+    if not kept:
+        first = f"; the first, {utterances[0].id}: {skipped[0][1]}" if skipped else ""
+        raise SpeechError(f"none of {len(utterances)} utterances can be used{first}")
+    return Parts(np.array(lengths, np.int32), np.array(kept, np.int32), skipped)
