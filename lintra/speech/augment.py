@@ -1,0 +1,66 @@
+"""SpecAugment: bands and spans of features are hidden while a recogniser learns.
+
+Park et al. 2019, arXiv:1904.08779, without the time warping, of which they say that it helps least. They put
+zeros into features whose mean is zero; here the utterance's own mean of each bin is put in, which is the same
+once features are normalised.
+"""
+
+import torch
+from torch import Tensor
+
+from lintra.ops import _check
+from lintra.ops.padding import zero_padding
+
+
+def spec_augment(
+    x: Tensor,
+    mask: Tensor | None,
+    generator: torch.Generator,
+    *,
+    bands: int = 2,
+    band: float = 1 / 3,
+    spans: int = 2,
+    span: int = 100,
+    share: float = 0.2,
+) -> Tensor:
+    """Features x [b t i] with `bands` bands of bins and `spans` spans of frames hidden.
+
+    A band has 0 to the part `band` of the bins. A span has 0 to `span` frames, and at most the part `share`
+    of its utterance; each number is as likely, and each place. Both may overlap. mask [b t]: True for real
+    frames, which come first; what stands in padding stays as it is and changes nothing. The generator is
+    drawn from as often whatever the lengths are. Raises TypeError or ValueError.
+    """
+    for name, value in (("bands", bands), ("spans", spans), ("span", span)):
+        if value < 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
+    for name, value in (("band", band), ("share", share)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must be in [0, 1], got {value}")
+    sizes: dict[str, int] = {}
+    _check.shape("x", x, "b t i", sizes)
+    _check.floating("x", x)
+    if mask is not None:
+        _check.mask(mask, "b t", sizes, x.device)
+    b, t, i = x.shape
+    real = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
+    frames = real.sum(1)
+    bins = torch.full_like(frames, i)
+    hidden = _intervals((bins * band).long(), bins, bands, i, generator)[:, None, :]
+    longest = (frames * share).long().clamp(max=span)
+    hidden = hidden | _intervals(longest, frames, spans, t, generator)[:, :, None]
+    total = zero_padding(real, x)[0].to(_check.sum_dtype(x.dtype)).sum(1)
+    mean = (total / frames.clamp(min=1)[:, None]).to(x.dtype)[:, None]
+    return torch.where(hidden & real[..., None], mean, x)
+
+
+def _intervals(longest: Tensor, room: Tensor, number: int, size: int, generator: torch.Generator) -> Tensor:
+    """Of each sample which of `size` places, [b size], are in one of `number` intervals.
+
+    longest, room [b]: an interval has 0 to `longest` places, somewhere in the first `room`.
+    """
+    drawn = torch.rand(2, len(room), number, 1, generator=generator, device=generator.device)
+    width, start = drawn.to(room.device)
+    width = (width * (longest[:, None, None] + 1)).long()
+    start = (start * (room[:, None, None] - width + 1)).long()
+    places = torch.arange(size, device=room.device)
+    return ((places >= start) & (places < start + width)).any(1)
