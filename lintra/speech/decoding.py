@@ -1,0 +1,192 @@
+"""From the log-probabilities of CTC to symbols: the best path, and the best text over all of its paths.
+
+Column 0 of log_probs [t n+1] is the blank, i is symbol i. A path is one of them a frame; the text it stands
+for is what is left when repeats are merged and blanks struck out. Graves et al. 2006, ICML, section 3.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from lintra.ops import _check
+from lintra.speech.ngram import NGram
+
+
+class Greedy:
+    """The text of the best path as its frames come: the ids of all pieces together are those of the whole."""
+
+    def __init__(self):
+        self._before = 0  # what the last frame said: a repeat of it is nothing new
+
+    def push(self, log_probs: Float[Tensor, "t n"]) -> list[int]:
+        """The ids that these frames add."""
+        new = []
+        for symbol in check_log_probs(log_probs).argmax(-1).tolist():
+            if symbol not in (0, self._before):
+                new.append(symbol)
+            self._before = symbol
+        return new
+
+
+def greedy(log_probs: Float[Tensor, "t n"]) -> list[int]:
+    """The text of the best path: in each frame the most probable symbol."""
+    return Greedy().push(log_probs)
+
+
+class Hypothesis(NamedTuple):
+    """A text and how probable it is.
+
+    log_prob: of all its paths together, in nats; score: with what the language model and the bonus add.
+    """
+
+    ids: tuple[int, ...]
+    log_prob: float
+    score: float
+
+
+def beam(
+    log_probs: Float[Tensor, "t n"],
+    *,
+    width: int,
+    lm: NGram | None = None,
+    weight: float = 0.0,
+    bonus: float = 0.0,
+) -> list[Hypothesis]:
+    """The up to `width` texts of the highest score that a beam of so many prefixes finds, the best first.
+
+    The score of a text is log_prob + weight * (its log-probability by `lm`, its end included) + bonus * (the
+    number of its symbols). Paths that meet in one text are summed; a beam that holds every prefix is exact.
+    Time O(t width n). Raises ValueError for a width below 1, a weight that is negative, not finite or without
+    a model, a bonus that is not finite, a model of other symbols, and log_probs that are not [t n+1] or NaN.
+    Graves 2012, Supervised Sequence Labelling, section 7.5.3; Hannun et al. 2014, arXiv:1408.2873.
+    """
+    table = check_log_probs(log_probs)
+    if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+        raise ValueError(f"width must be an integer of at least 1, got {width}")
+    if not 0 <= weight < math.inf:
+        raise ValueError(f"weight must be at least 0 and finite, got {weight}")
+    if weight and lm is None:
+        raise ValueError(f"weight needs a language model, got {weight} and lm=None")
+    if not math.isfinite(bonus):
+        raise ValueError(f"bonus must be finite, got {bonus}")
+    if lm is not None and lm.symbols + 1 != table.shape[1]:
+        raise ValueError(f"lm must be of {table.shape[1] - 1} symbols, got one of {lm.symbols}")
+    found = _Beam.start(_Prior(table.shape[1], lm, weight, bonus))
+    for frame in table:
+        found = found.after(frame, width)
+    return found.hypotheses()
+
+
+class _Prior:
+    """What each symbol adds to the score of the text before it."""
+
+    def __init__(self, columns: int, lm: NGram | None, weight: float, bonus: float):
+        self.lm, self.weight = lm, weight
+        self.bonus = np.full(columns, bonus)
+        self.bonus[0] = 0.0
+
+    def recent(self, history: tuple[int, ...]) -> tuple[int, ...]:
+        """What of a text has a say in what follows."""
+        return () if self.lm is None else self.lm.recent(history)
+
+    def after(self, history: tuple[int, ...]) -> np.ndarray:
+        """[n+1]: what the end, number 0, and each symbol add."""
+        return self.bonus if self.lm is None else self.weight * self.lm.log_probs(history) + self.bonus
+
+
+class _Prefix:
+    """A node of the tree of texts. One that has left the beam and comes back is the same node again."""
+
+    __slots__ = ("added", "following", "history", "parent", "prior", "score", "symbol")
+
+    def __init__(self, prior: _Prior, parent: "_Prefix | None" = None, symbol: int = 0):
+        self.prior, self.parent, self.symbol = prior, parent, symbol
+        self.history = () if parent is None else prior.recent((*parent.history, symbol))
+        self.score = 0.0 if parent is None else parent.score + parent.added[symbol]  # of the prior alone
+        self.added = prior.after(self.history)
+        self.following: dict[int, _Prefix] = {}
+
+    def then(self, symbol: int) -> "_Prefix":
+        """The text that is longer by this symbol."""
+        if symbol not in self.following:
+            self.following[symbol] = _Prefix(self.prior, self, symbol)
+        return self.following[symbol]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The text."""
+        symbols, node = [], self
+        while node.parent is not None:
+            symbols.append(node.symbol)
+            node = node.parent
+        return tuple(reversed(symbols))
+
+
+class _Beam(NamedTuple):
+    """Prefixes [k], and the log-probability of all of their paths that end in a blank, or in a symbol."""
+
+    prefixes: list[_Prefix]
+    blank: np.ndarray
+    symbol: np.ndarray
+
+    @classmethod
+    def start(cls, prior: _Prior) -> "_Beam":
+        return cls([_Prefix(prior)], np.zeros(1), np.full(1, -np.inf))
+
+    def after(self, frame: np.ndarray, width: int) -> "_Beam":
+        """The beam after one more frame [n+1]."""
+        every = np.arange(len(self.prefixes))
+        last = np.array([prefix.symbol for prefix in self.prefixes], int)
+        total = np.logaddexp(self.blank, self.symbol)
+        blank, symbol = total + frame[0], self.symbol + frame[last]
+        longer = total[:, None] + frame
+        longer[every, last] = self.blank + frame[last]  # without a blank between, a repeat is the same symbol
+        longer[:, 0] = -np.inf
+        # A prefix in the beam may also come about by a symbol after its parent.
+        places = {id(prefix): i for i, prefix in enumerate(self.prefixes)}
+        pairs = [(i, places.get(id(prefix.parent))) for i, prefix in enumerate(self.prefixes)]
+        child, parent = np.array([pair for pair in pairs if pair[1] is not None], int).reshape(-1, 2).T
+        symbol[child] = np.logaddexp(symbol[child], longer[parent, last[child]])
+        longer[parent, last[child]] = -np.inf
+
+        score = np.array([prefix.score for prefix in self.prefixes])
+        added = np.array([prefix.added for prefix in self.prefixes]).reshape(longer.shape)
+        stays, grows = np.logaddexp(blank, symbol) + score, longer + score[:, None] + added
+        candidates = np.concatenate((stays, grows.ravel()))
+        best = np.argsort(-candidates, kind="stable")[:width]
+        best = best[candidates[best] > -np.inf]
+
+        kept = best[best < len(every)]
+        parents, symbols = divmod(best[best >= len(every)] - len(every), len(frame))
+        prefixes = [self.prefixes[i] for i in kept]
+        prefixes += [self.prefixes[i].then(int(c)) for i, c in zip(parents, symbols, strict=True)]
+        nothing = np.full(len(parents), -np.inf)
+        return _Beam(
+            prefixes,
+            np.concatenate((blank[kept], nothing)),
+            np.concatenate((symbol[kept], longer[parents, symbols])),
+        )
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """The texts with their ends, the best first."""
+        log_prob = np.logaddexp(self.blank, self.symbol)
+        found = [
+            Hypothesis(prefix.ids, float(each), float(each + prefix.score + prefix.added[0]))
+            for prefix, each in zip(self.prefixes, log_prob, strict=True)
+        ]
+        return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+def check_log_probs(log_probs: Tensor) -> np.ndarray:
+    """In float64. Raises ValueError or TypeError unless there is a blank, a symbol and no NaN."""
+    _check.shape("log_probs", log_probs, "t n", {})
+    _check.floating("log_probs", log_probs)
+    if log_probs.shape[1] < 2:
+        raise ValueError(f"log_probs must have a blank and a symbol, 2 columns, got {log_probs.shape[1]}")
+    table = log_probs.detach().double().cpu().numpy()
+    if np.isnan(table).any():
+        raise ValueError("log_probs must be numbers, got NaN: is the model sound?")
+    return table

@@ -1,0 +1,127 @@
+"""A language model of symbols: n-grams, interpolated by the estimate of Witten and Bell.
+
+    p(w | h) = (c(h w) + t(h) p(w | h')) / (c(h) + t(h))
+
+h are the order - 1 symbols before w, h' those without the first of them, c counts and t(h) the number of
+different symbols seen after h; below the empty history p is uniform. Number 0, elsewhere the blank, is the
+end of a text here, and stands before its first symbol too. Witten and Bell 1991, IEEE Transactions on
+Information Theory 37(4), method C; Chen and Goodman 1999, Computer Speech and Language 13(4), section 2.5.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lintra.files import Error, read_json, write_atomically
+from lintra.speech.errors import SpeechError
+
+FORMAT = 1
+LONGEST = 16  # symbols of an n-gram; of more, hardly one is seen twice
+
+
+class NGram:
+    """counts: how often each n-gram, a tuple of `order` numbers in 0 .. symbols, was seen.
+
+    Raises ValueError or TypeError for an order below 1 or above LONGEST, no symbols, no counts, and an n-gram
+    that no text can have.
+    """
+
+    def __init__(self, counts: Mapping[tuple[int, ...], int], *, order: int, symbols: int):
+        for name, value in (("order", order), ("symbols", symbols)):
+            if type(value) is not int:
+                raise TypeError(f"{name} must be int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if order > LONGEST:
+            raise ValueError(f"order must be at most {LONGEST} symbols, got {order}")
+        if not counts:
+            raise ValueError("counts must hold at least one n-gram, got none")
+        self.order, self.symbols = order, symbols
+        self.counts = dict(counts)
+        self._following: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        for gram, count in counts.items():
+            self._check(gram, count)
+            for first in range(order):
+                self._following[gram[first:-1]][gram[-1]] += count
+        self._known: dict[tuple[int, ...], np.ndarray] = {}
+
+    @classmethod
+    def learn(cls, sequences: Iterable[Sequence[int]], *, order: int, symbols: int) -> "NGram":
+        """The model of these texts, each the numbers of its symbols. Raises as the class does."""
+        counts: Counter[tuple[int, ...]] = Counter()
+        for text in sequences:
+            if 0 in text:
+                raise ValueError(f"a text must hold symbols 1 .. {symbols}, got {list(text)}")
+            padded = (*[0] * (order - 1), *text, 0)
+            counts.update(padded[i : i + order] for i in range(len(text) + 1))
+        return cls(counts, order=order, symbols=symbols)
+
+    @classmethod
+    def load(cls, file: str | Path) -> "NGram":
+        """What `save` wrote. Raises SpeechError that names the file if it is missing, damaged or not ours."""
+        try:
+            content = read_json(Path(file))
+        except Error as error:
+            raise SpeechError(str(error)) from error
+        if not isinstance(content, dict) or content.keys() != {"format", "order", "symbols", "counts"}:
+            raise SpeechError(f"{file} is not a language model of lintra")
+        if content.pop("format") != FORMAT:
+            raise SpeechError(f"{file} has another format than {FORMAT}, which this lintra reads")
+        try:
+            rows = content.pop("counts")
+            counts = {tuple(gram): count for gram, count in rows}
+            if len(counts) < len(rows):
+                raise ValueError("counts must hold each n-gram once")
+            return cls(counts, **content)
+        except (TypeError, ValueError) as error:
+            raise SpeechError(f"{file}: {error}") from error
+
+    def save(self, file: str | Path) -> None:
+        """Writes a JSON file. Atomic; raises SpeechError if it cannot be written."""
+        rows = [[list(gram), count] for gram, count in sorted(self.counts.items())]
+        content = {"format": FORMAT, "order": self.order, "symbols": self.symbols, "counts": rows}
+        try:
+            write_atomically(Path(file), lambda place: place.write_text(json.dumps(content) + "\n"))
+        except Error as error:
+            raise SpeechError(str(error)) from error
+
+    def recent(self, history: Sequence[int]) -> tuple[int, ...]:
+        """What the model sees of the text so far: order - 1 numbers, 0 for those before its start."""
+        return (*[0] * (self.order - 1), *history)[len(history) :]
+
+    def log_prob(self, history: Sequence[int], symbol: int) -> float:
+        """Of `symbol` after the text so far, or of the text's end for 0; nats."""
+        return float(self.log_probs(history)[symbol])
+
+    def log_probs(self, history: Sequence[int]) -> np.ndarray:
+        """[symbols + 1], of the end and every symbol; probabilities that sum to 1. Not to be written to."""
+        return self._after(self.recent(history))
+
+    def _after(self, history: tuple[int, ...]) -> np.ndarray:
+        while history not in self._following:  # what was never seen says nothing
+            history = history[1:]
+        if history not in self._known:
+            less = np.exp(self._after(history[1:])) if history else 1 / (self.symbols + 1)
+            following = self._following[history]
+            counts = np.zeros(self.symbols + 1)
+            counts[list(following)] = list(following.values())
+            self._known[history] = np.log((counts + len(following) * less) / (counts.sum() + len(following)))
+            self._known[history].flags.writeable = False
+        return self._known[history]
+
+    def _check(self, gram: Any, count: Any) -> None:
+        """Raises ValueError unless the n-gram is of a text: 0 only at its end, or before its first symbol."""
+        whole = isinstance(gram, tuple) and len(gram) == self.order and all(type(x) is int for x in gram)
+        if not whole or not all(0 <= x <= self.symbols for x in gram):
+            raise ValueError(f"an n-gram must be {self.order} integers in 0 .. {self.symbols}, got {gram!r}")
+        began = False
+        for number in gram[:-1]:
+            if began and not number:
+                raise ValueError(f"an n-gram must not go on behind the end of a text, got {gram}")
+            began = began or number > 0
+        if type(count) is not int or count < 1:
+            raise ValueError(f"the count of an n-gram must be an integer of at least 1, got {count!r}")
