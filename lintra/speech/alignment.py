@@ -1,0 +1,96 @@
+"""When each symbol of a known text was said: the most probable of the paths that stand for it.
+
+Graves et al. 2006, ICML, section 4.1: symbols y with blanks around them, s = 2 len(y) + 1 places of which a
+path visits them in order, and may leave out a blank between two different symbols.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+from torch import Tensor
+
+from lintra.speech.decoding import check_log_probs
+from lintra.speech.errors import SpeechError
+from lintra.speech.symbols import Symbols
+
+
+def frames_needed(ids: Sequence[int]) -> int:
+    """The fewest frames in which CTC can say these symbols: one each, and a blank between repeats."""
+    return len(ids) + sum(a == b for a, b in pairwise(ids))
+
+
+def align(log_probs: Float[Tensor, "t n"], ids: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and the last frame of each symbol on the best path for `ids`, numbers 1 .. n.
+
+    Raises SpeechError where the frames are too few or make the text impossible, ValueError for ids that are
+    no symbols and log_probs that are not [t n+1]. Time and memory O(t len(ids)).
+    """
+    table = check_log_probs(log_probs)
+    if any(not 1 <= symbol < table.shape[1] for symbol in ids):
+        raise ValueError(f"ids must be symbols 1 .. {table.shape[1] - 1}, got {list(ids)}")
+    if len(table) < frames_needed(ids):
+        raise SpeechError(
+            f"{len(table)} frames are too few for a text of {len(ids)} symbols: it needs {frames_needed(ids)}"
+        )
+    places = np.zeros(2 * len(ids) + 1, int)
+    places[1::2] = ids
+    # A path comes from the place itself, the one before or, over a blank between two symbols, one more.
+    leap = np.zeros(len(places), bool)
+    leap[2:] = (places[2:] > 0) & (places[2:] != places[:-2])
+    best = np.full(len(places), -np.inf)
+    best[0] = 0.0  # before the first frame: then a path goes on there, or one place farther, as ever
+    moves = np.zeros((len(table), len(places)), np.uint8)
+    for t, frame in enumerate(table):
+        one, two = np.roll(best, 1), np.where(leap, np.roll(best, 2), -np.inf)
+        one[0] = -np.inf
+        ways = np.stack((best, one, two))
+        moves[t] = ways.argmax(0)
+        best = ways.max(0) + frame[places]
+    place = len(best) - 1 - int(len(ids) > 0 and best[-2] > best[-1])
+    if best[place] == -np.inf:
+        raise SpeechError(f"the text of {len(ids)} symbols is impossible in these {len(table)} frames")
+    path = np.zeros(len(table), int)
+    for t in reversed(range(len(table))):
+        path[t] = place
+        place -= int(moves[t, place])
+    first = np.searchsorted(path, np.arange(1, len(places), 2))
+    last = np.searchsorted(path, np.arange(1, len(places), 2), side="right") - 1
+    return list(zip(first.tolist(), last.tolist(), strict=True))
+
+
+class Word(NamedTuple):
+    """A word and when it was said, in seconds."""
+
+    text: str
+    start: float
+    end: float
+
+
+def word_times(
+    symbols: Symbols,
+    ids: Sequence[int],
+    spans: Sequence[tuple[int, int]],
+    *,
+    seconds: float,
+    start: float = 0.0,
+) -> list[Word]:
+    """The words of an alignment, with the time from their first symbol to the end of their last.
+
+    spans: as `align` gives them; seconds: from one frame to the next; start: of the first. Characters make
+    words between spaces; a phoneme stands for itself.
+    """
+    words: list[Word] = []
+    inside = False
+    for symbol, (first, last) in zip(ids, spans, strict=True):
+        text, end = symbols.decode([symbol]), start + (last + 1) * seconds
+        if text == " ":
+            inside = False
+        elif inside:
+            words[-1] = words[-1]._replace(text=words[-1].text + text, end=end)
+        else:
+            words.append(Word(text, start + first * seconds, end))
+            inside = symbols.unit == "character"
+    return words
