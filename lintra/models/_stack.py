@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lintra import fields
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionConfig, State
 from lintra.attention._base import in_layer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.feed import Feed, FeedKind
@@ -99,6 +99,26 @@ class Stack(nn.Module):
         if self.config.checkpoint_blocks and torch.is_grad_enabled():
             return cast("Tensor", checkpoint(block, x, *args, use_reentrant=False, **options))
         return block(x, *args, **options)
+
+    def after(
+        self, x: Tensor, layers: tuple[State, ...], mask: Tensor | None, row: PackedRow | None
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """x through the blocks, each going on from its state, and the states behind it."""
+        states = []
+        for block, before in zip(self.blocks, layers, strict=True):
+            x, state = block.extend(x, before, mask=mask, cu_seqlens=row)
+            states.append(state)
+        return self.norm(x), tuple(states)
+
+    def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
+        """Raises TypeError or ValueError unless state is a `kind` of this network and of the n sequences of
+        `what`."""
+        if not isinstance(state, kind):
+            raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}")
+        if len(state.layers) != len(self.blocks):
+            raise ValueError(f"state is of {len(state.layers)} layers, the model has {len(self.blocks)}")
+        if state.seen.shape[0] != n:
+            raise ValueError(f"state is of {state.seen.shape[0]} sequences, {what} of {n}")
 
 
 def blocks(config: StackConfig, attention: AttentionConfig, *, causal: bool = True) -> Iterable[Block]:

@@ -9,7 +9,7 @@ is of n.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -133,14 +133,11 @@ class Decoder(Stack):
         row = packed_row(cu_seqlens, "tokens", tokens, mask)
         n = count_sequences(tokens, row)
         state = self.start(n) if state is None else state
-        self._check_state(n, state)
+        self.check_state(state, DecoderState, n, "tokens")
         x, recent = self.enter(tokens, state, mask, row)
-        layers = []
-        for block, before in zip(self.blocks, state.layers, strict=True):
-            x, after = block.extend(x, before, mask=mask, cu_seqlens=row)
-            layers.append(after)
+        x, layers = self.after(x, state.layers, mask, row)
         seen = state.seen + new_tokens(tokens, mask, row)
-        return self.head(self.norm(x)), DecoderState(seen, recent, tuple(layers))
+        return self.head(x), DecoderState(seen, recent, layers)
 
     def enter(
         self, tokens: Tensor, state: DecoderState | None, mask: Tensor | None, row: PackedRow | None
@@ -157,13 +154,8 @@ class Decoder(Stack):
             x = self.embedding(tokens)
         return self.place(x, seen, mask, row), recent
 
-    def _check_state(self, n: int, state: DecoderState) -> None:
-        if not isinstance(state, DecoderState):
-            raise TypeError(f"state must be a DecoderState, got {type(state).__name__}")
-        if len(state.layers) != len(self.blocks):
-            raise ValueError(f"state is of {len(state.layers)} layers, the model has {len(self.blocks)}")
-        if state.seen.shape[0] != n:
-            raise ValueError(f"state is of {state.seen.shape[0]} sequences, tokens of {n}")
+    def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
+        super().check_state(state, kind, n, what)
         reach = max(self.config.context, default=0)
         if state.recent.shape != (n, reach):
             raise ValueError(f"state must remember {reach} tokens, got recent of {list(state.recent.shape)}")

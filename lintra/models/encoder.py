@@ -4,21 +4,21 @@
 
 Bidirectional where the mechanism can be. With a mask, sequences of different lengths make a batch in which
 each gives what it gives alone; with `cu_seqlens` [n+1] they make a row without padding, [1 t] or [1 t i], and
-predictions are [n o] or [1 t o].
+predictions are [n o] or [1 t o]. Causal and without a pool it also reads piece by piece, with `extend`.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from lintra.attention import AttentionConfig, linear
+from lintra.attention import AttentionConfig, State, linear
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
 from lintra.models._stack import Stack, StackConfig, blocks
-from lintra.ops.packed import Bounds, count_sequences, packed_row
+from lintra.ops.packed import Bounds, count_sequences, new_tokens, packed_row
 from lintra.ops.padding import zero_padding
 
 
@@ -35,6 +35,13 @@ class Config(EndsConfig, StackConfig):
 
     def build(self) -> "Encoder":
         return Encoder(self)
+
+
+class EncoderState(NamedTuple):
+    """seen [b]: real tokens so far; layers: the state of each block."""
+
+    seen: Tensor
+    layers: tuple[State, ...]
 
 
 class Encoder(Stack):
@@ -75,6 +82,39 @@ class Encoder(Stack):
         for block in self.blocks:
             x = self.through(block, x, mask=mask, cu_seqlens=row, **given)
         return zero_padding(mask, self.norm(x))[0]
+
+    def start(self, batch: int) -> EncoderState:
+        """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
+        if not self.causal:
+            raise ValueError("extend needs an encoder that sees no future: build it with causal=True")
+        if self.config.pool is not None:
+            raise ValueError(
+                f"extend predicts for each token, so pool must be None, got {self.config.pool!r}"
+            )
+        seen = torch.zeros(batch, dtype=torch.int64, device=self.blocks[0].mix.inward.weight.device)
+        return EncoderState(seen, tuple(block.start(batch) for block in self.blocks))
+
+    def extend(
+        self,
+        x: Tensor,
+        state: EncoderState | None = None,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Bounds | None = None,
+    ) -> tuple[Float[Tensor, "b t o"], EncoderState]:
+        """Predictions for any number of tokens after `state` (None: before any), as of the whole sequence.
+
+        Raises what `start` does, and ValueError for a state of another model or batch. With attention "lsh",
+        where later tokens decide which earlier ones are seen, the two differ.
+        """
+        row = packed_row(cu_seqlens, "x", x, mask)
+        n = count_sequences(x, row)
+        state = self.start(n) if state is None else state
+        self.check_state(state, EncoderState, n, "x")
+        entered = self.place(self.embedding(_ends.checked(self.config, x, mask)), state.seen, mask, row)
+        hidden, layers = self.after(entered, state.layers, mask, row)
+        y = _ends.predict(None, self.head, hidden, mask)
+        return y, EncoderState(state.seen + new_tokens(x, mask, row), layers)
 
 
 def _causal(config: Config) -> bool:

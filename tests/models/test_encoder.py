@@ -237,3 +237,65 @@ def test_inputs_are_checked():
         build(vocabulary=None, inputs=5)(torch.zeros(2, 3, 4, dtype=torch.float64))
     with pytest.raises(TypeError, match="mask must be boolean"):
         build()(torch.zeros(1, 2, dtype=torch.int64), mask=torch.ones(1, 2))
+
+
+PIECEWISE = [name for name in attention.names() if attention.mechanism(name).can.causal and name != "lsh"]
+
+
+@pytest.mark.parametrize("inputs", [None, 5])
+@pytest.mark.parametrize("parts", [parts | {"pool": None} for parts in PARTS], ids=str)
+@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+def test_piece_by_piece_is_the_whole(parts, mechanism, inputs):
+    reads = {"vocabulary": 11} if inputs is None else {"vocabulary": None, "inputs": inputs}
+    model = build(attention=mechanism, causal=True, **reads, **parts)
+    x = torch.randint(0, 11, (2, 9)) if inputs is None else torch.randn(2, 9, inputs).double()
+    for cuts in ((9,), (1,) * 9, (4, 0, 1, 4)):
+        found, state = extended(model, x.split(cuts, 1))
+        assert_close(found, model(x), **EXACT)
+        assert torch.equal(state.seen, torch.tensor([9, 9]))
+
+
+@pytest.mark.parametrize("name", PIECEWISE)
+def test_every_mechanism_goes_on_from_its_state(name):
+    model = build(attention=kinds.configs(LONGEST)[name], causal=True)
+    x = torch.randint(0, 11, (2, 9))
+    found, _ = extended(model, x.split((5, 1, 3), 1))
+    assert_close(found, model(x), **EXACT)
+
+
+def extended(model, pieces):
+    found, state = [], None
+    for piece in pieces:
+        y, state = model.extend(piece, state)
+        found.append(y)
+    return torch.cat(found, 1), state
+
+
+def test_pieces_may_be_padded_or_packed():
+    """Each sequence goes on from its own real tokens."""
+    model = build(causal=True, vocabulary=None, inputs=5)
+    x, more = torch.randn(3, 9, 5).double(), torch.randn(3, 2, 5).double()
+    found, state = model.extend(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
+    assert (found[~MASK] == 0).all()
+    assert_close(found, model(x, mask=MASK), **EXACT)
+    after, _ = model.extend(more, state)
+    for i, real in enumerate(MASK):
+        assert_close(after[i], model(torch.cat((x[i, real], more[i]))[None])[0, -2:], **EXACT)
+    lengths = MASK.sum(1)
+    _, packed = model.extend(x[MASK][None], cu_seqlens=torch.cat((torch.tensor([0]), lengths.cumsum(0))))
+    assert_close(model.extend(more, packed)[0], after, **EXACT)
+
+
+def test_what_cannot_go_on_is_refused():
+    x = torch.randint(0, 11, (2, 9))
+    with pytest.raises(ValueError, match=r"extend needs an encoder that sees no future: .* causal=True"):
+        build().extend(x)
+    with pytest.raises(ValueError, match="extend predicts for each token, so pool must be None, got 'mean'"):
+        build(causal=True, pool="mean").extend(x)
+    model = build(causal=True)
+    with pytest.raises(TypeError, match="state must be a EncoderState, got tuple"):
+        model.extend(x, (1, 2))
+    with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
+        model.extend(x, model.start(3))
+    with pytest.raises(ValueError, match="state is of 1 layers, the model has 2"):
+        model.extend(x, build(causal=True, layers=1).start(2))
