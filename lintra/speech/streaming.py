@@ -1,0 +1,78 @@
+"""Text while it is being said: audio in pieces of any size, memory of a constant one."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lintra.speech import features
+from lintra.speech.decoding import Greedy
+
+
+class Recogniser(Protocol):
+    """What hears: `lintra.models.CTC`."""
+
+    config: Any
+    training: bool
+
+    def parameters(self) -> Iterator[Tensor]: ...
+
+    def why_not_stream(self) -> str | None: ...
+
+    def extend(self, x: Tensor, state: Any = None, *, last: bool = False) -> tuple[Tensor, Any]: ...
+
+
+class Transcriber:
+    """Hears one recording. What `push` and `finish` return, together, is the best path of the whole of it.
+
+    Raises ValueError, with the reason, for a model that needs whole recordings, remembers ever more, reads
+    features that are no audio's, or is in training mode.
+    """
+
+    def __init__(self, model: Recogniser):
+        config = model.config
+        if why := model.why_not_stream():
+            raise ValueError(f"this model cannot stream: {why}")
+        if model.training:
+            raise ValueError("a model that streams must be in evaluation mode: call eval()")
+        self._model, self._symbols, self._group = model, config.symbols, config.subsample
+        self._frames = features.Stream(config.features)
+        self._waiting = np.zeros((0, config.features.bins), np.float32)
+        self._state: Any = None
+        self._path = Greedy()
+        self._before: list[int] = []  # the last symbol: what comes next may need a space between
+        self._over = False
+
+    def push(self, samples: Float[np.ndarray, "n"]) -> str:
+        """The text that these samples, at the rate of the model's features, add; it is often none."""
+        self._check()
+        frames = np.concatenate((self._waiting, self._frames.push(samples)))
+        whole = len(frames) - len(frames) % self._group
+        self._waiting = frames[whole:].copy()
+        return self._hear(frames[:whole], last=False)
+
+    def finish(self) -> str:
+        """The text that the last samples add. Nothing may follow."""
+        self._check()
+        self._over = True
+        return self._hear(np.concatenate((self._waiting, self._frames.finish())), last=True)
+
+    @torch.no_grad()
+    def _hear(self, frames: np.ndarray, *, last: bool) -> str:
+        weight = next(iter(self._model.parameters()))
+        x = torch.from_numpy(frames).to(weight)[None]
+        log_probs, self._state = self._model.extend(x, self._state, last=last)
+        return self._text(self._path.push(log_probs[0]))
+
+    def _text(self, ids: list[int]) -> str:
+        before = len(self._symbols.decode(self._before))
+        text = self._symbols.decode(self._before + ids)[before:]
+        self._before = (self._before + ids)[-1:]
+        return text
+
+    def _check(self) -> None:
+        if self._over:
+            raise ValueError("this recording is finished: make a new Transcriber for the next one")
