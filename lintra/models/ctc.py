@@ -39,7 +39,9 @@ class Config:
 
     symbols: Symbols
     features: features.Config  # of the audio, or of the frames it is given
-    normalize: Literal["utterance", "global"] = "utterance"  # global: by those of the training data
+    normalize: Literal["utterance", "global"] = (
+        "utterance"  # by whose mean and variance; global: of all training
+    )
     subsample: int = 4  # frames that become one: 1, 2 or 4
     encoder: encoder.Config | bilstm.Config  # of `inputs` numbers a frame, what the convolutions make
 
@@ -83,8 +85,8 @@ class CTCState(NamedTuple):
 class CTC(nn.Module):
     """x [b t i] -> log_probs [b t' n+1] of the blank, 0, and of each symbol, and which are real [b t']."""
 
-    mean: Tensor  # of normalize="global", as is
-    scale: Tensor
+    mean: Tensor  # [i], where normalize="global"
+    scale: Tensor  # [i], likewise
 
     def __init__(self, config: Config):
         super().__init__()
@@ -139,6 +141,8 @@ class CTC(nn.Module):
         if not isinstance(state, CTCState):
             raise TypeError(f"state must be a CTCState, got {type(state).__name__}")
         cast("Encoder", self.encoder).check_state(state.encoder, EncoderState, len(x), "x")
+        if [x.shape[2] for x in state.edges] != [x.in_channels for x in self.stages]:
+            raise ValueError(f"state is of {len(state.edges)} stages, the model has {len(self.stages)}")
         if x.shape[1] % self.config.subsample and not last:
             raise ValueError(
                 f"x must be a multiple of subsample={self.config.subsample} frames until the last ones, got "

@@ -21,6 +21,7 @@ from lintra.speech.errors import SpeechError
 
 FORMAT = 1
 LONGEST = 16  # symbols of an n-gram; of more, hardly one is seen twice
+MOST = 2**53  # n-grams of a kind: counted exactly in float64
 
 
 class NGram:
@@ -123,5 +124,5 @@ class NGram:
             if began and not number:
                 raise ValueError(f"an n-gram must not go on behind the end of a text, got {gram}")
             began = began or number > 0
-        if type(count) is not int or count < 1:
-            raise ValueError(f"the count of an n-gram must be an integer of at least 1, got {count!r}")
+        if type(count) is not int or not 1 <= count <= MOST:
+            raise ValueError(f"the count of an n-gram must be an integer in 1 .. {MOST}, got {count!r}")

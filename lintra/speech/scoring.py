@@ -20,7 +20,7 @@ class Edits:
     def between(cls, reference: Sequence[Any], hypothesis: Sequence[Any]) -> "Edits":
         """The fewest edits; of those that are as few, the ones with the most substitutions.
 
-        Levenshtein 1966, Soviet Physics Doklady 10(8). Time and memory O(length of both), rows of a table.
+        Levenshtein 1966, Soviet Physics Doklady 10(8), row by row: memory is that of one row.
         """
         number: dict[Any, int] = {}
         r, h = ([number.setdefault(x, len(number)) for x in text] for text in (reference, hypothesis))

@@ -60,8 +60,10 @@ class Transcriber:
         self._over = True
         return self._hear(np.concatenate((self._waiting, self._frames.finish())), last=True)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _hear(self, frames: np.ndarray, *, last: bool) -> str:
+        if not len(frames):
+            return ""
         weight = next(iter(self._model.parameters()))
         x = torch.from_numpy(frames).to(weight)[None]
         log_probs, self._state = self._model.extend(x, self._state, last=last)

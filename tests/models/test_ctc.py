@@ -228,6 +228,16 @@ def test_memory_is_constant(attention):
     assert sizes[0] == sizes[1]
 
 
+def test_pieces_have_the_gradients_of_the_whole():
+    model, x, found = streaming(), draw(2, 21), []
+    first, state = model.extend(x[:, :8])
+    pieces = torch.cat((first, model.extend(x[:, 8:], state, last=True)[0]), 1)
+    for y in (pieces, model(x)[0]):
+        loss = (y * torch.arange(y.numel()).sin().reshape(y.shape)).sum()
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+    assert_close(found[0], found[1], **EXACT)
+
+
 def test_states_can_be_indexed():
     model, x, more = streaming(), draw(3, 8), draw(3, 4)
     _, state = model.extend(x)
@@ -237,15 +247,16 @@ def test_states_can_be_indexed():
 
 
 @pytest.mark.parametrize(
-    ("model", "why"),
+    ("make", "why"),
     [
-        (build(LSTM), "an LSTM of both directions begins at the end too"),
-        (build(), "its encoder looks at what comes later; build it with causal=True"),
-        (streaming(lsh.Config()), "with attention 'lsh' later frames decide which earlier ones are seen"),
-        (streaming(normalize="utterance"), "takes the mean of all frames; train with normalize='global'"),
+        (lambda: build(LSTM), "an LSTM of both directions begins at the end too"),
+        (build, "its encoder looks at what comes later; build it with causal=True"),
+        (lambda: streaming(lsh.Config()), "with attention 'lsh' later frames decide which earlier ones are"),
+        (lambda: streaming(normalize="utterance"), "the mean of all frames; train with normalize='global'"),
     ],
 )
-def test_what_needs_the_whole_is_refused(model, why):
+def test_what_needs_the_whole_is_refused(make, why):
+    model = make()
     assert why in model.why_not_extend()
     assert model.why_not_stream() == model.why_not_extend()
     for attempt in (lambda: model.start(1), lambda: model.extend(draw(1, 8))):
@@ -269,6 +280,8 @@ def test_what_extend_is_given_is_checked():
         model.extend(draw(1, 6))
     with pytest.raises(ValueError, match="state is of 3 sequences, x of 1"):
         model.extend(draw(1, 8), model.start(3))
+    with pytest.raises(ValueError, match="state is of 1 stages, the model has 2"):
+        model.extend(draw(1, 8), streaming(subsample=2).start(1))
     with pytest.raises(TypeError, match="state must be a CTCState, got EncoderState"):
         model.extend(draw(1, 8), model.encoder.start(1))
     with pytest.raises(ValueError, match=r"x must be .*c=5"):

@@ -133,14 +133,9 @@ def damage(change):
         (damage(lambda c: c["counts"].append(c["counts"][0])), "counts must hold each n-gram once"),
         (damage(lambda c: c["counts"].append([[-1, 1], 1])), r"in 0 \.\. 2, got \(-1, 1\)"),
         (damage(lambda c: c["counts"].append([[True, 1], 1])), r"got \(True, 1\)"),
-        (
-            damage(lambda c: c["counts"].append([[1, 1], 0])),
-            "the count of an n-gram must be an integer of at",
-        ),
-        (
-            damage(lambda c: c["counts"].append([[1, 1], 0.5])),
-            "the count of an n-gram must be an integer of at",
-        ),
+        (damage(lambda c: c["counts"].append([[1, 1], 0])), r"count of an n-gram .* in 1 \.\. 9007"),
+        (damage(lambda c: c["counts"].append([[1, 1], 0.5])), r"count of an n-gram .*, got 0\.5"),
+        (damage(lambda c: c["counts"].append([[1, 1], 10**400])), "count of an n-gram .*, got 1000"),
     ],
 )
 def test_damage_is_named(tmp_path, damaged, message):

@@ -78,7 +78,7 @@ def test_streaming_is_the_whole(attention, subsample, sizes):
     transcriber, heard = listening(model)
     text = "".join([transcriber.push(piece) for piece in cut(samples, sizes)]) + transcriber.finish()
     expected = offline(model, samples)
-    assert_close(torch.cat(heard), expected, rtol=1e-10, atol=1e-10)
+    assert_close(torch.cat([expected[:0], *heard]), expected, rtol=1e-10, atol=1e-10)
     assert text == model.config.symbols.decode(greedy(expected))
 
 
