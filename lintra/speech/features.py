@@ -157,14 +157,15 @@ def _filterbank(scaled: np.ndarray, frames: int, config: Config) -> np.ndarray:
 def _filters(config: Config) -> np.ndarray:
     """The weights of a frame's spectrum in each bin, triangles in mel [bins padded/2+1]."""
     mel = _mel(np.arange(_padded(config) // 2) * config.rate / _padded(config))
-    edges = np.linspace(_mel(config.low_hz), _mel(config.top_hz), config.bins + 2)[:, None]
+    low, high = _mel(np.array([config.low_hz, config.top_hz]))
+    edges = np.linspace(low, high, config.bins + 2)[:, None]
     left, centre, right = edges[:-2], edges[1:-1], edges[2:]
     weights = np.minimum((mel - left) / (centre - left), (right - mel) / (right - centre)).clip(0)
     return np.pad(weights, ((0, 0), (0, 1)))  # the highest frequency is in no bin
 
 
-def _mel(hz: np.ndarray | float) -> np.ndarray:
-    return 1127 * np.log1p(np.asarray(hz) / 700)
+def _mel(hz: np.ndarray) -> np.ndarray:
+    return 1127 * np.log1p(hz / 700)
 
 
 def _padded(config: Config) -> int:

@@ -133,6 +133,7 @@ def _of_json(line: str, place: _Place) -> Utterance:
     if not 0 < values.get("duration", 1) < _LONGEST:
         raise SpeechError(f"{place}: duration must be more than 0 seconds, got {values['duration']}")
     id = values["audio"] + (f":{values['start']:g}" if "start" in values else "")
+    values |= {name: float(values[name]) for name in ("start", "duration") if name in values}
     return Utterance(**{"id": id, **values, "audio": _path(values["audio"], place.path.parent)})
 
 

@@ -5,13 +5,12 @@ import sys
 
 import numpy as np
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lintra.speech.audio import Audio, blocks, changed_speed, read
 from lintra.speech.errors import SpeechError
-
-soundfile = pytest.importorskip("soundfile")
 
 RATE = 8_000
 

@@ -7,6 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import soundfile
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -16,8 +17,6 @@ from lintra.speech.audio import Audio
 from lintra.speech.corpus import Skipped, prepare
 from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance
-
-soundfile = pytest.importorskip("soundfile")
 
 CONFIG = features.Config(rate=8_000, bins=8)
 GIVEN = features.Config(kind="given", bins=3)
