@@ -87,6 +87,7 @@ class _Prior:
         self.lm, self.weight = lm, weight
         self.bonus = np.full(columns, bonus)
         self.bonus[0] = 0.0
+        self._known: dict[int, np.ndarray] = {}
 
     def recent(self, history: tuple[int, ...]) -> tuple[int, ...]:
         """What of a text has a say in what follows."""
@@ -94,7 +95,12 @@ class _Prior:
 
     def after(self, history: tuple[int, ...]) -> np.ndarray:
         """[n+1]: what the end, number 0, and each symbol add."""
-        return self.bonus if self.lm is None else self.weight * self.lm.log_probs(history) + self.bonus
+        if self.lm is None:
+            return self.bonus
+        log_probs = self.lm.log_probs(history)  # one array for all histories that the model takes as the same
+        if id(log_probs) not in self._known:
+            self._known[id(log_probs)] = self.weight * log_probs + self.bonus
+        return self._known[id(log_probs)]
 
 
 class _Prefix:
@@ -156,8 +162,9 @@ class _Beam(NamedTuple):
         added = np.array([prefix.added for prefix in self.prefixes]).reshape(longer.shape)
         stays, grows = np.logaddexp(blank, symbol) + score, longer + score[:, None] + added
         candidates = np.concatenate((stays, grows.ravel()))
-        best = np.argsort(-candidates, kind="stable")[:width]
-        best = best[candidates[best] > -np.inf]
+        best = (candidates > -np.inf).nonzero()[0]
+        if len(best) > width:
+            best = best[np.argpartition(-candidates[best], width)[:width]]
 
         kept = best[best < len(every)]
         parents, symbols = divmod(best[best >= len(every)] - len(every), len(frame))
