@@ -72,7 +72,7 @@ with install_import_hook("lintra", "beartype.beartype"):
     from lintra.attention import linear, softmax
     from lintra.beam import beam_search
     from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
-    from lintra.speech import alignment, decoding, features, ngram, symbols
+    from lintra.speech import alignment, decoding, features, ngram, scoring, streaming, symbols
 for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(feature_map=linear.Hedgehog()),
                   softmax.Config(window=4)):
     for position in ("sinusoidal", "rotary"):
@@ -99,14 +99,18 @@ model(tokens, model.remember(tokens, mask), mask=mask)
 model(row, model.remember(row, cu_seqlens=cu_seqlens), cu_seqlens=cu_seqlens)
 generate.generate(model, source=tokens, source_mask=mask, steps=2, seed=0)
 beam_search(model, tokens, source=tokens, source_mask=mask, steps=2, beam=3)
-model = ctc.Config(
-    symbols=symbols.Symbols("word", ("yes", "no")), features=features.Config(kind="given", bins=5),
-    normalize="global", encoder=encoder.Config(inputs=6, causal=True, **shape)).build()
-model.fit_statistics(torch.randn(9, 5).numpy())
-log_probs, mask = model(torch.randn(2, 11, 5), mask=mask)
-model.extend(torch.randn(2, 8, 5), model.start(2))
-decoding.beam(log_probs[0], width=3, lm=ngram.NGram.learn([[1, 2]], order=2, symbols=2), weight=0.5)
-alignment.align(log_probs[0], decoding.greedy(log_probs[0]))
+words = symbols.Symbols("word", ("yes", "no"))
+model = ctc.Config(symbols=words, features=features.Config(), normalize="global",
+                   encoder=encoder.Config(inputs=6, causal=True, **shape)).build().eval()
+model.fit_statistics(torch.randn(9, 40).numpy())
+log_probs, mask = model(torch.randn(2, 11, 40), mask=mask)
+model.extend(torch.randn(2, 8, 40), model.start(2))
+lm = ngram.NGram.learn([[1, 2]], order=2, symbols=2)
+heard = decoding.beam(log_probs[0], width=3, lm=lm, weight=0.5)[0]
+alignment.word_times(words, heard.ids, alignment.align(log_probs[0], heard.ids), seconds=0.04)
+scoring.bootstrap([scoring.word_edits("yes no", words.decode(heard.ids))])
+transcriber = streaming.Transcriber(model)
+transcriber.push(torch.rand(9_000).numpy()), transcriber.finish()
 for attention in (linear.Config(), softmax.Config()):
     cross = attention.build(heads=4, dim=8, causal=False)
     cross.read(torch.randn(2, 3, 4, 8), cross.remember(*torch.randn(2, 2, 5, 4, 8)))

@@ -1,7 +1,7 @@
 """Text while it is being said: audio in pieces of any size, memory of a constant one."""
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from lintra.speech import features
 from lintra.speech.decoding import Greedy
 
 
+@runtime_checkable
 class Recogniser(Protocol):
     """What hears: `lintra.models.CTC`."""
 
