@@ -59,7 +59,7 @@ def draw(*shape):
 
 
 MASK = torch.tensor(
-    [[True] * 11, [True] * 6 + [False] * 5, [False] * 2 + [True, True, False] * 3, [False] * 11]
+    [[True] * 11, [True] * 5 + [False] * 6, [False] * 2 + [True, True, False] * 3, [False] * 11]
 )
 KINDS = [*map(transformer, MECHANISMS), LSTM]
 
@@ -68,7 +68,7 @@ KINDS = [*map(transformer, MECHANISMS), LSTM]
 @pytest.mark.parametrize("subsample", [1, 2, 4])
 @pytest.mark.parametrize("part", KINDS, ids=str)
 def test_an_utterance_in_a_batch_is_itself_alone(part, subsample, normalize):
-    """Padding of NaN, at either end and in between; the last utterance has no frame at all."""
+    """Padding of NaN, at either end and in between, behind odd lengths too; the last has no frame at all."""
     model, x = build(part, subsample=subsample, normalize=normalize), draw(4, 11)
     found, mask = model(x.masked_fill(~MASK[..., None], torch.nan), mask=MASK)
     assert found.shape == (4, model.config.steps(11), 3)
