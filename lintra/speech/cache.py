@@ -53,7 +53,7 @@ def _identity(source: Path | Audio | np.ndarray | None) -> Any:
         place = str(source.absolute())
         try:
             found = source.stat()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: what no path may contain
             return [place]
         return [place, found.st_size, found.st_mtime_ns]
     if isinstance(source, Audio):

@@ -15,6 +15,7 @@ from lintra.speech.lines import lines
 
 _FIELDS = {"audio": str, "text": str, "id": str, "speaker": str, "start": float, "duration": float}
 _LONGEST = 1e9  # seconds
+_UNPAIRED = frozenset(map(chr, range(0xD800, 0xE000)))  # halves of characters, which JSON can write
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +25,8 @@ class Utterance:
     id: str
     text: str | None = None
     audio: Path | Audio | None = None
-    start: float = 0.0  # seconds
-    duration: float | None = None  # seconds; None: to the end
+    start: float = 0.0  # second of the audio
+    duration: float | None = None  # seconds of the audio; None: to its end
     features: np.ndarray | Path | None = None  # [t bins]; a .npy file, or a .npz file that holds one array
     speaker: str | None = None
 
@@ -128,11 +129,13 @@ def _of_json(line: str, place: _Place) -> Utterance:
             raise SpeechError(f"{place}: {name} must be {fields.describe(_FIELDS[name])}, got {x!r}")
         if x == "" and name != "text":
             raise SpeechError(f"{place}: {name} must not be empty")
+        if isinstance(x, str) and not _UNPAIRED.isdisjoint(x):
+            raise SpeechError(f"{place}: {name} must be Unicode text, got {x!r}")
     if not 0 <= values.get("start", 0) < _LONGEST:
         raise SpeechError(f"{place}: start must be 0 or more seconds, got {values['start']}")
     if not 0 < values.get("duration", 1) < _LONGEST:
         raise SpeechError(f"{place}: duration must be more than 0 seconds, got {values['duration']}")
-    id = values["audio"] + (f":{values['start']:g}" if "start" in values else "")
+    id = values["audio"] + (f":{values['start']}" if "start" in values else "")
     values |= {name: float(values[name]) for name in ("start", "duration") if name in values}
     return Utterance(**{"id": id, **values, "audio": _path(values["audio"], place.path.parent)})
 
@@ -185,4 +188,5 @@ def _table(path: Path, *, empty: bool = False) -> dict[str, _Entry]:
 
 
 def _path(written: str, folder: Path) -> Path:
-    return folder / Path(written).expanduser()
+    own = Path(written)
+    return folder / (own.expanduser() if own.parts[:1] == ("~",) else own)

@@ -43,6 +43,7 @@ def utterances(tmp_path):
         Utterance(id="text", text="X", audio=tmp_path / "text.wav"),
         Utterance(id="late", text="X", audio=a, start=1.5),
         Utterance(id="silent", text="X"),
+        Utterance(id="nul", text="X", audio=tmp_path / "a\0.wav"),
     ]
 
 
@@ -67,7 +68,7 @@ def test_each_utterance_has_its_features(utterances):
         assert found.frames(i) == len(found.array(i)) == CONFIG.frames(len(samples))
     assert found.features.dtype == np.float32
     assert len(found.features) == found.offsets[-1]
-    assert [x.id for x in skipped] == ["none", "short", "text", "late", "silent"]
+    assert [x.id for x in skipped] == ["none", "short", "text", "late", "silent", "nul"]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_each_utterance_has_its_features(utterances):
         ("text", "text.wav cannot be read as audio"),
         ("late", "a.wav ends after 1 seconds"),
         ("silent", "there is no audio"),
+        ("nul", "does not exist"),
     ],
 )
 def test_what_is_skipped_says_why(utterances, id, reason):
@@ -95,7 +97,7 @@ def test_speeds(utterances):
         # A frame more or less, and the part of a frame that its length is longer than its shift.
         assert slow == pytest.approx(plain.frames(i) / 0.9, abs=2)
         assert fast == pytest.approx(plain.frames(i) / 1.1, abs=2)
-    assert len(skipped) == 5
+    assert len(skipped) == 6
 
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.1)])
@@ -226,7 +228,9 @@ DAMAGE = {
     "skipped is no list": rewritten(skipped=as_json(3)),
     "skipped is too deep": rewritten(skipped=np.full(100_000, ord("["), np.uint8)),
     "skipped are names": rewritten(skipped=as_json([["a", ""], [4, ""]])),
-    "skipped without a reason": rewritten(skipped=as_json([[1, 0], [4, ""], [6, ""], [7, ""], [8, ""]])),
+    "skipped without a reason": rewritten(
+        skipped=as_json([[1, 0], [4, ""], [6, ""], [7, ""], [8, ""], [9, ""]])
+    ),
 }
 
 

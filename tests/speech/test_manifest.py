@@ -39,6 +39,9 @@ def test_a_manifest(manifest, tmp_path):
         {"audio": "/abs/c.flac", "text": "", "start": 1, "duration": 2.5, "speaker": "ann", "lang": "en"},
         {"audio": "a b.wav", "text": "TWO\u2028x", "start": 0.25, "duration": None},
         {"id": "x", "audio": "sub/a b.wav", "text": "THREE"},
+        {"audio": "~draft.wav", "text": "", "start": 12345.67},
+        {"audio": "~draft.wav", "text": "", "start": 12345.68},
+        {"audio": "~/home.wav", "text": ""},
     )
     assert read_manifest(str(path)) == [
         Utterance(id="a b.wav", text="ONE", audio=tmp_path / "a b.wav"),
@@ -47,6 +50,9 @@ def test_a_manifest(manifest, tmp_path):
         ),
         Utterance(id="a b.wav:0.25", text="TWO\u2028x", audio=tmp_path / "a b.wav", start=0.25),
         Utterance(id="x", text="THREE", audio=tmp_path / "sub/a b.wav"),
+        Utterance(id="~draft.wav:12345.67", text="", audio=tmp_path / "~draft.wav", start=12345.67),
+        Utterance(id="~draft.wav:12345.68", text="", audio=tmp_path / "~draft.wav", start=12345.68),
+        Utterance(id="~/home.wav", text="", audio=Path.home() / "home.wav"),
     ]
 
 
@@ -72,6 +78,7 @@ def test_a_manifest_from_windows(manifest, tmp_path):
         ({"audio": "b", "text": "", "durations": 1}, "line 2 has the unknown field 'durations'"),
         ({"audio": 3, "text": ""}, "line 2: audio must be str, got 3"),
         ({"audio": "", "text": ""}, "line 2: audio must not be empty"),
+        ({"audio": "b", "text": "\ud800"}, r"line 2: text must be Unicode text, got '\\ud800'"),
         ({"audio": "b", "text": ["A"]}, r"line 2: text must be str, got \['A'\]"),
         ({"audio": "b", "text": "", "id": 7}, "line 2: id must be str, got 7"),
         ({"audio": "b", "text": "", "id": ""}, "line 2: id must not be empty"),
