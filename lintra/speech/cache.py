@@ -21,7 +21,7 @@ from lintra.speech.manifest import Utterance
 
 FORMAT = "1"
 Write = Callable[[np.ndarray], Any]
-_HEADER = 2_048  # bytes set aside for the header, which is known when the features are written
+_HEADER = 2_048  # bytes set aside for the header, known when the features are written; it needs some 600
 _ROWS = 2**20  # of features that are looked at together
 
 
@@ -35,15 +35,14 @@ class Parts(NamedTuple):
 
 def origin_of(utterances: Sequence[Utterance], config: Config, speeds: Sequence[float]) -> dict[str, str]:
     """What a cache was made of: a file's size and time stand for what it holds. Texts are not in it."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(json.dumps(list(speeds)).encode())
     for utterance in utterances:
         if config.kind == "given":
             source = _identity(utterance.features)
         else:
             source = [_identity(utterance.audio), utterance.start, utterance.duration]
         digest.update(json.dumps(source).encode() + b"\n")
-    settings = json.dumps([asdict(config), list(speeds)])
-    return {"format": FORMAT, "features": settings, "made_of": digest.hexdigest()}
+    return {"format": FORMAT, "features": json.dumps(asdict(config)), "made_of": digest.hexdigest()}
 
 
 def _identity(source: Path | Audio | np.ndarray | None) -> Any:

@@ -119,7 +119,7 @@ def test_a_cache_is_a_safetensors_file(utterances, tmp_path):
     np.testing.assert_array_equal(tensors["features"], found.features)
     np.testing.assert_array_equal(tensors["lengths"], np.diff(found.offsets))
     with safe_open(path, framework="np") as file:
-        assert json.loads(file.metadata()["features"])[0]["bins"] == 8
+        assert json.loads(file.metadata()["features"])["bins"] == 8
 
 
 def test_texts_are_not_in_a_cache(utterances, tmp_path, monkeypatch):
@@ -174,6 +174,13 @@ def test_what_has_changed_is_computed_anew(utterances, tmp_path, change):
     wanted = prepare(changed, CONFIG, cache=None)
     same(found[0], wanted[0])
     assert found[1] == wanted[1]
+
+
+def test_many_speeds_find_room_in_a_cache(tmp_path):
+    speeds, path = [1 + i / 1_000 for i in range(500)], tmp_path / "train.safetensors"
+    one = [Utterance(id="a", audio=Audio(noise(400), 8_000))]
+    found, _ = prepare(one, CONFIG, cache=path, speeds=speeds)
+    same(found, prepare(one, CONFIG, cache=None, speeds=speeds)[0])
 
 
 @pytest.mark.parametrize("settings", [{"bins": 9}, {"shift_ms": 12.0}, {"dither": 1.0}])
