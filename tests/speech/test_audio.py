@@ -2,10 +2,12 @@
 
 import struct
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +69,13 @@ def test_lossy_formats(write, name):
     np.testing.assert_allclose(got[2_000:-2_000], samples[2_000:-2_000], atol=0.05)
 
 
+def test_what_people_bring(write):
+    """Stereo of 24 bits at 44.1 kHz is resampled as one channel."""
+    path = write("a.flac", audio(44_100, channels=2), 44_100, subtype="PCM_24")
+    whole, _ = soundfile.read(path, dtype="float32")
+    np.testing.assert_array_equal(read(path, 16_000), soxr.resample(whole.mean(1), 44_100, 16_000))
+
+
 @pytest.mark.parametrize("rate", [8_000, 11_025, 44_100, 48_000])
 def test_a_tone_stays_a_tone_at_another_rate(write, rate):
     got = read(write(samples=tone(1_000, rate), rate=rate, subtype="FLOAT"), 16_000)
@@ -90,6 +99,16 @@ def test_pieces_are_the_whole(tmp_path_factory, samples, rate, seconds):
     np.testing.assert_array_equal(np.concatenate(pieces), read(path, rate))
     held = 0.5  # seconds, by the resampler
     assert max(map(len, pieces)) <= rate * (seconds + held)
+
+
+def test_pieces_need_little_memory(write):
+    path = write(samples=audio(60 * RATE, channels=2))
+    tracemalloc.start()
+    samples = sum(len(piece) for piece in blocks(path, 16_000, seconds=1.0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert samples == 60 * 16_000
+    assert peak < 60 * RATE  # bytes: the whole has 8 times as many, and twice as many again at the other rate
 
 
 @settings(max_examples=25)
