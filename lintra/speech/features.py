@@ -24,9 +24,7 @@ class Config:
     shift_ms: float = 10.0  # from the beginning of a frame to that of the next
     low_hz: float = 20.0
     high_hz: float = 0.0  # 0: half the rate
-    dither: float = (
-        0.0  # standard deviation of added noise, in steps of 16 bit audio; the same noise each time
-    )
+    dither: float = 0.0  # deviation of added noise, in steps of 16 bit audio; the same noise each time
 
     def __post_init__(self):
         fields.check(self)

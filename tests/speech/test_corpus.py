@@ -215,6 +215,19 @@ def not_a_number(path):
     rewritten(features=x)(path)
 
 
+def floating_lengths(path):
+    rewritten(lengths=load_file(path)["lengths"].astype(np.float32))(path)
+
+
+def one_length_more(path):
+    first, *others = load_file(path)["lengths"].tolist()
+    rewritten(lengths=np.array([first - 1, 1, *others], np.int32))(path)
+
+
+def a_length_below_zero(path):
+    rewritten(lengths=np.array([-1, 1, 0, len(load_file(path)["features"])], np.int32))(path)
+
+
 DAMAGE = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
     "cut in the header": lambda path: path.write_bytes(path.read_bytes()[:100]),
@@ -224,11 +237,9 @@ DAMAGE = {
     "no features": rewritten(features=None),
     "wide features": rewritten(features=np.zeros((10, 9), np.float32)),
     "fewer features": rewritten(features=np.zeros((10, 8), np.float32)),
-    "other numbers": rewritten(lengths=np.full(4, 50.0, np.float32)),
-    "a length below zero": lambda path: rewritten(
-        lengths=np.array([-1, 1, 0, len(load_file(path)["features"])], np.int32)
-    )(path),
-    "more lengths": rewritten(lengths=np.zeros(5, np.int32)),
+    "floating lengths": floating_lengths,
+    "one length more": one_length_more,
+    "a length below zero": a_length_below_zero,
     "kept and skipped": rewritten(kept=np.array([0, 1, 2, 3], np.int32)),
     "kept twice": rewritten(kept=np.array([0, 0, 3, 5], np.int32)),
     "skipped is no JSON": rewritten(skipped=np.array([1, 2], np.uint8)),
