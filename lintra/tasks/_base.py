@@ -25,6 +25,8 @@ class Samples(Dataset[Batch], ABC):
     PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`.
     """
 
+    lengths: Sequence[int] = ()  # tokens of each sample, for a task that says `batch_tokens`
+
     @abstractmethod
     def __len__(self) -> int: ...
 
@@ -40,6 +42,9 @@ class Task(ABC):
     """One problem: its data, the network it is usually solved with, its loss and its score."""
 
     name: str
+    # Where lengths differ much: as many samples of similar length make a batch as have together at most so
+    # many tokens, padding included. None: as many samples as training is told.
+    batch_tokens: int | None = None
 
     @property
     @abstractmethod
@@ -70,6 +75,9 @@ class Task(ABC):
     @abstractmethod
     def model(self, attention: AttentionConfig) -> Any:
         """The task's default network around this mechanism's config: a `Config` of lintra/models."""
+
+    def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
+        """Sets in a fresh model what follows from the data and is not learned, before its first step."""
 
     @abstractmethod
     def loss(self, model: Model, batch: Batch) -> Tensor:

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from lintra.train._learner import Diverged
 from lintra.train._run import Run
+from lintra.train.config import Config
 
 KEPT = 2  # checkpoints
 LOG_EVERY = 10  # steps
@@ -64,10 +65,52 @@ class Stop(Callback):
             trainer.should_stop = True
 
 
+class Rate(Callback):
+    """The learning rate of every step. Schedule "plateau" halves it where the validation loss has not fallen
+    below its lowest value for a number of validations; how far that is goes into the checkpoint.
+    """
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.factor, self.lowest = 1.0, math.inf
+        self.waited = 0  # validations since the lowest, or since the last halving
+        self.seen = 0  # the step of the latest validation that counted
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        for group in trainer.optimizers[0].param_groups:
+            group["lr"] = self.factor * self.config.lr_at(trainer.global_step)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # One that only ends a part of the run does not count: run as a whole it would not be.
+        step = trainer.global_step
+        if self.config.schedule == "plateau" and step % self.config.validate_every == 0 and step > self.seen:
+            self.seen = step
+            self.hear(float(trainer.callback_metrics["validate_loss"]))
+
+    def hear(self, loss: float) -> None:
+        """The loss of a further validation."""
+        if loss < self.lowest:
+            self.lowest, self.waited = loss, 0
+            return
+        self.waited += 1
+        if self.waited == self.config.patience:
+            self.factor, self.waited = self.factor / 2, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("factor", "lowest", "waited", "seen")}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+
+
 class Save(Checkpoint):
     """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept.
 
-    Lightning calls a `Checkpoint` after all other callbacks, so `Stop` has decided by then.
+    Lightning calls a `Checkpoint` after all other callbacks, so `Stop` has decided by then, and `Rate` has
+    heard of a validation: where a step ends with one, what is saved is saved after it.
     """
 
     def __init__(self, run: Run, stop: Stop):
@@ -77,15 +120,22 @@ class Save(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if trainer.global_step % self.run.train.save_every == 0 or self.stop.signum:
-            self._save(trainer)
-        if self.stop.signum:
-            raise Interrupted(self.stop.signum, self.run, trainer.global_step)
+        if trainer.global_step % self.run.train.validate_every:
+            self._after_step(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._after_step(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
         if self.stop.noted:  # in the last validation
             raise Interrupted(self.stop.noted, self.run, trainer.global_step)
+
+    def _after_step(self, trainer: pl.Trainer) -> None:
+        if trainer.global_step % self.run.train.save_every == 0 or self.stop.signum:
+            self._save(trainer)
+        if self.stop.signum:
+            raise Interrupted(self.stop.signum, self.run, trainer.global_step)
 
     def _save(self, trainer: pl.Trainer) -> None:
         if self.saved == trainer.global_step:

@@ -14,7 +14,7 @@ from rich.console import Console
 from lintra.checkpoint import Error
 from lintra.tasks._base import Task
 from lintra.train._batches import seed_of
-from lintra.train._callbacks import Log, Save, Stop
+from lintra.train._callbacks import Log, Rate, Save, Stop
 from lintra.train._learner import Learner
 from lintra.train._precision import measured
 from lintra.train._progress import Show
@@ -46,6 +46,8 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build()
+        if start is None:
+            task.prepare(model)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
@@ -82,7 +84,7 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
             CSVLogger(logs, name="csv", flush_logs_every_n_steps=1),
             TensorBoardLogger(logs, name="tensorboard"),
         ],
-        callbacks=[stop, Show(stop, console), Log(stop), Save(run, stop)],
+        callbacks=[stop, Rate(config), Show(stop, console), Log(stop), Save(run, stop)],
         plugins=[Storage(run.model)],
     )
 

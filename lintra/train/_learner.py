@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lintra.attention import Attention
 from lintra.models import Model
 from lintra.tasks._base import Batch, Task
-from lintra.train._batches import StepSampler, seed_of
+from lintra.train._batches import LengthSampler, StepSampler, of_similar_length, seed_of
 from lintra.train._optimizer import optimizer
 from lintra.train.config import Config
 
@@ -37,29 +37,28 @@ class Learner(pl.LightningModule):
         return optimizer(self.model, self.config)
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        sampler = StepSampler(
-            len(self.task.train),
-            self.config.batch,
-            seed=self.config.seed,
-            start=self.trainer.global_step,
-            rank=self.trainer.global_rank,
-            world=self.trainer.world_size,
-        )
-        return DataLoader(self.task.train, batch_sampler=sampler, collate_fn=self.task.collate)
+        seeded = {"seed": self.config.seed, "start": self.trainer.global_step}
+        share = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
+        samples, most = self.task.train, self.task.batch_tokens
+        if most is None:
+            sampler = StepSampler(len(samples), self.config.batch, **seeded, **share)
+        else:
+            sampler = LengthSampler(samples.lengths, most, **seeded, **share)
+        return DataLoader(samples, batch_sampler=sampler, collate_fn=self.task.collate)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        samples = min(len(self.task.validate), VALIDATION_BATCHES * self.config.batch)
-        rank, world = self.trainer.global_rank, self.trainer.world_size
-        share = range(samples)[rank::world]
-        size = self.config.batch // world
-        batches = [list(share[first : first + size]) for first in range(0, len(share), size)]
-        return DataLoader(self.task.validate, batch_sampler=batches, collate_fn=self.task.collate)
+        samples, rank, world = self.task.validate, self.trainer.global_rank, self.trainer.world_size
+        if self.task.batch_tokens is None:
+            share = range(min(len(samples), VALIDATION_BATCHES * self.config.batch))[rank::world]
+            size = self.config.batch // world
+            batches = [list(share[first : first + size]) for first in range(0, len(share), size)]
+        else:
+            batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)[rank::world]
+        return DataLoader(samples, batch_sampler=batches, collate_fn=self.task.collate)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         step = self.trainer.global_step
         torch.manual_seed(seed_of(self.config.seed, step, self.trainer.global_rank))
-        for group in self.trainer.optimizers[0].param_groups:
-            group["lr"] = self.config.lr_at(step)
         self._redraw(step)
 
     def _redraw(self, step: int) -> None:

@@ -42,7 +42,8 @@ class Show(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.tokens += next(iter(batch.values())).numel() * trainer.world_size
+        samples, tokens = next(iter(batch.values())).shape[:2]  # of features, not how many numbers they are
+        self.tokens += samples * tokens * trainer.world_size
         self.times.append((time.monotonic(), self.tokens))
         if not trainer.is_global_zero:
             return

@@ -7,7 +7,7 @@ from typing import Literal
 from lintra import fields
 
 Optimizer = Literal["radam", "adamw", "muon"]
-Schedule = Literal["constant", "step", "cosine", "trapezoid"]
+Schedule = Literal["constant", "step", "cosine", "trapezoid", "plateau"]
 Precision = Literal["auto", "32", "bf16"]
 Strategy = Literal["auto", "ddp", "fsdp"]
 
@@ -26,6 +26,7 @@ class Config:
     weight_decay: float = 0.01  # weights shrink by this times lr
     schedule: Schedule = "constant"  # step: lr / 10 from --drop-at on
     drop_at: int = 3_000  # the step of schedule "step"
+    patience: int = 3  # validations without a lower loss: "plateau" halves lr
     warmup: int = 0  # steps in which lr grows linearly from 0
     clip: float | None = 1.0  # longest gradient; None: as it is
     precision: Precision = "auto"  # bf16 autocast; auto: where it is faster
@@ -37,7 +38,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, steps=1, batch=1, save_every=1, validate_every=1, devices=1)
+        fields.at_least(self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, devices=1)
         for name in ("warmup", "drop_at", "seed", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
@@ -53,7 +54,7 @@ class Config:
             raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step (from 0)."""
+        """The learning rate of a step (from 0); with "plateau", before it is halved."""
         warm = min(1.0, (step + 1) / (self.warmup + 1))
         match self.schedule:
             case "step":

@@ -2,11 +2,12 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.train._batches import StepSampler, seed_of
+from lintra.train._batches import LengthSampler, StepSampler, seed_of
 
 
 @given(samples=st.integers(1, 40), batch=st.integers(1, 24), epochs=st.integers(1, 3), seed=st.integers(0, 9))
@@ -37,7 +38,46 @@ def test_epochs_and_seeds_differ():
     assert len({seed_of(a, b) for a in range(20) for b in range(20)}) == 400
 
 
+some_lengths = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+@given(lengths=some_lengths, tokens=st.integers(1, 90), seed=st.integers(0, 9), epochs=st.integers(1, 3))
+def test_epochs_by_length_are_permutations_within_the_tokens(lengths, tokens, seed, epochs):
+    """Padding included; what is longer than all tokens is alone."""
+    batches = iter(LengthSampler(lengths, tokens, seed=seed))
+    for _ in range(epochs):
+        seen = []
+        while len(seen) < len(lengths):
+            seen += (batch := next(batches))
+            assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= tokens
+        assert sorted(seen) == list(range(len(lengths)))
+
+
+@given(lengths=some_lengths, start=st.integers(0, 50), world=st.integers(1, 4), tokens=st.integers(8, 60))
+def test_by_length_too_starting_late_is_skipping_and_processes_share(lengths, start, world, tokens):
+    one = list(itertools.islice(LengthSampler(lengths, tokens // world, seed=3), (start + 5) * world))
+    for rank in range(world):
+        sampler = LengthSampler(lengths, tokens, seed=3, start=start, rank=rank, world=world)
+        assert list(itertools.islice(sampler, 5)) == one[start * world + rank :: world]
+
+
+def test_batches_by_length_hold_similar_ones():
+    """Of random lengths up to 1,000 a tenth at most is padding, and epochs differ in order and make-up."""
+    lengths = np.random.default_rng(0).integers(1, 1_000, 2_000)
+    sampler = LengthSampler(lengths, 16_000, seed=0)
+    epochs = [sampler._epoch(0), sampler._epoch(1)]
+    padded = sum(len(batch) * lengths[batch].max() for batch in epochs[0])
+    assert lengths.sum() > 0.9 * padded
+    assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
+    firsts = [lengths[batch[0]] for batch in epochs[0]]
+    assert sorted(firsts) != firsts
+
+
 def test_refusals():
+    with pytest.raises(ValueError, match="at least 1 sample"):
+        LengthSampler([], 4, seed=0)
+    with pytest.raises(ValueError, match="at least 1 token for each of 3 devices, got 2"):
+        LengthSampler([1], 2, seed=0, world=3)
     with pytest.raises(ValueError, match="at least 1 sample"):
         StepSampler(0, 4, seed=0)
     with pytest.raises(ValueError, match="multiple of the 3 devices, got 4"):

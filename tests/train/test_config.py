@@ -9,6 +9,7 @@ from lintra import checkpoint, train
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
+from lintra.train._callbacks import Rate
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from lintra.train import Config
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
         ({"lr": 0.0}, "lr must be above 0 and below 1e30, got 0.0"),
         ({"lr": float("nan")}, "lr must be above 0 and below 1e30, got nan"),
         ({"max_minutes": -1.0}, "max_minutes must be above 0 and below 1e30, got -1.0"),
@@ -26,7 +28,7 @@ from lintra.train import Config
         ({"optimizer": "sgd"}, "optimizer must be 'radam' or 'adamw' or 'muon', got 'sgd'"),
         (
             {"schedule": "linear"},
-            "schedule must be 'constant' or 'step' or 'cosine' or 'trapezoid', got 'linear'",
+            "schedule must be 'constant' or 'step' or 'cosine' or 'trapezoid' or 'plateau', got 'linear'",
         ),
     ],
 )
@@ -45,6 +47,15 @@ def test_learning_rates():
     trapezoid = Config(lr=1.0, schedule="trapezoid", steps=100)
     assert [trapezoid.lr_at(s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
     assert Config(lr=0.5).lr_at(10**6) == 0.5
+
+
+def test_a_plateau_halves_the_learning_rate():
+    """After so many validations without a new lowest loss, counted anew from each halving."""
+    rate, factors = Rate(Config(schedule="plateau", patience=2)), []
+    for loss in (3.0, 2.0, 2.5, 1.9, 1.9, 2.0, 3.0, 1.9, 1.8, 1.7):
+        rate.hear(loss)
+        factors.append(rate.factor)
+    assert factors == [1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
 def test_a_run_remembers_everything(new_run):

@@ -13,9 +13,10 @@ import torch
 from safetensors import safe_open
 
 from lintra import checkpoint, files, tensors, train
-from lintra.tasks import copy
+from lintra.files import read_json
+from lintra.tasks import Samples, copy, digits
 from lintra.train._batches import seed_of
-from lintra.train._callbacks import Interrupted
+from lintra.train._callbacks import Interrupted, Rate
 from lintra.train._learner import Diverged, Learner
 from tests.train.conftest import assert_same_weights, folders, weights
 
@@ -38,6 +39,90 @@ def test_resumed_across_an_epoch(new_run):
     train.fit(halved)
     train.fit(halved.changed(steps=10))
     assert_same_weights(whole, halved)
+
+
+@pytest.mark.parametrize("stop", [4, 5, 6, 7])
+def test_a_plateau_is_resumed_exactly(new_run, stop, monkeypatch):
+    """Stopped before, at and after a validation: no validation counts twice, and none that the whole run does
+    not have. With a loss that never falls, the rate is halved at every second one."""
+    monkeypatch.setattr(Rate, "hear", lambda rate, loss, hear=Rate.hear: hear(rate, 1.0))
+    settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 2}
+    whole, halved = new_run("whole", **settings), new_run("halved", **settings, max_minutes=None)
+    train.fit(whole)
+    train.fit(halved.changed(steps=stop))
+    train.fit(train.Run.read(halved.folder).changed(steps=12))
+    assert_same_weights(whole, halved)
+    assert read_json(whole.checkpoints()[-1] / "training.json")["checkpoint"]["callbacks"]["Rate"] == {
+        "factor": 2**-5,  # the first of six validations is the lowest
+        "lowest": 1.0,
+        "waited": 0,
+        "seen": 12,
+    }
+
+
+def test_a_signal_at_a_validation_waits_for_it(new_run, monkeypatch):
+    """Or the validation would count in the whole run only."""
+    settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 100}
+    whole, run = new_run("whole", **settings), new_run("run", **settings)
+    monkeypatch.setattr(Rate, "hear", lambda rate, loss, hear=Rate.hear: hear(rate, 1.0))
+    train.fit(whole)
+    step = Learner.training_step
+
+    def interrupted(learner, batch, batch_idx):
+        if learner.trainer.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(learner, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "training_step", interrupted)
+        with pytest.raises(Interrupted):
+            train.fit(run)
+    assert folders(run) == ["step-00000004"]
+    train.fit(run)
+    assert_same_weights(whole, run)
+
+
+class Uneven(Samples):
+    """Sequences {"tokens": [1 + i mod 7]} of one symbol each; a batch is as long as its longest."""
+
+    lengths = tuple(1 + i % 7 for i in range(23))
+
+    def __len__(self):
+        return len(self.lengths)
+
+    def __getitems__(self, indices):
+        rows = [torch.full((self.lengths[i],), i % 3) for i in indices]
+        counted = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+        return {
+            "tokens": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+            "counted": torch.nn.utils.rnn.pad_sequence(counted, batch_first=True),
+        }
+
+
+def test_batches_by_tokens(new_run, monkeypatch):
+    """A task that says so gets batches of at most so many tokens, validates on all samples and is resumed
+    exactly; a fresh model is prepared, a resumed one is not."""
+    samples, seen, prepared = Uneven(), [], []
+    for name in ("train", "validate"):
+        monkeypatch.setattr(digits.Digits, name, property(lambda task: samples))
+    monkeypatch.setattr(digits.Digits, "batch_tokens", 20)
+    monkeypatch.setattr(digits.Digits, "prepare", lambda task, model: prepared.append(model))
+    per_sample, loss = digits.Digits.per_sample, digits.Digits.loss
+    monkeypatch.setattr(
+        digits.Digits, "loss", lambda *args: seen.append(args[2]["tokens"].shape) or loss(*args)
+    )
+    scored = []
+    monkeypatch.setattr(
+        digits.Digits, "per_sample", lambda *args: scored.append(len(args[2]["tokens"])) or per_sample(*args)
+    )
+    whole, halved = new_run("whole"), new_run("halved", steps=5)
+    train.fit(whole)
+    assert all(samples * longest <= 20 for samples, longest in seen)
+    assert sum(scored) == 2 * len(samples)  # in each of two validations
+    train.fit(halved)
+    train.fit(halved.changed(steps=12))
+    assert_same_weights(whole, halved)
+    assert len(prepared) == 2
 
 
 def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
