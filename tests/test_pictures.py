@@ -42,6 +42,30 @@ def test_curves_with_little_in_them(tmp_path):
     assert pixels(tmp_path / "time.png").std() > 1
 
 
+def test_curves_begin_at_nothing(tmp_path):
+    lines = {"a": {10: 90.0, 20: 40.0}, "b": {10: 80.0, 20: 60.0}}
+    pictures.curves(tmp_path / "a.png", lines, x="step", y="errors (%)", title="learning")
+    found = pixels(tmp_path / "a.png")
+    for color in COLORS[:2]:
+        wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+        assert (found == wanted).all(-1).any()
+
+
+def test_words_stand_over_what_was_heard(tmp_path):
+    """Each in its own colour, from its start to its end."""
+    words = [("one", 0.2, 0.8), ("two", 1.2, 1.8)]
+    pictures.alignment(
+        tmp_path / "a.png", np.zeros((200, 40)), words, np.full(50, 0.5), shift=0.01, title="said: one two"
+    )
+    found, columns = pixels(tmp_path / "a.png"), []
+    for color in COLORS[:2]:
+        wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+        columns.append(np.nonzero((found == wanted).all(-1).sum(0) >= 2)[0])
+    (one, two), wide = columns, found.shape[1]
+    assert one.max() < two.min()
+    assert np.ptp(one) == pytest.approx(np.ptp(two), abs=0.02 * wide)
+
+
 def test_a_roof_over_points(tmp_path):
     points = {"a": (0.5, 3.0), "b": (20.0, 90.0)}
     pictures.roofline(tmp_path / "roof.png", points, arithmetic=100.0, memory=10.0, title="roof")

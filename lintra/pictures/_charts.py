@@ -47,6 +47,21 @@ def loss_curve(
     save(path, figure)
 
 
+def curves(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
+    """Lines, name -> {x: y}, on axes that begin at 0."""
+    figure, axes = figure_of(title)
+    for i, (name, line) in enumerate(lines.items()):
+        axes.plot(
+            list(line), list(line.values()), "o-", color=COLORS[i % len(COLORS)], markersize=3, label=name
+        )
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.legend(frameon=False)
+    save(path, figure)
+
+
 def time_per_token(
     path: Path, positions: Sequence[int], milliseconds: Mapping[str, Sequence[float]], title: str
 ) -> None:
