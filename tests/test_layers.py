@@ -20,7 +20,7 @@ ORDER = [
     {"checkpoint"},
     {"replay", "fused"},
     {"generate"},
-    {"beam"},
+    {"beam", "transcribe"},
     {"tasks"},
     {"train"},
     {"compat", "hf", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},

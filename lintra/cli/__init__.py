@@ -20,6 +20,7 @@ COMMANDS = {
     "info": ("_info", "info", "versions, CPU, and which implementation serves each op here"),
     "train": ("_train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("_generate", "generate_command", "draw or write with a trained model, as an RNN"),
+    "transcribe": ("_transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
     "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
 }
@@ -30,7 +31,7 @@ _HELP = (
 usage: lintra COMMAND [--flag value ...]
 
 """
-    + "\n".join(f"  {name:<10}{told}" for name, (*_, told) in COMMANDS.items())
+    + "\n".join(f"  {name:<12}{told}" for name, (*_, told) in COMMANDS.items())
     + """
 
   lintra COMMAND --help    the flags of a command
@@ -39,11 +40,16 @@ usage: lintra COMMAND [--flag value ...]
 """
 )
 
-_EXTRA = ("tyro", "rich", "lightning", "torchmetrics", "matplotlib", "pooch", "tensorboard")
+# extra -> what it installs
+_EXTRAS = {
+    "train": ("tyro", "rich", "lightning", "torchmetrics", "matplotlib", "pooch", "tensorboard"),
+    "speech": ("kaldi_native_fbank", "soundfile", "soxr"),
+}
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs one command -> the exit code: 0, 1 diverged, 2 wrong input or no room, 130 and 143 stopped."""
+    """Runs one command -> the exit code: 0; 1 diverged, or a file failed; 2 wrong input or no room; 130 and
+    143 stopped."""
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
@@ -82,8 +88,13 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _one_line(error: Exception) -> str:
     """What went wrong, for a person. An error that is not the user's says what it is and how to see more."""
     message = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _EXTRA:
-        return f"this command needs {error.name}, which is not installed: pip install 'lintra[train]'"
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        for extra, packages in _EXTRAS.items():
+            if package in packages:
+                return (
+                    f"this command needs {error.name}, which is not installed: pip install 'lintra[{extra}]'"
+                )
     if isinstance(error, (ValueError, OSError)) or hasattr(error, "exit_code"):
         return message
     return f"{type(error).__name__}: {message} (--debug shows where)"

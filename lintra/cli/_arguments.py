@@ -18,8 +18,10 @@ class UsageError(ValueError):
     """The command line is not what the program takes."""
 
 
-def parse(form: type[T], args: Sequence[str], *, prog: str, description: str) -> T:
+def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, takes: str = "") -> T:
     """An instance of the dataclass `form` out of flags; nested dataclasses give flags without a prefix.
+
+    takes: what else it takes, for the help.
 
     Prints the help and raises SystemExit(0) for --help. Raises UsageError with one line.
     """
@@ -37,7 +39,7 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str) ->
     except SystemExit as end:
         if end.code in (0, None):
             print("\n".join(textwrap.wrap(description, _width())))
-            print(f"\nusage: {prog} [--flag value ...]\n")
+            print(f"\nusage: {' '.join(filter(None, (prog, takes, '[--flag value ...]')))}\n")
             print("\n".join(_help_lines(printed.getvalue())))
             raise SystemExit(0) from None
         raise UsageError(f"{_reason(errors.getvalue())} (see {prog} --help)") from None

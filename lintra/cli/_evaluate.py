@@ -12,13 +12,16 @@ import torch
 from lintra import evaluate
 from lintra.bench import _report
 from lintra.checkpoint import to_json
+from lintra.cli import _evaluate_speech
 from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import Device, open_model, refuse_unless_images
+from lintra.cli._model import Device, drawn, open_model, refuse_unless_images
 from lintra.cli._progress import progress
+from lintra.cli._search import Searching
 from lintra.evaluate import Estimate
 from lintra.models import Decoder
 from lintra.tasks import Task
 from lintra.tasks._pixels import PixelTask
+from lintra.tasks.speech import Speech
 
 CHECKED = 8  # samples whose predictions are checked to be probabilities
 NAMES = {
@@ -31,7 +34,7 @@ NAMES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Score a trained model on its whole test set: exact likelihood, with the standard error over samples."""
+    """Score a trained model on its whole test set: exact likelihood, or error rates of speech."""
 
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     limit: int | None = None  # only so many samples, drawn from all
@@ -41,6 +44,7 @@ class Options:
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)
     json: Path | None = None  # a file for the result, with machine and versions
+    searching: Searching = dataclasses.field(default_factory=Searching)  # for speech
 
     def __post_init__(self):
         for name in ("limit", "batch"):
@@ -57,6 +61,11 @@ class Options:
 def evaluate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
     model, task = open_model(options.model, options.device, options.data)
+    if isinstance(task, Speech):
+        return _evaluate_speech.evaluate(model, task, options)
+    for name in ("beam", "lm", "bonus"):
+        if getattr(options.searching, name):
+            raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     chosen = _chosen(task, options)
     off = _checked(model, task, chosen, options)
@@ -94,13 +103,7 @@ def evaluate_command(args: Sequence[str]) -> int:
 
 def _chosen(task: Task, options: Options) -> list[int]:
     """The places of the samples to look at. Reads the data, so raises DataError."""
-    n = len(task.test)
-    if options.limit is None:
-        return list(range(n))
-    if options.limit > n:
-        raise UsageError(f"limit must be at most the {n:,} test samples, got {options.limit:,}")
-    drawn = torch.randperm(n, generator=torch.Generator().manual_seed(options.seed))[: options.limit]
-    return drawn.sort().values.tolist()
+    return drawn(len(task.test), options.limit, options.seed)
 
 
 def _checked(model: Any, task: Task, chosen: list[int], options: Options) -> float | None:

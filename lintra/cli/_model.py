@@ -9,7 +9,7 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.cli._arguments import UsageError
-from lintra.tasks import Task
+from lintra.tasks import Task, speech
 from lintra.tasks._pixels import PixelTask
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -21,13 +21,27 @@ def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Tas
 
     Raises checkpoint.Error and UsageError.
     """
+    model = checkpoint.load(folder, chosen(device))
+    config = train.Run.around(folder).task
+    return model, (config if data is None else _relocated(config, data)).build()
+
+
+def chosen(device: Device) -> str:
+    """The device that is meant. Raises UsageError if there is none such."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device is cuda, but PyTorch finds no CUDA device here: leave --device out")
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = checkpoint.load(folder, device)
-    config = train.Run.around(folder).task
-    return model, (config if data is None else _relocated(config, data)).build()
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return device
+
+
+def drawn(n: int, limit: int | None, seed: int) -> list[int]:
+    """The places of `limit` of n samples, drawn, in their order; None: all. Raises UsageError."""
+    if limit is None:
+        return list(range(n))
+    if limit > n:
+        raise UsageError(f"limit must be at most the {n:,} test samples, got {limit:,}")
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:limit].sort().values.tolist()
 
 
 def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:
@@ -40,6 +54,8 @@ def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) 
 
 def _relocated(config: Any, data: str) -> Any:
     """The configuration of a task with its data elsewhere. Raises UsageError if it has none."""
+    if isinstance(config, speech.Config):
+        return config.moved(data)
     has = {field.name for field in dataclasses.fields(config)}
     for name in ("data_dir", "data"):
         if name in has:

@@ -13,6 +13,7 @@ from lintra import tasks, train
 from lintra.checkpoint import step_of
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._mechanism import mechanism
+from lintra.models import ctc
 from lintra.train._optimizer import optimizer
 
 
@@ -83,15 +84,32 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
     )
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
     problem = options.task.build()
+    if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
+        raise UsageError("batch is in frames here: take --batch-frames instead")
     _ = problem.train  # reads the data: if there is none, no folder is claimed
     own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
     shape = ("layers", "heads", "width", "dropout")
-    changes = _given({field: getattr(options.model, field) for field in shape})
-    model = dataclasses.replace(own, **changes)
+    model = _changed(own, _given({field: getattr(options.model, field) for field in shape}))
     with torch.device("meta"):
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name
     return train.Run.create(folder, task=options.task, model=model, train=options.train)
+
+
+def _changed(model: Any, changes: dict[str, Any]) -> Any:
+    """A model's configuration with another shape; of a recogniser, that of its encoder.
+
+    Raises UsageError for what it has none of.
+    """
+    if isinstance(model, ctc.Config):
+        encoder = _changed(model.encoder, changes)
+        if model.subsample > 1:  # convolutions as wide as what they lead to
+            encoder = dataclasses.replace(encoder, inputs=encoder.width)
+        return dataclasses.replace(model, encoder=encoder)
+    for name in changes:
+        if not hasattr(model, name):
+            raise UsageError(f"{name} is nothing this model has: leave --{name} out")
+    return dataclasses.replace(model, **changes)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,5 +2,18 @@
 
 from lintra.evaluate._pictures import draw
 from lintra.evaluate._scores import TOLERANCE, Estimate, nats, normalisation, of_images, scores
+from lintra.evaluate._speech import ErrorRate, Heard, error_rates, transcripts
 
-__all__ = ["TOLERANCE", "Estimate", "draw", "nats", "normalisation", "of_images", "scores"]
+__all__ = [
+    "TOLERANCE",
+    "ErrorRate",
+    "Estimate",
+    "Heard",
+    "draw",
+    "error_rates",
+    "nats",
+    "normalisation",
+    "of_images",
+    "scores",
+    "transcripts",
+]

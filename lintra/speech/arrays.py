@@ -31,7 +31,7 @@ def _given(source: np.ndarray | Path | None, bins: int) -> np.ndarray:
     if source is None:
         raise SpeechError("there are no features, and none can be computed: they are to be given")
     name = f"{source}: " if isinstance(source, Path) else ""
-    x = _load(source) if isinstance(source, Path) else source
+    x = load(source) if isinstance(source, Path) else source
     if x.ndim != 2 or x.shape[1] != bins or not np.issubdtype(x.dtype, np.floating):
         raise SpeechError(f"{name}features must be floats [t {bins}], got {x.dtype} {list(x.shape)}")
     if not len(x):
@@ -43,7 +43,7 @@ def _given(source: np.ndarray | Path | None, bins: int) -> np.ndarray:
     return x
 
 
-def _load(path: Path) -> np.ndarray:
+def load(path: Path) -> np.ndarray:
     """The array of a .npy file or the only one of a .npz file; nothing is unpickled."""
     try:
         if path.suffix != ".npz":

@@ -47,6 +47,11 @@ class Task(ABC):
     batch_tokens: int | None = None
 
     @property
+    def remarks(self) -> list[str]:
+        """What a person who trains on it should know of its data, a line each."""
+        return []
+
+    @property
     @abstractmethod
     def length(self) -> int:
         """Tokens of its longest sequence, for mechanisms that have to know it when they are built."""

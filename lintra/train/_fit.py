@@ -51,6 +51,8 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
+        for remark in task.remarks:
+            console.print(remark)
         trainer = _trainer(run, console)
         try:
             trainer.fit(Learner(model, task, run.train), ckpt_path=start)

@@ -16,6 +16,7 @@ UNITS = {
     "bits_per_byte": "{:.3f} bits/byte",
     "loss": "{:.4f} nats a symbol",
     "accuracy": "{:.2%} right",
+    "symbol_errors": "{:.2%} symbol errors",
 }
 FIRST_LINES = (1, 10)  # steps after which a plain line is written in any case
 SECONDS_PER_LINE = 10

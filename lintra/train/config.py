@@ -26,7 +26,7 @@ class Config:
     weight_decay: float = 0.01  # weights shrink by this times lr
     schedule: Schedule = "constant"  # step: lr / 10 from --drop-at on
     drop_at: int = 3_000  # the step of schedule "step"
-    patience: int = 3  # validations without a lower loss: "plateau" halves lr
+    patience: int = 3  # validations until "plateau" halves lr
     warmup: int = 0  # steps in which lr grows linearly from 0
     clip: float | None = 1.0  # longest gradient; None: as it is
     precision: Precision = "auto"  # bf16 autocast; auto: where it is faster

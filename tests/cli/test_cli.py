@@ -34,12 +34,14 @@ def test_each_command_has_short_help(lintra_says, command, monkeypatch):
     assert all(len(line) <= 80 for line in out.splitlines())
 
 
-@pytest.mark.parametrize("task", ["copy", "digits", "images", "recall", "text", "text-classification"])
+@pytest.mark.parametrize(
+    "task", ["copy", "digits", "images", "recall", "speech", "text", "text-classification"]
+)
 def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = lintra_says("train", task, "--help")
     assert (code, err) == (0, "")
-    assert out.count("\n") <= 38
+    assert out.count("\n") <= (52 if task == "speech" else 38)
     assert all(len(line) <= 80 for line in out.splitlines())
     for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
@@ -71,7 +73,7 @@ def test_info(lintra_says):
         (["info", "x"], "info takes no arguments, got 'x'"),
         (
             ["train", "juggling"],
-            "task must be one of copy, digits, images, recall, text, text-classification; got",
+            "task must be one of copy, digits, images, recall, speech, text, text-classification; got",
         ),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),
         (["train", "digits", "--batch", "x"], "--batch"),
@@ -123,6 +125,19 @@ def test_a_traceback_only_with_debug(lintra_says):
     code, _, err = lintra_says("train", "--resume", "nowhere", "--debug")
     assert code == 2
     assert "Traceback" in err
+
+
+def test_without_the_extra_of_speech(monkeypatch, lintra_says, tmp_path):
+    """Of what reads audio and makes features of it the message names the right extra."""
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    for i in range(10):
+        (tmp_path / f"{i}.wav").write_bytes(b"RIFF")
+    lines = (f'{{"audio": "{i}.wav", "text": "A"}}\n' for i in range(10))
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    code, _, err = lintra_says("train", "speech", "--manifest", str(tmp_path / "a.jsonl"))
+    assert code == 2
+    needed = "this command needs soundfile, which is not installed: pip install 'lintra[speech]'"
+    assert err == f"lintra: {needed}\n"
 
 
 def test_without_the_extra(monkeypatch, lintra_says):

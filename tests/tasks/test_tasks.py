@@ -10,7 +10,7 @@ BUNDLED = [copy.Config(train_samples=10), digits.Config(), recall.Config(train_s
 
 
 def test_the_folder_is_the_registry():
-    assert tasks.names() == ["copy", "digits", "images", "recall", "text", "text_classification"]
+    assert tasks.names() == ["copy", "digits", "images", "recall", "speech", "text", "text_classification"]
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name
     assert tasks.load("text-classification") is tasks.load("text_classification")

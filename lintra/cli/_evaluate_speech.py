@@ -1,0 +1,74 @@
+"""`lintra evaluate` for a recogniser of speech."""
+
+import dataclasses
+import time
+from typing import Any
+
+from lintra import evaluate as scoring
+from lintra.bench import _report
+from lintra.checkpoint import to_json
+from lintra.cli._arguments import UsageError
+from lintra.cli._model import drawn
+from lintra.cli._progress import progress
+from lintra.evaluate import ErrorRate
+from lintra.models import CTC
+from lintra.speech import features
+from lintra.speech.corpus import prepare
+from lintra.tasks import _corpora
+from lintra.tasks.speech import Speech
+
+
+def evaluate(model: CTC, task: Speech, options: Any) -> int:
+    """Error rates on the task's test set, by `lintra.cli._evaluate.Options`."""
+    if options.pictures:
+        raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")
+    chosen = [task.tested[i] for i in drawn(len(task.tested), options.limit, options.seed)]
+    config, search = model.config, options.searching.search(model)
+    if _corpora.features_of(chosen, audio := features.Config()) != (
+        config.features if config.features.kind == "given" else audio
+    ):
+        raise UsageError(
+            f"{options.model} was trained on features of kind {config.features.kind!r} with "
+            f"{config.features.bins} numbers a frame, its test set has others"
+        )
+    corpus, skipped = prepare(chosen, config.features, cache=None)
+    start = time.perf_counter()
+    with progress("hearing", len(corpus), "utterances") as report:
+        heard, without = scoring.transcripts(
+            model, corpus, range(len(corpus)), search, batch=options.batch, report=report
+        )
+    seconds = time.perf_counter() - start
+    skipped = [*skipped, *without]
+    if not heard:
+        raise UsageError(f"none of {len(chosen):,} utterances can be scored: {_corpora.told(skipped)}")
+    rates = scoring.error_rates(heard, config.symbols.unit)
+    parameters = sum(p.numel() for p in model.parameters())
+    print(
+        f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(heard):,} of {len(task.tested):,} test "
+        f"utterances, {seconds:.1f} s\n"
+    )
+    print("\n".join(f"  {name:<9} errors  {_told(rate)}" for name, rate in rates.items()))
+    if skipped:
+        print(f"\n{_corpora.told(skipped)}")
+    if options.json:
+        _report.save(
+            options.json,
+            model=str(options.model),
+            parameters=parameters,
+            task=to_json(task.config),
+            search=options.searching.as_json(),
+            test_samples=len(task.tested),
+            scores={name: dataclasses.asdict(rate) for name, rate in rates.items()},
+            skipped=[each._asdict() for each in skipped],
+            seconds=seconds,
+        )
+        print(f"\nsaved in {options.json}")
+    return 0
+
+
+def _told(x: ErrorRate) -> str:
+    """An error rate, its interval and what it is made of."""
+    return (
+        f"{x.rate:6.2%} (95 %: {x.low:.2%} to {x.high:.2%})   {x.substitutions:,} substitutions, "
+        f"{x.insertions:,} insertions, {x.deletions:,} deletions in {x.length:,}"
+    )

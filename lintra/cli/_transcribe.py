@@ -1,0 +1,137 @@
+"""`lintra transcribe --model DIR FILES...`."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from lintra import checkpoint
+from lintra.cli._arguments import UsageError, parse
+from lintra.cli._model import Device, chosen
+from lintra.cli._search import Searching
+from lintra.models import CTC
+from lintra.speech import audio, features
+from lintra.speech.arrays import arrays
+from lintra.speech.errors import SpeechError
+from lintra.speech.manifest import Utterance
+from lintra.speech.streaming import Transcriber
+from lintra.transcribe import Search, log_probs, words
+
+Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Write down what is said in audio files (arrays in .npy, for a model that was trained on features)."""
+
+    files: Files = ()  # what to hear
+    model: Path  # the folder of a run or checkpoint, or what comes with lintra
+    json: bool = False  # an object a line: text, words and their times
+    ctm: bool = False  # a line a word: file, channel, start, duration, word
+    stream: bool = False  # read piece by piece, write while listening
+    block: float = 0.5  # seconds of a piece
+    device: Device = "auto"  # auto: a GPU if there is one
+    searching: Searching = dataclasses.field(default_factory=Searching)
+
+    def __post_init__(self):
+        if not self.files:
+            raise ValueError("files must name at least one file to hear, got none")
+        if self.json and self.ctm:
+            raise ValueError("json and ctm are two forms of the same: choose one")
+        if self.stream and (self.json or self.ctm or self.searching.beam is not None):
+            raise ValueError("stream writes the best path as text: leave out json, ctm and beam")
+        if not 0.01 <= self.block <= 60:
+            raise ValueError(f"block must be between 0.01 and 60 seconds, got {self.block}")
+
+
+def transcribe_command(args: Sequence[str]) -> int:
+    options = parse(
+        Options, args, prog="lintra transcribe", takes="FILES ...", description=Options.__doc__ or ""
+    )
+    model = checkpoint.load(checkpoint.find(options.model), chosen(options.device))
+    if not isinstance(model, CTC):
+        raise UsageError(f"{options.model} holds no recogniser of speech, but a {type(model).__name__}")
+    if options.stream and (why := model.why_not_stream()):
+        raise UsageError(f"{options.model} cannot stream: {why}")
+    search, failed = options.searching.search(model), 0
+    for file in options.files:
+        try:
+            if options.stream:
+                _stream(file, model, options)
+            else:
+                _whole(file, model, search, options)
+        except SpeechError as error:
+            failed += 1
+            reason = " ".join(str(error).split())
+            print(f"lintra: {reason if str(file) in reason else f'{file}: {reason}'}", file=sys.stderr)
+    if failed and len(options.files) > 1:
+        print(f"lintra: {failed:,} of {len(options.files):,} files failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _whole(file: Path, model: CTC, search: Search, options: Options) -> None:
+    """Hears a file and prints what was said, in the form that was asked for."""
+    config = model.config
+    found = log_probs(model, [frames_of(file, config.features)])[0]
+    ids = search(found)
+    text = config.symbols.decode(ids)
+    if options.json:
+        said = [
+            {"word": x.text, "start": round(x.start, 3), "end": round(x.end, 3)}
+            for x in words(config, found, ids)
+        ]
+        print(json.dumps({"audio": str(file), "text": text, "words": said}, ensure_ascii=False), flush=True)
+    elif options.ctm:
+        for x in words(config, found, ids):
+            print(f"{file.stem} 1 {x.start:.2f} {x.end - x.start:.2f} {x.text}", flush=True)
+    else:
+        print(text if len(options.files) == 1 else f"{file}: {text}", flush=True)
+
+
+def _stream(file: Path, model: CTC, options: Options) -> None:
+    """Hears a file piece by piece, prints text as it comes, and then how long that took."""
+    hearing, rate = Transcriber(model), model.config.features.rate
+    if len(options.files) > 1:
+        print(f"{file}: ", end="", flush=True)
+    samples, taken = 0, []
+    try:
+        for block in _with_end(audio.blocks(file, rate, seconds=options.block)):
+            began = time.perf_counter()
+            text = hearing.finish() if block is None else hearing.push(block)
+            taken.append(time.perf_counter() - began)
+            samples += 0 if block is None else len(block)
+            print(text, end="", flush=True)
+    finally:
+        print(flush=True)
+    if not model.config.features.frames(samples):
+        raise SpeechError(f"{samples:,} samples at {rate:,} Hz are too short for one frame")
+    print(
+        f"{file}: {samples / rate:.2f} s of audio in {sum(taken):.3f} s, real-time factor "
+        f"{sum(taken) * rate / samples:.4f}; latency {1e3 * options.block:.0f} ms for a piece to come and "
+        f"{1e3 * float(np.median(taken)):.1f} ms to hear it, at most {1e3 * max(taken):.1f} ms",
+        file=sys.stderr,
+    )
+
+
+def _with_end(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray | None]:
+    """None after the last one."""
+    yield from blocks
+    yield None
+
+
+def frames_of(file: Path, config: features.Config) -> np.ndarray:
+    """The features of a file [t i]. Raises SpeechError."""
+    if config.kind == "fbank":
+        return arrays(Utterance(id=str(file), audio=file), config, (1.0,))[0]
+    if file.suffix not in (".npy", ".npz"):
+        raise SpeechError(
+            f"this model was trained on features of {config.bins} numbers a frame, not on audio: it hears "
+            "such arrays [t i] in .npy files"
+        )
+    return arrays(Utterance(id=str(file), features=file), config, (1.0,))[0]

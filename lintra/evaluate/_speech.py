@@ -1,0 +1,98 @@
+"""Error rates of a recogniser over many utterances, and how sure they are."""
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from lintra.evaluate._scores import Report
+from lintra.generate import evaluation
+from lintra.models import CTC
+from lintra.speech.corpus import Corpus, Skipped
+from lintra.speech.errors import SpeechError
+from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
+from lintra.speech.symbols import Symbols, Unit
+from lintra.transcribe import Search, log_probs
+
+# What is counted as an error, by what a model writes.
+KINDS: Mapping[Unit, Mapping[str, Callable[[str, str], Edits]]] = {
+    "character": {"character": character_edits, "word": word_edits},
+    "word": {"word": word_edits, "character": character_edits},
+    "phoneme": {"phoneme": word_edits},
+}
+
+
+@dataclass(frozen=True)
+class ErrorRate:
+    """Edits of all utterances together, in parts of the symbols that were said, and a 95 % interval."""
+
+    rate: float
+    low: float
+    high: float
+    substitutions: int
+    insertions: int
+    deletions: int
+    length: int  # symbols that were said
+
+    @classmethod
+    def of(cls, edits: Sequence[Edits]) -> "ErrorRate":
+        """Of the edits of each utterance: the interval is drawn by resampling these."""
+        total = sum(edits, Edits())
+        return cls(total.rate, *bootstrap(edits), **asdict(total))
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An utterance, what was said in it and what the model found, in what the model writes."""
+
+    id: str
+    said: str
+    found: str
+
+
+def transcripts(
+    model: CTC,
+    corpus: Corpus,
+    places: Sequence[int],
+    search: Search,
+    *,
+    batch: int,
+    report: Report = lambda done: None,
+) -> tuple[list[Heard], list[Skipped]]:
+    """What a model finds in the utterances at these places, and those without a transcript that it could be
+    compared with. `batch` of them, of similar length, are heard at once: that changes memory
+    and time, not the result.
+    """
+    symbols = model.config.symbols
+    said: dict[int, str] = {}
+    skipped: list[Skipped] = []
+    for place in places:
+        try:
+            said[place] = reference(symbols, corpus.texts[place])
+        except SpeechError as error:
+            skipped.append(Skipped(corpus.ids[place], str(error)))
+    found, order = {}, sorted(said, key=corpus.frames)
+    with evaluation(model):
+        for first in range(0, len(order), batch):
+            chosen = order[first : first + batch]
+            heard = log_probs(model, [corpus.array(place) for place in chosen])
+            found |= {place: symbols.decode(search(each)) for place, each in zip(chosen, heard, strict=True)}
+            report(len(found))
+    return [Heard(corpus.ids[place], said[place], found[place]) for place in said], skipped
+
+
+def reference(symbols: Symbols, text: str | None) -> str:
+    """A transcript as the model would write it. Characters and words it does not know stay, as errors that it
+    cannot but make. Raises SpeechError for no text, and a word whose phonemes are not known.
+    """
+    if not text or not text.strip():
+        raise SpeechError("it has no transcript")
+    plain = " ".join(unicodedata.normalize("NFC", text).split())
+    return symbols.decode(symbols.encode(plain)) if symbols.unit == "phoneme" else plain
+
+
+def error_rates(heard: Sequence[Heard], unit: Unit) -> dict[str, ErrorRate]:
+    """By what is counted: "character" and "word", or "phoneme". ValueError if there are no utterances."""
+    return {
+        name: ErrorRate.of([edits(each.said, each.found) for each in heard])
+        for name, edits in KINDS[unit].items()
+    }

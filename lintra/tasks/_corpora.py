@@ -1,0 +1,135 @@
+"""Which utterances to learn from, to validate on and to test on, and which of them cannot be used."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lintra.speech import corpora, features
+from lintra.speech.alignment import frames_needed
+from lintra.speech.arrays import load
+from lintra.speech.corpus import Corpus, Skipped
+from lintra.speech.errors import SpeechError
+from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
+from lintra.speech.symbols import Symbols
+from lintra.tasks._base import DataError
+
+HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
+ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training
+SHOWN = 3  # of what cannot be used
+
+Splits = dict[str, list[Utterance]]  # by what they are for
+
+_CORPORA: Mapping[str, Callable[[Path], Splits]] = {"an4": corpora.an4, "fsdd": corpora.fsdd}
+
+
+def to_learn(config: Any) -> Splits:
+    """The utterances to learn from, "train", and to validate on, "validate", that a configuration of the task
+    names. Raises DataError and SpeechError.
+    """
+    train = (
+        _corpus(config)["train"] if config.data is not None else _own(config, config.manifest or config.kaldi)
+    )
+    train, validate = hold_back(train)
+    return {"train": train, "validate": validate}
+
+
+def to_test(config: Any) -> list[Utterance]:
+    """Those to be judged by in the end: a test set, or else those to validate on. Raises like `to_learn`."""
+    if config.data is not None:
+        return _corpus(config)["test"]
+    return to_learn(config)["validate"] if config.test is None else _own(config, config.test)
+
+
+def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Utterance]]:
+    """A tenth is held back to validate on: of the speakers if all are known and there are enough of them, so
+    that none is heard in training, else of the utterances. Drawn, always the same. Raises DataError for fewer
+    than ten utterances.
+    """
+    if len(utterances) < HELD_BACK:
+        raise DataError(f"there are {len(utterances)} utterances to learn from: take {HELD_BACK} or more")
+    groups = [utterance.speaker for utterance in utterances]
+    if None in groups or len(set(groups)) < ENOUGH_SPEAKERS:
+        groups = [utterance.id for utterance in utterances]
+    names = sorted(set(groups))  # pyright: ignore[reportArgumentType]
+    held = {names[i] for i in np.random.default_rng(0).permutation(len(names))[: len(names) // HELD_BACK]}
+    pairs = list(zip(groups, utterances, strict=True))
+    return [each for group, each in pairs if group not in held], [
+        each for group, each in pairs if group in held
+    ]
+
+
+def features_of(utterances: Sequence[Utterance], audio: features.Config) -> features.Config:
+    """`audio` where there is audio; where frames come as they are, how many numbers they have.
+
+    Raises DataError where some come as audio and some as frames, SpeechError where the first cannot be read.
+    """
+    given = [each.features for each in utterances if each.features is not None]
+    if not given:
+        return audio
+    if len(given) < len(utterances):
+        raise DataError("some utterances are audio and some are features: they cannot be learned together")
+    frames = load(given[0]) if isinstance(given[0], Path) else given[0]
+    return features.Config(kind="given", bins=frames.shape[-1])
+
+
+@dataclass
+class Heard:
+    """A split as training reads it: its features, what was said as numbers, and what could not be used."""
+
+    corpus: Corpus
+    places: list[int]  # of the utterances that can be used, in the corpus
+    targets: list[list[int]]  # of each of them
+    skipped: list[Skipped] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, found: tuple[Corpus, list[Skipped]], symbols: Symbols, subsample: int, what: str) -> "Heard":
+        """Raises DataError, with the first reasons, if none is left."""
+        heard = cls(found[0], [], [], list(found[1]))
+        for place, (name, text) in enumerate(zip(heard.corpus.ids, heard.corpus.texts, strict=True)):
+            try:
+                target = symbols.encode(text or "")
+            except SpeechError as error:
+                heard.skipped.append(Skipped(name, str(error)))
+                continue
+            steps = -(-heard.corpus.frames(place) // subsample)
+            if not target:
+                heard.skipped.append(Skipped(name, "it has no transcript"))
+            elif steps < (needed := frames_needed(target)):
+                reason = f"{steps} frames after subsampling are too few for its {len(target)} symbols"
+                heard.skipped.append(Skipped(name, f"{reason}: it needs {needed}"))
+            else:
+                heard.places.append(place)
+                heard.targets.append(target)
+        if not heard.places:
+            raise DataError(f"no utterance to {what} on can be used: {told(heard.skipped)}")
+        return heard
+
+
+def told(skipped: Sequence[Skipped]) -> str:
+    """How many could not be used, and why the first ones."""
+    first = "; ".join(f"{each.id}: {each.reason}" for each in skipped[:SHOWN])
+    return f"{len(skipped):,} skipped: {first}{'; ...' if len(skipped) > SHOWN else ''}"
+
+
+def _corpus(config: Any) -> Splits:
+    """The splits of a corpus with a name; its files are in the folder that is named, or in `speech` there."""
+    named = config.data_dir or os.environ.get("LINTRA_DATA")
+    if named is None:
+        raise DataError(
+            f"where are the files of {config.data}? Name their folder with --data-dir or $LINTRA_DATA"
+        )
+    folder = Path(named).expanduser()
+    return _CORPORA[config.data](folder / "speech" if (folder / "speech").is_dir() else folder)
+
+
+def _own(config: Any, path: str | None) -> list[Utterance]:
+    if path is None:
+        raise DataError(
+            "which speech? Name a corpus with --data an4 or fsdd, a file of JSON lines with --manifest or a "
+            "folder in Kaldi's form with --kaldi"
+        )
+    return (read_kaldi if config.manifest is None else read_manifest)(Path(path).expanduser())

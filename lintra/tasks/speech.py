@@ -1,0 +1,306 @@
+"""Write down what is said: frames of speech to characters, words or phonemes, by CTC.
+
+A corpus that is known by name (AN4, strings of spoken digits), or one's own: JSON lines, a folder of Kaldi's.
+The loss is the sum of -log p of the transcripts over the number of their symbols (Graves et al. 2006, ICML).
+What cannot be learned from is left out and counted: no transcript, unknown symbols, too few frames.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from lintra import fields
+from lintra.attention import AttentionConfig, linear
+from lintra.models import CTC, bilstm, ctc, encoder
+from lintra.nn.mask import lengths_to_mask
+from lintra.speech import features
+from lintra.speech.augment import spec_augment
+from lintra.speech.corpus import prepare
+from lintra.speech.decoding import greedy
+from lintra.speech.manifest import Utterance
+from lintra.speech.scoring import Edits
+from lintra.speech.symbols import Symbols, Unit, learn, read_lexicon
+from lintra.tasks import _corpora
+from lintra.tasks._base import Batch, Samples, Task
+
+Data = Literal["an4", "fsdd"]
+Preset = Literal["small", "paper"]
+Kind = Literal["transformer", "bilstm"]
+
+# Of SpecAugment, milder than in Park et al.: short trainings on little speech.
+BAND, SHARE = 0.2, 0.1
+
+_RATES = {"an4": 16_000, "fsdd": 8_000}  # Hz
+
+# What lintra.train.Config is preset to, for a transformer and for a Bi-LSTM.
+PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+    ("small", "transformer"): {
+        "steps": 3_000,
+        "optimizer": "adamw",
+        "lr": 2e-3,
+        "weight_decay": 0.05,
+        "schedule": "cosine",
+        "warmup": 200,
+        "validate_every": 250,
+    },
+    ("small", "bilstm"): {
+        "steps": 3_000,
+        "optimizer": "adamw",
+        "lr": 2e-3,
+        "weight_decay": 0.0,
+        "schedule": "cosine",
+        "warmup": 100,
+        "validate_every": 250,
+    },
+    ("paper", "transformer"): {
+        "steps": 200_000,
+        "optimizer": "radam",
+        "lr": 1e-4,
+        "weight_decay": 0.0,
+        "schedule": "plateau",
+        "validate_every": 1_000,
+    },
+    # Without weight decay AdamW is Adam.
+    ("paper", "bilstm"): {
+        "steps": 200_000,
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "weight_decay": 0.0,
+        "schedule": "plateau",
+        "validate_every": 1_000,
+    },
+}
+
+
+def training(flags: Mapping[str, str]) -> dict[str, Any]:
+    """What lintra.train.Config is preset to, by the flags --preset and --encoder as far as they are given."""
+    own = Config()
+    return PRESETS.get((flags.get("preset", own.preset), flags.get("encoder", own.encoder)), {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Write down speech (AN4, spoken digits, or your own)."""
+
+    data: Data | None = None  # a corpus by its name; or one of the next two
+    manifest: str | None = None  # a file of JSON lines: audio, text
+    kaldi: str | None = None  # a folder: wav.scp or feats.scp, text
+    test: str | None = None  # another such; else what is held back
+    data_dir: str | None = None  # the corpus' files; else $LINTRA_DATA
+    cache: str | None = None  # a folder to keep features in
+    preset: Preset = "small"  # paper: its models and training
+    encoder: Kind = "transformer"  # bilstm: --attention is not asked
+    streaming: bool = False  # causal: it can write while it listens
+    units: Unit = "character"  # its symbols; phoneme needs --lexicon
+    lexicon: str | None = None  # lines of a word and its phonemes
+    rate: int | None = None  # Hz; None: the corpus' own, else 16,000
+    bins: int = 40  # mel filters
+    normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
+    subsample: int = 4  # frames that become one: 1, 2 or 4
+    batch_frames: int = 8_000  # frames in a step, with their padding
+    unmasked: bool = False  # without SpecAugment
+    speeds: tuple[float, ...] = (1.0,)  # each utterance at all of these
+
+    def __post_init__(self):
+        fields.check(self)
+        fields.at_least(self, batch_frames=1, rate=1, bins=1)
+        named = [x for x in ("data", "manifest", "kaldi") if getattr(self, x) is not None]
+        if len(named) > 1:
+            raise ValueError(f"only one of data, manifest and kaldi can be given, got {' and '.join(named)}")
+        if self.data is not None and self.test is not None:
+            raise ValueError(f"test goes with manifest or kaldi: {self.data} has a test set of its own")
+        if (self.units == "phoneme") != (self.lexicon is not None):
+            raise ValueError(f"lexicon goes with units='phoneme', got {self.lexicon} with {self.units!r}")
+        if self.streaming and (self.encoder == "bilstm" or self.normalize == "utterance"):
+            raise ValueError(
+                "streaming needs a transformer and normalize='global', got "
+                f"encoder={self.encoder!r}, normalize={self.normalize!r}"
+            )
+        if self.subsample not in (1, 2, 4):
+            raise ValueError(f"subsample must be 1, 2 or 4 frames, got {self.subsample}")
+        if 1.0 not in self.speeds or not all(0.5 <= speed <= 2 for speed in self.speeds):
+            raise ValueError(f"speeds must lie in 0.5 .. 2 and hold 1, got {self.speeds}")
+
+    def moved(self, data: str) -> "Config":
+        """The same with its files elsewhere: those of the corpus, or else what to test on."""
+        return replace(self, **{"test" if self.data is None else "data_dir": data})
+
+    def build(self) -> "Speech":
+        return Speech(self)
+
+
+class Utterances(Samples):
+    """Samples {"x": [t i] float32, "mask": [t] bool, "targets": [s] int64}; what is padded is 0, also in the
+    targets. "x" and "targets" are as long as the longest of a batch.
+    """
+
+    def __init__(self, heard: _corpora.Heard):
+        self.heard = heard
+        self.lengths = [heard.corpus.frames(place) for place in heard.places]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        places = [range(len(self))[i] for i in indices]
+        frames = [torch.from_numpy(self.heard.corpus.array(self.heard.places[i]).copy()) for i in places]
+        targets = [torch.tensor(self.heard.targets[i]) for i in places]
+        return {
+            "x": pad_sequence(frames, batch_first=True),
+            "mask": lengths_to_mask(torch.tensor([len(each) for each in frames])),
+            "targets": pad_sequence(targets, batch_first=True),
+        }
+
+
+class Speech(Task):
+    name = "speech"
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.batch_tokens = config.batch_frames
+
+    @property
+    def length(self) -> int:
+        """Of the longest utterance to learn from or to validate on, after subsampling."""
+        longest = max(*self.train.lengths, *self.validate.lengths)
+        return -(-longest // self.config.subsample)
+
+    @cached_property
+    def train(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._heard("train", self.config.speeds)
+
+    @cached_property
+    def validate(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._heard("validate")
+
+    @cached_property
+    def test(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
+        own = self.config.data is not None or self.config.test is not None
+        return self._heard("test") if own else self.validate
+
+    @cached_property
+    def utterances(self) -> _corpora.Splits:
+        """Those of "train" and "validate", not heard yet. Raises DataError and SpeechError."""
+        return _corpora.to_learn(self.config)
+
+    @cached_property
+    def tested(self) -> list[Utterance]:
+        """Those of the test set, not heard yet. Raises DataError and SpeechError."""
+        return _corpora.to_test(self.config)
+
+    @cached_property
+    def symbols(self) -> Symbols:
+        """What can be written: the symbols of the transcripts to learn from, or the lexicon's phonemes."""
+        if self.config.lexicon is not None:
+            return learn((), self.config.units, read_lexicon(self.config.lexicon))
+        return learn((each.text or "" for each in self.utterances["train"]), self.config.units)
+
+    @cached_property
+    def features(self) -> features.Config:
+        """What is made of audio, or given instead of it."""
+        rate = self.config.rate or _RATES.get(self.config.data or "", 16_000)
+        return _corpora.features_of(
+            self.utterances["train"], features.Config(rate=rate, bins=self.config.bins)
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """What could not be used."""
+        parts = {"train": self.train.heard.skipped, "validate": self.validate.heard.skipped}
+        return [f"{name}: {_corpora.told(skipped)}" for name, skipped in parts.items() if skipped]
+
+    def _heard(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
+        cache = Path(self.config.cache).expanduser() / f"{split}.safetensors" if self.config.cache else None
+        utterances = self.tested if split == "test" else self.utterances[split]
+        found = prepare(utterances, self.features, cache=cache, speeds=speeds)
+        return Utterances(_corpora.Heard.of(found, self.symbols, self.config.subsample, split))
+
+    def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
+        if isinstance(samples, dict):
+            return samples
+        return {
+            name: pad_sequence([sample[name] for sample in samples], batch_first=True) for name in samples[0]
+        }
+
+    def model(self, attention: AttentionConfig) -> ctc.Config:
+        """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.
+        Ours are small enough for two cores.
+        """
+        config, small = self.config, self.config.preset == "small"
+        if config.encoder == "bilstm":
+            if attention != linear.Config():
+                raise ValueError("attention is for encoder='transformer', a Bi-LSTM has none: leave it out")
+            layers = bilstm.Config(
+                inputs=self._inputs(128 if small else 320),
+                layers=3,
+                width=128 if small else 320,
+                dropout=0.2 if small else 0.0,
+            )
+        else:
+            width = 128 if small else 384
+            layers = encoder.Config(
+                inputs=self._inputs(width),
+                attention=attention,
+                causal=True if config.streaming else None,
+                layers=4 if small else 9,
+                heads=4 if small else 6,
+                width=width,
+                feed=4,
+                dropout=0.1,
+            )
+        return ctc.Config(
+            symbols=self.symbols,
+            features=self.features,
+            normalize=config.normalize or ("global" if config.streaming else "utterance"),
+            subsample=config.subsample,
+            encoder=layers,
+        )
+
+    def _inputs(self, width: int) -> int:
+        """What the encoder reads: what convolutions make, or the frames themselves."""
+        return self.features.bins if self.config.subsample == 1 else width
+
+    def prepare(self, model: CTC) -> None:
+        if model.config.normalize == "global":
+            model.fit_statistics(self.train.heard.corpus.features)
+
+    def loss(self, model: CTC, batch: Batch) -> Tensor:
+        x = batch["x"]
+        if model.training and not self.config.unmasked:
+            # Drawn after the global generator, which training seeds at each step, as dropout is.
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+            # Neighbouring numbers of given frames need not be neighbouring frequencies.
+            bands = 2 if self.features.kind == "fbank" else 0
+            x = spec_augment(x, batch["mask"], generator, bands=bands, band=BAND, share=SHARE)
+        return negative_log_likelihood(model(x, mask=batch["mask"]), batch["targets"]).sum() / self.weight(
+            batch
+        )
+
+    def weight(self, batch: Batch) -> Tensor:
+        return (batch["targets"] > 0).sum()
+
+    @torch.no_grad()
+    def per_sample(self, model: CTC, batch: Batch) -> dict[str, Tensor]:
+        """The loss in nats, and the edits between the best path's symbols and those that were said."""
+        found = model(batch["x"], mask=batch["mask"])
+        loss, said = negative_log_likelihood(found, batch["targets"]), (batch["targets"] > 0).sum(1)
+        edits = [
+            Edits.between(target[:n].tolist(), greedy(log_probs[mask])).total
+            for log_probs, mask, target, n in zip(*found, batch["targets"], said.tolist(), strict=True)
+        ]
+        return {"loss": loss, "symbol_errors": torch.tensor(edits).to(loss), "weight": said}
+
+
+def negative_log_likelihood(found: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
+    """-log p of transcripts [b s], padded with 0, by log_probs [b t n+1] and their mask [b t] -> [b] nats."""
+    log_probs, mask = found
+    return functional.ctc_loss(
+        log_probs.transpose(0, 1), targets, mask.sum(1), (targets > 0).sum(1), reduction="none"
+    )

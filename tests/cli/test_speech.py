@@ -1,0 +1,311 @@
+"""`lintra train speech`, `transcribe` and `evaluate`: what they print and refuse, with which exit code."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lintra import checkpoint, evaluate, train
+from lintra.attention import linear
+from lintra.speech import audio, features
+from lintra.speech.corpus import prepare
+from lintra.speech.ngram import NGram
+from lintra.speech.scoring import character_edits
+from lintra.speech.symbols import learn
+from lintra.tasks import digits, speech
+from lintra.transcribe import Search, log_probs, words
+from tests.tasks.speech import RATE, text_of, tones, write_kaldi, write_manifest, write_wave
+from tests.train.conftest import assert_same_weights
+
+TEXTS = [text_of(i) for i in range(24)]
+TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--subsample", "2"]
+
+
+@pytest.fixture
+def recogniser(tmp_path, monkeypatch, one_thread):
+    """A run of a small model that has learned nothing, in ./run, its recordings in ./audio."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(streaming=True, **changes):
+        manifest = write_manifest(Path("audio"), TEXTS[:12])
+        task = speech.Config(
+            manifest=str(manifest), rate=RATE, bins=20, subsample=2, streaming=streaming, **changes
+        )
+        problem = task.build()
+        config = problem.model(linear.Config())
+        shape = {"layers": 1, "heads": 2, "width": 16, "inputs": 16, "dropout": 0.0}
+        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **shape))
+        torch.manual_seed(0)
+        model = config.build()
+        problem.prepare(model)
+        model.head.bias.data[0] -= 0.5  # less blank: it says something
+        run = train.Run.create("run", task=task, model=config, train=train.Config())
+        checkpoint.save(model, run.folder / "step-00000001")
+        return checkpoint.load("run")
+
+    return write
+
+
+def heard(model, file) -> torch.Tensor:
+    frames = features.compute(audio.read(file, RATE), model.config.features)
+    return log_probs(model, [frames])[0]
+
+
+def test_text_json_and_ctm(lintra_says, recogniser):
+    """The same text, and in the last two the times of its words on the best path."""
+    model, file = recogniser(), "audio/train.jsonl-1.wav"
+    found = heard(model, file)
+    ids = Search()(found)
+    text, spans = model.config.symbols.decode(ids), words(model.config, found, ids)
+    assert spans
+    assert lintra_says("transcribe", file, "--model", "run") == (0, f"{text}\n", "")
+    code, out, _ = lintra_says("transcribe", "--model", "run", "--json", file, file)
+    assert code == 0
+    for line in out.splitlines():
+        told = json.loads(line)
+        assert (told["audio"], told["text"]) == (file, text)
+        assert [word["word"] for word in told["words"]] == [x.text for x in spans] == text.split()
+        for word, x in zip(told["words"], spans, strict=True):
+            assert (word["start"], word["end"]) == pytest.approx((x.start, x.end), abs=5e-4)
+            assert 0 <= x.start < x.end <= 0.01 * 2 * len(found) + 1e-9
+    code, out, _ = lintra_says("transcribe", "--model", "run", "--ctm", file)
+    assert code == 0
+    for line, x in zip(out.splitlines(), spans, strict=True):
+        assert line == f"train.jsonl-1 1 {x.start:.2f} {x.end - x.start:.2f} {x.text}"
+
+
+def test_a_stream_says_what_the_whole_file_says(lintra_says, recogniser):
+    recogniser()
+    long = write_wave(Path("long.wav"), np.concatenate([tones(text) for text in TEXTS]))
+    _, whole, _ = lintra_says("transcribe", "--model", "run", str(long))
+    assert len(whole) > 20
+    for block in ("0.03", "0.5", "7"):
+        code, out, err = lintra_says("transcribe", "--model", "run", "--stream", "--block", block, str(long))
+        assert (code, out) == (0, whole)
+        told = r"long.wav: [\d.]+ s of audio in [\d.]+ s, real-time factor [\d.]+; latency \d+ ms for a piece"
+        assert re.match(told, err)
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]])
+def test_what_fails_is_said_and_the_others_go_on(lintra_says, recogniser, stream):
+    recogniser()
+    write_wave(Path("short.wav"), np.zeros(50))
+    Path("text.wav").write_text("no audio at all")
+    good = "audio/train.jsonl-1.wav"
+    files = [good, "missing.wav", "short.wav", "text.wav", "audio", good]
+    code, out, err = lintra_says("transcribe", "--model", "run", *stream, *files)
+    assert code == 1
+    lines = [line for line in out.splitlines() if line.startswith(f"{good}: ")]
+    assert len(lines) == 2
+    assert lines[0] == lines[1]
+    failed = [line for line in err.splitlines() if line.startswith("lintra: ")]
+    assert len(failed) == 5
+    for line, reason in zip(
+        failed,
+        ("missing.wav", "short.wav: ", "text.wav", "audio", "4 of 6 files failed"),
+        strict=True,
+    ):
+        assert reason in line
+
+
+def test_a_beam_with_a_language_model(lintra_says, recogniser):
+    """A text or a saved model as the language model; a strong one has the last word."""
+    model, file = recogniser(), "audio/train.jsonl-1.wav"
+    Path("lm.txt").write_text("CAB\nCAB\nQ is not known\n")
+    symbols = model.config.symbols
+    lm = NGram.learn([symbols.encode("CAB")] * 2, order=4, symbols=len(symbols.names))
+    lm.save("lm.json")
+    expected = symbols.decode(Search(beam=8, lm=lm, weight=9.0, bonus=2.0)(heard(model, file)))
+    assert expected != symbols.decode(Search(beam=8)(heard(model, file)))
+    use = ["--beam", "8", "--lm-weight", "9", "--bonus", "2"]
+    for more in (["--lm", "lm.txt", "--lm-order", "4"], ["--lm", "lm.json"]):
+        assert lintra_says("transcribe", "--model", "run", *use, *more, file) == (0, f"{expected}\n", "")
+    NGram.learn([[1]], order=2, symbols=2).save("other.json")
+    Path("none.txt").write_text("unknown\n")
+    for name, reason in (
+        ("other.json", "other.json is of 2 symbols, the recogniser of 4"),
+        ("none.txt", "none.txt holds no line that is made of the recogniser's 4 symbols"),
+        ("nowhere.txt", "nowhere.txt"),
+    ):
+        code, _, err = lintra_says("transcribe", "--model", "run", *use, "--lm", name, file)
+        assert code == 2
+        assert reason in err
+
+
+def test_a_model_of_given_features_hears_arrays(lintra_says, tmp_path, monkeypatch, one_thread):
+    monkeypatch.chdir(tmp_path)
+    write_kaldi(Path("kaldi"), TEXTS)
+    code, out, err = lintra_says("train", "speech", "--kaldi", "kaldi", *TINY, "--steps", "3", "--dir", "run")
+    assert (code, err) == (0, "")
+    assert "symbol errors" in out
+    assert lintra_says("transcribe", "--model", "run", "kaldi/0.npy")[0] == 0
+    np.save("wide.npy", np.zeros((9, 6), np.float32))
+    np.save("nan.npy", np.full((9, 5), np.nan, np.float32))
+    np.save("none.npy", np.zeros((0, 5), np.float32))
+    Path("text.npy").write_text("no array")
+    write_wave(Path("a.wav"), tones("AB"))
+    files = ["a.wav", "wide.npy", "nan.npy", "none.npy", "text.npy", "nowhere.npy"]
+    code, out, err = lintra_says("transcribe", "--model", "run", *files)
+    assert (code, out) == (1, "")
+    reasons = (
+        "a.wav: this model was trained on features of 5 numbers a frame, not on audio",
+        r"wide.npy: features must be floats \[t 5\], got float32 \[9, 6\]",
+        "nan.npy: features have numbers that are not finite",
+        "none.npy: features have no frames",
+        "text.npy cannot be read as an array",
+        "nowhere.npy does not exist",
+        "6 of 6 files failed",
+    )
+    for line, reason in zip(err.splitlines(), reasons, strict=True):
+        assert re.search(reason, line)
+
+
+def test_error_rates(lintra_says, recogniser, tmp_path):
+    """Those of the texts that are found, with their counts, an interval around them, and what is left out."""
+    model = recogniser()
+    test = write_manifest(tmp_path / "test", ["AB", "B CA", "", "ABQ"], "test.jsonl")
+    code, out, err = lintra_says("evaluate", "--model", "run", "--data", str(test), "--json", "a.json")
+    assert (code, err) == (0, "")
+    assert "3 of 4 test utterances" in out
+    assert "1 skipped: u2: it has no transcript" in out
+    report = json.loads(Path("a.json").read_text())
+    found = [
+        model.config.symbols.decode(Search()(heard(model, tmp_path / "test" / f"test.jsonl-{i}.wav")))
+        for i in (0, 1, 3)
+    ]
+    edits = [character_edits(said, text) for said, text in zip(("AB", "B CA", "ABQ"), found, strict=True)]
+    expected = evaluate.ErrorRate.of(edits)
+    assert report["scores"]["character"] == dataclasses.asdict(expected)
+    assert expected.low <= expected.rate <= expected.high
+    assert expected.length == 9
+    assert f"{expected.rate:.2%} (95 %: {expected.low:.2%} to {expected.high:.2%})" in out
+    assert report["scores"]["word"]["length"] == 4
+    assert report["skipped"] == [{"id": "u2", "reason": "it has no transcript"}]
+    for batch in ("1", "3"):
+        lintra_says("evaluate", "--model", "run", "--data", str(test), "--json", "b.json", "--batch", batch)
+        assert json.loads(Path("b.json").read_text())["scores"] == report["scores"]
+    code, out, _ = lintra_says("evaluate", "--model", "run", "--limit", "1", "--beam", "4")
+    assert code == 0
+    assert "1 of 1 test utterances" in out
+
+
+def test_what_evaluate_refuses(lintra_says, recogniser, folder):
+    recogniser()
+    kaldi = write_kaldi(Path("kaldi"), TEXTS)
+    test = write_manifest(Path("test"), [""], "test.jsonl")
+    for args, message in (
+        (["--limit", "2"], "limit must be at most the 1 test samples, got 2"),
+        (["--pictures", "x"], "pictures is for models of images, run is of the task speech"),
+        (["--lm", "x"], "lm and bonus are for a beam: add --beam 20"),
+        (["--data", str(test)], "none of 1 utterances can be scored: 1 skipped: u0: it has no transcript"),
+    ):
+        code, _, err = lintra_says("evaluate", "--model", "run", *args)
+        assert (code, err) == (2, f"lintra: {message}\n")
+    task = train.Run.read("run").task
+    other = dataclasses.replace(task, manifest=None, kaldi=str(kaldi))
+    dataclasses.replace(train.Run.read("run"), task=other).write()
+    code, _, err = lintra_says("evaluate", "--model", "run")
+    assert code == 2
+    assert (
+        "run was trained on features of kind 'fbank' with 20 numbers a frame, its test set has others" in err
+    )
+    folder("digits", digits.Config())
+    for flag in ("beam", "bonus"):
+        code, _, err = lintra_says("evaluate", "--model", "digits", f"--{flag}", "2")
+        assert (code, err) == (2, f"lintra: {flag} is for speech, digits is of the task digits\n")
+
+
+def test_phonemes_are_scored_as_they_are_written(recogniser):
+    """A word whose phonemes are not known cannot be scored."""
+    Path("lexicon.txt").write_text("A ah\nB b iy\n")
+    symbols = learn((), "phoneme", {"A": ("ah",), "B": ("b", "iy")})
+    model = recogniser()
+    config = dataclasses.replace(model.config, symbols=symbols)
+    manifest = write_manifest(Path("said"), ["A B", "A Q"])
+    corpus, _ = prepare(
+        speech.Config(manifest=str(manifest), rate=RATE, bins=20, test=str(manifest)).build().tested,
+        config.features,
+        cache=None,
+    )
+    found, skipped = evaluate.transcripts(config.build().eval(), corpus, range(2), Search(), batch=2)
+    assert [each.said for each in found] == ["ah b iy"]
+    assert [(each.id, "'Q'" in each.reason) for each in skipped] == [("u1", True)]
+    (rate,) = evaluate.error_rates(found, "phoneme").values()
+    assert rate.length == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "files must name at least one file to hear, got none"),
+        (["a.wav", "--json", "--ctm"], "json and ctm are two forms of the same: choose one"),
+        (
+            ["a.wav", "--stream", "--json"],
+            "stream writes the best path as text: leave out json, ctm and beam",
+        ),
+        (["a.wav", "--stream", "--beam", "4"], "stream writes the best path as text"),
+        (["a.wav", "--block", "0"], "block must be between 0.01 and 60 seconds, got 0.0"),
+        (["a.wav", "--lm", "x"], "lm and bonus are for a beam: add --beam 20"),
+        (["a.wav", "--beam", "0"], "beam must be at least 1, got 0"),
+        (["a.wav", "--beam", "4", "--lm-weight", "-1"], "weight must be at least 0 and finite, got -1"),
+    ],
+)
+def test_what_transcribe_refuses(lintra_says, recogniser, args, message):
+    recogniser()
+    code, out, err = lintra_says("transcribe", "--model", "run", *args)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_models_that_do_not_hear_or_stream(lintra_says, recogniser, folder):
+    recogniser(streaming=False)
+    code, _, err = lintra_says("transcribe", "--model", "run", "--stream", "a.wav")
+    assert code == 2
+    assert "run cannot stream: its encoder looks at what comes later" in err
+    folder("digits", digits.Config())
+    code, _, err = lintra_says("transcribe", "--model", "digits", "a.wav")
+    assert (code, err) == (2, "lintra: digits holds no recogniser of speech, but a Decoder\n")
+
+
+@pytest.mark.parametrize("more", [["--streaming"], ["--encoder", "bilstm"], ["--attention", "softmax"]])
+def test_training_is_resumed_exactly(lintra_says, tmp_path, monkeypatch, one_thread, more):
+    """With SpecAugment, dropout, batches by frames, a plateau, and statistics that are not learned."""
+    monkeypatch.chdir(tmp_path)
+    write_kaldi(Path("kaldi"), TEXTS)
+    shape = ["--width", "16", "--layers", "1", "--precision", "32", "--subsample", "2"]
+    task = ["train", "speech", "--kaldi", "kaldi", "--batch-frames", "150", *shape, *more]
+    plateau = ["--schedule", "plateau", "--patience", "1", "--validate-every", "2", "--save-every", "3"]
+    assert lintra_says(*task, *plateau, "--steps", "7", "--dir", "whole")[0] == 0
+    assert lintra_says(*task, *plateau, "--steps", "4", "--dir", "parts")[0] == 0
+    assert lintra_says("train", "--resume", "parts", "--steps", "7")[0] == 0
+    assert_same_weights(train.Run.read("whole"), train.Run.read("parts"))
+    encoder = train.Run.read("whole").model.encoder
+    assert (encoder.layers, encoder.width, encoder.inputs) == (1, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "which speech? Name a corpus with --data an4 or fsdd"),
+        (["--kaldi", "kaldi", "--encoder", "bilstm", "--heads", "2"], "heads is nothing this model has"),
+        (["--kaldi", "kaldi", "--encoder", "bilstm", "--attention", "lsh"], "attention is for encoder="),
+        (["--kaldi", "kaldi", "--batch", "4"], "batch is in frames here: take --batch-frames instead"),
+        (["--kaldi", "kaldi", "--speeds", "1", "1.1"], "speeds are for audio"),
+        (["--manifest", "bad.jsonl"], "bad.jsonl, line 2 is no JSON"),
+        (["--kaldi", "nowhere"], "nowhere is no Kaldi folder"),
+    ],
+)
+def test_what_training_refuses(lintra_says, tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    write_kaldi(Path("kaldi"), TEXTS)
+    Path("bad.jsonl").write_text('{"audio": "a.wav", "text": "A"}\n{"audio"\n')
+    code, out, err = lintra_says("train", "speech", *args)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not Path("runs").exists()

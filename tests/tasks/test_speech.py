@@ -1,0 +1,256 @@
+"""Speech: what is held back, what a batch holds, what cannot be learned from, what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lintra.attention import linear, softmax
+from lintra.models import bilstm, encoder
+from lintra.speech.decoding import greedy
+from lintra.speech.manifest import Utterance
+from lintra.speech.scoring import Edits
+from lintra.tasks import DataError, _corpora, speech
+from tests.tasks.speech import text_of, write_kaldi, write_manifest
+
+TEXTS = [text_of(i) for i in range(24)]
+
+
+@pytest.fixture
+def task(tmp_path):
+    """Features of 24 utterances, so that no audio is needed."""
+    return speech.Config(kaldi=str(write_kaldi(tmp_path / "kaldi", TEXTS)), subsample=2).build()
+
+
+def small(config, **changes):
+    """A recogniser of milliseconds."""
+    own = {"layers": 1, "heads": 2, "width": 16, "inputs": 16, "dropout": 0.0} | changes
+    known = {field.name for field in dataclasses.fields(config.encoder)}
+    changed = {name: x for name, x in own.items() if name in known}
+    return dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **changed))
+
+
+def utterances(speakers):
+    return [Utterance(id=f"u{i}", speaker=speaker) for i, speaker in enumerate(speakers)]
+
+
+@given(n=st.integers(10, 60))
+def test_a_tenth_of_the_utterances_is_held_back(n):
+    """Where speakers are not known; always the same, and every utterance is in one of the two parts."""
+    given = utterances([None] * n)
+    train, held = _corpora.hold_back(given)
+    assert len(held) == n // 10
+    assert sorted(x.id for x in (*train, *held)) == sorted(x.id for x in given)
+    assert (train, held) == _corpora.hold_back(given)
+
+
+@given(speakers=st.lists(st.integers(0, 30), min_size=10, max_size=80))
+def test_speakers_are_held_back_as_a_whole_where_there_are_enough(speakers):
+    train, held = _corpora.hold_back(utterances(map(str, speakers)))
+    of = [{x.speaker for x in part} for part in (train, held)]
+    if len(set(speakers)) >= _corpora.ENOUGH_SPEAKERS:
+        assert not of[0] & of[1]
+        assert len(of[1]) == len(set(speakers)) // 10
+    else:
+        assert len(held) == len(speakers) // 10
+
+
+def test_a_batch_is_what_was_said(task):
+    """Padding is 0, and a sample is the same in every batch."""
+    samples = task.train
+    batch = samples.__getitems__(range(4))
+    assert batch["x"].shape[:2] == batch["mask"].shape
+    assert [int(n) for n in batch["mask"].sum(1)] == samples.lengths[:4]
+    assert not batch["x"][~batch["mask"]].any()
+    for i in range(4):
+        one = samples[i]
+        assert torch.equal(batch["x"][i][batch["mask"][i]], one["x"])
+        target = batch["targets"][i]
+        assert torch.equal(target[target > 0], one["targets"])
+        place = samples.heard.places[i]
+        assert task.symbols.decode(one["targets"].tolist()) == samples.heard.corpus.texts[place]
+    again = task.collate([samples[i] for i in range(4)])
+    assert all(torch.equal(again[name], x) for name, x in batch.items())
+    assert task.length == -(-max(task.train.lengths + task.validate.lengths) // 2)
+    assert task.batch_tokens == task.config.batch_frames
+
+
+@pytest.mark.parametrize("kind", ["transformer", "bilstm"])
+def test_the_loss_is_that_of_all_symbols(task, kind):
+    """The sum over the utterances, each what it is alone, over the number of symbols; edits as they are."""
+    task = dataclasses.replace(task.config, encoder=kind).build()
+    torch.manual_seed(0)
+    model = small(task.model(linear.Config())).build().double().eval()
+    batch = task.train.__getitems__(range(5))
+    batch["x"] = batch["x"].double()
+    together = task.per_sample(model, batch)
+    mean = (together["loss"].sum() / together["weight"].sum()).item()
+    assert task.loss(model, batch).item() == pytest.approx(mean)
+    assert task.weight(batch) == together["weight"].sum()
+    for i in range(5):
+        one = {name: x[None].double() if name == "x" else x[None] for name, x in task.train[i].items()}
+        alone = task.per_sample(model, one)
+        for name in together:
+            torch.testing.assert_close(together[name][i], alone[name][0])
+        found = greedy(model(one["x"], mask=one["mask"])[0][0])
+        assert alone["symbol_errors"][0] == Edits.between(one["targets"][0].tolist(), found).total
+    task.loss(model, batch).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_frames_are_masked_in_training_only(task):
+    """And by the global generator's seed, as dropout is, which training sets at each step."""
+    model = small(task.model(linear.Config())).build()
+    batch = task.train.__getitems__(range(5))
+    losses = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(task.loss(model, batch).item())
+    assert losses[0] == losses[1] != losses[2]
+    plain = dataclasses.replace(task.config, unmasked=True).build()
+    model.eval()
+    assert plain.loss(model, batch).item() == task.loss(model, batch).item()
+
+
+def test_what_cannot_be_learned_from_is_counted(tmp_path):
+    """Too few frames for the symbols or their repeats, no transcript; each with its reason, never an infinite
+    loss."""
+    folder = write_kaldi(tmp_path / "kaldi", [*TEXTS, "", "ABCA", "AAAA"])
+    for i, frames in ((25, 6), (26, 12)):  # 4 symbols do not fit into 3 steps, one of them 4 times not into 6
+        np.save(folder / f"{i}.npy", np.zeros((frames, 5), np.float32))
+    task = speech.Config(kaldi=str(folder), subsample=2).build()
+    skipped = {x.id: x.reason for part in (task.train, task.validate) for x in part.heard.skipped}
+    assert skipped == {
+        "u24": "it has no transcript",
+        "u25": "3 frames after subsampling are too few for its 4 symbols: it needs 4",
+        "u26": "6 frames after subsampling are too few for its 4 symbols: it needs 7",
+    }
+    assert len(task.train) + len(task.validate) == 24
+    model = small(task.model(linear.Config())).build()
+    assert task.per_sample(model, task.train.__getitems__(range(len(task.train))))["loss"].isfinite().all()
+    assert all(" skipped: u2" in remark for remark in task.remarks)
+    assert task.remarks
+
+
+def test_utterances_that_all_cannot_be_used(tmp_path):
+    folder = write_kaldi(tmp_path / "kaldi", TEXTS)
+    for i in range(len(TEXTS)):
+        np.save(folder / f"{i}.npy", np.zeros((1, 5), np.float32))
+    task = speech.Config(kaldi=str(folder)).build()
+    with pytest.raises(
+        DataError, match=r"no utterance to train on can be used: 22 skipped: u\d+: .*; \.\.\."
+    ):
+        _ = task.train
+
+
+def test_a_test_set_with_symbols_that_were_not_learned(tmp_path):
+    folder = write_kaldi(tmp_path / "kaldi", TEXTS)
+    other = write_kaldi(tmp_path / "other", ["AB", "AD", "BB"])
+    task = speech.Config(kaldi=str(folder), test=str(other)).build()
+    assert len(task.test) == 2
+    assert [(x.id, "'D'" in x.reason) for x in task.test.heard.skipped] == [("u1", True)]
+    assert [x.id for x in task.tested] == ["u0", "u1", "u2"]
+    assert speech.Config(kaldi=str(folder)).build().test.heard.places == task.validate.heard.places
+    moved = dataclasses.replace(task.config, test=None).moved(str(other))
+    assert moved == task.config
+
+
+def test_statistics_of_the_training_data(task):
+    task = dataclasses.replace(task.config, normalize="global").build()
+    model = small(task.model(linear.Config())).build()
+    task.prepare(model)
+    frames = task.train.heard.corpus.features
+    # In float32, of sums in float64.
+    torch.testing.assert_close(model.mean, torch.from_numpy(frames.mean(0)), rtol=1e-4, atol=1e-5)
+    plain = dataclasses.replace(task.config, normalize=None).build()
+    plain.prepare(small(plain.model(linear.Config())).build())  # has nothing to set
+
+
+def test_phonemes_of_a_lexicon(tmp_path):
+    folder = write_kaldi(tmp_path / "kaldi", [f"{'AB'[i % 2]} B" for i in range(19)] + ["A C"])
+    (tmp_path / "lexicon.txt").write_text("A ah\nB b iy\n")
+    config = speech.Config(kaldi=str(folder), units="phoneme", lexicon=str(tmp_path / "lexicon.txt"))
+    task = config.build()
+    assert task.symbols.names == ("ah", "b", "iy")
+    skipped = [*task.train.heard.skipped, *task.validate.heard.skipped]
+    assert [(x.id, "'C'" in x.reason) for x in skipped] == [("u19", True)]
+    assert task.symbols.decode(task.train[0]["targets"].tolist()) in ("ah b iy", "b iy b iy")
+
+
+def test_models(task):
+    """The presets, and what the flags make of them."""
+    made = task.model(softmax.Config())
+    assert isinstance(made.encoder, encoder.Config)
+    assert (made.normalize, made.subsample, made.features.bins) == ("utterance", 2, 5)
+    assert made.features.kind == "given"
+    paper = dataclasses.replace(task.config, preset="paper", subsample=1, streaming=True).build()
+    made = paper.model(linear.Config())
+    assert (made.encoder.layers, made.encoder.heads, made.encoder.inputs) == (9, 6, 5)
+    assert (made.normalize, made.encoder.causal) == ("global", True)
+    lstm = dataclasses.replace(task.config, preset="paper", encoder="bilstm").build()
+    made = lstm.model(linear.Config())
+    assert isinstance(made.encoder, bilstm.Config)
+    assert (made.encoder.layers, made.encoder.width) == (3, 320)
+    with pytest.raises(ValueError, match="attention is for encoder='transformer', a Bi-LSTM has none"):
+        lstm.model(softmax.Config())
+    assert speech.training({"preset": "paper"})["schedule"] == "plateau"
+    assert speech.training({"preset": "paper", "encoder": "bilstm"})["lr"] == 1e-3
+    assert speech.training({"preset": "none"}) == {}
+
+
+def test_audio(tmp_path):
+    """A manifest of wave files, at three speeds, its features kept."""
+    manifest = write_manifest(tmp_path / "audio", TEXTS[:12])
+    config = speech.Config(
+        manifest=str(manifest), rate=8_000, bins=20, speeds=(0.9, 1.0, 1.1), cache=str(tmp_path / "kept")
+    )
+    task = config.build()
+    assert len(task.train) == 3 * 11
+    assert len(task.validate) == 1
+    assert sorted(x.name for x in (tmp_path / "kept").iterdir()) == [
+        "train.safetensors",
+        "validate.safetensors",
+    ]
+    assert (task.features.rate, task.features.bins) == (8_000, 20)
+    again = config.build()
+    assert np.array_equal(again.train.heard.corpus.features, task.train.heard.corpus.features)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": "an4", "manifest": "x"}, "only one of data, manifest and kaldi can be given, got data and"),
+        ({"data": "wsj"}, "data must be 'an4' or 'fsdd' or None, got 'wsj'"),
+        ({"data": "an4", "test": "x"}, "test goes with manifest or kaldi: an4 has a test set of its own"),
+        ({"units": "phoneme"}, "lexicon goes with units='phoneme', got None"),
+        ({"lexicon": "x"}, "lexicon goes with units='phoneme', got x with 'character'"),
+        ({"streaming": True, "encoder": "bilstm"}, "streaming needs a transformer"),
+        (
+            {"streaming": True, "normalize": "utterance"},
+            "streaming needs a transformer and normalize='global'",
+        ),
+        ({"subsample": 3}, "subsample must be 1, 2 or 4 frames, got 3"),
+        ({"batch_frames": 0}, "batch_frames must be at least 1, got 0"),
+        ({"speeds": (0.9, 1.1)}, "speeds must lie in 0.5 .. 2 and hold 1"),
+        ({"speeds": (1.0, 3.0)}, "speeds must lie in 0.5 .. 2 and hold 1"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        speech.Config(**settings)
+
+
+def test_speech_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.delenv("LINTRA_DATA", raising=False)
+    for config, message in (
+        (speech.Config(), "which speech[?] Name a corpus with --data an4 or fsdd"),
+        (speech.Config(data="an4"), "where are the files of an4[?] Name their folder with --data-dir"),
+    ):
+        with pytest.raises(DataError, match=message):
+            _ = config.build().train
+    folder = write_kaldi(tmp_path / "few", TEXTS[:9])
+    with pytest.raises(DataError, match="there are 9 utterances to learn from: take 10 or more"):
+        _ = speech.Config(kaldi=str(folder)).build().train
