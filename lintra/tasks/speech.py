@@ -42,20 +42,21 @@ _RATES = {"an4": 16_000, "fsdd": 8_000}  # Hz
 # What lintra.train.Config is preset to, for a transformer and for a Bi-LSTM.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("small", "transformer"): {
-        "steps": 3_000,
-        "optimizer": "adamw",
-        "lr": 2e-3,
+        "steps": 4_000,
+        "optimizer": "muon",
+        "lr": 3e-3,
         "weight_decay": 0.05,
-        "schedule": "cosine",
-        "warmup": 200,
+        "schedule": "trapezoid",
+        "warmup": 100,
         "validate_every": 250,
     },
+    # Its matrices are no linear maps inside blocks, which Muon is for.
     ("small", "bilstm"): {
-        "steps": 3_000,
+        "steps": 4_000,
         "optimizer": "adamw",
-        "lr": 2e-3,
+        "lr": 3e-3,
         "weight_decay": 0.0,
-        "schedule": "cosine",
+        "schedule": "trapezoid",
         "warmup": 100,
         "validate_every": 250,
     },
@@ -77,6 +78,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "validate_every": 1_000,
     },
 }
+BATCHES: dict[Preset, int] = {"small": 2_000, "paper": 16_000}  # frames in a step
 
 
 def training(flags: Mapping[str, str]) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class Config:
     bins: int = 40  # mel filters
     normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
     subsample: int = 4  # frames that become one: 1, 2 or 4
-    batch_frames: int = 8_000  # frames in a step, with their padding
+    batch_frames: int | None = None  # in a step, with padding; None: the preset's
     unmasked: bool = False  # without SpecAugment
     speeds: tuple[float, ...] = (1.0,)  # each utterance at all of these
 
@@ -164,7 +166,7 @@ class Speech(Task):
 
     def __init__(self, config: Config):
         self.config = config
-        self.batch_tokens = config.batch_frames
+        self.batch_tokens = config.batch_frames or BATCHES[config.preset]
 
     @property
     def length(self) -> int:

@@ -75,7 +75,8 @@ def test_a_batch_is_what_was_said(task):
     again = task.collate([samples[i] for i in range(4)])
     assert all(torch.equal(again[name], x) for name, x in batch.items())
     assert task.length == -(-max(task.train.lengths + task.validate.lengths) // 2)
-    assert task.batch_tokens == task.config.batch_frames
+    assert task.batch_tokens == 2_000
+    assert dataclasses.replace(task.config, batch_frames=99).build().batch_tokens == 99
 
 
 @pytest.mark.parametrize("kind", ["transformer", "bilstm"])

@@ -97,7 +97,10 @@ def test_damaged_runs(new_run, tmp_path):
         ({"train": good["train"] | {"steps": 0}}, "steps must be at least 1"),
         ({"task": {"name": "juggling"}}, "task must be one of"),
         ({"model": None}, "model must be an object"),
-        ({"model": {"name": "gpt"}}, "model must be one of bilstm, ctc, decoder, encoder, seq2seq; got 'gpt'"),
+        (
+            {"model": {"name": "gpt"}},
+            "model must be one of bilstm, ctc, decoder, encoder, seq2seq; got 'gpt'",
+        ),
     ]:
         (run.folder / "run.json").write_text(json.dumps(good | change))
         with pytest.raises(checkpoint.Error, match=message):

@@ -1,0 +1,322 @@
+"""Speech recognition with CTC, four models: see README.md beside this file.
+
+    python experiments/speech/run.py --data DIR          train what is not trained yet, then measure and draw
+    python experiments/speech/run.py --data DIR --list   what there is to train and what is done
+
+A run is a folder of `lintra train`; killed at any moment, the same command goes on where it was.
+"""
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lintra import checkpoint, evaluate, pictures, train, transcribe
+from lintra.allocator import keep_freed_memory
+from lintra.attention import linear, lsh, softmax
+from lintra.bench import _report
+from lintra.bench._memory import peak_of
+from lintra.bench._report import Row
+from lintra.bench._timing import interleaved
+from lintra.evaluate import ErrorRate, Heard
+from lintra.models import ctc
+from lintra.speech.corpus import prepare
+from lintra.tasks import speech
+from lintra.train._batches import LengthSampler
+from lintra.transcribe import Search
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
+
+CORPORA = {"an4": "AN4", "fsdd": "digit strings"}
+UNIT = {"an4": "character", "fsdd": "word"}  # whose error rate is asked for
+MODELS = {
+    "Bi-LSTM": linear.Config(),  # has no attention
+    "softmax": softmax.Config(),
+    "LSH-4": lsh.Config(rounds=4, chunk=32),
+    "linear": linear.Config(),
+}
+SEEDS = (0, 1, 2)
+STEPS = {"an4": 2_000, "fsdd": 1_000}
+SAMPLED = 4  # batches of an epoch are timed, and stand for all
+LENGTHS = (800, 1_600, 2_400, 4_800)  # frames of joined utterances
+LONG = 4_800  # frames in a step of these, which every length divides
+ROUNDS = 5
+
+
+def task(corpus: str, model: str, data: Path, **changes: Any) -> speech.Config:
+    kind = "bilstm" if model == "Bi-LSTM" else "transformer"
+    return speech.Config(data=corpus, data_dir=str(data), encoder=kind, **changes)  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def problem(config: speech.Config) -> speech.Speech:
+    """The task, its data read once."""
+    return config.build()
+
+
+def trial(corpus: str, model: str, seed: int, data: Path) -> Trial:
+    config = task(corpus, model, data)
+    preset = speech.training({"encoder": config.encoder}) | {"steps": STEPS[corpus]}
+    return Trial(
+        name=f"{CORPORA[corpus]}, {model}, seed {seed}",
+        folder=HERE / "runs" / corpus / model / f"seed-{seed}",
+        task=config,
+        model=problem(config).model(MODELS[model]),
+        training=train.Config(**{**preset, "precision": "32", "save_every": 100, "seed": seed}),
+        score="symbol_errors",
+    )
+
+
+def trials(data: Path) -> list[Trial]:
+    """Everything there is to train, the first seed of all before the second of any."""
+    order = itertools.product(SEEDS, CORPORA, MODELS)
+    return [trial(corpus, model, seed, data) for seed, corpus, model in order]
+
+
+def heard(one: Trial) -> list[Heard]:
+    """What a trained model finds in the whole test set, kept beside it."""
+    file = one.folder / "heard.json"
+    if not file.exists():
+        model = checkpoint.load(one.folder)
+        corpus, _ = prepare(problem(one.task).tested, model.config.features, cache=None)
+        found, _ = evaluate.transcripts(model, corpus, range(len(corpus)), Search(), batch=16)
+        text = json.dumps([dataclasses.asdict(each) for each in found], indent=1)
+        checkpoint.write_atomically(file, lambda place: place.write_text(text))
+    return [Heard(**each) for each in json.loads(file.read_text())]
+
+
+def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """corpus -> model -> the error rates of each seed, of all seeds together, and the curve of each."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for corpus, model in itertools.product(CORPORA, MODELS):
+        done = [one for seed in SEEDS if (one := trial(corpus, model, seed, data)).scored() is not None]
+        if not done:
+            continue
+        texts = [heard(one) for one in done]
+        rates = [evaluate.error_rates(each, "character") for each in texts]
+        found.setdefault(corpus, {})[model] = {
+            "parameters": sum(p.numel() for p in checkpoint.load(done[0].folder).parameters()),
+            "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in each.items()} for each in rates],
+            "together": {
+                unit: dataclasses.asdict(rate)
+                for unit, rate in evaluate.error_rates(list(itertools.chain(*texts)), "character").items()
+            },
+            "curves": [train.curves(one.folder)["validate_symbol_errors"] for one in done],
+        }
+    return found
+
+
+def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]:
+    """An update on each of some batches of an epoch, drawn evenly, and how many batches the epoch has."""
+    one = problem(task(corpus, model, data))
+    batches = LengthSampler(one.train.lengths, one.batch_tokens, seed=0)._epoch(0)
+    batches.sort(key=lambda places: sum(one.train.lengths[i] for i in places))
+    chosen = [batches[(2 * i + 1) * len(batches) // (2 * SAMPLED)] for i in range(SAMPLED)]
+    loaded = [one.train.__getitems__(places) for places in chosen]
+    return update(one, one.model(MODELS[model]), loaded), len(batches)
+
+
+def update(one: speech.Speech, config: ctc.Config, batches: Sequence[Any]) -> Callable[[], None]:
+    """Updates of a fresh model, one for each batch."""
+    torch.manual_seed(0)
+    network = config.build()
+    optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
+
+    def step() -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            one.loss(network, batch).backward()
+            optimizer.step()
+
+    return step
+
+
+def long(model: str, length: int, data: Path) -> Callable[[], None]:
+    """One update of the paper's model on utterances of AN4, joined to so many frames each, LONG in all."""
+    one = problem(task("an4", model, data, preset="paper", subsample=1, unmasked=True))
+    corpus, places = one.train.heard.corpus, iter(one.train.heard.places)
+    rows, targets = [], []
+    for _ in range(LONG // length):
+        frames, said = np.zeros((0, corpus.features.shape[1]), np.float32), []
+        while len(frames) < length:
+            place = next(places)
+            frames = np.concatenate((frames, corpus.array(place)))
+            said += one.symbols.encode(corpus.texts[place]) if len(frames) <= length else []
+        rows.append(torch.from_numpy(frames[:length]))
+        targets.append(torch.tensor(said))
+    batch = {
+        "x": torch.stack(rows),
+        "mask": torch.ones(len(rows), length, dtype=torch.bool),
+        "targets": torch.nn.utils.rnn.pad_sequence(targets, batch_first=True),
+    }
+    return update(one, one.model(MODELS[model]), [batch])
+
+
+def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Seconds an epoch of each corpus and against the length, interleaved over the models, and memory."""
+    rows, timings = [], {}
+    for corpus in CORPORA:
+        found = {model: epoch(corpus, model, data) for model in MODELS}
+        times = interleaved({model: step for model, (step, _) in found.items()}, rounds=ROUNDS, at_least=0)
+        timings |= {f"{corpus} {model}": timing for model, timing in times.items()}
+        for model, (_, batches) in found.items():
+            seconds = times[model].median * batches / SAMPLED
+            rows.append(Row(f"{CORPORA[corpus]}: {model}, an epoch", seconds, "s"))
+    frames = sum(problem(task("an4", "linear", data)).train.lengths)
+    for length in LENGTHS:
+        times = interleaved({model: long(model, length, data) for model in MODELS}, rounds=2, at_least=0)
+        timings |= {f"{length} {model}": timing for model, timing in times.items()}
+        for model, timing in times.items():
+            seconds = timing.median * frames / LONG
+            rows.append(Row(f"{length} frames: {model}, an epoch", seconds, "s"))
+        ratio = times["softmax"].median / times["linear"].median
+        rows.append(Row(f"{length} frames: softmax / linear", ratio, "x", at_least=1.0))
+    for model in MODELS:
+        program = (
+            f"import sys; sys.path.insert(0, {str(HERE)!r}); from pathlib import Path; import run\n"
+            f"update = run.long({model!r}, 2400, Path({str(data)!r}))\n"
+            "forget_peak()\nbefore = peak()\nupdate()\nprint(peak() - before)"
+        )
+        rows.append(Row(f"2400 frames: {model}, memory", peak_of(program) / 1e6, "MB"))
+    return rows, timings
+
+
+def alignment(data: Path) -> dict[str, Any]:
+    """An utterance of the test set of digits, as a trained linear model hears it: features, words and their
+    times, and how probable each symbol is in each frame.
+    """
+    one = trial("fsdd", "linear", 0, data)
+    model = checkpoint.load(one.folder)
+    corpus, _ = prepare(problem(one.task).tested, model.config.features, cache=None)
+    place = max(range(len(corpus)), key=corpus.frames)
+    found = transcribe.log_probs(model, [corpus.array(place)])[0]
+    ids = Search()(found)
+    return {
+        "said": corpus.texts[place],
+        "shift": model.config.features.shift / model.config.features.rate,
+        "words": [each._asdict() for each in transcribe.words(model.config, found, ids)],
+        "features": corpus.array(place).round(2).tolist(),
+        "symbol": (1 - found[:, 0].exp()).numpy().round(3).tolist(),  # the probability of any but the blank
+        "subsample": model.config.subsample,
+    }
+
+
+def draw(report: dict[str, Any]) -> list[Path]:
+    """The pictures, from the file of results alone."""
+    files = []
+    for corpus, of in report["scores"].items():
+        lines = {}
+        for model, found in of.items():
+            steps = [int(step) for step in found["curves"][0]]
+            lines[model] = {s: 100 * statistics.mean(c[str(s)] for c in found["curves"]) for s in steps}
+        files.append(HERE / f"{corpus}.png")
+        pictures.curves(
+            files[-1], lines, x="step", y="character errors in validation (%)", title=CORPORA[corpus]
+        )
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
+    files.append(HERE / "length.png")
+    title = "The paper's models, an epoch of AN4 in joined utterances"
+    pictures.logarithmic(files[-1], against, x="frames of an utterance", y="seconds an epoch", title=title)
+    shown = report["alignment"]
+    files.append(HERE / "alignment.png")
+    pictures.alignment(
+        files[-1],
+        np.array(shown["features"]),
+        [(word["text"], word["start"], word["end"]) for word in shown["words"]],
+        np.array(shown["symbol"]),
+        shift=shown["shift"],
+        title=f"said: {shown['said']}",
+    )
+    return files
+
+
+def table(report: dict[str, Any]) -> str:
+    """A row for each model: its error rates, and what an epoch and a step cost."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    heads = ["model", "parameters"]
+    for corpus, name in CORPORA.items():
+        heads += [f"{name}, {UNIT[corpus]} errors", f"{name}, s an epoch"]
+    heads += ["of 2,400 frames, MB"]
+    lines = [heads, ["---"] * len(heads)]
+    for model in MODELS:
+        cells = [model, f"{report['scores']['an4'][model]['parameters'] / 1e6:.2f} M"]
+        for corpus, name in CORPORA.items():
+            together = ErrorRate(**report["scores"][corpus][model]["together"][UNIT[corpus]])
+            interval = f"{100 * together.low:.1f} to {100 * together.high:.1f}"
+            cells += [
+                f"{100 * together.rate:.1f} % ({interval})",
+                f"{rows[f'{name}: {model}, an epoch']:.1f}",
+            ]
+        lines.append([*cells, f"{rows[f'2400 frames: {model}, memory']:,.0f}"])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def against_length(report: dict[str, Any]) -> str:
+    """A row for each model: seconds an epoch by the frames of an utterance, and how softmax compares."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    lines = [["model", *(f"{n:,} frames" for n in LENGTHS)], ["---"] * (1 + len(LENGTHS))]
+    for model in MODELS:
+        times = [rows[f"{n} frames: {model}, an epoch"] for n in LENGTHS]
+        least = [rows[f"{n} frames: softmax, an epoch"] for n in LENGTHS]
+        lines.append([model, *(f"{x:,.0f} s ({y / x:.1f} x)" for x, y in zip(times, least, strict=True))])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Speech recognition with CTC, four models.")
+    parser.add_argument("--data", type=Path, required=True, help="folder with the corpora README.md names")
+    parser.add_argument(
+        "--minutes", type=float, default=170.0, help="begin no further training after so many"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
+    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    parser.add_argument("--no-times", action="store_true", help="train only, without a file of results")
+    options = parser.parse_args()
+    todo = trials(options.data)
+    if options.list:
+        tell(todo)
+        return
+    keep_freed_memory()
+    train_all(todo, workers=options.workers, minutes=options.minutes)
+    if options.no_times or any(one.scored() is None for one in todo):
+        print("no file of results yet: the same command, without --no-times, goes on")
+        return
+    rows, timings = measure(options.data)
+    for corpus, unit in UNIT.items():
+        asked = {"an4": 0.12, "fsdd": 0.05}[corpus]
+        of = scores(options.data)[corpus]
+        best = min(of[m]["together"][unit]["rate"] for m in MODELS if m != "Bi-LSTM")
+        rows.append(
+            Row(f"{CORPORA[corpus]}, {unit} errors, best transformer", 100 * best, "%", at_most=100 * asked)
+        )
+    command = "python experiments/speech/run.py --data DIR"
+    results = HERE / "results.json"
+    _report.write(
+        results,
+        rows,
+        timings,
+        command=command,
+        scores=scores(options.data),
+        alignment=alignment(options.data),
+    )
+    report = json.loads(results.read_text())
+    print(f"{table(report)}\n\n{against_length(report)}\n\nsaved in {results}")
+    for file in draw(report):
+        print(f"drawn in {file}")
+
+
+if __name__ == "__main__":
+    main()
