@@ -145,7 +145,7 @@ def update(one: speech.Speech, config: ctc.Config, batches: Sequence[Any]) -> Ca
 
 def long(model: str, length: int, data: Path) -> Callable[[], None]:
     """One update of the paper's model on utterances of AN4, joined to so many frames each, LONG in all."""
-    one = problem(task("an4", model, data, preset="paper", subsample=1, unmasked=True))
+    one = problem(task("an4", model, data, preset="paper"))
     corpus, places = one.train.heard.corpus, iter(one.train.heard.places)
     rows, targets = [], []
     for _ in range(LONG // length):

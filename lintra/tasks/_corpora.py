@@ -30,10 +30,10 @@ def to_learn(config: Any) -> Splits:
     """The utterances to learn from, "train", and to validate on, "validate", that a configuration of the task
     names. Raises DataError and SpeechError.
     """
-    train = (
-        _corpus(config)["train"] if config.data is not None else _own(config, config.manifest or config.kaldi)
-    )
-    train, validate = hold_back(train)
+    if config.data is not None:
+        train, validate = hold_back(_corpus(config)["train"])
+    else:
+        train, validate = hold_back(_own(config, config.manifest or config.kaldi))
     return {"train": train, "validate": validate}
 
 
@@ -56,10 +56,10 @@ def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Ut
         groups = [utterance.id for utterance in utterances]
     names = sorted(set(groups))  # pyright: ignore[reportArgumentType]
     held = {names[i] for i in np.random.default_rng(0).permutation(len(names))[: len(names) // HELD_BACK]}
-    pairs = list(zip(groups, utterances, strict=True))
-    return [each for group, each in pairs if group not in held], [
-        each for group, each in pairs if group in held
-    ]
+    train, validate = [], []
+    for group, utterance in zip(groups, utterances, strict=True):
+        (validate if group in held else train).append(utterance)
+    return train, validate
 
 
 def features_of(utterances: Sequence[Utterance], audio: features.Config) -> features.Config:

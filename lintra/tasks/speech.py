@@ -79,6 +79,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     },
 }
 BATCHES: dict[Preset, int] = {"small": 2_000, "paper": 16_000}  # frames in a step
+SUBSAMPLES: dict[Preset, int] = {"small": 4, "paper": 1}
 
 
 def training(flags: Mapping[str, str]) -> dict[str, Any]:
@@ -105,9 +106,9 @@ class Config:
     rate: int | None = None  # Hz; None: the corpus' own, else 16,000
     bins: int = 40  # mel filters
     normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
-    subsample: int = 4  # frames that become one: 1, 2 or 4
+    subsample: int | None = None  # frames made one; None: 4, of preset paper 1
     batch_frames: int | None = None  # in a step, with padding; None: the preset's
-    unmasked: bool = False  # without SpecAugment
+    unmasked: bool = False  # without SpecAugment, as preset paper is
     speeds: tuple[float, ...] = (1.0,)  # each utterance at all of these
 
     def __post_init__(self):
@@ -125,7 +126,7 @@ class Config:
                 "streaming needs a transformer and normalize='global', got "
                 f"encoder={self.encoder!r}, normalize={self.normalize!r}"
             )
-        if self.subsample not in (1, 2, 4):
+        if self.subsample not in (None, 1, 2, 4):
             raise ValueError(f"subsample must be 1, 2 or 4 frames, got {self.subsample}")
         if 1.0 not in self.speeds or not all(0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError(f"speeds must lie in 0.5 .. 2 and hold 1, got {self.speeds}")
@@ -167,12 +168,13 @@ class Speech(Task):
     def __init__(self, config: Config):
         self.config = config
         self.batch_tokens = config.batch_frames or BATCHES[config.preset]
+        self.subsample = config.subsample or SUBSAMPLES[config.preset]
 
     @property
     def length(self) -> int:
         """Of the longest utterance to learn from or to validate on, after subsampling."""
         longest = max(*self.train.lengths, *self.validate.lengths)
-        return -(-longest // self.config.subsample)
+        return -(-longest // self.subsample)
 
     @cached_property
     def train(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -222,7 +224,7 @@ class Speech(Task):
         cache = Path(self.config.cache).expanduser() / f"{split}.safetensors" if self.config.cache else None
         utterances = self.tested if split == "test" else self.utterances[split]
         found = prepare(utterances, self.features, cache=cache, speeds=speeds)
-        return Utterances(_corpora.Heard.of(found, self.symbols, self.config.subsample, split))
+        return Utterances(_corpora.Heard.of(found, self.symbols, self.subsample, split))
 
     def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
         if isinstance(samples, dict):
@@ -261,13 +263,13 @@ class Speech(Task):
             symbols=self.symbols,
             features=self.features,
             normalize=config.normalize or ("global" if config.streaming else "utterance"),
-            subsample=config.subsample,
+            subsample=self.subsample,
             encoder=layers,
         )
 
     def _inputs(self, width: int) -> int:
         """What the encoder reads: what convolutions make, or the frames themselves."""
-        return self.features.bins if self.config.subsample == 1 else width
+        return self.features.bins if self.subsample == 1 else width
 
     def prepare(self, model: CTC) -> None:
         if model.config.normalize == "global":
@@ -275,7 +277,7 @@ class Speech(Task):
 
     def loss(self, model: CTC, batch: Batch) -> Tensor:
         x = batch["x"]
-        if model.training and not self.config.unmasked:
+        if model.training and self.config.preset != "paper" and not self.config.unmasked:
             # Drawn after the global generator, which training seeds at each step, as dropout is.
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
             # Neighbouring numbers of given frames need not be neighbouring frequencies.
