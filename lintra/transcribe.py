@@ -63,5 +63,4 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
 
 def words(config: Config, log_probs: Float[Tensor, "t n"], ids: Sequence[int]) -> list[Word]:
     """When each word of a text that was found was said, on the best path for it."""
-    seconds = config.features.shift / config.features.rate * config.subsample
-    return word_times(config.symbols, ids, align(log_probs, ids), seconds=seconds)
+    return word_times(config.symbols, ids, align(log_probs, ids), seconds=config.seconds)

@@ -31,6 +31,9 @@ class Searching:
         """Raises ValueError, UsageError and SpeechError."""
         if self.beam is None and (self.lm is not None or self.bonus):
             raise UsageError("lm and bonus are for a beam: add --beam 20")
+        for name in ("lm_order", "lm_weight"):
+            if self.lm is None and getattr(self, name) != getattr(Searching, name):
+                raise UsageError(f"{name} is for a language model: name one with --lm FILE")
         found = None if self.lm is None else language_model(self.lm, self.lm_order, model.config.symbols)
         return Search(beam=self.beam, lm=found, weight=self.lm_weight, bonus=self.bonus)
 

@@ -46,6 +46,8 @@ class Options:
             raise ValueError("json and ctm are two forms of the same: choose one")
         if self.stream and (self.json or self.ctm or self.searching.beam is not None):
             raise ValueError("stream writes the best path as text: leave out json, ctm and beam")
+        if not self.stream and self.block != Options.block:
+            raise ValueError(f"block is for stream, got {self.block} without it")
         if not 0.01 <= self.block <= 60:
             raise ValueError(f"block must be between 0.01 and 60 seconds, got {self.block}")
 

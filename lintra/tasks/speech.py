@@ -28,7 +28,7 @@ from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
 from lintra.speech.symbols import Symbols, Unit, learn, read_lexicon
 from lintra.tasks import _corpora
-from lintra.tasks._base import Batch, Samples, Task
+from lintra.tasks._base import Batch, DataError, Samples, Task
 
 Data = Literal["an4", "fsdd"]
 Preset = Literal["small", "paper"]
@@ -37,7 +37,8 @@ Kind = Literal["transformer", "bilstm"]
 # Of SpecAugment, milder than in Park et al.: short trainings on little speech.
 BAND, SHARE = 0.2, 0.1
 
-_RATES = {"an4": 16_000, "fsdd": 8_000}  # Hz
+_RATES = {"fsdd": 8_000}  # Hz
+_BINS = 40  # as the paper
 
 # What lintra.train.Config is preset to, for a transformer and for a Bi-LSTM.
 PRESETS: dict[tuple[str, str], dict[str, Any]] = {
@@ -104,7 +105,7 @@ class Config:
     units: Unit = "character"  # its symbols; phoneme needs --lexicon
     lexicon: str | None = None  # lines of a word and its phonemes
     rate: int | None = None  # Hz; None: the corpus' own, else 16,000
-    bins: int = 40  # mel filters
+    bins: int | None = None  # mel filters; None: 40
     normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
     subsample: int | None = None  # frames made one; None: 4, of preset paper 1
     batch_frames: int | None = None  # in a step, with padding; None: the preset's
@@ -210,9 +211,12 @@ class Speech(Task):
     def features(self) -> features.Config:
         """What is made of audio, or given instead of it."""
         rate = self.config.rate or _RATES.get(self.config.data or "", 16_000)
-        return _corpora.features_of(
-            self.utterances["train"], features.Config(rate=rate, bins=self.config.bins)
-        )
+        audio = features.Config(rate=rate, bins=self.config.bins or _BINS)
+        found = _corpora.features_of(self.utterances["train"], audio)
+        for name in ("rate", "bins"):
+            if found.kind == "given" and getattr(self.config, name) is not None:
+                raise DataError(f"{name} is for audio, and these are features: leave --{name} out")
+        return found
 
     @property
     def remarks(self) -> list[str]:

@@ -248,10 +248,15 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
             "stream writes the best path as text: leave out json, ctm and beam",
         ),
         (["a.wav", "--stream", "--beam", "4"], "stream writes the best path as text"),
-        (["a.wav", "--block", "0"], "block must be between 0.01 and 60 seconds, got 0.0"),
+        (["a.wav", "--stream", "--block", "0"], "block must be between 0.01 and 60 seconds, got 0.0"),
+        (["a.wav", "--block", "1"], "block is for stream, got 1.0 without it"),
+        (["a.wav", "--beam", "4", "--lm-order", "3"], "lm_order is for a language model: name one with --lm"),
         (["a.wav", "--lm", "x"], "lm and bonus are for a beam: add --beam 20"),
         (["a.wav", "--beam", "0"], "beam must be at least 1, got 0"),
-        (["a.wav", "--beam", "4", "--lm-weight", "-1"], "weight must be at least 0 and finite, got -1"),
+        (
+            ["a.wav", "--beam", "4", "--lm-weight", "2"],
+            "lm_weight is for a language model: name one with --lm",
+        ),
     ],
 )
 def test_what_transcribe_refuses(lintra_says, recogniser, args, message):
@@ -294,6 +299,8 @@ def test_training_is_resumed_exactly(lintra_says, tmp_path, monkeypatch, one_thr
         ([], "which speech? Name a corpus with --data an4 or fsdd"),
         (["--kaldi", "kaldi", "--encoder", "bilstm", "--heads", "2"], "heads is nothing this model has"),
         (["--kaldi", "kaldi", "--encoder", "bilstm", "--attention", "lsh"], "attention is for encoder="),
+        (["--kaldi", "kaldi", "--bins", "80"], "bins is for audio, and these are features"),
+        (["--kaldi", "kaldi", "--rate", "8000"], "rate is for audio, and these are features"),
         (["--kaldi", "kaldi", "--batch", "4"], "batch is in frames here: take --batch-frames instead"),
         (["--kaldi", "kaldi", "--speeds", "1", "1.1"], "speeds are for audio"),
         (["--manifest", "bad.jsonl"], "bad.jsonl, line 2 is no JSON"),
