@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.attention import linear, softmax
+from lintra.attention import cosformer, linear, softmax
 from lintra.models import bilstm, encoder
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
@@ -186,13 +186,17 @@ def test_phonemes_of_a_lexicon(tmp_path):
 
 def test_models(task):
     """The presets, and what the flags make of them."""
+    made = task.model(cosformer.Config(max_length=99))
+    assert made.encoder.position == "sinusoidal"  # the mechanism has positions of its own
     made = task.model(softmax.Config())
     assert isinstance(made.encoder, encoder.Config)
+    assert made.encoder.position == "rotary"
     assert (made.normalize, made.subsample, made.features.bins) == ("utterance", 2, 5)
     assert made.features.kind == "given"
     paper = dataclasses.replace(task.config, preset="paper", subsample=None, streaming=True).build()
     made = paper.model(linear.Config())
     assert (made.encoder.layers, made.encoder.heads, made.encoder.inputs) == (9, 6, 5)
+    assert made.encoder.position == "sinusoidal"
     assert (made.normalize, made.encoder.causal) == ("global", True)
     lstm = dataclasses.replace(task.config, preset="paper", encoder="bilstm").build()
     made = lstm.model(linear.Config())
