@@ -31,6 +31,7 @@ from lintra.bench._timing import interleaved
 from lintra.evaluate import ErrorRate, Heard
 from lintra.models import ctc
 from lintra.speech.corpus import prepare
+from lintra.speech.ngram import NGram
 from lintra.tasks import speech
 from lintra.train._batches import LengthSampler
 from lintra.transcribe import Search
@@ -48,7 +49,7 @@ MODELS = {
     "linear": linear.Config(),
 }
 SEEDS = (0, 1, 2)
-STEPS = {"an4": 2_000, "fsdd": 1_000}
+STEPS = {"an4": 4_000, "fsdd": 1_500}
 SAMPLED = 4  # batches of an epoch are timed, and stand for all
 LENGTHS = (800, 1_600, 2_400, 4_800)  # frames of joined utterances
 LONG = 4_800  # frames in a step of these, which every length divides
@@ -85,13 +86,21 @@ def trials(data: Path) -> list[Trial]:
     return [trial(corpus, model, seed, data) for seed, corpus, model in order]
 
 
-def heard(one: Trial) -> list[Heard]:
-    """What a trained model finds in the whole test set, kept beside it."""
-    file = one.folder / "heard.json"
+def with_language_model(one: Trial) -> Search:
+    """A beam with n-grams of the transcripts to learn from. Its weights are guesses, not tuned."""
+    samples = problem(one.task).train
+    symbols = len(problem(one.task).symbols.names)
+    lm = NGram.learn(samples.heard.targets, order=6, symbols=symbols)
+    return Search(beam=12, lm=lm, weight=0.6, bonus=0.5)
+
+
+def heard(one: Trial, search: Callable[[Trial], Search], name: str) -> list[Heard]:
+    """What a trained model finds in the whole test set, kept beside it as a file of this name."""
+    file = one.folder / name
     if not file.exists():
         model = checkpoint.load(one.folder)
         corpus, _ = prepare(problem(one.task).tested, model.config.features, cache=None)
-        found, _ = evaluate.transcripts(model, corpus, range(len(corpus)), Search(), batch=16)
+        found, _ = evaluate.transcripts(model, corpus, range(len(corpus)), search(one), batch=16)
         text = json.dumps([dataclasses.asdict(each) for each in found], indent=1)
         checkpoint.write_atomically(file, lambda place: place.write_text(text))
     return [Heard(**each) for each in json.loads(file.read_text())]
@@ -104,18 +113,23 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
         done = [one for seed in SEEDS if (one := trial(corpus, model, seed, data)).scored() is not None]
         if not done:
             continue
-        texts = [heard(one) for one in done]
+        texts = [heard(one, lambda _: Search(), "heard.json") for one in done]
+        better = [heard(one, with_language_model, "heard-lm.json") for one in done]
         rates = [evaluate.error_rates(each, "character") for each in texts]
         found.setdefault(corpus, {})[model] = {
             "parameters": sum(p.numel() for p in checkpoint.load(done[0].folder).parameters()),
             "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in each.items()} for each in rates],
-            "together": {
-                unit: dataclasses.asdict(rate)
-                for unit, rate in evaluate.error_rates(list(itertools.chain(*texts)), "character").items()
-            },
+            "together": _of_all(texts),
+            "with a language model": _of_all(better),
             "curves": [train.curves(one.folder)["validate_symbol_errors"] for one in done],
         }
     return found
+
+
+def _of_all(texts: list[list[Heard]]) -> dict[str, Any]:
+    """The error rates of all seeds together."""
+    rates = evaluate.error_rates(list(itertools.chain(*texts)), "character")
+    return {unit: dataclasses.asdict(rate) for unit, rate in rates.items()}
 
 
 def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]:
@@ -248,18 +262,16 @@ def table(report: dict[str, Any]) -> str:
     rows = {row["what"]: row["figure"] for row in report["rows"]}
     heads = ["model", "parameters"]
     for corpus, name in CORPORA.items():
-        heads += [f"{name}, {UNIT[corpus]} errors", f"{name}, s an epoch"]
+        heads += [f"{name}, {UNIT[corpus]} errors", "with n-grams", f"{name}, s an epoch"]
     heads += ["of 2,400 frames, MB"]
     lines = [heads, ["---"] * len(heads)]
     for model in MODELS:
         cells = [model, f"{report['scores']['an4'][model]['parameters'] / 1e6:.2f} M"]
         for corpus, name in CORPORA.items():
-            together = ErrorRate(**report["scores"][corpus][model]["together"][UNIT[corpus]])
-            interval = f"{100 * together.low:.1f} to {100 * together.high:.1f}"
-            cells += [
-                f"{100 * together.rate:.1f} % ({interval})",
-                f"{rows[f'{name}: {model}, an epoch']:.1f}",
-            ]
+            for kind in ("together", "with a language model"):
+                rate = ErrorRate(**report["scores"][corpus][model][kind][UNIT[corpus]])
+                cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
+            cells.append(f"{rows[f'{name}: {model}, an epoch']:.1f}")
         lines.append([*cells, f"{rows[f'2400 frames: {model}, memory']:,.0f}"])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
