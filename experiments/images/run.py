@@ -31,7 +31,7 @@ from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
 STEPS = 300
-SIZE = {"layers": 4, "heads": 4, "width": 128, "feed": 3}  # of preset "small"
+SIZE = {"layers": 2, "heads": 4, "width": 128, "feed": 3}  # half the depth of preset "small"
 
 # From the paper's model and training to ours: each line keeps what the lines above it changed.
 Changes = tuple[str, dict[str, Any], dict[str, Any]]  # name, of the model, of the training
@@ -53,7 +53,7 @@ def changes(task: images.Images) -> list[Changes]:
 
 def ablation(data: Path) -> list[Trial]:
     """Everything there is to train, the first seed of all before the second of any."""
-    task = images.Config(data_dir=str(data), preset="small", validate_images=1_000)
+    task = images.Config(data_dir=str(data), preset="small", validate_images=500)
     paper = dataclasses.replace(task, preset="paper").build().model(linear.Config())
     trials = []
     for seed in SEEDS:
@@ -71,7 +71,7 @@ def ablation(data: Path) -> list[Trial]:
                 validate_every=10**6,
             )
             folder = HERE / "runs" / "ablation" / f"{number}" / f"seed-{seed}"
-            trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=1_000))
+            trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=500))
     return trials
 
 

@@ -15,6 +15,7 @@ from lintra.cli._arguments import UsageError, parse
 from lintra.cli._mechanism import mechanism
 from lintra.models import ctc
 from lintra.train._optimizer import optimizer
+from lintra.train._run import first_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,8 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
     own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
     shape = ("layers", "heads", "width", "dropout")
     model = _changed(own, _given({field: getattr(options.model, field) for field in shape}))
+    if options.train.start_from is not None:
+        first_model(model, options.train)
     with torch.device("meta"):
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name

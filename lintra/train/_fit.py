@@ -18,7 +18,7 @@ from lintra.train._callbacks import Log, Rate, Save, Stop
 from lintra.train._learner import Learner
 from lintra.train._precision import measured
 from lintra.train._progress import Show
-from lintra.train._run import Run, is_first_process
+from lintra.train._run import Run, first_model, is_first_process
 from lintra.train._storage import Storage
 
 
@@ -45,8 +45,8 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         )
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
-        model = run.model.build()
-        if start is None:
+        model = run.model.build() if start else first_model(run.model, run.train)
+        if start is None and run.train.start_from is None:
             task.prepare(model)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", going on after {start.name}" if start else ""

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from lintra import models, registry, tasks
-from lintra.checkpoint import Error, checkpoints, find, from_json, read_json, to_json, write_atomically
+from lintra.checkpoint import (
+    Error,
+    checkpoints,
+    find,
+    from_json,
+    load,
+    read_json,
+    to_json,
+    with_weights,
+    write_atomically,
+)
 from lintra.train.config import Config
 
 FORMAT = 1
@@ -118,6 +128,16 @@ class Run:
         """Removes what a killed process left half written or half removed."""
         for leftover in (*self.folder.glob(".step-*"), *self.folder.glob(f".{RUN}.*")):
             shutil.rmtree(leftover)
+
+
+def first_model(config: Any, settings: Config) -> Any:
+    """The model before its first step: as it is drawn, or with the weights of the trained one it starts from.
+
+    Raises Error if that is not there or has other tensors.
+    """
+    if settings.start_from is None:
+        return config.build()
+    return with_weights(config, load(settings.start_from).state_dict(), find(settings.start_from))
 
 
 def _model(content: Any) -> Any:

@@ -1,0 +1,55 @@
+"""A run that starts from a trained model has its weights before the first step, and then does without it."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from lintra import checkpoint, train
+from lintra.attention import softmax
+from lintra.cli import main
+from lintra.train._run import first_model
+from tests.train.conftest import weights
+
+
+@pytest.fixture
+def trained(new_run):
+    run = new_run("trained", steps=3)
+    train.fit(run)
+    return run
+
+
+def test_the_first_weights_are_those_of_the_trained_model(new_run, trained):
+    """Under a learning rate that changes nothing that float32 can tell."""
+    run = new_run("next", steps=1, start_from=str(trained.folder), lr=1e-25, seed=1)
+    train.fit(run)
+    for name, x in weights(trained).items():
+        assert torch.equal(weights(run)[name], x), name
+
+
+def test_it_goes_on_without_the_trained_model(new_run, trained):
+    run = new_run("next", steps=2, start_from=str(trained.folder))
+    train.fit(run)
+    shutil.rmtree(trained.folder)
+    train.fit(train.Run.read(run.folder).changed(steps=4))
+    assert run.checkpoints()[-1].name == "step-00000004"
+
+
+def test_another_mechanism_may_take_the_weights_over(new_run, trained):
+    run = new_run("next", start_from=str(trained.folder), attention=softmax.Config())
+    model = first_model(run.model, run.train)
+    assert model.config.attention == softmax.Config()
+    assert torch.equal(model.head.weight, checkpoint.load(trained.folder).head.weight)
+
+
+def test_other_shapes_and_missing_models_are_refused(new_run, trained, tmp_path, capsys):
+    run = new_run("next", start_from=str(trained.folder))
+    with pytest.raises(checkpoint.Error, match=r"trained: embedding.* must be .*, got .*\["):
+        first_model(dataclasses.replace(run.model, width=32), run.train)
+    arguments = ["train", "digits", "--dir", str(tmp_path / "other"), "--start-from"]
+    assert main([*arguments, str(trained.folder)]) == 2
+    assert "lacks tensor 'blocks.1" in capsys.readouterr().err
+    assert main([*arguments, "nowhere"]) == 2
+    assert "nowhere does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
