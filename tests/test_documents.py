@@ -190,6 +190,7 @@ def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
 
 
 COMPARISON = ROOT / "experiments" / "compare"
+IMAGES = ROOT / "experiments" / "images"
 
 
 def test_the_table_of_the_comparison_is_that_of_the_file():
@@ -204,7 +205,7 @@ def test_the_scores_of_shipped_models_are_those_of_their_files():
     scores = json.loads((folder / "evaluation.json").read_text())["scores"]
     assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
     first = scores["bits_per_dim_without_the_first"]["mean"]
-    assert f"| 64,000 | {first:.3f} |" in (ROOT / "experiments" / "images" / "README.md").read_text()
+    assert f"| 64,000 | {first:.3f} |" in (IMAGES / "README.md").read_text()
 
 
 def steps(report: dict) -> list[str]:
@@ -235,3 +236,14 @@ def test_the_figures_of_a_fused_step_are_those_of_the_file():
     )
     assert f"takes {one:.2f} ms a\nvalue" in (ROOT / "README.md").read_text()
     assert f"{many:.1f} images a second for 64, {ratio:.1f} times" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("file", "tables"), [("ablation.json", "ablation_tables"), ("speed.json", "speed_tables")]
+)
+def test_the_tables_of_the_images_are_those_of_the_files(file, tables):
+    report = json.loads((IMAGES / file).read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    page = (IMAGES / "README.md").read_text()
+    for table in runpy.run_path(str(IMAGES / "run.py"))[tables](report):
+        assert table in page

@@ -85,17 +85,17 @@ def summary(trials: list[Trial]) -> dict[str, list[float]]:
     return found
 
 
-def table(report: dict[str, Any]) -> str:
-    """A row for each line of the ablation: mean and spread over the seeds."""
-    lines = ["| and so on, adding | bits/dim | standard deviation |", "| --- | --- | --- |"]
+def ablation_tables(report: dict[str, Any]) -> list[str]:
+    """One, with a row for each line of the ablation: mean and spread over the seeds."""
+    lines = ["| change, on top of those above it | bits/dim | standard deviation |", "| --- | --- | --- |"]
     for name, values in report["scores"].items():
         spread = statistics.stdev(values) if len(values) > 1 else 0.0
         lines.append(f"| {name} | {statistics.mean(values):.3f} | {spread:.3f} |")
-    return "\n".join(lines)
+    return ["\n".join(lines)]
 
 
 def speed_tables(report: dict[str, Any]) -> list[str]:
-    return [speed.table(report, data) for data in speed.BATCHES]
+    return [*(speed.table(report, data) for data in speed.BATCHES), speed.state_table(report)]
 
 
 def measure_speed() -> None:
@@ -130,7 +130,7 @@ def main() -> None:
     rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
     command = "python experiments/images/run.py ablation --data DIR"
     _report.write(HERE / "ablation.json", rows, {}, command=command, scores=found)
-    print(table(json.loads((HERE / "ablation.json").read_text())))
+    print(*ablation_tables(json.loads((HERE / "ablation.json").read_text())))
 
 
 if __name__ == "__main__":
