@@ -1,0 +1,177 @@
+"""Packs a trained run as one of the models that come with the library, of images or of speech.
+
+    python experiments/ship.py RUN FOLDER --hours HOURS           the model, its settings and learning curve
+    lintra evaluate --model FOLDER --json FOLDER/evaluation.json  its score
+    python experiments/ship.py RUN FOLDER --hours HOURS           now with a model card
+
+HOURS is how much processor time the training took.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lintra import checkpoint, pictures, tasks, train
+from lintra.bench._report import cpu
+from lintra.checkpoint import to_json
+from lintra.tasks import speech
+
+CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
+
+
+def pack(run: train.Run, folder: Path, hours: float) -> None:
+    """Writes FOLDER anew; the evaluation that is there stays, and makes the card."""
+    model, curves = checkpoint.load(run.folder), train.curves(run.folder)
+    step = checkpoint.step_of(run.checkpoints()[-1])
+    evaluation = folder / EVALUATION
+    told = evaluation.read_text() if evaluation.exists() else None
+    task = dataclasses.replace(run.task, data_dir=None)  # where the data was is nobody else's
+
+    def write(place: Path) -> None:
+        checkpoint.write_model(model, place, torch.float16)
+        train.Run(folder=place, task=task, model=run.model, train=run.train).write()
+        with (place / LOG).open("w", newline="") as file:
+            write_log(file, curves)
+        loss = curves["train_loss"], curves["validate_loss"]
+        unit = "nats per symbol" if isinstance(task, speech.Config) else "nats per value"
+        pictures.loss_curve(place / CURVE, *loss, unit=unit, title=f"{folder.name}, {step:,} steps")
+        if told is not None:
+            (place / EVALUATION).write_text(told)
+            card = of_speech if isinstance(task, speech.Config) else of_images
+            text = card(folder.name, run, step, model, json.loads(told)) + _training(run, step, hours)
+            (place / CARD).write_text(text)
+
+    checkpoint.write_atomically(folder, write)
+
+
+def write_log(file: Any, curves: Mapping[str, Mapping[int, float]]) -> None:
+    """A row for each logged step."""
+    rows = csv.writer(file)
+    rows.writerow(["step", *curves])
+    for step in sorted({step for curve in curves.values() for step in curve}):
+        rows.writerow([step, *(f"{curve[step]:.6g}" if step in curve else "" for curve in curves.values())])
+
+
+def of_images(name: str, run: train.Run, step: int, model: Any, evaluation: dict[str, Any]) -> str:
+    config = model.config
+    scores = evaluation["scores"]
+    whole, paper = scores["bits_per_dim"], scores["bits_per_dim_without_the_first"]
+    epochs = _epochs(run, step)
+    return f"""# {name}
+
+A linear transformer that draws 28 x 28 grey handwritten digits value by value.
+{_size(config, model)} a sequence, from the first value to the last.
+
+```sh
+lintra generate --model {name}
+```
+
+| {evaluation["test_samples"]:,} test images | bits/dim | standard error |
+| --- | --- | --- |
+| all 784 values | {whole["mean"]:.4f} | {whole["error"]:.4f} |
+| without the first value, as Katharopoulos et al. 2020 count | {paper["mean"]:.4f} | {paper["error"]:.4f} |
+
+From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these figures.
+
+- **Data**: the 60,000 training images of MNIST (LeCun, Cortes and Burges), 256 levels, nothing added.
+- **Meant for** trying the library and measuring its speed. It knows digits like those of MNIST and nothing
+  else, and has seen them {epochs:.1f} times where the paper's models saw them 250 times.
+"""
+
+
+def of_speech(name: str, run: train.Run, step: int, model: Any, evaluation: dict[str, Any]) -> str:
+    config, rates = model.config, evaluation["scores"]
+    rows = "\n".join(
+        f"| {kind} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} | {x['substitutions']} | "
+        f"{x['insertions']} | {x['deletions']} | {x['length']:,} |"
+        for kind, x in rates.items()
+    )
+    return f"""# {name}
+
+A causal linear transformer that writes down spoken English digits while it listens, from
+{config.features.bins} mel filters of audio at {config.features.rate:,} Hz, {config.subsample} frames to one.
+{_size(config.encoder, model)}, however long one speaks.
+
+```sh
+lintra transcribe --model {name} FILE.wav            # --stream writes while it hears
+```
+
+| {evaluation["test_samples"]:,} test strings | rate | 95 % interval | substituted | inserted | deleted | of |
+| --- | --- | --- | --- | --- | --- | --- |
+{rows}
+
+From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these figures.
+
+- **Data**: the Free Spoken Digit Dataset (Jackson et al., CC BY-SA 4.0): 6 speakers, recordings of one of
+  them joined to strings of digits. The test strings are of the same speakers, from its official test split.
+- **Meant for** trying the library. It has heard six people say ten words, and writes these words whatever
+  else is said.
+"""
+
+
+def _training(run: train.Run, step: int, hours: float) -> str:
+    """How it was trained, and how to do it again."""
+    return f"""- **Training**: {step:,} steps of {_amount(run, step)}; {hours:.1f} hours
+  of processor time on one or two cores that did other work too ({cpu()}). Every setting is
+  in [{RUN}]({RUN}), the losses by step are in [{LOG}]({LOG}).
+- **Again**: `{_command(run)}`
+
+![loss by step]({CURVE})
+"""
+
+
+def _amount(run: train.Run, step: int) -> str:
+    if isinstance(run.task, speech.Config):
+        return f"up to {run.task.batch_frames:,} frames"
+    return f"{run.train.batch} images, {_epochs(run, step):.2f} times over the data"
+
+
+def _epochs(run: train.Run, step: int) -> float:
+    return step * run.train.batch / len(run.task.build().train)
+
+
+def _command(run: train.Run) -> str:
+    """What trains it again: with the flags in which it differs from what its task is preset to."""
+    own = {f.name: getattr(run.task, f.name) for f in dataclasses.fields(run.task) if f.name != "data_dir"}
+    task = tasks.load(to_json(run.task)["name"])
+    flags = {name: value for name, value in own.items() if value != getattr(task.Config(), name)}
+    preset = train.Config(**task.training({name: str(value) for name, value in flags.items()}))
+    flags |= {
+        f.name: getattr(run.train, f.name)
+        for f in dataclasses.fields(preset)
+        if getattr(run.train, f.name) != getattr(preset, f.name)
+    }
+    words = (
+        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+        for name, value in flags.items()
+    )
+    return " ".join([f"lintra train {run.task.build().name}", *words])
+
+
+def _size(config: Any, model: Any) -> str:
+    """What of a card is the same for a decoder and an encoder, of linear attention."""
+    dim = config.width // config.heads
+    state = config.layers * config.heads * dim * (dim + 1) * 4 / 1024
+    return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {dim},
+{sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32. Its
+recurrent state is {state:.0f} KiB"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Packs a trained run as a model to come with the library.")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hours", type=float, required=True, help="processor time of the training")
+    options = parser.parse_args()
+    pack(train.Run.read(options.run), options.folder, options.hours)
+    print(f"packed in {options.folder}")
+
+
+if __name__ == "__main__":
+    main()
