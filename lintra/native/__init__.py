@@ -37,8 +37,8 @@ _OK, _NO_MEMORY = 0, 1
 _PROCESS = os.getpid()
 
 
-class _Unusable(Exception):
-    """The library cannot serve here; the message says why."""
+class _Unusable(RuntimeError):
+    """A library cannot serve here; the message says why."""
 
 
 def _folders() -> list[Path]:
@@ -49,17 +49,18 @@ def _folders() -> list[Path]:
     return folders
 
 
-def _library_file() -> Path:
+def library_file(name: str) -> Path:
+    """Where a library of that name was installed. Raises RuntimeError if it was not."""
     folders = _folders()
     for folder in folders:
-        if (file := folder / "liblintra.so").exists():
+        if (file := folder / name).exists():
             return file
     places = ", ".join(str(folder) for folder in dict.fromkeys(folders))
-    raise _Unusable(f"the native library is not built (no liblintra.so in {places})")
+    raise _Unusable(f"the native library is not built (no {name} in {places})")
 
 
 def _load() -> ctypes.CDLL:
-    file = _library_file()
+    file = library_file("liblintra.so")
     try:
         library = ctypes.CDLL(str(file))
         abi = library.lintra_abi

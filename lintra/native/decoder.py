@@ -148,10 +148,7 @@ def pack(weight: Tensor, bias: Tensor | None, weights: Weights, *, gated: bool =
     bias = weight.new_zeros(outputs) if bias is None else bias
     scale = None
     if weights == "int8":
-        scale = weight.abs().amax(1) / 127
-        scale = torch.where(scale == 0, 1.0, scale)
-        # Beyond where the scale is subnormal; NaN where the scale is, which stays NaN.
-        weight = (weight / scale[:, None]).round().clamp(-127, 127).nan_to_num(0)
+        weight, scale = round_rows(weight)
     halves = 2 if gated else 1
     scale = None if scale is None else _panels(scale, halves)
     return Map(
@@ -161,6 +158,14 @@ def pack(weight: Tensor, bias: Tensor | None, weights: Weights, *, gated: bool =
         inputs,
         halves * _whole(outputs // 2) if gated else outputs,
     )
+
+
+def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [o i] -> whole numbers of at most 127 in size, as floats, and the scale [o] of each row."""
+    scale = weight.abs().amax(1) / 127
+    scale = torch.where(scale == 0, 1.0, scale)
+    # Beyond where the scale is subnormal; NaN where the scale is, which stays NaN.
+    return (weight / scale[:, None]).round().clamp(-127, 127).nan_to_num(0), scale
 
 
 def pack_norm(weight: Tensor, bias: Tensor | None) -> Norm:

@@ -1,0 +1,224 @@
+"""The runtime: a trained decoder as an RNN in one C file, reached with ctypes.
+
+`lintra_runtime.h` says what it does; here are its models and sequences as objects. The files it reads are
+written by `lintra.export.runtime` or `lintra export --to runtime`. The library holds one instruction set, and
+the one that `lintra.native` uses is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lintra import native
+from lintra.generate import Beginning, Sampler
+
+FORMAT = 1  # LRT_FORMAT
+ALIGN = 64  # LRT_ALIGN, bytes
+_BAD_TOKEN, _NOTHING_READ = -11, -13  # LRT_BAD_TOKEN, LRT_NOTHING_READ
+_FACTS = ("vocabulary", "start", "params", "components", "positions", "layers", "width", "heads", "kv_heads")
+_FACTS += ("weights",)
+
+_SIZE, _INT, _POINTER = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+_DOUBLE, _WORD = ctypes.c_double, ctypes.c_uint32
+_FUNCTIONS = {  # name -> result, arguments
+    "lrt_error": (ctypes.c_char_p, _INT),
+    "lrt_format": (_INT,),
+    "lrt_model_size": (_SIZE,),
+    "lrt_load": (_INT, _POINTER, _SIZE, _POINTER, _SIZE),
+    "lrt_fact": (_INT, _POINTER, _INT),
+    "lrt_sequence_size": (_SIZE, _POINTER),
+    "lrt_start": (_INT, _POINTER, _SIZE, _POINTER),
+    "lrt_prefill": (_INT, _POINTER, _POINTER, _SIZE),
+    "lrt_seen": (_WORD, _POINTER),
+    "lrt_params": (_POINTER, _POINTER),
+    "lrt_log_probs": (_POINTER, _POINTER),
+    "lrt_sample": (_INT, _POINTER, _DOUBLE, _WORD, _DOUBLE, _DOUBLE),
+    "lrt_seed": (None, _POINTER, _WORD, _WORD),
+    "lrt_uniform": (_DOUBLE, _POINTER),
+    "lrt_state_size": (_SIZE, _POINTER),
+    "lrt_save_state": (_INT, _POINTER, _POINTER, _SIZE),
+    "lrt_load_state": (_INT, _POINTER, _POINTER, _SIZE),
+    "lrt_checksum": (_WORD, _POINTER, _SIZE),
+}
+
+
+class Error(ValueError):
+    """What the runtime refuses, and why."""
+
+
+def available() -> bool:
+    """Whether the library is built and loads."""
+    return why_not() is None
+
+
+def why_not() -> str | None:
+    """Why the runtime cannot be used here; None if it can."""
+    try:
+        _library()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+class Model:
+    """A model from the content of a file. Raises Error for what is no sound model, RuntimeError without the
+    library."""
+
+    def __init__(self, content: bytes):
+        self.library = _library()
+        self.content = _aligned(len(content))
+        self.content[:] = np.frombuffer(content, np.uint8)
+        self.memory = _aligned(self.library.lrt_model_size())
+        at = self.memory.ctypes.data
+        self.check(self.library.lrt_load(at, len(self.memory), self.content.ctypes.data, len(content)))
+        self.address = at
+        self.facts = {name: self.library.lrt_fact(at, i) for i, name in enumerate(_FACTS)}
+        self.state_size = self.library.lrt_state_size(at)  # bytes of a saved state
+
+    @classmethod
+    def open(cls, file: str | Path) -> Model:
+        """The model in a file. Raises Error that names it."""
+        try:
+            return cls(Path(file).read_bytes())
+        except OSError as error:
+            raise Error(f"{file} cannot be read: {error.strerror}") from error
+        except Error as error:
+            raise Error(f"{file}: {error}") from error
+
+    @property
+    def start_token(self) -> int | None:
+        """What stands before the first symbol, if anything does."""
+        return None if self.facts["start"] < 0 else self.facts["start"]
+
+    def check(self, code: int) -> int:
+        """What a call returned. Raises Error if that is an error."""
+        if code < 0:
+            raise Error(self.library.lrt_error(code).decode())
+        return code
+
+
+class Sequence:
+    """A sequence of a model: its state and what comes next. Raises Error for what the runtime refuses, which
+    leaves it as it was."""
+
+    def __init__(self, model: Model):
+        self.model, self.library = model, model.library
+        self.memory = _aligned(self.library.lrt_sequence_size(model.address))
+        self.address = self.memory.ctypes.data
+        model.check(self.library.lrt_start(self.address, len(self.memory), model.address))
+
+    @property
+    def seen(self) -> int:
+        """Tokens read so far."""
+        return self.library.lrt_seen(self.address)
+
+    def step(self, token: int) -> None:
+        """One token."""
+        self.prefill((token,))
+
+    def prefill(self, tokens: Iterable[int]) -> None:
+        """Several, one behind the other; only the last one's params are computed."""
+        given = list(tokens)
+        if not all(0 <= token < 2**32 for token in given):  # else what wraps around might be one
+            raise Error(self.library.lrt_error(_BAD_TOKEN).decode())
+        words = np.array(given, np.uint32)
+        self.model.check(self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
+
+    def params(self) -> Tensor:
+        """What the last token gave [p], as `Decoder.extend` does."""
+        return self._numbers(self.library.lrt_params(self.address), self.model.facts["params"])
+
+    def log_probs(self) -> Tensor:
+        """The natural logarithms of the probabilities of all symbols [n]."""
+        return self._numbers(self.library.lrt_log_probs(self.address), self.model.facts["vocabulary"])
+
+    def sample(self, uniform: float | None = None, sampler: Sampler = Sampler()) -> int:  # noqa: B008 (frozen)
+        """The symbol that a number in [0, 1) draws, as `Sampler.draw` does; None: the next number of the
+        sequence's own generator."""
+        uniform = self.uniform() if uniform is None else uniform
+        top_k = min(sampler.top_k or 0, self.model.facts["vocabulary"])
+        top_p = 1.0 if sampler.top_p is None else sampler.top_p
+        drawn = self.library.lrt_sample(self.address, sampler.temperature, top_k, top_p, uniform)
+        return self.model.check(drawn)
+
+    def seed(self, seed: int) -> None:
+        """Sets the sequence's own generator."""
+        if not 0 <= seed < 2**64:
+            raise Error(f"seed must be between 0 and 2^64 - 1, got {seed}")
+        self.library.lrt_seed(self.address, seed & 0xFFFFFFFF, seed >> 32)
+
+    def uniform(self) -> float:
+        """The next number in [0, 1) of the sequence's own generator."""
+        return self.library.lrt_uniform(self.address)
+
+    def save(self) -> bytes:
+        """The state, to be loaded by a sequence of the same model elsewhere."""
+        state = np.empty(self.model.state_size, np.uint8)
+        self.model.check(self.library.lrt_save_state(self.address, state.ctypes.data, len(state)))
+        return state.tobytes()
+
+    def load(self, state: bytes) -> None:
+        """Goes on from what `save` gave; the params come with the next token."""
+        self.model.check(self.library.lrt_load_state(self.address, state, len(state)))
+
+    def _numbers(self, address: int | None, count: int) -> Tensor:
+        if address is None:
+            raise Error(self.library.lrt_error(_NOTHING_READ).decode())
+        numbers = (ctypes.c_float * count).from_address(address)
+        return torch.from_numpy(np.array(numbers, np.float32))
+
+
+def stream(model: Model, begun: Beginning) -> Iterator[Tensor]:
+    """Yields the next token of every sequence [b], as `lintra.generate.stream` with the same random numbers.
+
+    begun: what `lintra.generate.begin` made of the request. Raises Error.
+    """
+    sequences = [Sequence(model) for _ in begun.tokens]
+    for i, sequence in enumerate(sequences):
+        real = begun.tokens[i] if begun.mask is None else begun.tokens[i][begun.mask[i]]
+        sequence.prefill(real.tolist())
+    drawn: list[int] = []
+    for uniforms in begun.uniforms:
+        for sequence, token in zip(sequences, drawn, strict=False):  # none before the first
+            sequence.step(token)
+        pairs = zip(sequences, uniforms.tolist(), strict=True)
+        drawn = [sequence.sample(uniform, begun.sampler) for sequence, uniform in pairs]
+        yield torch.tensor(drawn)
+
+
+def _aligned(size: int) -> Any:
+    """Memory as bytes, beginning where the runtime wants it."""
+    memory = np.zeros(size + ALIGN, np.uint8)
+    first = -memory.ctypes.data % ALIGN
+    return memory[first : first + size]
+
+
+def _library() -> Any:
+    """The library for the instruction set in use. Raises RuntimeError with the reason if there is none."""
+    usable = native.instruction_sets()
+    if not usable:
+        raise RuntimeError(f"the runtime is not available: {native.why_not()}")
+    return _load(native.instruction_set() if native.available() else usable[0])
+
+
+@cache
+def _load(instruction_set: str) -> Any:
+    file = native.library_file(f"liblintra_runtime_{instruction_set}.so")
+    try:
+        library = ctypes.CDLL(str(file))
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise RuntimeError(f"{file} does not load: {error}") from error
+    if library.lrt_format() != FORMAT:
+        raise RuntimeError(f"{file} reads format {library.lrt_format()}, not {FORMAT}: reinstall lintra")
+    return library

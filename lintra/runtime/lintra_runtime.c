@@ -1,0 +1,1168 @@
+// See lintra_runtime.h. Compile with -O3 -ffp-contract=fast -fno-math-errno, and the instruction set named: the vectors
+// below are as wide as the compiler is told the registers are.
+#include "lintra_runtime.h"
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the files hold little-endian numbers, which are read where they lie"
+#endif
+#if defined(__AVX2__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(__AVX512F__)
+#define VECTOR 64
+#elif defined(__AVX2__)
+#define VECTOR 32
+#else
+#define VECTOR 16
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+typedef float vf __attribute__((vector_size(VECTOR)));
+typedef int32_t vi __attribute__((vector_size(VECTOR)));
+typedef uint32_t vu __attribute__((vector_size(VECTOR)));
+typedef float quad __attribute__((vector_size(16)));
+
+// Sums are taken in 16 lanes whatever the registers, always in the same order: instruction sets differ by whether a
+// multiplication is rounded before it is added, and by nothing else.
+enum { LANES = 16, W = VECTOR / 4, PARTS = LANES / W, ROWS = 8 / PARTS };  // 8 sums at once hide an addition's latency
+
+enum { HEADER = 320, STATE_HEADER = 64, AXES = 8, PLACES = 32 };
+enum { FLOAT32, FLOAT16, INT8 };
+enum { GELU, SWIGLU };
+enum { PRE, POST };
+enum { LAYER_NORM, RMS_NORM };
+enum { NOWHERE, SINUSOIDAL, CONCATENATED, TABLES, ROTARY };
+enum { IDENTITY, ELU_PLUS_ONE, RELU, SQUARED_RELU, TRIGONOMETRIC, ARC_COSINE };
+enum { NO_DECAY, FIXED, GATED };
+enum { NO_DENOMINATOR, SUM, BOUNDED };
+enum { LOGITS, MIXTURE };
+
+#define MODEL_MAGIC "lintraRT"
+#define STATE_MAGIC "lintraST"
+#define LAST_POSITION 0xffffffffu
+
+// Rows of weights in the file, at a distance from where their section begins.
+typedef struct {
+  uint64_t at, scale;  // scale: of INT8 alone
+  uint32_t rows, columns, kind;
+} table;
+
+typedef struct {
+  table inward, gate, keep, outward, up, down;
+  uint64_t inward_bias, gate_bias, keep_bias, outward_bias, up_bias, down_bias;
+  uint64_t mix_weight, mix_bias, feed_weight, feed_bias, decay;
+  table projection;
+  uint64_t bytes;
+} layer_map;
+
+struct lrt_model {
+  const char *file;
+  uint32_t checksum;
+  uint32_t weights, vocabulary, start, layers, width, heads, kv_heads, projected, hidden;
+  uint32_t feed_kind, norm_place, norm_kind, final_norm;
+  uint32_t position, axes, axis[AXES], places, place[PLACES];
+  uint32_t feature_map, decay, denominator, head_norm, head_gate, output, components;
+  float eps, norm_eps;
+  // What follows from these.
+  uint32_t dim, features, embedded, attended, symbols, params, reach, last;
+  table embedding, earlier[PLACES], code[AXES], head;
+  uint64_t frequencies, final_weight, final_bias, head_bias;
+  uint64_t layers_at, back_at;  // in the file
+  layer_map layer;              // of each alike
+  uint64_t kv_floats, layer_floats, state_floats;  // of a key head, a layer, and all of them with `recent`
+};
+
+// Its state lies behind it: `recent`, then for each layer and key head kv, z and n. Then the working memory.
+struct lrt_sequence {
+  const lrt_model *model;
+  uint64_t generator;
+  uint32_t seen, ready;  // ready: whether params are those of the last token
+  uint32_t *recent;      // a ring
+  float *state, *x, *normed, *qkv, *mixed, *gates, *keeps, *hidden;
+  float *k, *q, *turned_k, *turned_q, *v, *y, *unit, *sine, *cosine;
+  float *params, *mixture, *scores, *sorted;
+};
+
+// Numbers.
+
+INLINE uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
+INLINE uint64_t whole(uint64_t n) { return round_up(n, LANES); }
+
+INLINE void copy(void *to, const void *from, size_t bytes) { __builtin_memcpy(to, from, bytes); }
+INLINE void clear(float *x, uint64_t from, uint64_t to) {
+  for (uint64_t i = from; i < to; ++i) x[i] = 0;
+}
+INLINE uint32_t word_at(const char *from) {
+  uint32_t x;
+  copy(&x, from, 4);
+  return x;
+}
+INLINE vf load(const float *from) {
+  vf x;
+  copy(&x, from, sizeof x);
+  return x;
+}
+INLINE void store(float *to, vf x) { copy(to, &x, sizeof x); }
+INLINE vf splat(float x) { return x - (vf){0}; }  // x + 0 would lose the sign of -0
+INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+INLINE vf multiply_add(vf a, vf b, vf c) {
+#if defined(__wasm_relaxed_simd__)
+  return __builtin_wasm_relaxed_madd_f32x4(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Lanes 0 .. 15 in halves: i with i + 8, then i + 4, i + 2, i + 1.
+INLINE float add_up(const vf *x) {
+  union {
+    vf parts[PARTS];
+    quad quads[4];
+  } lanes;
+  UNROLL
+  for (int i = 0; i < PARTS; ++i) lanes.parts[i] = x[i];
+  const quad sums = (lanes.quads[0] + lanes.quads[2]) + (lanes.quads[1] + lanes.quads[3]);
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+// exp(x) to about 1 unit in the last place: x = n ln 2 + r and the Taylor series in |r| <= 0.35, whose first dropped term
+// is below a tenth of that unit. NaN stays NaN, too small becomes 0.
+INLINE vf exponential(vf x) {
+  x = pick(x < -104.0f, splat(-104.0f), x);
+  x = pick(x > 89.0f, splat(89.0f), x);
+  const float magic = 12582912.0f;  // 1.5 2^23: added, it leaves the nearest integer in the low bits
+  const vf shifted = x * 1.44269504f + magic, n = shifted - magic;
+  vf r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf p = splat(1.0f / 5040);
+  p = p * r + 1.0f / 720;
+  p = p * r + 1.0f / 120;
+  p = p * r + 1.0f / 24;
+  p = p * r + 1.0f / 6;
+  p = p * r + 0.5f;
+  p = (p * r * r + r) + 1.0f;
+  const vi bits = (vi)((vu)shifted - (vu)splat(magic)), half = bits >> 1;
+  p = p * (vf)((vu)(half + 127) << 23);  // in two steps, so that subnormal results are reached
+  return p * (vf)((vu)(bits - half + 127) << 23);
+}
+
+// ln x for normal x > 0: x = 2^n m, m in [sqrt(1/2), sqrt(2)), and ln m = 2 artanh((m - 1) / (m + 1)).
+INLINE vf logarithm(vf x) {
+  const vi n = ((vi)x - 0x3f3504f3) >> 23;
+  const vf m = (vf)((vu)x - ((vu)n << 23)), s = (m - 1.0f) / (m + 1.0f), t = s * s;
+  vf p = splat(1.0f / 9);
+  p = p * t + 1.0f / 7;
+  p = p * t + 1.0f / 5;
+  p = p * t + 1.0f / 3;
+  const vf k = __builtin_convertvector(n, vf);
+  return k * 0.693359375f + (s * t * p * 2.0f - k * 2.12194440e-4f + 2.0f * s);
+}
+
+INLINE vf log_sigmoid(vf x) {
+  const vf size = pick(x < 0.0f, x, -x);
+  return pick(x < 0.0f, x, (vf){0}) - logarithm(exponential(size) + 1.0f);
+}
+
+// 1 - exp(-x) for x >= 0, without taking the difference of near numbers.
+INLINE vf one_minus_exp(vf x) {
+  vf p = splat(-1.0f / 40320);
+  p = p * x + 1.0f / 5040;
+  p = p * x - 1.0f / 720;
+  p = p * x + 1.0f / 120;
+  p = p * x - 1.0f / 24;
+  p = p * x + 1.0f / 6;
+  p = p * x - 0.5f;
+  p = p * x * x + x;
+  return pick(x < 0.5f, p, 1.0f - exponential(-x));
+}
+
+INLINE vf sigmoid(vf x) { return 1.0f / (exponential(-x) + 1.0f); }
+
+// x Phi(x), Hendrycks and Gimpel 2016, arXiv:1606.08415, with erfc as t exp(-z^2 + p(t)), t = 1 / (1 + z / 2), after Press
+// et al., Numerical Recipes, section 6.2: within 1.2e-7 of itself for every z >= 0.
+INLINE vf gelu(vf x) {
+  const vi positive = x > 0.0f;
+  const vf z = pick(positive, x, -x) * 0.70710678f, t = 1.0f / (z * 0.5f + 1.0f);
+  vf p = splat(0.17087277f);
+  p = p * t - 0.82215223f;
+  p = p * t + 1.48851587f;
+  p = p * t - 1.13520398f;
+  p = p * t + 0.27886807f;
+  p = p * t - 0.18628806f;
+  p = p * t + 0.09678418f;
+  p = p * t + 0.37409196f;
+  p = p * t + 1.00002368f;
+  p = p * t - 1.26551223f;
+  const vf tail = x * 0.5f * t * exponential(p - z * z);  // x times the smaller share
+  return pick(positive, x - tail, tail);
+}
+
+// sin and cos of an angle below 2^32 in size, to about 1e-13; NaN beyond. pi / 2 is taken off in three parts, of which the
+// first two have 21 bits: their multiples are exact.
+static void turn(double angle, float *sine, float *cosine) {
+  if (!(angle > -4294967296.0 && angle < 4294967296.0)) {
+    *sine = *cosine = __builtin_nanf("");
+    return;
+  }
+  const double magic = 6755399441055744.0;  // 1.5 2^52
+  const double n = (angle * 0.63661977236758134 + magic) - magic;
+  const double r = ((angle - n * 0x1.921fbp+0) - n * 0x1.5110bp-22) - n * 0x1.18469898cc517p-44, t = r * r;
+  double s = 1.0 / 6227020800.0, c = -1.0 / 87178291200.0;
+  s = s * t - 1.0 / 39916800;
+  s = s * t + 1.0 / 362880;
+  s = s * t - 1.0 / 5040;
+  s = s * t + 1.0 / 120;
+  s = s * t - 1.0 / 6;
+  s = s * t * r + r;
+  c = c * t + 1.0 / 479001600;
+  c = c * t - 1.0 / 3628800;
+  c = c * t + 1.0 / 40320;
+  c = c * t - 1.0 / 720;
+  c = c * t + 1.0 / 24;
+  c = c * t - 0.5;
+  c = c * t + 1;
+  const int64_t quarter = (int64_t)n & 3;
+  const double a = quarter & 1 ? c : s, b = quarter & 1 ? s : c;
+  *sine = (float)(quarter & 2 ? -a : a);
+  *cosine = (float)(quarter == 1 || quarter == 2 ? -b : b);
+}
+
+uint32_t lrt_checksum(const void *data, size_t bytes) {
+  uint32_t tables[4][256];  // what a byte does, one to four places before the end
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t x = i;
+    for (int bit = 0; bit < 8; ++bit) x = x & 1 ? 0xedb88320u ^ (x >> 1) : x >> 1;
+    tables[0][i] = x;
+  }
+  for (int back = 1; back < 4; ++back)
+    for (int i = 0; i < 256; ++i) {
+      const uint32_t x = tables[back - 1][i];
+      tables[back][i] = tables[0][x & 255] ^ (x >> 8);
+    }
+  const char *at = data;
+  uint32_t sum = 0xffffffffu;
+  for (; bytes >= 4; bytes -= 4, at += 4) {
+    sum ^= word_at(at);
+    sum = tables[3][sum & 255] ^ tables[2][sum >> 8 & 255] ^ tables[1][sum >> 16 & 255] ^ tables[0][sum >> 24];
+  }
+  for (; bytes; --bytes, ++at) sum = tables[0][(sum ^ (uint8_t)*at) & 255] ^ (sum >> 8);
+  return ~sum;
+}
+
+// Weights.
+
+INLINE uint64_t bytes_of(uint32_t kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
+
+// W weights as floats; `kind` is known when this is compiled.
+INLINE vf widen(uint32_t kind, const char *from) {
+  if (kind == FLOAT32) return load((const float *)from);
+  if (kind == FLOAT16) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vld1_f16((const __fp16 *)from));
+#else
+    typedef uint16_t halves __attribute__((vector_size(2 * W)));
+    halves packed;
+    copy(&packed, from, sizeof packed);
+    const vu x = __builtin_convertvector(packed, vu), bits = (x & 0x7fffu) << 13;
+    const vf normal = (vf)(bits + (112u << 23)), subnormal = (vf)(bits + (113u << 23)) - 0x1p-14f;
+    const vi small = (vi)bits < 1 << 23;
+    return (vf)((vi)pick(small, subnormal, normal) | (vi)((x & 0x8000u) << 16));
+#endif
+  }
+#if defined(__AVX512F__)
+  return (vf)_mm512_maskz_cvtepi32_ps(-1, _mm512_maskz_cvtepi8_epi32(-1, _mm_loadu_si128((const __m128i *)from)));
+#elif defined(__AVX2__)
+  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#else
+  typedef int8_t bytes __attribute__((vector_size(W)));
+  typedef int16_t shorts __attribute__((vector_size(2 * W)));
+  bytes packed;
+  copy(&packed, from, sizeof packed);
+  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(packed, shorts), vi), vf);
+#endif
+}
+
+// sums[r] = row r . x for `rows` rows of `columns` weights, a multiple of LANES.
+INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t step, const float *x, uint64_t columns,
+                     float *sums) {
+  vf totals[ROWS][PARTS];
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    UNROLL
+    for (int i = 0; i < PARTS; ++i) totals[r][i] = (vf){0};
+  }
+  for (uint64_t at = 0; at < columns; at += LANES) {
+    vf values[PARTS];
+    UNROLL
+    for (int i = 0; i < PARTS; ++i) values[i] = load(x + at + i * W);
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      const char *from = weights + (uint64_t)r * step + at * bytes_of(kind);
+      UNROLL
+      for (int i = 0; i < PARTS; ++i)
+        totals[r][i] = multiply_add(widen(kind, from + (uint64_t)(i * W) * bytes_of(kind)), values[i], totals[r][i]);
+    }
+  }
+  UNROLL
+  for (int r = 0; r < rows; ++r) sums[r] = add_up(totals[r]);
+}
+
+// y = scale (W x) + bias, or added to y; bias may be null.
+INLINE void product_of(uint32_t kind, const table *map, const char *base, const float *bias, const float *x, float *y,
+                       int add) {
+  const uint64_t columns = whole(map->columns), step = columns * bytes_of(kind);
+  const float *scale = (const float *)(base + map->scale);
+  for (uint64_t first = 0; first < map->rows; first += ROWS) {
+    const char *weights = base + map->at + first * step;
+    const uint64_t count = map->rows - first < ROWS ? map->rows - first : ROWS;
+    float sums[ROWS];
+    if (count == ROWS)
+      dot_rows(kind, ROWS, weights, step, x, columns, sums);
+    else
+      for (uint64_t r = 0; r < count; ++r) dot_rows(kind, 1, weights + r * step, step, x, columns, sums + r);
+    for (uint64_t r = 0; r < count; ++r) {
+      float *to = y + first + r, sum = sums[r];
+      if (kind == INT8) sum *= scale[first + r];
+      if (bias) sum += bias[first + r];
+      *to = add ? *to + sum : sum;
+    }
+  }
+}
+
+static void product(const table *map, const char *base, const float *bias, const float *x, float *y, int add) {
+  if (map->kind == FLOAT32)
+    product_of(FLOAT32, map, base, bias, x, y, add);
+  else if (map->kind == FLOAT16)
+    product_of(FLOAT16, map, base, bias, x, y, add);
+  else
+    product_of(INT8, map, base, bias, x, y, add);
+}
+
+// Adds a row of a table, FLOAT32 or FLOAT16.
+static void add_row(const table *map, const char *base, uint32_t row, float *x) {
+  const uint64_t columns = whole(map->columns);
+  const char *from = base + map->at + row * columns * bytes_of(map->kind);
+  for (uint64_t i = 0; i < columns; i += W)
+    store(x + i, load(x + i) + (map->kind == FLOAT32 ? widen(FLOAT32, from + 4 * i) : widen(FLOAT16, from + 2 * i)));
+}
+
+// The file. What it holds follows from its header; a walk over it finds where, and with `base` checks what lies there.
+
+typedef struct {
+  const char *base;
+  uint64_t at;
+  int wrong;
+} walk;
+
+// Everything in the file begins at a multiple of LRT_ALIGN, with zeros up to there.
+static uint64_t pass(walk *w, uint64_t bytes) {
+  const uint64_t at = w->at;
+  w->at += round_up(bytes, LRT_ALIGN);
+  if (w->base)
+    for (uint64_t i = at + bytes; i < w->at; ++i)
+      if (w->base[i]) w->wrong = LRT_BAD_PADDING;
+  return at;
+}
+
+// Whether the exponent of some of these is that of NaN and infinities.
+static int unsound(uint32_t kind, const char *from, uint64_t count) {
+  uint32_t found = 0;
+  if (kind == FLOAT32)
+    for (uint64_t i = 0; i < count; ++i) found |= (word_at(from + 4 * i) & 0x7f800000u) == 0x7f800000u;
+  if (kind == FLOAT16)
+    for (uint64_t i = 0; i < count; ++i) {
+      uint16_t x;
+      copy(&x, from + 2 * i, 2);
+      found |= (x & 0x7c00) == 0x7c00;
+    }
+  return found != 0;
+}
+
+static void check_rows(walk *w, uint32_t kind, uint64_t at, uint64_t rows, uint64_t columns) {
+  const uint64_t size = bytes_of(kind), step = whole(columns) * size;
+  for (uint64_t row = 0; row < rows; ++row) {
+    const char *from = w->base + at + row * step;
+    if (unsound(kind, from, columns)) w->wrong = LRT_BAD_NUMBER;
+    for (uint64_t i = columns * size; i < step; ++i)
+      if (from[i]) w->wrong = LRT_BAD_PADDING;
+  }
+}
+
+// Numbers between least and most; -0 is not below 0.
+static uint64_t numbers(walk *w, uint64_t count, float least, float most) {
+  const uint64_t at = pass(w, whole(count) * 4);
+  if (w->base) {
+    check_rows(w, FLOAT32, at, 1, count);
+    const float *x = (const float *)(w->base + at);
+    for (uint64_t i = 0; i < count; ++i)
+      if (!(x[i] >= least && x[i] <= most)) w->wrong = LRT_BAD_NUMBER;
+  }
+  return at;
+}
+
+static uint64_t vector(walk *w, uint64_t count) { return numbers(w, count, -__FLT_MAX__, __FLT_MAX__); }
+
+static table matrix(walk *w, uint32_t kind, uint32_t rows, uint32_t columns) {
+  table map = {.rows = rows, .columns = columns, .kind = kind};
+  if (kind == INT8) map.scale = numbers(w, rows, 0, __FLT_MAX__);
+  map.at = pass(w, rows * whole(columns) * bytes_of(kind));
+  if (w->base) check_rows(w, kind, map.at, rows, columns);
+  return map;
+}
+
+static void walk_front(lrt_model *m, walk *w) {
+  const uint32_t kind = m->weights == FLOAT32 ? FLOAT32 : FLOAT16;  // a row is read at a time: int8 would gain nothing
+  m->embedding = matrix(w, kind, m->symbols, m->embedded);
+  for (uint32_t i = 0; i < m->places; ++i) m->earlier[i] = matrix(w, kind, m->symbols, m->embedded);
+  for (uint32_t i = 0; i < m->axes; ++i) m->code[i] = matrix(w, kind, m->axis[i], m->width);
+  if (m->position == SINUSOIDAL || m->position == CONCATENATED || m->position == ROTARY) {
+    const uint64_t count = (m->position == ROTARY ? m->dim : m->embedded) / 2;
+    m->frequencies = pass(w, count * 8);
+    for (uint64_t i = 0; w->base && i < count; ++i) {
+      const double x = ((const double *)(w->base + m->frequencies))[i];
+      if (!(x >= 0 && x <= 1)) w->wrong = LRT_BAD_NUMBER;  // so that no angle reaches 2^32
+    }
+  }
+}
+
+static void walk_norm(const lrt_model *m, walk *w, uint64_t *weight, uint64_t *bias) {
+  *weight = vector(w, m->width);
+  *bias = m->norm_kind == LAYER_NORM ? vector(w, m->width) : 0;
+}
+
+static void walk_layer(lrt_model *m, walk *w) {
+  layer_map *l = &m->layer;
+  walk_norm(m, w, &l->mix_weight, &l->mix_bias);
+  l->inward = matrix(w, m->weights, m->attended, m->width);
+  l->inward_bias = vector(w, m->attended);
+  if (m->head_gate) {
+    l->gate = matrix(w, m->weights, m->width, m->width);
+    l->gate_bias = vector(w, m->width);
+  }
+  if (m->decay == GATED) {
+    l->keep = matrix(w, m->weights, m->kv_heads, m->width);
+    l->keep_bias = vector(w, m->kv_heads);
+  }
+  if (m->decay == FIXED) l->decay = numbers(w, m->kv_heads, 0, 1);
+  if (m->projected) l->projection = matrix(w, FLOAT32, m->kv_heads * m->projected, m->dim);
+  l->outward = matrix(w, m->weights, m->width, m->width);
+  l->outward_bias = vector(w, m->width);
+  walk_norm(m, w, &l->feed_weight, &l->feed_bias);
+  const uint32_t raised = m->hidden * (m->feed_kind == SWIGLU ? 2 : 1);
+  l->up = matrix(w, m->weights, raised, m->width);
+  l->up_bias = vector(w, raised);
+  l->down = matrix(w, m->weights, m->width, m->hidden);
+  l->down_bias = vector(w, m->width);
+  l->bytes = w->at;
+}
+
+static void walk_back(lrt_model *m, walk *w) {
+  if (m->final_norm) walk_norm(m, w, &m->final_weight, &m->final_bias);
+  m->head = matrix(w, m->weights, m->params, m->width);
+  m->head_bias = vector(w, m->params);
+}
+
+typedef struct {
+  const char *at;
+  int wrong;
+} reader;
+
+static uint32_t take(reader *r, uint32_t least, uint32_t most, int otherwise) {
+  const uint32_t x = word_at(r->at);
+  r->at += 4;
+  if (!r->wrong && (x < least || x > most)) r->wrong = otherwise;
+  return x;
+}
+
+static uint32_t choice(reader *r, uint32_t last) { return take(r, 0, last, LRT_UNKNOWN_KIND); }
+static uint32_t size_of(reader *r, uint32_t least, uint32_t most) { return take(r, least, most, LRT_BAD_SIZES); }
+
+static float number(reader *r) {
+  float x;
+  copy(&x, r->at, 4);
+  r->at += 4;
+  if (!r->wrong && !(x >= 0 && x <= __FLT_MAX__)) r->wrong = LRT_BAD_NUMBER;
+  return x;
+}
+
+// The fields, each within bounds that keep every product below within 64 bits.
+static int read_header(lrt_model *m, const char *file) {
+  reader r = {file + 24, LRT_OK};
+  m->weights = choice(&r, INT8);
+  m->vocabulary = size_of(&r, 1, 1 << 24);
+  m->start = choice(&r, 1);
+  m->layers = size_of(&r, 1, 1 << 12);
+  m->width = size_of(&r, 1, 1 << 16);
+  m->heads = size_of(&r, 1, 1 << 16);
+  m->kv_heads = size_of(&r, 1, 1 << 16);
+  m->projected = size_of(&r, 0, 1 << 15);
+  m->hidden = size_of(&r, 1, 1 << 20);
+  m->feed_kind = choice(&r, SWIGLU);
+  m->norm_place = choice(&r, POST);
+  m->norm_kind = choice(&r, RMS_NORM);
+  m->final_norm = choice(&r, 1);
+  m->position = choice(&r, ROTARY);
+  m->axes = size_of(&r, 0, AXES);
+  for (uint32_t i = 0; i < AXES; ++i) m->axis[i] = size_of(&r, i < m->axes, i < m->axes ? 1 << 24 : 0);
+  m->places = size_of(&r, 0, PLACES);
+  for (uint32_t i = 0; i < PLACES; ++i) m->place[i] = size_of(&r, i < m->places, i < m->places ? 1 << 16 : 0);
+  m->feature_map = choice(&r, ARC_COSINE);
+  m->decay = choice(&r, GATED);
+  m->denominator = choice(&r, BOUNDED);
+  m->head_norm = choice(&r, 1);
+  m->head_gate = choice(&r, 1);
+  m->output = choice(&r, MIXTURE);
+  m->components = size_of(&r, 0, 1 << 16);
+  m->eps = number(&r);
+  m->norm_eps = number(&r);
+  while (r.at < file + HEADER) take(&r, 0, 0, LRT_BAD_PADDING);
+  return r.wrong;
+}
+
+// What the fields must be to each other, and what follows from them.
+static int derive(lrt_model *m) {
+  const int projects = m->feature_map == TRIGONOMETRIC || m->feature_map == ARC_COSINE;
+  if (m->width % m->heads || m->heads % m->kv_heads || (m->projected != 0) != projects ||
+      (m->position == TABLES) != (m->axes != 0) || (m->places && !m->start) ||
+      (m->output == MIXTURE) != (m->components != 0) || (m->output == MIXTURE && m->vocabulary < 2))
+    return LRT_BAD_SIZES;
+  m->dim = m->width / m->heads;
+  m->features = !projects ? m->dim : m->feature_map == TRIGONOMETRIC ? 2 * m->projected : m->projected;
+  m->embedded = m->position == CONCATENATED ? m->width / 2 : m->width;
+  if ((m->position == SINUSOIDAL && m->width % 2) || (m->position == CONCATENATED && m->width % 4) ||
+      (m->position == ROTARY && m->dim % 2))
+    return LRT_BAD_SIZES;
+  m->attended = (m->heads + 2 * m->kv_heads) * m->dim;
+  m->symbols = m->vocabulary + m->start;
+  m->params = m->output == MIXTURE ? 3 * m->components : m->vocabulary;
+  for (uint32_t i = 0; i < m->places; ++i) m->reach = m->place[i] > m->reach ? m->place[i] : m->reach;
+  uint64_t last = m->axes ? 1 : LAST_POSITION;
+  for (uint32_t i = 0; i < m->axes; ++i) {
+    last *= m->axis[i];
+    if (last > LAST_POSITION) last = LAST_POSITION;
+  }
+  m->last = (uint32_t)last;
+  m->kv_floats = m->features * whole(m->dim);
+  m->layer_floats = m->kv_heads * (m->kv_floats + whole(m->features)) + whole(m->kv_heads);
+  m->state_floats = whole(m->reach) + m->layers * m->layer_floats;
+  return LRT_OK;
+}
+
+static float *cut(float *base, uint64_t *at, uint64_t floats) {
+  float *const here = base ? base + *at : 0;
+  *at += whole(floats);
+  return here;
+}
+
+// The parts of a sequence behind its struct, from `base` on (null: none are made) -> how many floats they take.
+static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
+  uint64_t at = 0;
+  s->recent = (uint32_t *)cut(base, &at, m->reach);
+  s->state = cut(base, &at, m->layers * m->layer_floats);
+  s->x = cut(base, &at, m->width);
+  s->normed = cut(base, &at, m->width);
+  s->qkv = cut(base, &at, m->attended);
+  s->mixed = cut(base, &at, m->width);
+  s->gates = cut(base, &at, m->width);
+  s->keeps = cut(base, &at, m->kv_heads);
+  s->hidden = cut(base, &at, 2 * m->hidden + LANES);
+  s->k = cut(base, &at, m->features);
+  s->q = cut(base, &at, m->features);
+  s->turned_k = cut(base, &at, m->features);
+  s->turned_q = cut(base, &at, m->features);
+  s->v = cut(base, &at, m->dim);
+  s->y = cut(base, &at, m->dim);
+  s->unit = cut(base, &at, m->dim);
+  s->sine = cut(base, &at, m->dim);
+  s->cosine = cut(base, &at, m->dim);
+  s->params = cut(base, &at, m->params);
+  s->mixture = cut(base, &at, 4 * whole(m->components));
+  s->scores = cut(base, &at, m->vocabulary);
+  s->sorted = cut(base, &at, m->vocabulary);
+  return at;
+}
+
+static int same(const char *a, const char *b) {  // of the eight bytes of a magic
+  return word_at(a) == word_at(b) && word_at(a + 4) == word_at(b + 4);
+}
+
+static int aligned(const void *at) { return (uintptr_t)at % LRT_ALIGN == 0; }
+
+size_t lrt_model_size(void) { return round_up(sizeof(lrt_model), LRT_ALIGN); }
+
+int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
+  const char *file = data;
+  if (!aligned(memory) || !aligned(file)) return LRT_NOT_ALIGNED;
+  if (size < sizeof(lrt_model)) return LRT_NO_ROOM;
+  if (bytes < 8 || !same(file, MODEL_MAGIC)) return LRT_NOT_A_MODEL;
+  if (bytes < 12) return LRT_WRONG_SIZE;
+  if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
+  if (bytes < HEADER) return LRT_WRONG_SIZE;
+  uint64_t told;
+  copy(&told, file + 16, 8);
+  if (told != bytes) return LRT_WRONG_SIZE;
+  if (word_at(file + 12) != lrt_checksum(file + 16, bytes - 16)) return LRT_DAMAGED;
+  lrt_model m = {.file = file, .checksum = word_at(file + 12)};
+  int wrong = read_header(&m, file);
+  if (!wrong) wrong = derive(&m);
+  if (wrong) return wrong;
+  walk front = {0, HEADER, LRT_OK}, layer = {0, 0, LRT_OK}, back = {0, 0, LRT_OK};
+  walk_front(&m, &front);
+  walk_layer(&m, &layer);
+  walk_back(&m, &back);
+  m.layers_at = front.at;
+  m.back_at = front.at + m.layers * layer.at;
+  if (m.back_at + back.at != bytes) return LRT_WRONG_SIZE;
+  walk check = {file, HEADER, LRT_OK};
+  walk_front(&m, &check);
+  for (uint32_t i = 0; i < m.layers; ++i) {
+    check.base = file + m.layers_at + i * layer.at;
+    check.at = 0;
+    walk_layer(&m, &check);
+  }
+  check.base = file + m.back_at;
+  check.at = 0;
+  walk_back(&m, &check);
+  if (check.wrong) return check.wrong;
+  copy(memory, &m, sizeof m);
+  return LRT_OK;
+}
+
+int lrt_fact(const lrt_model *m, int which) {
+  switch (which) {
+    case LRT_VOCABULARY: return (int)m->vocabulary;
+    case LRT_START: return m->start ? (int)m->vocabulary : -1;
+    case LRT_PARAMS: return (int)m->params;
+    case LRT_COMPONENTS: return (int)m->components;
+    case LRT_POSITIONS: return m->last > INT32_MAX ? -1 : (int)m->last;
+    case LRT_LAYERS: return (int)m->layers;
+    case LRT_WIDTH: return (int)m->width;
+    case LRT_HEADS: return (int)m->heads;
+    case LRT_KV_HEADS: return (int)m->kv_heads;
+    case LRT_WEIGHTS: return m->weights == FLOAT32 ? 32 : m->weights == FLOAT16 ? 16 : 8;
+    default: return LRT_BAD_OPTION;
+  }
+}
+
+// Sequences.
+
+#define SEQUENCE_BYTES round_up(sizeof(lrt_sequence), LRT_ALIGN)
+
+static uint64_t sequence_bytes(const lrt_model *m) {
+  lrt_sequence unused;
+  return SEQUENCE_BYTES + 4 * lay_out(&unused, m, 0);
+}
+
+static size_t fitting(uint64_t bytes) { return bytes <= SIZE_MAX / 2 ? (size_t)bytes : 0; }
+
+size_t lrt_sequence_size(const lrt_model *m) { return fitting(sequence_bytes(m)); }
+
+int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
+  const size_t needed = lrt_sequence_size(m);
+  if (!aligned(s)) return LRT_NOT_ALIGNED;
+  if (!needed || size < needed) return LRT_NO_ROOM;
+  __builtin_memset(s, 0, needed);
+  s->model = m;
+  lay_out(s, m, (float *)((char *)s + SEQUENCE_BYTES));
+  for (uint32_t i = 0; i < m->reach; ++i) s->recent[i] = m->vocabulary;
+  return LRT_OK;
+}
+
+uint32_t lrt_seen(const lrt_sequence *s) { return s->seen; }
+
+// Beyond its width a row stays 0, as its weight and bias are.
+static void norm(const lrt_model *m, const char *base, uint64_t weight, uint64_t bias, const float *from, float *to) {
+  const uint64_t n = m->width;
+  const float *scale_of = (const float *)(base + weight), *shift = (const float *)(base + bias);
+  const int centred = m->norm_kind == LAYER_NORM;
+  vf totals[PARTS] = {{0}}, squares[PARTS] = {{0}};
+  for (uint64_t at = 0; centred && at < whole(n); at += LANES)
+    for (int i = 0; i < PARTS; ++i) totals[i] += load(from + at + i * W);
+  const float mean = add_up(totals) / (float)n;
+  for (uint64_t at = 0; at < whole(n); at += LANES) {
+    float off[LANES];
+    for (uint64_t i = 0; i < LANES; ++i) off[i] = at + i < n ? from[at + i] - mean : 0;
+    for (int i = 0; i < PARTS; ++i) {
+      const vf x = load(off + i * W);
+      squares[i] = multiply_add(x, x, squares[i]);
+    }
+  }
+  const float scale = 1 / __builtin_sqrtf(add_up(squares) / (float)n + m->norm_eps);
+  for (uint64_t at = 0; at < whole(n); at += W) {
+    const vf y = (load(from + at) - mean) * scale * load(scale_of + at);
+    store(to + at, centred ? y + load(shift + at) : y);
+  }
+}
+
+// Pairs (i, i + d/2) by the angles of this position.
+static void rotate(const lrt_sequence *s, const float *from, float *to) {
+  const uint32_t half = s->model->dim / 2;
+  for (uint32_t i = 0; i < half; ++i) {
+    const float a = from[i], b = from[i + half];
+    to[i] = a * s->cosine[i] - b * s->sine[i];
+    to[i + half] = a * s->sine[i] + b * s->cosine[i];
+  }
+}
+
+// The features of a query or key x [d] of key head g.
+static void map_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to) {
+  const lrt_model *m = s->model;
+  copy(s->unit, x, m->dim * sizeof *x);
+  clear(s->unit, m->dim, whole(m->dim));
+  if (!m->projected) {
+    for (uint64_t at = 0; at < whole(m->dim); at += W) {
+      const vf y = load(s->unit + at);
+      vf mapped = y;
+      if (m->feature_map == ELU_PLUS_ONE) mapped = pick(y > 0.0f, y + 1.0f, exponential(y));
+      if (m->feature_map == RELU) mapped = pick(y < 0.0f, (vf){0}, y);  // NaN stays
+      if (m->feature_map == SQUARED_RELU) mapped = pick(y < 0.0f, (vf){0}, y * y);
+      store(to + at, mapped);
+    }
+    clear(to, m->dim, whole(m->dim));
+    return;
+  }
+  if (m->position == ROTARY) rotate(s, x, s->unit);
+  vf squares[PARTS] = {{0}};
+  for (uint64_t at = 0; at < whole(m->dim); at += LANES)
+    for (int i = 0; i < PARTS; ++i) {
+      const vf y = load(s->unit + at + i * W);
+      squares[i] = multiply_add(y, y, squares[i]);
+    }
+  const float length = __builtin_sqrtf(add_up(squares)), inverse = 1 / (length < 1e-6f ? 1e-6f : length);
+  for (uint64_t at = 0; at < whole(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
+  table rows = m->layer.projection;
+  rows.rows = m->projected;
+  rows.at += (uint64_t)g * m->projected * whole(m->dim) * sizeof(float);
+  product(&rows, base, 0, s->unit, to, 0);
+  for (uint32_t i = 0; i < m->projected; ++i) {
+    if (m->feature_map == TRIGONOMETRIC)
+      turn(to[i], to + i, to + m->projected + i);
+    else
+      to[i] = to[i] < 0 ? 0 : to[i];
+  }
+}
+
+// y = q kv.
+static void read_state(const float *kv, const float *q, uint64_t features, uint64_t width, float *y) {
+  for (uint64_t column = 0; column < width; column += LANES) {
+    vf totals[PARTS] = {{0}};
+    for (uint64_t i = 0; i < features; ++i) {
+      UNROLL
+      for (int n = 0; n < PARTS; ++n)
+        totals[n] = multiply_add(load(kv + i * width + column + n * W), splat(q[i]), totals[n]);
+    }
+    for (int n = 0; n < PARTS; ++n) store(y + column + n * W, totals[n]);
+  }
+}
+
+static float dot(const float *a, const float *b, uint64_t n) {
+  vf totals[PARTS] = {{0}};
+  for (uint64_t at = 0; at < whole(n); at += LANES)
+    for (int i = 0; i < PARTS; ++i)
+      totals[i] = multiply_add(load(a + at + i * W), load(b + at + i * W), totals[i]);
+  return add_up(totals);
+}
+
+// The state of a key head takes in its key and value.
+static void write_state(const lrt_sequence *s, float keep, float write, float *kv, float *z, const float *k,
+                        const float *turned) {
+  const uint64_t width = whole(s->model->dim);
+  for (uint64_t i = 0; i < s->model->features; ++i) {
+    const vf weight = splat(turned[i] * write);
+    z[i] = z[i] * keep + k[i] * write;
+    for (uint64_t at = 0; at < width; at += W)
+      store(kv + i * width + at, multiply_add(weight, load(s->v + at), load(kv + i * width + at) * keep));
+  }
+}
+
+// What a query head read becomes what it says: its denominator, norm and gate.
+static void finish(const lrt_sequence *s, uint32_t head, float weight) {
+  const lrt_model *m = s->model;
+  float *y = s->y;
+  if (m->denominator != NO_DENOMINATOR)
+    for (uint32_t i = 0; i < m->dim; ++i) y[i] = weight == 0 ? 0 : y[i] / weight;  // 0: there is nothing to read
+  if (m->head_norm) {
+    const float scale = 1 / __builtin_sqrtf(dot(y, y, m->dim) / (float)m->dim + 1e-6f);
+    for (uint32_t i = 0; i < m->dim; ++i) y[i] *= scale;
+  }
+  if (m->head_gate) {
+    const float *gate = s->gates + head * m->dim;
+    for (uint32_t i = 0; i < m->dim; ++i) y[i] *= gate[i];
+  }
+  copy(s->mixed + head * m->dim, y, m->dim * sizeof *y);
+}
+
+// A key head, and the query heads that read it.
+static void attend(const lrt_sequence *s, const char *base, float *state, uint32_t g) {
+  const lrt_model *m = s->model;
+  const uint32_t d = m->dim, group = m->heads / m->kv_heads;
+  const float *queries = s->qkv, *keys = queries + m->heads * d, *values = keys + m->kv_heads * d;
+  float *kv = state + g * m->kv_floats, *z = state + m->kv_heads * m->kv_floats + g * whole(m->features);
+  float *n = state + m->layer_floats - whole(m->kv_heads) + g;
+  const int turned = m->position == ROTARY && !m->projected;
+  float keep = 1, write = 1;
+  if (m->decay == FIXED) keep = ((const float *)(base + m->layer.decay))[g];
+  if (m->decay == GATED) {
+    const float x = s->keeps[g], steep = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
+    keep = sigmoid(splat(steep))[0];
+    write = sigmoid(splat(-steep))[0];
+  }
+  map_features(s, base, g, keys + g * d, s->k);
+  if (turned) rotate(s, s->k, s->turned_k);
+  copy(s->v, values + g * d, d * sizeof *values);
+  write_state(s, keep, write, kv, z, s->k, turned ? s->turned_k : s->k);
+  *n = *n * keep + write;
+  for (uint32_t head = g * group; head < (g + 1) * group; ++head) {
+    map_features(s, base, g, queries + head * d, s->q);
+    if (turned) rotate(s, s->q, s->turned_q);
+    read_state(kv, turned ? s->turned_q : s->q, m->features, whole(d), s->y);
+    float weight = dot(s->q, z, m->features);
+    if (m->denominator == SUM) weight += m->eps;
+    if (m->denominator == BOUNDED && !(weight > m->eps * *n)) weight = m->eps * *n;
+    finish(s, head, weight);
+  }
+}
+
+static void mix(const lrt_sequence *s, const char *base, float *state, const float *seen, float *to) {
+  const lrt_model *m = s->model;
+  const layer_map *l = &m->layer;
+  product(&l->inward, base, (const float *)(base + l->inward_bias), seen, s->qkv, 0);
+  if (m->head_gate) {
+    product(&l->gate, base, (const float *)(base + l->gate_bias), seen, s->gates, 0);
+    for (uint64_t at = 0; at < whole(m->width); at += W) {
+      const vf x = load(s->gates + at);
+      store(s->gates + at, x * sigmoid(x));
+    }
+  }
+  if (m->decay == GATED) product(&l->keep, base, (const float *)(base + l->keep_bias), seen, s->keeps, 0);
+  for (uint32_t g = 0; g < m->kv_heads; ++g) attend(s, base, state, g);
+  product(&l->outward, base, (const float *)(base + l->outward_bias), s->mixed, to, 1);
+}
+
+static void feed(const lrt_sequence *s, const char *base, const float *seen, float *to) {
+  const lrt_model *m = s->model;
+  const layer_map *l = &m->layer;
+  const uint64_t n = m->hidden;
+  float *hidden = s->hidden;
+  product(&l->up, base, (const float *)(base + l->up_bias), seen, hidden, 0);
+  if (m->feed_kind == GELU) {
+    for (uint64_t at = 0; at < n; at += W) store(hidden + at, gelu(load(hidden + at)));
+  } else {
+    for (uint64_t at = 0; at < n; at += W) {
+      const vf gate = load(hidden + at), opened = load(hidden + n + at);
+      store(hidden + at, gate * sigmoid(gate) * opened);  // the gates behind it are read already
+    }
+  }
+  clear(hidden, n, whole(n));
+  product(&l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
+}
+
+// The embedding of a token, of those `places` earlier, and of its position.
+static void enter(const lrt_sequence *s, uint32_t token) {
+  const lrt_model *m = s->model;
+  const char *base = m->file;
+  clear(s->x, 0, whole(m->width));
+  add_row(&m->embedding, base, token, s->x);
+  for (uint32_t i = 0; i < m->places; ++i)
+    add_row(&m->earlier[i], base, s->recent[(s->seen + (uint64_t)m->reach - m->place[i]) % m->reach], s->x);
+  for (uint32_t i = m->axes, rest = s->seen; i--; rest /= m->axis[i])
+    add_row(&m->code[i], base, rest % m->axis[i], s->x);
+  if (m->position != SINUSOIDAL && m->position != CONCATENATED && m->position != ROTARY) return;
+  const double *frequency = (const double *)(base + m->frequencies);
+  if (m->position == ROTARY) {
+    for (uint32_t i = 0; i < m->dim / 2; ++i) turn(s->seen * frequency[i], s->sine + i, s->cosine + i);
+    return;
+  }
+  float *to = m->position == CONCATENATED ? s->x + m->embedded : s->x;
+  for (uint32_t i = 0; i < m->embedded / 2; ++i) {
+    float sine, cosine;
+    turn(s->seen * frequency[i], &sine, &cosine);
+    to[2 * i] += sine;
+    to[2 * i + 1] += cosine;
+  }
+}
+
+// One token, which is a symbol and has a position. Without `last` no params come of it.
+static void token_through(lrt_sequence *s, uint32_t token, int last) {
+  const lrt_model *m = s->model;
+  const int pre = m->norm_place == PRE;
+  enter(s, token);
+  for (uint32_t i = 0; i < m->layers; ++i) {
+    const char *base = m->file + m->layers_at + i * m->layer.bytes;
+    const layer_map *l = &m->layer;
+    if (pre) norm(m, base, l->mix_weight, l->mix_bias, s->x, s->normed);
+    mix(s, base, s->state + i * m->layer_floats, pre ? s->normed : s->x, s->x);
+    norm(m, base, pre ? l->feed_weight : l->mix_weight, pre ? l->feed_bias : l->mix_bias, s->x, pre ? s->normed : s->x);
+    feed(s, base, pre ? s->normed : s->x, s->x);
+    if (!pre) norm(m, base, l->feed_weight, l->feed_bias, s->x, s->x);
+  }
+  if (m->reach) s->recent[s->seen % m->reach] = token;
+  s->seen += 1;
+  s->ready = (uint32_t)last;
+  if (!last) return;
+  const char *base = m->file + m->back_at;
+  if (m->final_norm) norm(m, base, m->final_weight, m->final_bias, s->x, s->normed);
+  product(&m->head, base, (const float *)(base + m->head_bias), m->final_norm ? s->normed : s->x, s->params, 0);
+}
+
+int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
+  const lrt_model *m = s->model;
+  for (size_t i = 0; i < count; ++i)
+    if (tokens[i] >= m->symbols) return LRT_BAD_TOKEN;
+  if (count > m->last - s->seen) return LRT_TOO_LONG;
+  for (size_t i = 0; i < count; ++i) token_through(s, tokens[i], i + 1 == count);
+  return LRT_OK;
+}
+
+int lrt_step(lrt_sequence *s, uint32_t token) { return lrt_prefill(s, &token, 1); }
+
+const float *lrt_params(const lrt_sequence *s) { return s->ready ? s->params : 0; }
+
+// What comes next.
+
+// lintra.nn.distributions.DiscretisedLogistics: the levels 0 .. n-1 stand on [-1, 1], each the mass of its interval under
+// a mixture of logistic densities, which Salimans et al. 2017, arXiv:1701.05517, section 2.1 give. In logarithms:
+// sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)).
+static void score_levels(const lrt_sequence *s) {
+  const lrt_model *m = s->model;
+  const uint64_t count = m->components, step = whole(count), n = m->vocabulary;
+  const float *logits = s->params, *mean = logits + count, *log_scale = mean + count, half = 1.0f / (float)(n - 1);
+  float *weight = s->mixture, *inverse = weight + step, *reach = inverse + step, *between = reach + step;
+  float most = logits[0];
+  for (uint64_t i = 0; i < count; ++i) most = logits[i] > most ? logits[i] : most;
+  for (uint64_t i = 0; i < count; ++i) {
+    weight[i] = logits[i] - most;
+    inverse[i] = log_scale[i] < -7 ? 7 : log_scale[i] > 7 ? -7 : -log_scale[i];
+  }
+  for (uint64_t at = 0; at < count; at += W) {
+    const vf scale = exponential(load(inverse + at)), wide = scale * half;
+    store(inverse + at, scale);
+    store(reach + at, wide);
+    store(between + at, logarithm(one_minus_exp(wide * 2.0f)));
+  }
+  for (uint64_t at = 0; at < n; at += W) {
+    float level[W];
+    for (int i = 0; i < W; ++i) level[i] = (float)(at + (uint64_t)i);
+    const vf here = load(level), place = here * (2 * half) - 1.0f;
+    const vi first = here == 0.0f, last = here == (float)(n - 1);
+    vf top = splat(-__builtin_inff()), sum = {0};
+    for (uint64_t i = 0; i < count; ++i) {
+      const vf off = (place - mean[i]) * inverse[i];
+      const vf below = pick(last, (vf){0}, log_sigmoid(off + reach[i]));
+      const vf above = pick(first, (vf){0}, log_sigmoid(reach[i] - off));
+      const vf mass = below + above + pick(first | last, (vf){0}, splat(between[i])) + weight[i];
+      const vf higher = larger(mass, top);
+      sum = sum * exponential(top - higher) + exponential(mass - higher);
+      top = higher;
+    }
+    store(s->scores + at, top + logarithm(sum));
+  }
+}
+
+// Logarithms of the probabilities of all symbols, without their common constant.
+static void score(const lrt_sequence *s) {
+  if (s->model->output == MIXTURE)
+    score_levels(s);
+  else
+    copy(s->scores, s->params, s->model->vocabulary * sizeof(float));
+}
+
+static float largest(const float *x, uint64_t n) {
+  float most = x[0];
+  for (uint64_t i = 1; i < n; ++i) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+// x := exp((x - most) / temperature), and their sum.
+static double weigh(float *x, uint64_t n, float most, float temperature) {
+  for (uint64_t at = 0; at < n; at += W) store(x + at, exponential((load(x + at) - most) / temperature));
+  double total = 0;
+  for (uint64_t i = 0; i < n; ++i) total += x[i];
+  return total;
+}
+
+const float *lrt_log_probs(lrt_sequence *s) {
+  const uint64_t n = s->model->vocabulary;
+  if (!s->ready) return 0;
+  score(s);
+  copy(s->sorted, s->scores, n * sizeof(float));
+  const float most = largest(s->scores, n), total = (float)weigh(s->sorted, n, most, 1);
+  const float shift = most + logarithm(splat(total))[0];
+  for (uint64_t i = 0; i < n; ++i) s->scores[i] -= shift;
+  return s->scores;
+}
+
+// The smallest in front: heapsort, which needs no memory and no luck.
+static void sort(float *x, uint64_t n) {
+  for (uint64_t begin = n / 2, end = n; end > 1;) {
+    if (begin) {
+      --begin;
+    } else {
+      --end;
+      const float swap = x[0];
+      x[0] = x[end];
+      x[end] = swap;
+    }
+    for (uint64_t at = begin, child = 2 * at + 1; child < end; at = child, child = 2 * at + 1) {
+      if (child + 1 < end && x[child] < x[child + 1]) ++child;
+      if (x[at] >= x[child]) break;
+      const float swap = x[at];
+      x[at] = x[child];
+      x[child] = swap;
+    }
+  }
+}
+
+// Only those of n weights that hold the share top_p of `total` together, the largest first -> their sum.
+static double keep_nucleus(const lrt_sequence *s, uint64_t n, double top_p, double total) {
+  float *x = s->scores, *sorted = s->sorted;
+  copy(sorted, x, n * sizeof(float));
+  sort(sorted, n);
+  uint64_t kept = 0, spare;
+  for (double before = 0; kept < n && before < top_p * total; ++kept) before += sorted[n - 1 - kept];
+  const float least = sorted[n - kept];
+  for (spare = kept; spare && sorted[n - spare] == least;) --spare;
+  double sum = 0;
+  spare = kept - spare;  // of those as large as the last, so many
+  for (uint64_t i = 0; i < n; ++i) {
+    if (x[i] < least || (x[i] == least && !spare)) x[i] = 0;
+    if (x[i] == least && spare) --spare;
+    sum += x[i];
+  }
+  return sum;
+}
+
+int lrt_sample(lrt_sequence *s, double temperature, uint32_t top_k, double top_p, double uniform) {
+  const uint64_t n = s->model->vocabulary;
+  if (!s->ready) return LRT_NOTHING_READ;
+  if (!(temperature >= 0 && temperature <= __FLT_MAX__ && top_p > 0 && top_p <= 1 && uniform >= 0 && uniform < 1))
+    return LRT_BAD_OPTION;
+  score(s);
+  float *x = s->scores;
+  const float most = largest(x, n);
+  for (uint64_t i = 0; i < n; ++i)
+    if (!(x[i] <= most && most < __builtin_inff() && most > -__builtin_inff())) return LRT_NO_PROBABILITIES;
+  if ((float)temperature == 0) {
+    uint64_t first = 0;
+    while (x[first] != most) ++first;
+    return (int)first;
+  }
+  if (top_k && top_k < n) {
+    copy(s->sorted, x, n * sizeof(float));
+    sort(s->sorted, n);
+    for (uint64_t i = 0; i < n; ++i)
+      if (x[i] < s->sorted[n - top_k]) x[i] = -__builtin_inff();
+  }
+  double total = weigh(x, n, most, (float)temperature);
+  if (top_p < 1) total = keep_nucleus(s, n, top_p, total);
+  double passed = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    passed += x[i];
+    if (passed > uniform * total) return (int)i;
+  }
+  return (int)n - 1;  // a rounding away from the last one
+}
+
+void lrt_seed(lrt_sequence *s, uint32_t low, uint32_t high) { s->generator = (uint64_t)high << 32 | low; }
+
+double lrt_uniform(lrt_sequence *s) {
+  uint64_t x = s->generator += 0x9e3779b97f4a7c15u;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+  return (double)((x ^ x >> 31) >> 11) * 0x1p-53;
+}
+
+// States as bytes: a header, then what lies from `recent` on, as it lies.
+
+static uint64_t state_bytes(const lrt_model *m) { return STATE_HEADER + 4 * m->state_floats; }
+
+size_t lrt_state_size(const lrt_model *m) { return fitting(state_bytes(m)); }
+
+int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
+  const lrt_model *m = s->model;
+  const uint64_t bytes = state_bytes(m);
+  char *file = to;
+  if (size != bytes) return LRT_WRONG_SIZE;
+  const uint32_t version = LRT_FORMAT;
+  __builtin_memset(file, 0, STATE_HEADER);
+  copy(file, STATE_MAGIC, 8);
+  copy(file + 8, &version, 4);
+  copy(file + 16, &bytes, 8);
+  copy(file + 24, &m->checksum, 4);
+  copy(file + 28, &s->seen, 4);
+  copy(file + 32, &s->generator, 8);
+  copy(file + STATE_HEADER, s->recent, bytes - STATE_HEADER);
+  const uint32_t checksum = lrt_checksum(file + 16, size - 16);
+  copy(file + 12, &checksum, 4);
+  return LRT_OK;
+}
+
+int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
+  const lrt_model *m = s->model;
+  const uint64_t bytes = state_bytes(m);
+  const char *file = from;
+  if (size < 8 || !same(file, STATE_MAGIC)) return LRT_NOT_A_STATE;
+  if (size < 12) return LRT_WRONG_SIZE;
+  if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
+  if (size < STATE_HEADER) return LRT_WRONG_SIZE;
+  uint64_t told;
+  copy(&told, file + 16, 8);
+  if (told != size) return LRT_WRONG_SIZE;
+  if (word_at(file + 12) != lrt_checksum(file + 16, size - 16)) return LRT_DAMAGED;
+  if (word_at(file + 24) != m->checksum || size != bytes) return LRT_OTHER_MODEL;
+  for (int i = 40; i < STATE_HEADER; ++i)
+    if (file[i]) return LRT_BAD_PADDING;
+  const uint32_t seen = word_at(file + 28);
+  if (seen > m->last) return LRT_TOO_LONG;
+  const char *recent = file + STATE_HEADER, *state = recent + 4 * whole(m->reach);
+  for (uint64_t i = 0; i < whole(m->reach); ++i) {
+    const uint32_t token = word_at(recent + 4 * i);
+    if (i < m->reach && token >= m->symbols) return LRT_BAD_TOKEN;
+    if (i >= m->reach && token) return LRT_BAD_PADDING;
+  }
+  if (unsound(FLOAT32, state, m->layers * m->layer_floats)) return LRT_BAD_NUMBER;
+  copy(s->recent, recent, bytes - STATE_HEADER);
+  copy(&s->generator, file + 32, 8);
+  s->seen = seen;
+  s->ready = 0;
+  return LRT_OK;
+}
+
+int lrt_format(void) { return LRT_FORMAT; }
+
+const char *lrt_error(int code) {
+  switch (code) {
+    case LRT_OK: return "nothing is wrong";
+    case LRT_NOT_A_MODEL: return "this is no model for the runtime: it begins with other bytes";
+    case LRT_OTHER_VERSION: return "this is of another version of the format than the program reads";
+    case LRT_WRONG_SIZE: return "this is shorter or longer than it must be";
+    case LRT_DAMAGED: return "this is damaged: its checksum differs";
+    case LRT_UNKNOWN_KIND: return "the model is of a kind that this program does not know";
+    case LRT_BAD_SIZES: return "the model has a size that is out of bounds or does not go with the others";
+    case LRT_BAD_NUMBER: return "it holds a number that is infinite, not a number, or out of bounds";
+    case LRT_BAD_PADDING: return "it holds something where there must be zeros";
+    case LRT_NOT_ALIGNED: return "the memory does not begin at a multiple of 64 bytes";
+    case LRT_NO_ROOM: return "the memory is too small";
+    case LRT_BAD_TOKEN: return "a token is no symbol of the model";
+    case LRT_TOO_LONG: return "the model has no position for so many tokens";
+    case LRT_NOTHING_READ: return "there is nothing to draw from before a token was read";
+    case LRT_NO_PROBABILITIES: return "the probabilities to draw from are no numbers: is the model sound?";
+    case LRT_BAD_OPTION: return "an option is out of bounds";
+    case LRT_NOT_A_STATE: return "this is no state of a sequence: it begins with other bytes";
+    case LRT_OTHER_MODEL: return "the state is of another model";
+    default: return "there is no such error";
+  }
+}

@@ -1,0 +1,111 @@
+// A trained decoder as an RNN, one token at a time, in one C11 file: no library, no allocation, no global variable.
+// Compiled for the machine or for WebAssembly; the models it reads are written by `lintra export --to runtime`, their
+// format is docs/format.md.
+//
+//   lrt_model *model = aligned(lrt_model_size());              memory is the caller's, aligned to LRT_ALIGN bytes
+//   lrt_load(model, lrt_model_size(), file, bytes);            the file is read where it lies, and must stay there
+//   lrt_sequence *sequence = aligned(lrt_sequence_size(model));
+//   lrt_start(sequence, lrt_sequence_size(model), model);      any number of sequences may share a model
+//   lrt_step(sequence, lrt_fact(model, LRT_START));            the start symbol, then
+//   token = lrt_sample(sequence, 1, 0, 1, lrt_uniform(sequence));
+//   lrt_step(sequence, token);                                 and so on
+//
+// Whatever a file, a state or an argument holds, nothing outside the given memory is read or written: a call that cannot
+// be served changes nothing and returns one of the negative numbers below. A null pointer is the caller's error. One
+// thread at a time may use a sequence; a loaded model is only read.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define LRT_FORMAT 1  // the version of the files, of models and of states
+#define LRT_ALIGN 64  // bytes
+
+enum {
+  LRT_OK = 0,
+  LRT_NOT_A_MODEL = -1,
+  LRT_OTHER_VERSION = -2,
+  LRT_WRONG_SIZE = -3,
+  LRT_DAMAGED = -4,
+  LRT_UNKNOWN_KIND = -5,
+  LRT_BAD_SIZES = -6,
+  LRT_BAD_NUMBER = -7,
+  LRT_BAD_PADDING = -8,
+  LRT_NOT_ALIGNED = -9,
+  LRT_NO_ROOM = -10,
+  LRT_BAD_TOKEN = -11,
+  LRT_TOO_LONG = -12,
+  LRT_NOTHING_READ = -13,
+  LRT_NO_PROBABILITIES = -14,
+  LRT_BAD_OPTION = -15,
+  LRT_NOT_A_STATE = -16,
+  LRT_OTHER_MODEL = -17
+};
+
+// What lrt_fact tells of a model.
+enum {
+  LRT_VOCABULARY,  // n: the symbols are 0 .. n-1
+  LRT_START,       // the start symbol, n, which stands before the first; -1: there is none
+  LRT_PARAMS,      // numbers that say how the next symbol is distributed
+  LRT_COMPONENTS,  // of the mixture that these describe; 0: they are logits
+  LRT_POSITIONS,   // the most tokens of a sequence, the start symbol included; -1: about 2^32
+  LRT_LAYERS,
+  LRT_WIDTH,
+  LRT_HEADS,
+  LRT_KV_HEADS,
+  LRT_WEIGHTS  // bits of a weight: 32, 16 (floats) or 8 (integers)
+};
+
+typedef struct lrt_model lrt_model;
+typedef struct lrt_sequence lrt_sequence;
+
+// LRT_FORMAT of the program.
+int lrt_format(void);
+
+// What a return value means, as a sentence without a full stop. Never null.
+const char *lrt_error(int code);
+
+// Bytes of an lrt_model, whatever the file.
+size_t lrt_model_size(void);
+
+// Checks a whole file and makes a model of it at `memory`.
+int lrt_load(lrt_model *memory, size_t size, const void *file, size_t bytes);
+
+int lrt_fact(const lrt_model *model, int which);
+
+// Bytes of an lrt_sequence: the state and working memory. 0 where that is more than a size_t holds.
+size_t lrt_sequence_size(const lrt_model *model);
+
+// A sequence before any token, with the seed 0.
+int lrt_start(lrt_sequence *memory, size_t size, const lrt_model *model);
+
+// One token; lrt_params then tells what comes next.
+int lrt_step(lrt_sequence *sequence, uint32_t token);
+
+// The same for several, of which only the last one's params are computed.
+int lrt_prefill(lrt_sequence *sequence, const uint32_t *tokens, size_t count);
+
+// The tokens read so far.
+uint32_t lrt_seen(const lrt_sequence *sequence);
+
+// What the last token gave, LRT_PARAMS numbers; null before any.
+const float *lrt_params(const lrt_sequence *sequence);
+
+// The natural logarithms of the probabilities of all symbols, until the next call; null before any token.
+const float *lrt_log_probs(lrt_sequence *sequence);
+
+// The symbol at which the cumulative probability passes `uniform`, a number in [0, 1). temperature >= 0 divides the
+// log-probabilities, 0 takes the most probable symbol; top_k keeps the k most probable ones, 0 all; top_p in (0, 1] the
+// fewest that hold at least that share. Returns it, or an error.
+int lrt_sample(lrt_sequence *sequence, double temperature, uint32_t top_k, double top_p, double uniform);
+
+// Numbers in [0, 1) from a generator of the sequence's own: SplitMix64 (Steele et al. 2014), the upper 53 bits.
+void lrt_seed(lrt_sequence *sequence, uint32_t low, uint32_t high);
+double lrt_uniform(lrt_sequence *sequence);
+
+// A sequence as bytes: its state, the count of tokens and the generator; not the params, which the next token gives.
+size_t lrt_state_size(const lrt_model *model);
+int lrt_save_state(const lrt_sequence *sequence, void *to, size_t size);
+int lrt_load_state(lrt_sequence *sequence, const void *from, size_t size);
+
+// CRC-32 as zlib, gzip and PNG have it; what files and states carry.
+uint32_t lrt_checksum(const void *data, size_t bytes);

@@ -1,0 +1,153 @@
+"""What is written for the runtime, and what is not."""
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from lintra.attention import linear, performer, softmax
+from lintra.checkpoint import Error
+from lintra.export import runtime as export
+from lintra.models import decoder, encoder
+from lintra.nn import Feed
+from lintra.nn.block import Block
+from lintra.nn.distributions import Categorical
+from tests.runtime.kinds import KINDS, build
+from tests.test_generate import build_seq2seq
+
+
+class Other(Block):
+    """A block that a user made."""
+
+
+class Odd(Categorical):
+    """A distribution that a user made."""
+
+
+def changed(change, **kind):
+    model = build(**kind)
+    with torch.no_grad():
+        change(model)
+    return model
+
+
+def other_block(model):
+    model.blocks[0].__class__ = Other
+
+
+def other_embedding(model):
+    model.embedding.table = nn.Embedding(6, 36, max_norm=1.0)
+    model.embedding.table.__class__ = type("Louder", (nn.Embedding,), {})
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (build_seq2seq(), "does not read another sequence"),
+        (encoder.Config(vocabulary=5, layers=1, heads=1, width=8).build(), "is for decoders, got Encoder"),
+        (build(attention=softmax.Config()), "knows the attentions linear, retention and rfa, got softmax"),
+        (
+            build(attention=performer.Config()),
+            "knows the attentions linear, retention and rfa, got performer",
+        ),
+        (
+            build(attention=linear.Config(feature_map=linear.Hedgehog())),
+            "knows identity, elu.1, relu, squared relu, got Hedgehog",
+        ),
+        (changed(other_block), "does not know Other with Heads"),
+        (changed(other_embedding), "does not know Louder"),
+        (
+            changed(lambda model: model.head.register_forward_hook(print)),
+            "would pass over the hooks of Linear",
+        ),
+        (changed(lambda model: setattr(model, "output", Odd(5, 5))), "does not know the distribution Odd"),
+        (
+            changed(lambda model: setattr(model.blocks[1], "feed", Feed(36, multiple=2))),
+            "layers that are alike",
+        ),
+        (changed(lambda model: setattr(model.norm, "eps", 1e-2)), "layers that are alike"),
+        (
+            changed(lambda model: model.head.weight[1, 1].fill_(torch.nan)),
+            "head.weight holds numbers that are",
+        ),
+        (changed(lambda model: model.head.bias[1].fill_(torch.inf)), "head.bias holds numbers that are"),
+        (build(position="grid", grid=(1,) * 9), "takes axes of at most 8, got 9"),
+        (build(context=tuple(range(1, 34))), "takes places of at most 32, got 33"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_the_runtime_does_not_know(model, reason):
+    with pytest.raises(ValueError, match=f"cannot be exported to the runtime: .*{reason}"):
+        export.to_bytes(model)
+
+
+def test_weights_that_do_not_fit():
+    model = build()
+    with torch.no_grad():
+        model.head.weight[0, 0] = 1e6
+    with pytest.raises(ValueError, match=r"weights must fit into float16, got 1e\+06: keep float32"):
+        export.to_bytes(model, "float16")
+    export.to_bytes(model, "int8")
+    with torch.no_grad():
+        model.embedding.table.weight[0, 0] = 1e6
+    with pytest.raises(ValueError, match="weights must fit into float16"):
+        export.to_bytes(model, "int8")
+    with pytest.raises(ValueError, match="weights must be one of float32, float16, int8, got 'int4'"):
+        export.to_bytes(model, "int4")
+
+
+@dataclass
+class Sizes:
+    """docs/format.md, counted by itself: bytes of the file of a plain model."""
+
+    weights: str
+
+    def of(self, rows, columns, weights=None):
+        size = {"float32": 4, "float16": 2, "int8": 1}[weights or self.weights]
+        scale = self.of(1, rows, "float32") if size == 1 else 0
+        return -(-rows * (-(-columns // 16) * 16) * size // 64) * 64 + scale
+
+    def plain(self, n, c, layers, hidden):
+        vector = self.of(1, c, "float32")
+        layer = 4 * vector + self.of(3 * c, c) + self.of(1, 3 * c, "float32") + self.of(c, c) + vector
+        layer += self.of(hidden, c) + self.of(1, hidden, "float32") + self.of(c, hidden) + vector
+        table = self.of(n + 1, c, "float32" if self.weights == "float32" else "float16")
+        frequencies = -(-c // 2 * 8 // 64) * 64
+        return (
+            320 + table + frequencies + layers * layer + 2 * vector + self.of(n, c) + self.of(1, n, "float32")
+        )
+
+
+@pytest.mark.parametrize("weights", export.WEIGHTS)
+def test_the_file_is_as_it_is_documented(weights):
+    content = export.to_bytes(build(), weights)
+    magic, version, checksum, size = struct.unpack_from("<8sIIQ", content)
+    assert (magic, version, size) == (b"lintraRT", 1, len(content))
+    assert checksum == zlib.crc32(content[16:])
+    fields = struct.unpack_from("<10I", content, 24)
+    assert fields == (export.WEIGHTS.index(weights), 5, 1, 2, 36, 3, 3, 0, 144, 0)
+    assert len(content) == Sizes(weights).plain(5, 36, 2, 144)
+    assert content == export.to_bytes(build(), weights)
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    model = build()
+    export.write(model, tmp_path / "a" / "model.lrt")
+    assert (tmp_path / "a" / "model.lrt").read_bytes() == export.to_bytes(model)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Error, match="cannot be written"):
+        export.write(model, tmp_path / "file" / "model.lrt")
+    with pytest.raises(ValueError, match="int4"):
+        export.write(model, tmp_path / "b.lrt", "int4")
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["a", "file"]
+
+
+def test_an_embedding_of_levels_is_the_table_of_its_values():
+    model = build(**KINDS["learned"])
+    assert isinstance(model.config, decoder.Config)
+    content = export.to_bytes(model)
+    table = torch.frombuffer(bytearray(content[320 : 320 + 6 * 48 * 4]), dtype=torch.float32).view(6, 48)
+    torch.testing.assert_close(table[:, :36], model.embedding(torch.arange(6)[None])[0], rtol=0, atol=0)

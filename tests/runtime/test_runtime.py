@@ -1,0 +1,325 @@
+"""The runtime against PyTorch: the same params, the same probabilities, the same tokens."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lintra import checkpoint, generate, native, runtime
+from lintra.export import runtime as export
+from lintra.generate import Sampler
+from lintra.models import decoder
+from lintra.nn import LogisticMixture
+from lintra.runtime import Error, Model, Sequence
+from tests.runtime.kinds import KINDS, LENGTH, build
+
+pytestmark = [
+    pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+# Relative to the largest number. float32: the same sums in another order, gelu within 1.2e-7. float16 rounds
+# a weight by up to 2^-11 of itself, int8 by up to 2^-8 of the largest of its row, which hardly averages out
+# over the few inputs of these models; the layers add theirs up, and weights of both signs cancel (identity).
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2, "int8": 1.5e-1}
+
+
+def tokens_of(model, count=LENGTH - 2, seed=1):
+    """With the start symbol, if there is one."""
+    drawn = torch.randint(0, model.config.vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
+    if model.start_token is not None:
+        drawn[0] = model.start_token
+    return drawn.tolist()
+
+
+@torch.no_grad()
+def right_params(model, tokens):
+    return model(torch.tensor([tokens]))[0]
+
+
+def stepped(sequence, tokens):
+    """The params after each token."""
+    params = []
+    for token in tokens:
+        sequence.step(token)
+        params.append(sequence.params())
+    return torch.stack(params)
+
+
+def loaded(model, weights="float32"):
+    return Model(export.to_bytes(model, weights))
+
+
+def close(mine, right, tolerance):
+    assert mine.shape == right.shape
+    assert (mine - right).abs().max() <= tolerance * right.abs().max()
+
+
+@pytest.mark.parametrize("weights", TOLERANCE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_a_step(kind, weights, instruction_set):
+    model = build(**KINDS[kind])
+    tokens = tokens_of(model)
+    close(stepped(Sequence(loaded(model, weights)), tokens), right_params(model, tokens), TOLERANCE[weights])
+
+
+@given(
+    heads=st.integers(1, 4),
+    dim=st.integers(1, 20),
+    hidden=st.integers(1, 70),
+    vocabulary=st.integers(2, 40),
+    components=st.integers(0, 18),
+    swiglu=st.booleans(),
+)
+def test_every_size(heads, dim, hidden, vocabulary, components, swiglu):
+    """Whatever is left over behind whole vectors and whole blocks of rows."""
+    width = heads * dim
+    model = build(
+        heads=heads,
+        width=width,
+        layers=1,
+        vocabulary=vocabulary,
+        position="none",
+        feed=hidden / width * (1.5 if swiglu else 1),
+        feed_kind="swiglu" if swiglu else "gelu",
+        output=LogisticMixture(components=components) if components else decoder.Logits(),
+    )
+    tokens = tokens_of(model, 5)
+    right = right_params(model, tokens)
+    for weights in TOLERANCE:
+        sequence = Sequence(loaded(model, weights))
+        close(stepped(sequence, tokens), right, TOLERANCE[weights])
+    close(sequence.log_probs(), model.output.log_probs(sequence.params()), 1e-5)
+
+
+PAPER = {"layers": 8, "heads": 8, "width": 256, "norm": "post", "position": "concatenated", "embed": "value"}
+PAPER |= {"vocabulary": 256, "output": LogisticMixture(), "final_norm": False}
+
+
+@pytest.mark.parametrize("name", ["mnist-small", "paper"])
+def test_a_whole_image(name):
+    """784 steps within 1e-4 of the logits of the parallel form, whose sums are taken in another order."""
+    if name == "paper":
+        torch.manual_seed(0)
+        model = decoder.Config(**PAPER).build().eval()
+    else:
+        model = checkpoint.load(name)
+    tokens = tokens_of(model, 784)
+    mine = stepped(Sequence(loaded(model)), tokens)
+    assert (mine - right_params(model, tokens)).abs().max() < 1e-4
+
+
+def test_the_weights_of_the_shipped_model_are_kept_in_16_bits():
+    """They are stored so: float16 loses nothing."""
+    model = checkpoint.load("mnist-small")
+    tokens = tokens_of(model, 50)
+    whole, half = (stepped(Sequence(loaded(model, weights)), tokens) for weights in ("float32", "float16"))
+    assert torch.equal(whole, half)
+
+
+def test_instruction_sets_with_fused_sums_agree_to_the_bit():
+    """The same lanes in the same order."""
+    fused = [name for name in native.instruction_sets() if name not in ("baseline", "neon")]
+    model = build(width=96, feed_kind="swiglu")
+    found = []
+    for name in fused:
+        with native.use(name):
+            found += [stepped(Sequence(loaded(model, weights)), tokens_of(model)) for weights in TOLERANCE]
+    for one, other in zip(found, found[3:], strict=False):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefill_is_steps(kind):
+    model = build(**KINDS[kind])
+    tokens, runtime_model = tokens_of(model), loaded(model)
+    one, other = Sequence(runtime_model), Sequence(runtime_model)
+    right = stepped(one, tokens)
+    for part in (tokens[:7], [], tokens[7:]):
+        other.prefill(part)
+    assert other.seen == len(tokens)
+    assert torch.equal(other.params(), right[-1])
+    assert other.save() == one.save()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_is_saved_and_goes_on(kind):
+    model = build(**KINDS[kind])
+    tokens, runtime_model = tokens_of(model), loaded(model)
+    sequence = Sequence(runtime_model)
+    sequence.seed(3)
+    sequence.prefill(tokens[:9])
+    sequence.uniform()
+    state = sequence.save()
+    right, drawn = stepped(sequence, tokens[9:]), sequence.uniform()
+    other = Sequence(runtime_model)
+    other.prefill(tokens[:2])
+    for _ in range(2):
+        other.load(state)
+        with pytest.raises(Error, match="nothing to draw from"):
+            other.params()
+        assert torch.equal(stepped(other, tokens[9:]), right)
+        assert other.uniform() == drawn
+
+
+SAMPLERS = [
+    Sampler(),
+    Sampler(temperature=0),
+    Sampler(temperature=0.3),
+    Sampler(temperature=5.0),
+    Sampler(top_k=3),
+    Sampler(top_k=10_000),
+    Sampler(top_p=0.8),
+    Sampler(top_p=1e-9),
+    Sampler(temperature=1.5, top_k=20, top_p=0.95),
+    Sampler(temperature=1e-30),
+]
+
+
+@pytest.mark.parametrize("kind", [{}, {"output": LogisticMixture(components=5)}], ids=["logits", "mixture"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+def test_the_same_numbers_draw_the_same_symbols(kind, sampler, instruction_set):
+    """Unless a number falls on the border of two of them, but for rounding."""
+    model = build(vocabulary=256, **kind)
+    sequence, uniforms = Sequence(loaded(model)), np.random.default_rng(0).random(100)
+    for token in tokens_of(model, 5):
+        sequence.step(token)
+        log_probs = model.output.log_probs(sequence.params()[None])
+        close(sequence.log_probs(), log_probs[0], 1e-5)
+        mine = torch.tensor([sequence.sample(uniform, sampler) for uniform in uniforms])
+        right = sampler.draw(log_probs.expand(100, -1), torch.from_numpy(uniforms))
+        wrong = (mine != right).nonzero()[:, 0]
+        borders = sampler.probabilities(log_probs).double().cumsum(1)[0]
+        for i in wrong.tolist():
+            assert (borders - uniforms[i] * borders[-1]).abs().min() < 1e-5
+
+
+def test_equal_symbols_draw_as_equals():
+    """Those as probable as the last of the k most probable stay; the fewest that hold the share do not."""
+    model = build(vocabulary=9)
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.copy_(torch.tensor([0.0, 1, 1, 0, 1, 1, 0, 2, 1]))
+    sequence = Sequence(loaded(model))
+    sequence.step(0)
+    log_probs = model.output.log_probs(sequence.params()[None])
+    uniforms = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
+    for sampler in (Sampler(top_k=2), Sampler(top_k=1), Sampler(top_p=0.5), Sampler(top_p=0.4, top_k=3)):
+        mine = [sequence.sample(uniform, sampler) for uniform in uniforms.tolist()]
+        assert mine == sampler.draw(log_probs.expand(200, -1), uniforms).tolist()
+
+
+def test_far_levels_of_a_mixture_keep_their_logarithms():
+    """Where the mass of a level is below what a float holds, at the clamped scales and at both ends."""
+    model = build(vocabulary=256, output=LogisticMixture(components=4))
+    for scale in (-20.0, -7.0, -3.0, 0.0, 6.9, 30.0):
+        with torch.no_grad():
+            model.head.weight.zero_()
+            model.head.bias.copy_(torch.tensor([0.0, 1, -1, 2, -0.9, 0.1, 3, -3, *[scale] * 3, -1]))
+        sequence = Sequence(loaded(model))
+        sequence.step(0)
+        right = model.output.log_probs(sequence.params().double())
+        # Levels and means are held to some 2^-24, which the inverse scale multiplies.
+        tolerance = 2**-22 * math.exp(min(7, -scale)) + 3e-6 * (1 + right.abs())
+        assert ((sequence.log_probs() - right).abs() <= tolerance).all()
+
+
+def test_generation_is_that_of_pytorch():
+    model = checkpoint.load("mnist-small")
+    options = {"steps": 60, "seed": 5, "batch": 3, "temperature": 0.9}
+    drawn = torch.stack(list(runtime.stream(loaded(model), generate.begin(model, None, **options))), 1)
+    assert torch.equal(drawn, generate.generate(model, **options))
+    prompt, lengths = torch.randint(0, 256, (3, 9)), torch.tensor([0, 4, 9])
+    options = {"steps": 30, "seed": 6, "lengths": lengths, "top_k": 50}
+    drawn = torch.stack(list(runtime.stream(loaded(model), generate.begin(model, prompt, **options))), 1)
+    assert torch.equal(drawn, generate.generate(model, prompt, **options))
+
+
+def test_a_whole_sequence_is_drawn_to_its_last_position():
+    model = build(**KINDS["context"])
+    begun = generate.begin(model, None, steps=LENGTH, seed=0)
+    drawn = list(runtime.stream(loaded(model), begun))
+    assert len(drawn) == LENGTH
+    begun = generate.begin(model, None, steps=LENGTH + 1, seed=0)
+    with pytest.raises(Error, match="no position for so many tokens"):
+        list(runtime.stream(loaded(model), begun))
+
+
+def test_the_own_generator_is_uniform_and_follows_from_its_seed():
+    sequence = Sequence(loaded(build()))
+    drawn = []
+    for _ in range(2):
+        sequence.seed(2**64 - 1)
+        drawn.append([sequence.uniform() for _ in range(10_000)])
+    assert drawn[0] == drawn[1]
+    assert all(0 <= x < 1 for x in drawn[0])
+    # Three standard errors of the mean and of the share in each tenth.
+    assert abs(np.mean(drawn[0]) - 0.5) < 3 / math.sqrt(12 * 10_000)
+    assert np.abs(np.histogram(drawn[0], 10, (0, 1))[0] - 1000).max() < 3 * math.sqrt(10_000 * 0.09)
+    sequence.seed(1)
+    assert sequence.uniform() not in drawn[0]
+    # SplitMix64 from 0, as its authors' program prints it, in 53 bits.
+    sequence.seed(0)
+    assert sequence.uniform() == (0xE220A8397B1DCDAF >> 11) * 2**-53
+    with pytest.raises(Error, match="seed must be between 0 and"):
+        sequence.seed(-1)
+
+
+def test_what_a_sequence_refuses():
+    model = build(**KINDS["learned"])
+    sequence = Sequence(loaded(model))
+    for call in (sequence.params, sequence.log_probs, sequence.sample):
+        with pytest.raises(Error, match="nothing to draw from before a token was read"):
+            call()
+    sequence.prefill(tokens_of(model))
+    before, params = sequence.save(), sequence.params()
+    for token in (6, 2**32, 2**40, -1):
+        with pytest.raises(Error, match="a token is no symbol of the model"):
+            sequence.step(token)
+    with pytest.raises(Error, match="a token is no symbol of the model"):
+        sequence.prefill([0, 6])
+    with pytest.raises(Error, match="no position for so many tokens"):
+        sequence.prefill([0, 0, 0])
+    for uniform in (-0.1, 1.0, math.nan):
+        with pytest.raises(Error, match="an option is out of bounds"):
+            sequence.sample(uniform)
+    assert sequence.save() == before
+    assert torch.equal(sequence.params(), params)
+    sequence.prefill([0, 0])
+    with pytest.raises(Error, match="no position for so many tokens"):
+        sequence.step(0)
+
+
+def test_no_probabilities():
+    """A symbol whose sums overflow: a sentence, and nothing of it stays in the working memory."""
+    model = build(**KINDS["retention"])
+    with torch.no_grad():
+        model.embedding.table.weight[1] = 3e38
+    runtime_model = loaded(model)
+    sequence, fresh = Sequence(runtime_model), Sequence(runtime_model)
+    state = fresh.save()
+    sequence.prefill([5, 1])
+    with pytest.raises(Error, match="the probabilities to draw from are no numbers"):
+        sequence.sample(0.5)
+    with pytest.raises(Error, match="a number that is infinite"):
+        Sequence(runtime_model).load(sequence.save())
+    sequence.load(state)
+    for one in (sequence, fresh):
+        one.step(5)
+    assert sequence.save() == fresh.save()
+    assert torch.equal(sequence.params(), fresh.params())
+
+
+def test_why_there_is_no_library(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "_folders", lambda: [tmp_path])
+    runtime._load.cache_clear()
+    assert "is not built (no liblintra_runtime_" in runtime.why_not()
+    with pytest.raises(RuntimeError, match="is not built"):
+        Model(b"")
+    (tmp_path / f"liblintra_runtime_{native.instruction_set()}.so").write_bytes(b"no library")
+    assert "does not load" in runtime.why_not()
+    monkeypatch.undo()
+    assert runtime.available()
