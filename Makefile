@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt $(wildcard lintra/native/*.cpp lintra/native/*.h)
+NATIVE := CMakeLists.txt $(wildcard lintra/native/*.cpp lintra/native/*.h lintra/runtime/*.c lintra/runtime/*.h)
 CROSS := aarch64-linux-gnu-g++
 
 demo: install
@@ -44,6 +44,39 @@ cross:
 		-o build/cross/liblintra.so lintra/native/kernel.cpp lintra/native/decode.cpp \
 		lintra/native/library.cpp
 
+# The runtime as a program of its own: examples/draw.c says how to use it.
+RUNTIME := lintra/runtime/lintra_runtime
+RUNTIME_FLAGS := -std=c11 -O3 -ffp-contract=fast -fno-math-errno -Wall -Wextra -Ilintra/runtime
+
+draw: build/runtime/draw
+
+build/runtime/draw: examples/draw.c $(RUNTIME).c $(RUNTIME).h
+	mkdir -p build/runtime
+	$(CC) $(RUNTIME_FLAGS) -march=native -o $@ examples/draw.c $(RUNTIME).c
+
+# The runtime in WebAssembly, once for every browser with SIMD and once with relaxed SIMD; both are committed.
+CLANG ?= clang-19
+WASM_FLAGS := --target=wasm32 -fno-unroll-loops -nostdlib -fno-builtin -mbulk-memory -msimd128 -fvisibility=default \
+	-Wl,--no-entry,--export-dynamic,--export=__heap_base,--strip-all
+
+WASM ?= lintra/runtime
+
+wasm: $(WASM)/lintra_runtime.wasm $(WASM)/lintra_runtime_relaxed.wasm
+
+$(WASM)/lintra_runtime.wasm: $(RUNTIME).c $(RUNTIME).h
+	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -o $@ $<
+
+$(WASM)/lintra_runtime_relaxed.wasm: $(RUNTIME).c $(RUNTIME).h
+	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -mrelaxed-simd -o $@ $<
+
+# The runtime's reader of files and states under libFuzzer, for as long as FUZZ says.
+FUZZ ?= 600
+fuzz: install
+	$(BIN)/python -m tests.runtime.corpus build/fuzz/corpus
+	$(CLANG) -std=c11 -g -O2 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wall -Wextra \
+		-o build/fuzz/fuzz tests/runtime/fuzz.c $(RUNTIME).c
+	build/fuzz/fuzz -max_total_time=$(FUZZ) -max_len=200000 -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
@@ -52,4 +85,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-.PHONY: demo test test-all test-gpu lint bench docs pictures cross install
+.PHONY: demo test test-all test-gpu lint bench docs pictures cross draw wasm fuzz install

@@ -74,8 +74,8 @@ class Model:
 
     def __init__(self, content: bytes):
         self.library = _library()
-        self.content = _aligned(len(content))
-        self.content[:] = np.frombuffer(content, np.uint8)
+        self.content = _aligned(max(1, len(content)))  # an empty array has no place of its own
+        self.content[: len(content)] = np.frombuffer(content, np.uint8)
         self.memory = _aligned(self.library.lrt_model_size())
         at = self.memory.ctypes.data
         self.check(self.library.lrt_load(at, len(self.memory), self.content.ctypes.data, len(content)))

@@ -135,8 +135,8 @@ INLINE float add_up(const vf *x) {
 }
 
 // exp(x) to about 1 unit in the last place: x = n ln 2 + r and the Taylor series in |r| <= 0.35, whose first dropped term
-// is below a tenth of that unit. NaN stays NaN, too small becomes 0.
-INLINE vf exponential(vf x) {
+// is below a tenth of that unit. NaN stays NaN, too small becomes 0. Not inlined: that makes the WebAssembly a tenth larger.
+static __attribute__((noinline)) vf exponential(vf x) {
   x = pick(x < -104.0f, splat(-104.0f), x);
   x = pick(x > 89.0f, splat(89.0f), x);
   const float magic = 12582912.0f;  // 1.5 2^23: added, it leaves the nearest integer in the low bits

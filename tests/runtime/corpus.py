@@ -1,0 +1,25 @@
+"""Inputs of tests/runtime/fuzz.c to begin with, one of each kind: python -m tests.runtime.corpus FOLDER."""
+
+import sys
+from pathlib import Path
+
+from lintra.export import runtime as export
+from lintra.runtime import Model, Sequence
+from tests.runtime.kinds import KINDS, build
+
+
+def write(folder: Path) -> list[Path]:
+    """The files. Each is an even byte, a model and a state of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for i, changes in enumerate(KINDS.values()):
+        content = export.to_bytes(build(**{"layers": 1} | changes), export.WEIGHTS[i % len(export.WEIGHTS)])
+        sequence = Sequence(Model(content))
+        sequence.step(0)
+        files.append(folder / f"kind-{i:02d}")
+        files[-1].write_bytes(b"\0" + content + sequence.save())
+    return files
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

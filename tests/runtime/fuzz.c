@@ -1,0 +1,165 @@
+// A fuzz target: what lies in a file or a state, and does whatever it is told with it. The input is a byte, a model of as
+// many bytes as its header tells (or all there are), and a state behind it. Unless the byte is odd, checksums are put
+// right first: else they would hide everything behind them.
+//
+// With -fsanitize=fuzzer this is libFuzzer's. With -DMUTATE it has a main of its own, which changes inputs by a seeded
+// generator: fuzz SECONDS SEED FILE...; it prints how often each result came, and runs files as they are with SECONDS 0.
+#define _POSIX_C_SOURCE 200112L
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../../lintra/runtime/lintra_runtime.h"
+
+enum { MOST = 1 << 24, RESULTS = 32 };
+
+static unsigned long results[RESULTS];
+
+static int count(int code) {
+  ++results[code < 0 ? -code % RESULTS : 0];
+  if (!lrt_error(code)[0]) abort();
+  return code;
+}
+
+// Memory of its very size, so that a read behind it is noticed.
+static uint8_t *exact(const uint8_t *from, size_t bytes) {
+  void *to = 0;
+  if (posix_memalign(&to, LRT_ALIGN, bytes ? bytes : 1)) abort();
+  if (from && bytes) memcpy(to, from, bytes);
+  return to;
+}
+
+static void put_right(uint8_t *file, size_t bytes) {
+  if (bytes <= 16) return;
+  const uint32_t sum = lrt_checksum(file + 16, bytes - 16);
+  memcpy(file + 12, &sum, 4);
+}
+
+static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *state, size_t bytes) {
+  const uint32_t tokens[] = {0, (uint32_t)lrt_fact(model, LRT_VOCABULARY) - 1, (uint32_t)lrt_fact(model, LRT_START)};
+  count(lrt_sample(sequence, 1, 0, 1, 0.5));
+  count(lrt_prefill(sequence, tokens, 2));
+  count(lrt_step(sequence, tokens[2]));
+  count(lrt_load_state(sequence, state, bytes));
+  for (int i = 0; i < 3; ++i) {
+    count(lrt_step(sequence, tokens[0]));
+    const int token = count(lrt_sample(sequence, i, (uint32_t)i, 1 - 0.2 * i, lrt_uniform(sequence)));
+    if (token >= 0) count(lrt_step(sequence, (uint32_t)token));
+  }
+  lrt_log_probs(sequence);
+  const size_t size = lrt_state_size(model);
+  uint8_t *saved = exact(0, size);
+  if (count(lrt_save_state(sequence, saved, size)) < 0) abort();
+  const int again = count(lrt_load_state(sequence, saved, size));
+  if (again < 0 && again != LRT_BAD_NUMBER) abort();
+  free(saved);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  if (size < 25) return 0;
+  const int repair = !(data[0] & 1);
+  uint64_t told;
+  memcpy(&told, data + 17, 8);
+  const size_t bytes = told < size - 1 ? (size_t)told : size - 1;
+  uint8_t *file = exact(data + 1, bytes), *state = exact(data + 1 + bytes, size - 1 - bytes);
+  if (repair) {
+    put_right(file, bytes);
+    put_right(state, size - 1 - bytes);
+    if (bytes > 16 && size - 1 - bytes >= 28) memcpy(state + 24, file + 12, 4);  // of this very model
+    put_right(state, size - 1 - bytes);
+  }
+  lrt_model *model = (lrt_model *)exact(0, lrt_model_size());
+  if (count(lrt_load(model, lrt_model_size(), file, bytes)) == LRT_OK) {
+    const size_t needed = lrt_sequence_size(model);
+    if (needed && needed <= MOST) {
+      lrt_sequence *sequence = (lrt_sequence *)exact(0, needed);
+      if (count(lrt_start(sequence, needed - 1, model)) != LRT_NO_ROOM) abort();
+      if (count(lrt_start(sequence, needed, model)) != LRT_OK) abort();
+      use(sequence, model, state, size - 1 - bytes);
+      free(sequence);
+    }
+  }
+  free(model);
+  free(state);
+  free(file);
+  return 0;
+}
+
+#ifdef MUTATE
+static uint64_t generator;
+
+static uint64_t draw(uint64_t below) {
+  generator = generator * 6364136223846793005u + 1442695040888963407u;
+  return (generator >> 33) % below;
+}
+
+static size_t mutate(uint8_t *data, size_t size, size_t room) {
+  static const uint32_t words[] = {0, 1, 2, 3, 16, 64, 255, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff,
+                                   0x7f800000, 0x7fc00000, 0xff800000, 0x3f800000, 0x00800000, 0x7f7fffff};
+  for (uint64_t times = 1 + draw(3); times; --times) {
+    // Half of them in the header, where most of what is checked lies.
+    const size_t reach = draw(2) && size > 321 ? 321 : size, at = (size_t)draw(reach), word = 1 + (at - (at > 0)) / 4 * 4;
+    switch (draw(7)) {
+      case 0: data[at] ^= (uint8_t)(1 << draw(8)); break;
+      case 1: data[at] = (uint8_t)draw(256); break;
+      case 2:
+      case 3:
+        if (word + 4 <= size) memcpy(data + word, &words[draw(sizeof words / 4)], 4);
+        break;
+      case 4: {
+        uint32_t x;
+        if (word + 4 > size) break;
+        memcpy(&x, data + word, 4);
+        x += (uint32_t)draw(9) - 4;
+        memcpy(data + word, &x, 4);
+        break;
+      }
+      case 5: {  // cut off, with a header that knows
+        size = draw(3) ? size - (size_t)draw(size / 2 + 1) : (size_t)draw(size) + 1;
+        const uint64_t told = size - 1;
+        if (draw(2) && size > 25) memcpy(data + 17, &told, 8);
+        break;
+      }
+      default: {  // longer
+        const size_t more = (size_t)draw(256) < room - size ? (size_t)draw(256) : 0;
+        memset(data + size, (int)draw(2), more);
+        size += more;
+      }
+    }
+  }
+  return size;
+}
+
+int main(int argc, char **argv) {
+  if (argc < 4) return fprintf(stderr, "usage: fuzz SECONDS SEED FILE...\n"), 2;
+  const double seconds = atof(argv[1]);
+  generator = strtoull(argv[2], 0, 10);
+  unsigned long inputs = 0;
+  const time_t start = time(0);
+  do {
+    for (int i = 3; i < argc; ++i) {
+      FILE *file = fopen(argv[i], "rb");
+      if (!file) return perror(argv[i]), 2;
+      fseek(file, 0, SEEK_END);
+      const size_t size = (size_t)ftell(file), room = size + 4096;
+      rewind(file);
+      uint8_t *given = malloc(room), *data = malloc(room);
+      if (!given || !data || fread(given, 1, size, file) != size) return perror(argv[i]), 2;
+      fclose(file);
+      LLVMFuzzerTestOneInput(given, size);
+      ++inputs;
+      for (int round = 0; seconds > 0 && round < 50; ++round, ++inputs) {
+        memcpy(data, given, size);
+        LLVMFuzzerTestOneInput(data, mutate(data, size, room));
+      }
+      free(given);
+      free(data);
+    }
+  } while (difftime(time(0), start) < seconds);
+  printf("inputs %lu\n", inputs);
+  for (int i = 0; i < RESULTS; ++i)
+    if (results[i]) printf("%d %lu\n", -i, results[i]);
+  return 0;
+}
+#endif

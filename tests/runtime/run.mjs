@@ -1,0 +1,57 @@
+// Runs the WebAssembly runtime in node: node run.mjs PROGRAM MODEL SEED TOKEN... prints the params after each token as
+// JSON, then tokens drawn by the sequence's own generator, and the state afterwards, as base64.
+import { readFileSync } from "node:fs";
+
+const [program, model, seed, ...tokens] = process.argv.slice(2);
+const { exports: lrt } = new WebAssembly.Instance(new WebAssembly.Module(readFileSync(program)));
+let end = lrt.__heap_base.value;
+
+function room(bytes) {
+  const at = Math.ceil(end / 64) * 64;
+  end = at + bytes;
+  const missing = end - lrt.memory.buffer.byteLength;
+  if (missing > 0) lrt.memory.grow(Math.ceil(missing / 65536));
+  return at;
+}
+
+function text(code) {
+  const at = lrt.lrt_error(code);
+  const bytes = new Uint8Array(lrt.memory.buffer, at);
+  return new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0)));
+}
+
+function check(code) {
+  if (code < 0) {
+    console.log(JSON.stringify({ error: text(code) }));
+    process.exit(0);
+  }
+  return code;
+}
+
+const file = readFileSync(model);
+const content = room(file.length);
+new Uint8Array(lrt.memory.buffer, content, file.length).set(file);
+const loaded = room(lrt.lrt_model_size());
+check(lrt.lrt_load(loaded, lrt.lrt_model_size(), content, file.length));
+const size = lrt.lrt_sequence_size(loaded);
+const sequence = room(size);
+check(lrt.lrt_start(sequence, size, loaded));
+lrt.lrt_seed(sequence, Number(seed), 0);
+
+const count = lrt.lrt_fact(loaded, 2);
+const params = tokens.map((token) => {
+  check(lrt.lrt_step(sequence, Number(token)));
+  return [...new Float32Array(lrt.memory.buffer, lrt.lrt_params(sequence), count)];
+});
+const drawn = [];
+const begun = performance.now();
+for (let i = 0; i < 40; ++i) {
+  drawn.push(check(lrt.lrt_sample(sequence, 0.9, 0, 0.95, lrt.lrt_uniform(sequence))));
+  check(lrt.lrt_step(sequence, drawn[i]));
+}
+const speed = (40 / (performance.now() - begun)) * 1000;
+const bytes = lrt.lrt_state_size(loaded);
+const state = room(bytes);
+check(lrt.lrt_save_state(sequence, state, bytes));
+const saved = Buffer.from(new Uint8Array(lrt.memory.buffer, state, bytes)).toString("base64");
+console.log(JSON.stringify({ params, drawn, state: saved, speed }));

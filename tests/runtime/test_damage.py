@@ -1,0 +1,300 @@
+"""Files and states that are not what they should be: a sentence, never a crash."""
+
+import re
+import struct
+import zlib
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lintra import runtime
+from lintra.export import runtime as export
+from lintra.runtime import Error, Model, Sequence
+from tests.runtime.kinds import KINDS, build
+
+pytestmark = [
+    pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+FIELD = {  # places in the header, docs/format.md
+    "weights": 24,
+    "vocabulary": 28,
+    "start": 32,
+    "layers": 36,
+    "width": 40,
+    "heads": 44,
+    "kv_heads": 48,
+    "rows": 52,
+    "hidden": 56,
+    "feed": 60,
+    "norm place": 64,
+    "norm kind": 68,
+    "final norm": 72,
+    "position": 76,
+    "axes": 80,
+    "axis": 84,
+    "places": 116,
+    "place": 120,
+    "map": 248,
+    "decay": 252,
+    "denominator": 256,
+    "head norm": 260,
+    "head gate": 264,
+    "output": 268,
+    "components": 272,
+    "eps": 276,
+    "norm_eps": 280,
+    "rest": 284,
+}
+KNOWN = ("weights", "start", "feed", "norm place", "norm kind", "final norm", "position", "map", "decay")
+KNOWN += ("denominator", "head norm", "head gate", "output")
+
+
+def content_of(weights="float32", **kind):
+    return bytearray(export.to_bytes(build(**({"layers": 1} | kind)), weights))
+
+
+def repaired(content):
+    """With the checksum it should have."""
+    content = bytearray(content)
+    struct.pack_into("<I", content, 12, zlib.crc32(content[16:]))
+    return bytes(content)
+
+
+def refused(content, reason):
+    with pytest.raises(Error, match=re.escape(reason)):
+        Model(bytes(content))
+
+
+def with_word(content, at, value):
+    content = bytearray(content)
+    struct.pack_into("<f" if isinstance(value, float) else "<I", content, at, value)
+    return repaired(content)
+
+
+def test_what_is_no_model():
+    content = content_of()
+    for other in (b"", b"lintra", b"{}" * 500, b"lintraST" + content[8:]):
+        refused(other, "it begins with other bytes")
+    refused(with_word(content, 8, 2), "another version of the format")
+    refused(content[:8], "shorter or longer than it must be")
+
+
+def test_no_length_but_its_own():
+    content = content_of()
+    for size in (*range(12, 600), len(content) - 1):
+        refused(content[:size], "shorter or longer than it must be")
+        if size >= 24:
+            told = content[:16] + struct.pack("<Q", size) + content[24:size]
+            refused(repaired(told), "shorter or longer than it must be")
+    for more in (1, 64):
+        longer = content + bytes(more)
+        refused(longer, "shorter or longer than it must be")
+        struct.pack_into("<Q", longer, 16, len(longer))
+        refused(repaired(longer), "shorter or longer than it must be")
+
+
+@given(place=st.integers(12, 10**9), bit=st.integers(0, 7))
+def test_no_bit_may_flip(place, bit):
+    content = content_of(width=12)
+    place = 12 + place % (len(content) - 12)
+    content[place] ^= 1 << bit
+    reason = "shorter or longer than it must be" if 16 <= place < 24 else "its checksum differs"
+    refused(content, reason)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_kind_of_a_later_version(name):
+    for value in (7, 2**31, 2**32 - 1):
+        refused(with_word(content_of(), FIELD[name], value), "a kind that this program does not know")
+
+
+SIZES = ("vocabulary", "layers", "width", "heads", "kv_heads", "rows", "hidden", "axes", "axis", "places")
+SIZES += ("components",)
+
+
+@pytest.mark.parametrize("kind", ["plain", "context", "rfa", "mixture", "kv_heads"])
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_are_hostile(kind, name):
+    """Whatever one of them claims: the largest, and those whose products do not fit into 32 or 64 bits."""
+    content = content_of(**KINDS[kind])
+    right = struct.unpack_from("<I", content, FIELD[name])[0]
+    for value in {0, 1, right + 1, 2 * right, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right}:
+        with pytest.raises(Error, match=r"a size that is out of bounds|shorter or longer than it must be"):
+            Model(with_word(content, FIELD[name], value))
+
+
+def test_how_far_back_a_place_may_lie():
+    content = content_of(**KINDS["context"])
+    for value in (0, 2**16 + 1, 2**32 - 1):
+        refused(with_word(content, FIELD["place"], value), "a size that is out of bounds")
+    farthest = Sequence(Model(with_word(content, FIELD["place"], 2**16)))
+    farthest.prefill([5, 1, 2])
+
+
+def test_all_sizes_at_their_largest():
+    """What they amount to is counted in 64 bits."""
+    content = content_of()
+    for name, value in (("vocabulary", 2**24), ("layers", 2**12), ("width", 2**16), ("hidden", 2**20)):
+        struct.pack_into("<I", content, FIELD[name], value)
+    for heads in (1, 2**16):
+        for name in ("heads", "kv_heads"):
+            struct.pack_into("<I", content, FIELD[name], heads)
+        refused(repaired(content), "shorter or longer than it must be")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("plain", {"map": 4}),  # random features without rows
+        ("plain", {"position": 3}),  # tables without an axis
+        ("plain", {"output": 1}),  # a mixture without components
+        ("nowhere", {"places": 1, "place": 1}),  # places before the first token, without a start symbol
+        ("one", {"position": 1}),  # a code of an odd width
+    ],
+)
+def test_kinds_that_do_not_go_together(kind, changes):
+    content = content_of(**KINDS[kind])
+    for name, value in changes.items():
+        struct.pack_into("<I", content, FIELD[name], value)
+    refused(repaired(content), "does not go with the others")
+
+
+def test_numbers_that_are_none():
+    content = content_of()
+    for name in ("eps", "norm_eps"):
+        for value in (float("nan"), float("inf"), -1.0):
+            refused(with_word(content, FIELD[name], value), "infinite, not a number, or out of bounds")
+
+
+@pytest.mark.parametrize("weights", export.WEIGHTS)
+def test_weights_that_are_none(weights):
+    """Wherever they lie: each number of the file made infinite or NaN, 64 of them at once."""
+    content = content_of(weights, layers=2, width=8, heads=1, vocabulary=3, position="none")
+    sections = range(320, len(content), 64)
+    found = 0
+    for at in sections:
+        for value in (0x7F800000, 0x7FC00001, 0xFF800000):
+            reason = reason_of(with_word(content, at, value))
+            assert reason is None or re.search("infinite, not a number|must be zeros", reason)
+            found += reason is not None
+    # All but whole numbers of 8 bits, which are sound whatever they hold.
+    assert found == 3 * len(sections) if weights != "int8" else 0 < found < 3 * len(sections)
+
+
+def reason_of(content):
+    """Why a file is refused; None if it is not."""
+    try:
+        Model(content)
+    except Error as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["retention", "plain"])
+def test_rates_out_of_bounds(kind):
+    """Decays are shares, and angles a token at most 1 radian."""
+    content = content_of(**({"position": "sinusoidal"} | KINDS[kind]))
+    places = [at for at in range(320, len(content) - 8, 4) if rate_at(content, at, kind)]
+    assert places
+    for value in (1.5, -0.5):
+        changed = bytearray(content)
+        struct.pack_into("<f" if kind == "retention" else "<d", changed, places[0], value)
+        refused(repaired(changed), "infinite, not a number, or out of bounds")
+
+
+def rate_at(content, at, kind):
+    """Whether the first decay of a layer, or the first angle, lies there."""
+    if kind == "retention":
+        return struct.unpack_from("<f", content, at)[0] == pytest.approx(1 - 2**-5, rel=1e-7)
+    return at % 64 == 0 and struct.unpack_from("<d", content, at)[0] == 1.0
+
+
+def test_padding_holds_nothing():
+    content = content_of(width=12, heads=1)  # rows of 12 numbers in the room of 16
+    for at in (FIELD["rest"], 319, 320 + 12 * 4, len(content) - 1):
+        changed = bytearray(content)
+        changed[at] = 1
+        refused(repaired(changed), "where there must be zeros")
+
+
+def test_a_file_by_its_name(tmp_path):
+    with pytest.raises(Error, match=r"none.lrt cannot be read: No such file"):
+        Model.open(tmp_path / "none.lrt")
+    (tmp_path / "x.lrt").write_text("x")
+    with pytest.raises(Error, match=r"x.lrt: this is no model for the runtime"):
+        Model.open(tmp_path / "x.lrt")
+    (tmp_path / "y.lrt").write_bytes(content_of())
+    assert Model.open(tmp_path / "y.lrt").facts["width"] == 36
+
+
+def test_memory_that_does_not_do():
+    content = content_of()
+    model = Model(bytes(content))
+    library, address, memory = model.library, model.content.ctypes.data, model.memory.ctypes.data
+    sequence = Sequence(model)
+
+    def error(code):
+        return library.lrt_error(code).decode()
+
+    size = library.lrt_model_size()
+    assert "multiple of 64" in error(library.lrt_load(memory, size, address + 4, len(content) - 4))
+    assert "multiple of 64" in error(library.lrt_load(memory + 8, size, address, len(content)))
+    assert "too small" in error(library.lrt_load(memory, 8, address, len(content)))
+    size = library.lrt_sequence_size(memory)
+    assert "too small" in error(library.lrt_start(sequence.address, size - 1, memory))
+    assert "multiple of 64" in error(library.lrt_start(sequence.address + 4, size, memory))
+    assert "shorter or longer" in error(
+        library.lrt_save_state(sequence.address, address, model.state_size - 1)
+    )
+    assert "out of bounds" in error(library.lrt_fact(memory, 99))
+    assert error(0) == "nothing is wrong"
+    assert error(1) == error(-99) == "there is no such error"
+
+
+def test_states_that_are_none():
+    model, other = Model(bytes(content_of(**KINDS["context"]))), Model(bytes(content_of(width=12)))
+    sequence = Sequence(model)
+    sequence.prefill([5, 1, 2])
+    state, before = sequence.save(), sequence.save()
+
+    def check(content, reason):
+        with pytest.raises(Error, match=re.escape(reason)):
+            sequence.load(bytes(content))
+        assert sequence.save() == before
+
+    check(b"", "no state of a sequence")
+    check(b"lintraRT" + state[8:], "no state of a sequence")
+    check(with_word(state, 8, 2), "another version of the format")
+    for size in (8, 12, 63, 64, len(state) - 1):
+        check(state[:size], "shorter or longer than it must be")
+    check(state + b"\0", "shorter or longer than it must be")
+    for at in range(12, len(state), 37):
+        flipped = bytearray(state)
+        flipped[at] ^= 4
+        check(flipped, "shorter or longer" if 16 <= at < 24 else "its checksum differs")
+    check(Sequence(other).save(), "the state is of another model")
+    longer = bytearray(state + bytes(64))
+    struct.pack_into("<Q", longer, 16, len(longer))
+    check(repaired(longer), "the state is of another model")
+    check(with_word(state, 28, 21), "no position for so many tokens")  # of 20
+    check(with_word(state, 64, 6), "a token is no symbol of the model")
+    check(with_word(state, 64 + 4 * 4, 1), "where there must be zeros")  # behind four recent tokens
+    check(with_word(state, 40, 1), "where there must be zeros")
+    for value in (float("nan"), float("inf")):
+        check(with_word(state, 128, value), "infinite, not a number")
+    sequence.load(state)
+    assert sequence.seen == 3
+
+
+def test_a_state_fits_the_weights_it_was_made_with():
+    """The same sizes are not enough."""
+    model = build()
+    one = Sequence(Model(export.to_bytes(model)))
+    with torch.no_grad():
+        model.head.bias[0] += 1
+    with pytest.raises(Error, match="the state is of another model"):
+        Sequence(Model(export.to_bytes(model))).load(one.save())

@@ -1,0 +1,224 @@
+"""The C file by itself: its functions, its programs with sanitizers, and in WebAssembly."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lintra import checkpoint, native, runtime
+from lintra.export import runtime as export
+from lintra.generate import Sampler
+from lintra.runtime import Model, Sequence
+from tests.runtime import corpus
+from tests.runtime.kinds import KINDS, build
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SOURCE = ROOT / "lintra/runtime/lintra_runtime.c"
+SANITIZE = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+pytestmark = [
+    pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
+    pytest.mark.usefixtures("one_thread"),
+]
+compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C compiler")
+
+
+def compiled(to, *sources, options=()):
+    flags = [
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-ffp-contract=fast",
+        "-fno-math-errno",
+        f"-I{SOURCE.parent}",
+    ]
+    subprocess.run([compiler, *flags, *options, "-o", to, *sources, "-lm"], check=True)
+    return to
+
+
+def said(*command, expect=0):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == expect, done.stderr
+    return done.stderr if expect else done.stdout
+
+
+# Units in the last place; of 1 for the far tails of gelu and for what is added to a logarithm, whose sizes up
+# to 80 a float keeps 4 such units. gelu's tail is exp of a number, and multiplies its rounding: 32 at x = -5.
+BOUNDS = {"exponential": 1, "logarithm": 2, "sigmoid": 2, "gelu": 40, "far gelu": 4, "log sigmoid": 10}
+BOUNDS |= {"one minus exp": 2, "halves": 0, "turns": 0.51}
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [[], ["-march=native"]], ids=["baseline", "native"])
+def test_functions_against_those_of_the_c_library(tmp_path, options):
+    program = compiled(tmp_path / "functions", HERE / "functions.c", options=["-O2", *options])
+    found = dict(line.rsplit(maxsplit=1) for line in said(program).splitlines())
+    assert found.pop("no angle") == "1"
+    assert found.keys() == BOUNDS.keys()
+    for name, bound in BOUNDS.items():
+        assert float(found[name]) <= bound, name
+
+
+@pytest.fixture(scope="module")
+def fuzz(tmp_path_factory):
+    options = [*SANITIZE, "-DMUTATE"]
+    return compiled(tmp_path_factory.mktemp("fuzz") / "fuzz", HERE / "fuzz.c", SOURCE, options=options)
+
+
+def results(printed):
+    """How often each came, by its number, and how many inputs there were."""
+    first, *lines = printed.splitlines()
+    return {int(code): int(times) for code, times in map(str.split, lines)}, int(first.split()[1])
+
+
+@needs_compiler
+def test_changed_files_under_sanitizers(fuzz, tmp_path):
+    """Once through the changes of every kind. `make fuzz` looks for longer."""
+    found, inputs = results(said(fuzz, 0.01, 1, *corpus.write(tmp_path)))
+    assert inputs == len(KINDS) * 51
+    # Bad magic, version, size, kind, sizes, numbers, padding, tokens and states were all met.
+    assert {0, -1, -2, -3, -5, -6, -7, -8, -11} <= found.keys()
+
+
+@needs_compiler
+def test_found_cases_under_sanitizers(fuzz):
+    """What once was wrong stays right."""
+    cases = sorted((HERE / "cases").iterdir())
+    assert results(said(fuzz, 0, 0, *cases))[1] == len(cases)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_changed_files_under_sanitizers_for_a_minute(fuzz, tmp_path):
+    said(fuzz, 60, 2, *corpus.write(tmp_path))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    file = tmp_path_factory.mktemp("model") / "mnist-small.lrt"
+    export.write(checkpoint.load("mnist-small"), file, "float16")
+    return file
+
+
+@needs_compiler
+def test_the_example_draws_what_the_library_draws(small, tmp_path):
+    program = compiled(tmp_path / "draw", ROOT / "examples/draw.c", SOURCE, options=["-O3"])
+    kind, width, height, levels, *values = said(program, small, 3, 28).split()
+    assert (kind, width, height, levels) == ("P2", "28", "28", "255")
+    sequence, drawn = Sequence(Model.open(small)), [256]
+    sequence.seed(3)
+    while len(drawn) <= 784:
+        sequence.step(drawn[-1])
+        drawn.append(sequence.sample())
+    # Its sums are rounded twice where the library's may be rounded once: a draw falls between the two in
+    # about one image of a thousand, not in this one.
+    assert list(map(int, values)) == drawn[1:]
+
+
+@needs_compiler
+def test_what_the_example_refuses(small, tmp_path):
+    program = compiled(tmp_path / "draw", ROOT / "examples/draw.c", SOURCE, options=SANITIZE)
+    assert "no width of the model's images" in said(program, small, 3, 29, expect=1)
+    assert "cannot be read" in said(program, tmp_path / "none", 3, 28, expect=1)
+    (tmp_path / "short.lrt").write_bytes(small.read_bytes()[:1000])
+    assert "shorter or longer" in said(program, tmp_path / "short.lrt", 3, 28, expect=1)
+
+
+node = shutil.which("node")
+needs_node = pytest.mark.skipif(node is None, reason="there is no node to run WebAssembly")
+CLANG = os.environ.get("CLANG", "clang-19")
+
+
+def in_wasm(program, file, seed, tokens, *flags):
+    return json.loads(said(node, *flags, HERE / "run.mjs", program, file, seed, *tokens))
+
+
+@pytest.fixture(scope="module", params=["committed", "rebuilt"])
+def wasm(request, tmp_path_factory):
+    """The folder of the two programs that are shipped, and of those that `make wasm` makes of the source."""
+    if request.param == "committed":
+        return SOURCE.parent
+    if shutil.which(CLANG) is None or shutil.which("make") is None:
+        pytest.skip(f"there is no {CLANG} to make WebAssembly")
+    folder = tmp_path_factory.mktemp("wasm")
+    subprocess.run(
+        ["make", "-s", "-C", ROOT, "wasm", f"CLANG={CLANG}", f"WASM={folder}"],
+        check=True,
+        capture_output=True,
+    )
+    return folder
+
+
+@needs_node
+@pytest.mark.parametrize("weights", export.WEIGHTS)
+@pytest.mark.parametrize("kind", ["plain", "retention", "rfa", "mixture", "context"])
+def test_webassembly_gives_what_the_baseline_gives(kind, weights, wasm, tmp_path):
+    """To the bit: the same lanes in the same order, and neither has fused sums."""
+    if "baseline" not in native.instruction_sets():
+        pytest.skip("the instruction sets of this processor have fused sums")
+    model = build(**KINDS[kind])
+    export.write(model, tmp_path / "model.lrt", weights)
+    tokens = [model.start_token, *range(model.config.vocabulary - 1)]
+    found = in_wasm(wasm / "lintra_runtime.wasm", tmp_path / "model.lrt", 5, tokens)
+    if "error" in found:  # 40 more tokens are more than it has positions for
+        assert found["error"] == "the model has no position for so many tokens"
+        return
+    with native.use("baseline"):
+        sequence = Sequence(Model.open(tmp_path / "model.lrt"))
+        sequence.seed(5)
+        for token, params in zip(tokens, found["params"], strict=True):
+            sequence.step(token)
+            assert np.array_equal(np.float32(params), sequence.params().numpy())
+        for token in found["drawn"]:
+            assert sequence.sample(None, Sampler(temperature=0.9, top_p=0.95)) == token
+            sequence.step(token)
+        assert base64.b64decode(found["state"]) == sequence.save()
+
+
+@needs_node
+def test_relaxed_webassembly(wasm, small):
+    """As the first, but for sums that are rounded once or twice, as the processor likes."""
+    flag = "--experimental-wasm-relaxed-simd"
+    if flag not in said(node, "--v8-options"):
+        pytest.skip("this node has no relaxed SIMD")
+    tokens = [256, 0, 3, 200]
+    found = in_wasm(wasm / "lintra_runtime_relaxed.wasm", small, 5, tokens, flag)
+    sequence = Sequence(Model.open(small))
+    for token, params in zip(tokens, found["params"], strict=True):
+        sequence.step(token)
+        torch.testing.assert_close(torch.tensor(params), sequence.params(), rtol=1e-5, atol=1e-4)
+
+
+@needs_node
+def test_webassembly_refuses_what_is_damaged(small, tmp_path):
+    content = bytearray(small.read_bytes())
+    content[5000] ^= 1
+    (tmp_path / "damaged.lrt").write_bytes(content)
+    found = in_wasm(SOURCE.with_suffix(".wasm"), tmp_path / "damaged.lrt", 1, [256])
+    assert found == {"error": "this is damaged: its checksum differs"}
+
+
+def test_webassembly_is_small():
+    for file in SOURCE.parent.glob("*.wasm"):
+        assert file.stat().st_size <= 40 * 1024
+
+
+@needs_compiler
+def test_nothing_is_asked_of_a_library(tmp_path):
+    """Compiled by itself, it needs no more than what moves memory, and has no variables that live on."""
+    program = tmp_path / "lintra_runtime.o"
+    flags = ["-std=c11", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-stack-protector"]
+    subprocess.run([compiler, *flags, "-c", SOURCE, "-o", program], check=True)
+    symbols = [line.split() for line in said("nm", program).splitlines()]
+    wanted = {name for *_, kind, name in symbols if kind == "U"}
+    assert wanted <= {"memcpy", "memset", "memmove", "_GLOBAL_OFFSET_TABLE_"}
+    assert not {name for *_, kind, name in symbols if kind in "bBdDcC"}
