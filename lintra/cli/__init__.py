@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": ("_generate", "generate_command", "draw or write with a trained model, as an RNN"),
     "transcribe": ("_transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
     "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
+    "export": ("_export", "export_command", "write a trained model for the C runtime"),
     "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
 }
 

@@ -4,19 +4,19 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lintra import generate
+from lintra import generate, runtime
 from lintra.cli import _memory
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
+from lintra.export import runtime as export
 from lintra.generate import Sampler
 from lintra.models import Decoder
-from lintra.native.decoder import Weights
 from lintra.tasks import DataError
 from lintra.tasks._pixels import PixelTask
 
@@ -41,7 +41,8 @@ class Options:
     batch: int = 64  # drawn at once; Ctrl-C keeps the batches that are done
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
-    weights: Weights = "float32"  # the others, on a CPU: rounded, and read in less time
+    engine: Literal["pytorch", "runtime"] = "pytorch"  # runtime: the small C program, on a CPU
+    weights: Literal["float32", "bfloat16", "float16", "int8"] = "float32"  # rounded, and read in less time
     out: Path = Path("samples.png")  # completions get the same name with -completions
 
     def __post_init__(self):
@@ -64,9 +65,10 @@ class Options:
 def generate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra generate", description=Options.__doc__ or "")
     device = options.device
-    if options.weights != "float32":
+    if options.weights != "float32" or options.engine == "runtime":
         if device == "cuda":
-            raise UsageError(f"weights={options.weights} is for the CPU: add --device cpu")
+            asked = f"weights={options.weights}" if options.engine == "pytorch" else "engine=runtime"
+            raise UsageError(f"{asked} is for the CPU: add --device cpu")
         device = "cpu"
     model, task = open_model(options.model, device, options.data)
     if not isinstance(model, Decoder):
@@ -96,6 +98,7 @@ class Drawing:
 
     def __init__(self, options: Options, model: Decoder):
         self.options, self.model = options, model
+        self.runtime = _runtime(options, model) if options.engine == "runtime" else None
         self.stopped = False
 
     def __call__(self, prompts: Tensor, steps: int) -> Tensor:
@@ -127,19 +130,25 @@ class Drawing:
     def _batch(self, prompts: Tensor, steps: int, number: int, report: Any) -> Tensor:
         options, tokens = self.options, []
         seed = None if options.seed is None else (options.seed + number * _STRIDE) % 2**63
-        for token in generate.stream(
-            self.model,
-            prompts,
-            steps=steps,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            top_p=options.top_p,
-            seed=seed,
-            weights=options.weights,
-        ):
+        asked: dict[str, Any] = {"steps": steps, "temperature": options.temperature, "top_k": options.top_k}
+        asked |= {"top_p": options.top_p, "seed": seed}
+        if self.runtime is None:
+            asked["weights"] = options.weights
+            drawn = generate.stream(self.model, prompts, **asked)
+        else:
+            drawn = runtime.stream(self.runtime, generate.begin(self.model, prompts, **asked))
+        for token in drawn:
             tokens.append(token)
             report(len(tokens) * len(prompts))
         return torch.stack(tokens, 1).cpu()
+
+
+def _runtime(options: Options, model: Decoder) -> runtime.Model:
+    """The model as the runtime has it. Raises UsageError where there is no runtime."""
+    if reason := runtime.why_not():
+        raise UsageError(f"engine=runtime cannot be used here: {reason}")
+    weights: Any = options.weights
+    return runtime.Model(export.to_bytes(model, weights))
 
 
 def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from lintra import checkpoint, train
+from lintra import checkpoint, pictures, train
 from lintra.attention import linear
 from lintra.cli import main
 
@@ -22,6 +22,15 @@ def lintra_says(capsys):
         return (code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What goes into pictures, by their name."""
+    found = {}
+    for name in ("samples", "completions"):
+        monkeypatch.setattr(pictures, name, lambda *args, name=name: found.__setitem__(name, args))
+    return found
 
 
 @pytest.fixture

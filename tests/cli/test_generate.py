@@ -7,20 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from lintra import checkpoint, generate, pictures
+from lintra import checkpoint, generate
 from lintra.attention import linear, softmax
 from lintra.cli import _memory
 from lintra.models import decoder
 from lintra.tasks import copy, digits, images
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """What goes into pictures, by their name."""
-    found = {}
-    for name in ("samples", "completions"):
-        monkeypatch.setattr(pictures, name, lambda *args, name=name: found.__setitem__(name, args))
-    return found
 
 
 def save(name: str, values: np.ndarray) -> None:

@@ -1,0 +1,90 @@
+"""`lintra export`, and drawing with what it writes."""
+
+import pytest
+import torch
+
+from lintra import checkpoint, runtime
+from lintra.attention import softmax
+from lintra.export import runtime as export
+from lintra.models import decoder
+from lintra.tasks import copy, digits
+
+needs_runtime = pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}")
+
+
+def test_a_file_is_written(lintra_says, folder, tmp_path):
+    run = folder("run", digits.Config())
+    code, out, err = lintra_says("export", "--to", "runtime", "--model", "run", "--weights", "int8")
+    assert (code, err) == (0, "")
+    assert out.startswith("run.lrt: 0.0")
+    assert "weights in int8" in out
+    content = export.to_bytes(checkpoint.load(run.folder), "int8")
+    assert (tmp_path / "run.lrt").read_bytes() == content
+    code, _, err = lintra_says("export", "--to", "runtime", "--model", "run")
+    assert (code, err) == (2, "lintra: run.lrt exists: say --out run.lrt to replace it\n")
+    assert lintra_says("export", "--to", "runtime", "--model", "run", "--out", "run.lrt")[0] == 0
+    assert (tmp_path / "run.lrt").read_bytes() != content
+
+
+def test_what_is_refused(lintra_says, folder, tmp_path):
+    model = decoder.Config(vocabulary=5, attention=softmax.Config(), layers=1, heads=1, width=8).build()
+    checkpoint.save(model, tmp_path / "soft")
+    folder("run", digits.Config())
+    for args, message in (
+        (["--model", "soft"], "cannot be exported to the runtime: the runtime knows the attentions linear"),
+        (["--model", "nothing"], "nothing does not exist"),
+        (["--model", "run", "--out", "."], "out must be a file, got the folder"),
+        (["--model", "run", "--weights", "int4"], "invalid choice"),
+    ):
+        code, out, err = lintra_says("export", "--to", "runtime", *args)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.count("\n") == 1
+    code, _, err = lintra_says("export", "--to", "tape")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("*.lrt"))
+
+
+@needs_runtime
+def test_the_runtime_draws_what_pytorch_draws(lintra_says, folder, drawn):
+    folder("run", digits.Config())
+    args = ["generate", "--model", "run", "--complete", "2", "--samples", "5", "--seed", "7", "--batch", "2"]
+    args += ["--temperature", "0.8", "--top-k", "9"]
+    found = []
+    for engine in ("pytorch", "runtime"):
+        code, _, err = lintra_says(*args, "--engine", engine)
+        assert (code, err) == (0, "")
+        found.append((drawn["samples"][1], drawn["completions"][3]))
+    for mine, right in zip(*found, strict=True):
+        assert torch.equal(mine, right)
+    for weights in ("float16", "int8"):
+        assert lintra_says(*args, "--engine", "runtime", "--weights", weights)[0] == 0
+
+
+@needs_runtime
+def test_sequences_of_the_runtime(lintra_says, folder):
+    folder("run", copy.Config())
+    args = ["generate", "--model", "run", "--samples", "3", "--seed", "1"]
+    mine, right = lintra_says(*args, "--engine", "runtime")[1], lintra_says(*args)[1]
+    assert mine.splitlines()[1:] == right.splitlines()[1:]
+
+
+def test_where_there_is_no_runtime(lintra_says, folder, monkeypatch):
+    folder("run", digits.Config())
+    monkeypatch.setattr(runtime, "why_not", lambda: "the native library is not built")
+    code, _, err = lintra_says("generate", "--model", "run", "--engine", "runtime")
+    assert (code, err) == (2, "lintra: engine=runtime cannot be used here: the native library is not built\n")
+
+
+@needs_runtime
+def test_what_does_not_go_with_an_engine(lintra_says, folder):
+    folder("run", digits.Config())
+    for args, message in (
+        (["--engine", "runtime", "--device", "cuda"], "engine=runtime is for the CPU: add --device cpu"),
+        (["--engine", "runtime", "--weights", "bfloat16"], "weights must be one of float32, float16, int8"),
+        (["--weights", "float16"], "weights must be one of float32, bfloat16, int8"),
+    ):
+        code, _, err = lintra_says("generate", "--model", "run", "--complete", "0", *args)
+        assert code == 2
+        assert message in err
