@@ -273,8 +273,8 @@ INLINE vf widen(uint32_t kind, const char *from) {
 #elif defined(__aarch64__)
     return (vf)vcvt_f32_f16(vld1_f16((const __fp16 *)from));
 #else
-    typedef uint16_t halves __attribute__((vector_size(2 * W)));
-    halves packed;
+    typedef uint16_t shorts __attribute__((vector_size(2 * W)));
+    shorts packed;
     copy(&packed, from, sizeof packed);
     const vu x = __builtin_convertvector(packed, vu), bits = (x & 0x7fffu) << 13;
     const vf normal = (vf)(bits + (112u << 23)), subnormal = (vf)(bits + (113u << 23)) - 0x1p-14f;
@@ -295,6 +295,49 @@ INLINE vf widen(uint32_t kind, const char *from) {
 #endif
 }
 
+#if defined(__wasm_simd128__)
+typedef int16_t integers __attribute__((vector_size(16)));
+typedef uint16_t halves __attribute__((vector_size(16)));
+typedef int8_t signs __attribute__((vector_size(16)));
+
+INLINE void widen_bytes(const char *from, vf *to) {
+  typedef int8_t bytes __attribute__((vector_size(8)));
+  bytes packed;
+  copy(&packed, from, sizeof packed);
+  const integers wide = __builtin_convertvector(packed, integers);
+  to[0] = __builtin_convertvector(__builtin_convertvector(__builtin_shufflevector(wide, wide, 0, 1, 2, 3), vi), vf);
+  to[1] = __builtin_convertvector(__builtin_convertvector(__builtin_shufflevector(wide, wide, 4, 5, 6, 7), vi), vf);
+}
+
+// The upper and the lower 16 bits of each float, put together; zeros and subnormal ones go the long way.
+INLINE void widen_halves(const char *from, vf *to) {
+  halves x;
+  copy(&x, from, sizeof x);
+  if (__builtin_wasm_any_true_v128((signs)((x & 0x7c00) == 0))) {
+    to[0] = widen(FLOAT16, from);
+    to[1] = widen(FLOAT16, from + 8);
+    return;
+  }
+  const halves upper = (x & 0x8000) | (((x & 0x7fff) >> 3) + (112 << 7)), lower = x << 13;
+  to[0] = (vf)__builtin_shufflevector(lower, upper, 0, 8, 1, 9, 2, 10, 3, 11);
+  to[1] = (vf)__builtin_shufflevector(lower, upper, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+#endif
+
+// LANES of them. WebAssembly widens whole registers in fewer steps than parts of them.
+INLINE void widen_all(uint32_t kind, const char *from, vf *to) {
+#if defined(__wasm_simd128__)
+  if (kind != FLOAT32) {
+    UNROLL
+    for (int half = 0; half < 2; ++half)
+      kind == INT8 ? widen_bytes(from + 8 * half, to + 2 * half) : widen_halves(from + 16 * half, to + 2 * half);
+    return;
+  }
+#endif
+  UNROLL
+  for (int i = 0; i < PARTS; ++i) to[i] = widen(kind, from + (uint64_t)(i * W) * bytes_of(kind));
+}
+
 // sums[r] = row r . x for `rows` rows of `columns` weights, a multiple of LANES.
 INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t step, const float *x, uint64_t columns,
                      float *sums) {
@@ -310,10 +353,10 @@ INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t step
     for (int i = 0; i < PARTS; ++i) values[i] = load(x + at + i * W);
     UNROLL
     for (int r = 0; r < rows; ++r) {
-      const char *from = weights + (uint64_t)r * step + at * bytes_of(kind);
+      vf row[PARTS];
+      widen_all(kind, weights + (uint64_t)r * step + at * bytes_of(kind), row);
       UNROLL
-      for (int i = 0; i < PARTS; ++i)
-        totals[r][i] = multiply_add(widen(kind, from + (uint64_t)(i * W) * bytes_of(kind)), values[i], totals[r][i]);
+      for (int i = 0; i < PARTS; ++i) totals[r][i] = multiply_add(row[i], values[i], totals[r][i]);
     }
   }
   UNROLL
