@@ -39,6 +39,8 @@ pictures: install
 # The NEON kernels, compiled where there is no such processor.
 cross:
 	mkdir -p build/cross
+	$(CROSS:g++=gcc) $(RUNTIME_FLAGS) -fno-trapping-math -Werror -fPIC -shared \
+		-o build/cross/liblintra_runtime_neon.so $(RUNTIME).c
 	$(CROSS) -std=c++17 -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti \
 		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
 		-o build/cross/liblintra.so lintra/native/kernel.cpp lintra/native/decode.cpp \

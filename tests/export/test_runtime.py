@@ -1,8 +1,10 @@
 """What is written for the runtime, and what is not."""
 
+import re
 import struct
 import zlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -151,3 +153,16 @@ def test_an_embedding_of_levels_is_the_table_of_its_values():
     content = export.to_bytes(model)
     table = torch.frombuffer(bytearray(content[320 : 320 + 6 * 48 * 4]), dtype=torch.float32).view(6, 48)
     torch.testing.assert_close(table[:, :36], model.embedding(torch.arange(6)[None])[0], rtol=0, atol=0)
+
+
+def test_the_documented_header_is_the_header():
+    """Its rows lie one behind the other, and name as many words as are written."""
+    text = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    table = re.search(r"`lintraRT` \|.*?\n\n", text, re.DOTALL)
+    assert table is not None
+    rows = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| (\d+) \|", table[0], re.MULTILINE)]
+    end = 8
+    for at, size in rows:
+        assert at == end
+        end += size
+    assert end == export.HEADER
