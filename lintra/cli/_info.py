@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 import lintra
-from lintra import attention, native
+from lintra import attention, native, runtime
 from lintra.ops import _dispatch
 
 CHUNKED_IS_SLOWER = 7  # forward + backward, in the figures of bench/results/
@@ -62,6 +62,12 @@ def info(args: Sequence[str]) -> int:
                 "operator by operator"
                 if native.why_not()
                 else "one native call a token for float32 decoders with linear attention, elu+1 or relu",
+            ],
+            [
+                "runtime",
+                f"no: {runtime.why_not()}; lintra generate --engine runtime needs it"
+                if runtime.why_not()
+                else "lintra generate --engine runtime draws with one C program, as an exported model does",
             ],
         ]
     )

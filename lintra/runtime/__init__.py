@@ -46,7 +46,6 @@ _FUNCTIONS = {  # name -> result, arguments
     "lrt_state_size": (_SIZE, _POINTER),
     "lrt_save_state": (_INT, _POINTER, _POINTER, _SIZE),
     "lrt_load_state": (_INT, _POINTER, _POINTER, _SIZE),
-    "lrt_checksum": (_WORD, _POINTER, _SIZE),
 }
 
 
@@ -69,8 +68,10 @@ def why_not() -> str | None:
 
 
 class Model:
-    """A model from the content of a file. Raises Error for what is no sound model, RuntimeError without the
-    library."""
+    """A model from the content of a file. `facts` are those of lrt_fact, start and positions -1 for none.
+
+    Raises Error for what is no sound model, RuntimeError without the library.
+    """
 
     def __init__(self, content: bytes):
         self.library = _library()
@@ -92,11 +93,6 @@ class Model:
             raise Error(f"{file} cannot be read: {error.strerror}") from error
         except Error as error:
             raise Error(f"{file}: {error}") from error
-
-    @property
-    def start_token(self) -> int | None:
-        """What stands before the first symbol, if anything does."""
-        return None if self.facts["start"] < 0 else self.facts["start"]
 
     def check(self, code: int) -> int:
         """What a call returned. Raises Error if that is an error."""

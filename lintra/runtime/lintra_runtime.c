@@ -96,7 +96,7 @@ struct lrt_sequence {
 INLINE uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
 INLINE uint64_t whole(uint64_t n) { return round_up(n, LANES); }
 
-INLINE void copy(void *to, const void *from, size_t bytes) { __builtin_memcpy(to, from, bytes); }
+INLINE void copy(void *to, const void *from, uint64_t bytes) { __builtin_memcpy(to, from, (size_t)bytes); }
 INLINE void clear(float *x, uint64_t from, uint64_t to) {
   for (uint64_t i = from; i < to; ++i) x[i] = 0;
 }
@@ -644,7 +644,7 @@ static int same(const char *a, const char *b) {  // of the eight bytes of a magi
 
 static int aligned(const void *at) { return (uintptr_t)at % LRT_ALIGN == 0; }
 
-size_t lrt_model_size(void) { return round_up(sizeof(lrt_model), LRT_ALIGN); }
+size_t lrt_model_size(void) { return (size_t)round_up(sizeof(lrt_model), LRT_ALIGN); }
 
 int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
   const char *file = data;

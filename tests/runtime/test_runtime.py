@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra import checkpoint, generate, native, runtime
+from lintra.cli._info import info
 from lintra.export import runtime as export
 from lintra.generate import Sampler
 from lintra.models import decoder
@@ -313,7 +314,7 @@ def test_no_probabilities():
     assert torch.equal(sequence.params(), fresh.params())
 
 
-def test_why_there_is_no_library(monkeypatch, tmp_path):
+def test_why_there_is_no_library(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(native, "_folders", lambda: [tmp_path])
     runtime._load.cache_clear()
     assert "is not built (no liblintra_runtime_" in runtime.why_not()
@@ -321,5 +322,7 @@ def test_why_there_is_no_library(monkeypatch, tmp_path):
         Model(b"")
     (tmp_path / f"liblintra_runtime_{native.instruction_set()}.so").write_bytes(b"no library")
     assert "does not load" in runtime.why_not()
+    assert info([]) == 0
+    assert "does not load" in capsys.readouterr().out
     monkeypatch.undo()
     assert runtime.available()

@@ -1,0 +1,27 @@
+"""Fuzzing on record: python -m tests.runtime.record SECONDS FILE builds tests/runtime/fuzz.c with sanitizers,
+runs its mutator for so long and writes what came of it as JSON."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from lintra import runtime
+from lintra.bench import _report
+from tests.runtime import corpus
+from tests.runtime.test_program import HERE, SANITIZE, SOURCE, compiled, results, said
+
+
+def record(seconds: int, file: Path) -> None:
+    """Raises AssertionError with what the sanitizers say."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = compiled(Path(folder, "fuzz"), HERE / "fuzz.c", SOURCE, options=[*SANITIZE, "-DMUTATE"])
+        seeds = [*corpus.write(Path(folder, "corpus")), *sorted((HERE / "cases").iterdir())]
+        found, inputs = results(said(program, seconds, seconds, *seeds))
+    library = runtime._library()
+    named = {library.lrt_error(code).decode(): times for code, times in sorted(found.items())}
+    command = f"python -m tests.runtime.record {seconds} {file}"
+    _report.save(file, command=command, inputs=inputs, calls_by_result=named, flags=SANITIZE)
+
+
+if __name__ == "__main__":
+    record(int(sys.argv[1]), Path(sys.argv[2]))
