@@ -736,10 +736,14 @@ static void norm(const lrt_model *m, const char *base, uint64_t weight, uint64_t
     for (int i = 0; i < PARTS; ++i) totals[i] += load(from + at + i * W);
   const float mean = add_up(totals) / (float)n;
   for (uint64_t at = 0; at < whole(n); at += LANES) {
-    float off[LANES];
-    for (uint64_t i = 0; i < LANES; ++i) off[i] = at + i < n ? from[at + i] - mean : 0;
+    float tail[LANES];
+    const float *here = from + at;
+    if (at + LANES > n) {  // beyond the width there is nothing off the mean
+      for (uint64_t i = 0; i < LANES; ++i) tail[i] = at + i < n ? here[i] : mean;
+      here = tail;
+    }
     for (int i = 0; i < PARTS; ++i) {
-      const vf x = load(off + i * W);
+      const vf x = load(here + i * W) - mean;
       squares[i] = multiply_add(x, x, squares[i]);
     }
   }

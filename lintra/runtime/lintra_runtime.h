@@ -17,6 +17,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define LRT_FORMAT 1  // the version of the files, of models and of states
 #define LRT_ALIGN 64  // bytes
 
@@ -109,3 +113,7 @@ int lrt_load_state(lrt_sequence *sequence, const void *from, size_t size);
 
 // CRC-32 as zlib, gzip and PNG have it; what files and states carry.
 uint32_t lrt_checksum(const void *data, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
