@@ -60,7 +60,6 @@ build/runtime/draw: examples/draw.c $(RUNTIME).c $(RUNTIME).h
 CLANG ?= clang-19
 WASM_FLAGS := --target=wasm32 -fno-unroll-loops -nostdlib -fno-builtin -mbulk-memory -msimd128 -fvisibility=default \
 	-Wl,--no-entry,--export-dynamic,--export=__heap_base,--strip-all
-
 WASM ?= lintra/runtime
 
 wasm: $(WASM)/lintra_runtime.wasm $(WASM)/lintra_runtime_relaxed.wasm
