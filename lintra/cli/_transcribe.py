@@ -68,7 +68,7 @@ def transcribe_command(args: Sequence[str]) -> int:
                 _stream(file, model, options)
             else:
                 _whole(file, model, search, options)
-        except SpeechError as error:
+        except ValueError as error:  # of the file, or of a mechanism that such a file is too long for
             failed += 1
             reason = " ".join(str(error).split())
             print(f"lintra: {reason if str(file) in reason else f'{file}: {reason}'}", file=sys.stderr)

@@ -72,7 +72,7 @@ class Config:
     @property
     def seconds(self) -> float:
         """The time from one prediction to the next."""
-        return self.features.shift_ms / 1000 * self.subsample
+        return self.features.shift / self.features.rate * self.subsample
 
 
 class CTCState(NamedTuple):

@@ -21,6 +21,7 @@ _COUNTED = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)"
 _UNKNOWN = 0x7FFF_0000
 _ENDLESS = "lacks an end-of-stream"
 _ALL = sys.maxsize  # the end of a section that has none
+_LOUDEST = 1e6  # times full scale: energies of what is far louder are no float32
 _NO_LENGTH = 2**62  # samples, or more: of a FLAC stream that does not say how long it is
 
 
@@ -132,6 +133,10 @@ def _check_end(here: int, end: int, rate: int, name: Path | str) -> None:
 def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
     if not np.isfinite(samples).all():
         raise SpeechError(f"{name} has samples that are not finite")
+    if len(samples) and np.abs(samples).max() > _LOUDEST:
+        raise SpeechError(
+            f"{name} has samples beyond {_LOUDEST:.0e}, where full scale is 1: this is no audio"
+        )
     return samples
 
 

@@ -84,6 +84,9 @@ class Task(ABC):
     def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
         """Sets in a fresh model what follows from the data and is not learned, before its first step."""
 
+    def check(self, model: Any) -> None:  # noqa: B027 (most have nothing to say)
+        """Raises DataError if a model of this config is not for the data as they are now."""
+
     @abstractmethod
     def loss(self, model: Model, batch: Batch) -> Tensor:
         """The mean of -log p over the batch's predictions, in nats; a scalar with a gradient."""

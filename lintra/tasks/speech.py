@@ -280,6 +280,14 @@ class Speech(Task):
         if model.config.normalize == "global":
             model.fit_statistics(self.train.heard.corpus.features)
 
+    def check(self, model: ctc.Config) -> None:
+        for name in ("symbols", "features"):
+            if getattr(model, name) != getattr(self, name):
+                raise DataError(
+                    f"the data have other {name} than those the run began with: put the data back as they "
+                    "were, or begin a new run"
+                )
+
     def loss(self, model: CTC, batch: Batch) -> Tensor:
         x = batch["x"]
         if model.training and self.config.preset != "paper" and not self.config.unmasked:

@@ -133,11 +133,15 @@ class Run:
 def first_model(config: Any, settings: Config) -> Any:
     """The model before its first step: as it is drawn, or with the weights of the trained one it starts from.
 
-    Raises Error if that is not there or has other tensors.
+    Raises Error if that is not there, has other tensors, or is a recogniser of other symbols or features.
     """
     if settings.start_from is None:
         return config.build()
-    return with_weights(config, load(settings.start_from).state_dict(), find(settings.start_from))
+    trained = load(settings.start_from)
+    for name in ("symbols", "features"):
+        if getattr(trained.config, name, None) != getattr(config, name, None):
+            raise Error(f"start_from={settings.start_from} has other {name} than the model to be trained")
+    return with_weights(config, trained.state_dict(), find(settings.start_from))
 
 
 def _model(content: Any) -> Any:

@@ -293,6 +293,34 @@ def test_training_is_resumed_exactly(lintra_says, tmp_path, monkeypatch, one_thr
     assert (encoder.layers, encoder.width, encoder.inputs) == (1, 16, 16)
 
 
+def test_data_that_changed_are_noticed(lintra_says, tmp_path, monkeypatch, one_thread):
+    """Else the numbers of symbols would mean others than those the model began with."""
+    monkeypatch.chdir(tmp_path)
+    write_kaldi(Path("kaldi"), TEXTS)
+    task = ["train", "speech", "--kaldi", "kaldi", "--steps", "2", "--dir", "begun", *TINY]
+    assert lintra_says(*task)[0] == 0
+    write_kaldi(Path("kaldi"), [text.replace("A", "D") for text in TEXTS])
+    code, _, err = lintra_says("train", "--resume", "begun", "--steps", "4")
+    assert code == 2
+    assert "the data have other symbols than those the run began with" in err
+    code, _, err = lintra_says(*task[: -len(TINY) - 1], "next", *TINY, "--start-from", "begun")
+    assert code == 2
+    assert "start_from=begun has other symbols" in err
+
+
+def test_a_file_too_long_for_a_mechanism_does_not_end_the_others(lintra_says, recogniser, monkeypatch):
+    model = recogniser()
+
+    def too_long(self, *_, **__):
+        raise ValueError("a made-up mechanism reaches 60 tokens")
+
+    good = "audio/train.jsonl-1.wav"
+    monkeypatch.setattr(type(model), "forward", too_long)
+    code, _, err = lintra_says("transcribe", "--model", "run", good, good)
+    assert code == 1
+    assert err.count(f"lintra: {good}: a made-up mechanism reaches 60 tokens\n") == 2
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -337,3 +337,9 @@ def test_all_that_transcribing_needs_is_saved(tmp_path, part, symbols):
     x = draw(2, 9).float()
     assert_close(again(x)[0], model(x)[0], rtol=1e-5, atol=1e-5)  # addresses decide how a product is summed
     assert again.config.seconds == 0.04
+
+
+def test_the_time_of_a_prediction_is_a_whole_number_of_samples():
+    config = build().config
+    odd = dataclasses.replace(config, features=features.Config(rate=11_025))
+    assert odd.seconds == odd.subsample * odd.features.shift / 11_025 != odd.subsample * 0.01

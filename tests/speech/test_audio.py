@@ -234,6 +234,8 @@ def test_more_that_is_no_audio(tmp_path, write):
         for source in (path, Audio(samples[:, 0], RATE)):
             with pytest.raises(SpeechError, match="has samples that are not finite"):
                 read(source, RATE)
+    with pytest.raises(SpeechError, match=r"has samples beyond 1e\+06, where full scale is 1"):
+        read(Audio(np.full(100, -1e17, np.float32), RATE), RATE)
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.1, 2.0])
