@@ -294,7 +294,7 @@ class Attention(nn.Module):
         self.check_cross()
         if not isinstance(memory, kind):
             raise TypeError(f"memory must be a {kind.__name__}, from remember, got {type(memory).__name__}")
-        sizes = self.sizes(len(memory[0]))
+        sizes = self.sizes(memory[0].shape[0])
         _check.shape("q", q, "b t h d", sizes)
         _check.floating("q", q)
         if mask is not None:

@@ -266,7 +266,7 @@ class BigBirdAttention(Attention):
 
     def _check_state(self, state: BigBirdState, k: Tensor, v: Tensor) -> None:
         letters = ("b s g d", "b s g e", "b s", "b")
-        _check.parts("state", state, BigBirdState, letters, self.sizes(len(k)))
+        _check.parts("state", state, BigBirdState, letters, self.sizes(k.shape[0]))
         if state.k.shape[1]:
             _check.alike("state.k", state.k, "k", k)
             _check.alike("state.v", state.v, "v", v)

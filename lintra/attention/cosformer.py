@@ -108,7 +108,7 @@ class Cosformer(Attention):
         self.check(q, k, v, mask)
         self.check_causal()
         self.check_rotate(rotate)
-        sizes = self.sizes(len(q)) | {"f": 2 * self.dim}
+        sizes = self.sizes(q.shape[0]) | {"f": 2 * self.dim}
         _check.parts("state", state, CosformerState, ("b g f e", "b g f", "b"), sizes)
         here = self._positions(state.seen, q.shape[1], mask)
         (q,) = zero_padding(mask, q)

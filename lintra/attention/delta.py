@@ -124,7 +124,7 @@ class DeltaNet(Attention):
     ) -> tuple[Tensor, DeltaState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        sizes = self.sizes(len(q)) | {"s": (self.config.conv or 1) - 1}
+        sizes = self.sizes(q.shape[0]) | {"s": (self.config.conv or 1) - 1}
         _check.parts("state", state, DeltaState, ("b g d e", "b s h d", "b s g d", "b s g e"), sizes)
         reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype

@@ -97,7 +97,7 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, GatedState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        _check.parts("state", state, GatedState, ("b g d e",), self.sizes(len(q)))
+        _check.parts("state", state, GatedState, ("b g d e",), self.sizes(q.shape[0]))
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, mask, rotate, decay, gate)
         y, kv = gated_attention(q, k, v, log_decay, state=state.kv, mask=mask, chunk=self.config.chunk)

@@ -267,7 +267,7 @@ class LongformerAttention(Attention):
         columns, rows = self._columns(x, state), append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
         sees_columns, sees_rows = columns.seen[:, None], rows.seen[:, None]
         if self.causal:
-            place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(len(x.local.q), -1)
+            place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(x.local.q.shape[0], -1)
             sees_columns = sees_columns & (_behind(x.at, columns)[:, None] <= place[:, :, None])
             sees_rows = sees_rows & (_behind(place, rows)[:, None] <= x.at[:, :, None])
         y = merge(piece, self._exact(x.local.q, columns, sees_columns)).o
@@ -334,11 +334,11 @@ class LongformerAttention(Attention):
             raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
         for name, tokens in zip(state._fields, state[:3], strict=False):
             letters = ("b s g d", "b s g e", "b s")
-            _check.parts(f"state.{name}", tokens, Tokens, letters, self.sizes(len(k)))
+            _check.parts(f"state.{name}", tokens, Tokens, letters, self.sizes(k.shape[0]))
             if tokens.k.shape[1]:
                 _check.alike(f"state.{name}.k", tokens.k, "k", k)
                 _check.alike(f"state.{name}.v", tokens.v, "v", v)
-        _check.shape("state.count", state.count, "b", self.sizes(len(k)))
+        _check.shape("state.count", state.count, "b", self.sizes(k.shape[0]))
 
 
 def _behind(place: Tensor, tokens: Tokens) -> Tensor:

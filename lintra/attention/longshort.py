@@ -327,7 +327,7 @@ class LongShortAttention(Attention):
         return state.summary_k.shape[1] * size + state.k.shape[1] % size
 
     def _check_state(self, state: LongShortState, k: Tensor, v: Tensor) -> None:
-        sizes = self.sizes(len(k)) | {"r": self.rank, "f": self.dim + self.value_dim}
+        sizes = self.sizes(k.shape[0]) | {"r": self.rank, "f": self.dim + self.value_dim}
         letters = ("b s g d", "b s g e", "b c r g d", "b c r g e", "b g r f", "b g r", "b")
         _check.parts("state", state, LongShortState, letters, sizes)
         if state.k.shape[1]:

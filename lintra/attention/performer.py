@@ -39,6 +39,7 @@ from lintra.ops.random_features import (
     softmax_offset,
     softmax_projection,
 )
+from lintra.ops.running import running_max
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -153,7 +154,7 @@ class Performer(Attention):
     ) -> tuple[Tensor, PerformerState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        sizes = self.sizes(len(q)) | {"f": self.features}
+        sizes = self.sizes(q.shape[0]) | {"f": self.features}
         _check.parts("state", state, PerformerState, ("b g f e", "b g f", "b g"), sizes)
         return self._sum(q, k, v, state, mask, rotate)
 
@@ -238,7 +239,7 @@ class Performer(Attention):
             largest = projection.amax(-1) - offset
             if mask is not None:
                 largest = largest.masked_fill(~mask[..., None], -torch.inf)
-            c = torch.cat((before[:, None], largest), 1).cummax(1).values
+            c = running_max(torch.cat((before[:, None], largest), 1))
             # -inf before the first key, where there is nothing to decay.
             log_decay = (c[:, :-1] - c[:, 1:]).nan_to_num(0.0, neginf=0.0) if self.causal else None
             last, c = c[:, -1], c[:, 1:] if self.causal else c[:, -1:]

@@ -157,7 +157,7 @@ class RandomFeatureAttention(Attention):
     ) -> tuple[Tensor, RfaState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        sizes = self.sizes(len(q)) | {"f": self.features, "w": self.value_dim + 1}
+        sizes = self.sizes(q.shape[0]) | {"f": self.features, "w": self.value_dim + 1}
         _check.parts("state", state, RfaState, ("b g f w", "b g"), sizes)
         return self._sum(q, k, v, state, mask, rotate, self._gate(gate, k, mask))
 

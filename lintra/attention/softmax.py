@@ -165,7 +165,7 @@ class SoftmaxAttention(Attention):
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
 
     def _check_state(self, state: SoftmaxState, k: Tensor, v: Tensor) -> None:
-        _check.parts("state", state, SoftmaxState, ("b s g d", "b s g e", "b s"), self.sizes(len(k)))
+        _check.parts("state", state, SoftmaxState, ("b s g d", "b s g e", "b s"), self.sizes(k.shape[0]))
         if state.k.shape[1]:
             _check.alike("state.k", state.k, "k", k)
             _check.alike("state.v", state.v, "v", v)

@@ -95,7 +95,7 @@ class Seq2Seq(Decoder):
             packed = row.together()
             source = hidden = packed.unpack(hidden)[0]
             mask = packed.groups[0].mask
-        full = torch.full((len(source),), source.shape[1], device=source.device)
+        full = torch.full((source.shape[0],), source.shape[1], device=source.device)
         length = full if mask is None else mask.sum(1)
         return Memory(length, tuple(block.remember(hidden, mask) for block in self._readers))
 
@@ -118,7 +118,7 @@ class Seq2Seq(Decoder):
     def start(self, memory: Memory) -> DecoderState:
         """The state before any token."""
         self._check_memory(memory)
-        batch = len(memory.length)
+        batch = memory.length.shape[0]
         layers = (block.start(batch, m) for block, m in zip(self._readers, memory.layers, strict=True))
         return DecoderState(*self.nothing_seen(batch), tuple(layers))
 
@@ -131,5 +131,5 @@ class Seq2Seq(Decoder):
             raise TypeError(f"memory must be a Memory, from remember, got {type(memory).__name__}")
         if len(memory.layers) != len(self.blocks):
             raise ValueError(f"memory is of {len(memory.layers)} layers, the model has {len(self.blocks)}")
-        if batch is not None and len(memory.length) != batch:
-            raise ValueError(f"memory is of {len(memory.length)} sequences, tokens of {batch}")
+        if batch is not None and memory.length.shape[0] != batch:
+            raise ValueError(f"memory is of {memory.length.shape[0]} sequences, tokens of {batch}")

@@ -18,8 +18,6 @@ Letters: b batch, t time, h heads, g key-value heads, r = h / g, d width of q an
 tokens to a chunk.
 """
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,7 +25,7 @@ from torch import Tensor
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops.gated import check_state
-from lintra.ops.linear_attention import check_decay, into_chunks
+from lintra.ops.linear_attention import check_decay, fading, into_chunks
 from lintra.ops.padding import zero_padding
 
 
@@ -99,7 +97,8 @@ def _chunked(
     r, c = h // g, max(1, min(chunk, t))
     q = into_chunks(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr d]: time, then the heads of a group
     k, v, beta = into_chunks(k, c), into_chunks(v, c), into_chunks(beta, c)[..., None]
-    since, left = _fading(into_chunks(log_decay, c))
+    log_decay = into_chunks(log_decay, c)
+    since, left = log_decay.cumsum(-1).exp()[..., None], fading(log_decay)
     among = (beta * (k @ k.mT) * left).tril(-1)
     sides = torch.cat((v, since * k), -1) * beta
     solved = torch.linalg.solve_triangular(among, sides, upper=False, unitriangular=True)
@@ -113,20 +112,6 @@ def _chunked(
     scores = (q @ k.mT) * left.repeat_interleave(r, -2)
     y = scores @ (written - erased @ before) + (q * since.repeat_interleave(r, -2)) @ before
     return y.unflatten(3, (c, r)).flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3), states[-1]
-
-
-def _fading(
-    log_decay: Float[Tensor, "*b c"],
-) -> tuple[Float[Tensor, "*b c 1"], Float[Tensor, "*b c c"]]:
-    """What is left at each token of the chunk's start, and of every earlier token; 0 of a later one.
-
-    Every entry is a sum of its own and no difference of two: the decays keep their digits beside a token
-    that decays by a lot."""
-    c = log_decay.shape[-1]
-    future = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu()
-    between = log_decay[..., None].expand(*log_decay.shape, c).masked_fill(future, 0.0).cumsum(-2)
-    left = between.masked_fill(future.triu(1), -math.inf).exp()
-    return log_decay.cumsum(-1).exp()[..., None], left
 
 
 def _validate(

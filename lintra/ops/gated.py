@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
-from lintra.ops.linear_attention import check_decay, into_chunks
+from lintra.ops.linear_attention import check_decay, into_chunks, scan_chunks
 from lintra.ops.padding import zero_padding
 
 
@@ -101,17 +101,14 @@ def _chunked(
 ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
     """Chunks of tokens, halved inside, and a state carried between them."""
     t, g = q.shape[1], k.shape[2]
-    c = min(chunk, 1 << max(0, t - 1).bit_length())
+    c = min(chunk, 1 << max(0, t - 1).bit_length()) if isinstance(t, int) else chunk
     q = into_chunks(q.unflatten(2, (g, -1)), c)  # [b g n c r d]
     k, v = into_chunks(k, c), into_chunks(v, c)
     y, since, until = _within(q, k, v, into_chunks(log_decay, c))
     added = (k * until.exp()).mT @ v  # [b g n d e]
-    states = [state]
-    for kept, new in zip(since[..., -1, :, None].exp().unbind(2), added.unbind(2), strict=True):
-        states.append(kept * states[-1] + new)
-    before = torch.stack(states, 2)[:, :, :-1]  # [b g n d e]
-    y = y + _read(q * since.exp()[..., None, :], before)
-    return y.flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3), states[-1]
+    states = scan_chunks(added, state, since[..., -1, :])  # [b g n+1 d e]
+    y = y + _read(q * since.exp()[..., None, :], states[:, :, :-1])
+    return y.flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3), states[:, :, -1]
 
 
 def _within(

@@ -202,12 +202,12 @@ def _chunked(
     What a chunk adds to the state is one matrix product for all chunks at once.
     """
     t, h, g = *q.shape[1:3], k.shape[2]
-    r, c = h // g, max(1, min(chunk, t))
+    r, c = h // g, max(1, min(chunk, t)) if isinstance(t, int) else chunk
     future = torch.ones(c, c, dtype=torch.bool, device=q.device).triu(1).repeat_interleave(r, 0)
     q = into_chunks(q.unflatten(2, (g, r)), c).flatten(3, 4)  # [b g n cr f]: time, then the heads of a group
     k, v = into_chunks(k, c), into_chunks(v, c)  # [b g n c f], [b g n c e]
     scores = q @ k.mT  # [b g n cr c]
-    decay = None
+    faded = None
     if log_decay is None and log_input is None:
         scores = scores.masked_fill(future, 0.0)
         added_k = k
@@ -220,9 +220,9 @@ def _chunked(
         scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
         added_k = k * weight[..., -1, :, None].exp()  # what the last token sees is what the state keeps
         q = q * elapsed.exp().repeat_interleave(r, -1)[..., None]
-        decay = None if log_decay is None else elapsed[..., -1].exp()  # [b g n]
-    kv = _scan(added_k.mT @ v, state.kv, decay)  # [b g n+1 f e]
-    z = _scan(added_k.sum(-2), state.z, decay)  # [b g n+1 f]
+        faded = None if log_decay is None else elapsed[..., -1]  # [b g n]
+    kv = _scan(added_k.mT @ v, state.kv, faded)  # [b g n+1 f e]
+    z = _scan(added_k.sum(-2)[..., None], state.z[..., None], faded)[..., 0]  # [b g n+1 f]
     numerator = scores @ v + q @ kv[:, :, :-1]
     denominator = scores.sum(-1) + (q @ z[:, :, :-1, :, None])[..., 0]
 
@@ -235,26 +235,55 @@ def _chunked(
 
 def into_chunks(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:
     """Time in chunks of `c`, the last one filled with zeros (which add nothing to any sum)."""
-    missing = -x.shape[1] % c
-    if missing:
+    t = x.shape[1]
+    n = (t + c - 1) // c
+    if not isinstance(t, int):  # in an exported graph of any length, that n c = t + missing cannot be proved
+        places = torch.arange(n * c, device=x.device)
+        behind = (places >= t).reshape(-1, *[1] * (x.dim() - 2))
+        x = x.index_select(1, places.clamp(max=t - 1)).masked_fill(behind, 0.0)
+    elif missing := n * c - t:
         x = torch.cat((x, x.new_zeros(x.shape[0], missing, *x.shape[2:])), 1)
-    return x.unflatten(1, (x.shape[1] // c, c)).movedim(3, 1)
+    return x.unflatten(1, (n, c)).movedim(3, 1)
 
 
 def _scan(
-    added: Float[Tensor, "b g n *rest"],
-    start: Float[Tensor, "b g *rest"],
-    decay: Float[Tensor, "b g n"] | None,
-) -> Float[Tensor, "b g m *rest"]:
+    added: Float[Tensor, "b g n f e"],
+    start: Float[Tensor, "b g f e"],
+    log_decay: Float[Tensor, "b g n"] | None,
+) -> Float[Tensor, "b g m f e"]:
     """The states before each of n chunks and after the last one, m = n + 1."""
-    if decay is None:
+    if log_decay is None:
         return torch.cat((start[:, :, None], added), 2).cumsum(2)
-    states = [start]
-    decay = decay.reshape(decay.shape + (1,) * (start.dim() - 2))
-    # Not by index: the gradient of each would be an array for all chunks.
-    for kept, new in zip(decay.unbind(2), added.unbind(2), strict=True):
-        states.append(kept * states[-1] + new)
-    return torch.stack(states, 2)
+    return scan_chunks(added, start, log_decay[..., None])
+
+
+def scan_chunks(
+    added: Float[Tensor, "b g n f e"], start: Float[Tensor, "b g f e"], log_decay: Float[Tensor, "b g n #f"]
+) -> Float[Tensor, "b g m f e"]:
+    """The same where chunks fade, each feature by itself or all alike.
+
+    Where n is a symbol, in an exported graph of any length, nothing can walk through the chunks: every state
+    is then a sum over all of them, each as far as it has faded, O(n^2)."""
+    if isinstance(added.shape[2], int):
+        states = [start]
+        # Not by index: the gradient of each would be an array for all chunks.
+        for kept, new in zip(log_decay.exp()[..., None].unbind(2), added.unbind(2), strict=True):
+            states.append(kept * states[-1] + new)
+        return torch.stack(states, 2)
+    added = torch.cat((start[:, :, None], added), 2)
+    log_decay = torch.cat((torch.zeros_like(log_decay[:, :, :1]), log_decay), 2)
+    return (fading(log_decay.mT) @ added.movedim(3, 2)).movedim(2, 3)
+
+
+def fading(log_decay: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c c"]:
+    """What is left at each token of every earlier one; 0 of a later one.
+
+    Every entry is a sum of its own and no difference of two: the decays keep their digits beside a token
+    that decays by a lot."""
+    c = log_decay.shape[-1]
+    future = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu()
+    between = log_decay[..., None].expand(*log_decay.shape, c).masked_fill(future, 0.0).cumsum(-2)
+    return between.masked_fill(future.triu(1), -math.inf).exp()
 
 
 def _bidirectional(

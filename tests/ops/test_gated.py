@@ -72,6 +72,22 @@ def test_split_anywhere_and_resumed(cut):
     assert_close(results(twice, inputs), results(fast, inputs), **EXACT)
 
 
+def test_an_exported_sum_is_of_any_length():
+    class Sum(torch.nn.Module):
+        def forward(self, q, k, v, log_decay, state):
+            return gated_attention(q, k, v, log_decay, state=state, chunk=4)
+
+    time = torch.export.Dim("time", min=5)
+    shapes = (*[{1: time}] * 4, {})
+    options = {"dynamic_shapes": shapes, "prefer_deferred_runtime_asserts_over_guards": True}
+    detached = [[x.detach() for x in draw(t=t)] for t in (7, 5, 9, 30)]
+    graph = torch.export.export(Sum(), tuple(detached[0]), **options).module()
+    for inputs in detached:
+        *inputs, state = inputs
+        inputs[3] = inputs[3].index_fill(1, torch.tensor([2]), -1e5)  # and its neighbours lose no digit
+        assert_close(graph(*inputs, state), gated_attention(*inputs, state=state, chunk=4), **EXACT)
+
+
 def test_gradcheck():
     mask = torch.tensor([[True, True, False, True, True], [False, True, True, True, False]])
     inputs = draw(t=5, h=2, g=1, d=2, e=2)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.ops.running import decayed_sum, no_sums, running_sums, total_sums
+from lintra.ops.running import decayed_sum, no_sums, running_max, running_sums, total_sums
 from tests.laws import EXACT, gradients
 
 
@@ -68,3 +68,27 @@ def test_65_536_equal_keys_still_count():
     k = torch.zeros(1, 65_536, 1, 1)
     sums = running_sums(k, torch.ones_like(k), None, no_sums(1, 1, 1, dtype=torch.float32))
     assert sums.denominator[0, -1].item() == 65_536
+
+
+@given(time=st.sampled_from([0, 1, 2, 15, 16, 17, 33]))
+def test_a_running_max_is_its_definition(time):
+    x = draw(time, 3).detach()
+    highest = [x[:, : i + 1].amax(1, keepdim=True) for i in range(time)]
+    assert torch.equal(running_max(x), torch.cat([x[:, :0], *highest], 1))
+
+
+def test_an_exported_running_max_is_of_any_length():
+    class Largest(torch.nn.Module):
+        def forward(self, x):
+            return running_max(x)
+
+    shapes = ({1: torch.export.Dim("time", min=17)},)
+    options = {"dynamic_shapes": shapes, "prefer_deferred_runtime_asserts_over_guards": True}
+    graph = torch.export.export(Largest(), (draw(20, 3).detach(),), **options).module()
+    for time in (
+        17,
+        33,
+        100,
+    ):  # whole blocks: tests/export/test_onnx.py, where what is assumed is not asserted
+        x = draw(time, 3).detach()
+        assert torch.equal(graph(x), running_max(x))
