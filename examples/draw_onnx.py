@@ -1,4 +1,4 @@
-"""Draws an image with a model as ONNX, value by value, and writes it as PGM. Needs onnxruntime and numpy alone.
+"""Draws an image with a model as ONNX, value by value, and writes it as PGM. Needs onnxruntime and numpy.
 
 lintra export --to onnx --model mnist-small --out mnist-small
 python examples/draw_onnx.py mnist-small-step.onnx 784 28 > three.pgm

@@ -22,7 +22,7 @@ COMMANDS = {
     "generate": ("_generate", "generate_command", "draw or write with a trained model, as an RNN"),
     "transcribe": ("_transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
     "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
-    "export": ("_export", "export_command", "write a trained model for the C runtime"),
+    "export": ("_export", "export_command", "write a trained model for the C runtime, or as ONNX"),
     "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
 }
 
@@ -41,10 +41,12 @@ usage: lintra COMMAND [--flag value ...]
 """
 )
 
-# extra -> what it installs
-_EXTRAS = {
-    "train": ("tyro", "rich", "lightning", "torchmetrics", "matplotlib", "pooch", "tensorboard"),
-    "speech": ("kaldi_native_fbank", "soundfile", "soxr"),
+_TRAIN = ("tyro", "rich", "lightning", "torchmetrics", "matplotlib", "pooch", "tensorboard")
+# package -> the extra that installs it
+_EXTRA = {
+    **dict.fromkeys(_TRAIN, "train"),
+    **dict.fromkeys(("kaldi_native_fbank", "soundfile", "soxr"), "speech"),
+    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
 }
 
 
@@ -89,13 +91,11 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 def _one_line(error: Exception) -> str:
     """What went wrong, for a person. An error that is not the user's says what it is and how to see more."""
     message = " ".join(str(error).split())
-    if isinstance(error, ModuleNotFoundError):
-        package = (error.name or "").partition(".")[0]
-        for extra, packages in _EXTRAS.items():
-            if package in packages:
-                return (
-                    f"this command needs {error.name}, which is not installed: pip install 'lintra[{extra}]'"
-                )
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in _EXTRA:
+        return (
+            f"this command needs {package}, which is not installed: pip install 'lintra[{_EXTRA[package]}]'"
+        )
     if isinstance(error, (ValueError, OSError)) or hasattr(error, "exit_code"):
         return message
     return f"{type(error).__name__}: {message} (--debug shows where)"

@@ -1,36 +1,70 @@
-"""`lintra export --to runtime --model DIR`."""
+"""`lintra export --to runtime|onnx --model DIR`."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from lintra import checkpoint
 from lintra.cli._arguments import UsageError, parse
-from lintra.export import runtime
+from lintra.export import onnx, runtime
 from lintra.export.runtime import Weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write a trained decoder in the format of another program."""
+    """Write a trained model in the format of another program."""
 
-    to: Literal["runtime"]  # one file for the C runtime, natively or in a browser: docs/format.md
+    to: Literal["runtime", "onnx"]  # a file for the C runtime (docs/format.md); ONNX graphs (docs/export.md)
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     weights: Weights = "float32"  # how they are kept; fewer bits are read in less time
-    out: Path | None = None  # the file; else the model's name with .lrt
+    out: Path | None = None  # the file; else the model's name with .lrt, or with -step.onnx and the like
 
     def __post_init__(self):
-        if self.out is not None and self.out.is_dir():
+        if self.to == "onnx" and self.weights != "float32":
+            raise ValueError(f"weights must be float32 in ONNX, got {self.weights}")
+        if self.to == "runtime" and self.out is not None and self.out.is_dir():
             raise ValueError(f"out must be a file, got the folder {self.out}")
 
 
 def export_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra export", description=Options.__doc__ or "")
-    out = options.out or Path(f"{options.model.resolve().name}.lrt")
-    if options.out is None and out.exists():
-        raise UsageError(f"{out} exists: say --out {out} to replace it")
     model = checkpoint.load(options.model)
-    runtime.write(model, out, options.weights)
-    print(f"{out}: {out.stat().st_size / 2**20:.2f} MiB, weights in {options.weights}")
+    write = _runtime if options.to == "runtime" else _onnx
+    write(model, options)
     return 0
+
+
+def _runtime(model: Any, options: Options) -> None:
+    out = _place(options, ".lrt")
+    runtime.write(model, out, options.weights)
+    print(f"{out}: {_size(out)}, weights in {options.weights}")
+
+
+def _onnx(model: Any, options: Options) -> None:
+    """Every form there is of the model; what its mechanism has no parallel form for is told."""
+    first, *others = onnx.forms(model)
+    for form in (first, *others):
+        reason = onnx.why_not(model, form)
+        if reason is not None and form != first:
+            print(f"no {form} form: {reason}")
+            continue
+        out = _place(options, f"-{form}.onnx")
+        onnx.write(model, out, form)
+        print(f"{out}: {_size(out)}, opset {onnx.OPSET}")
+
+
+def _place(options: Options, ending: str) -> Path:
+    """The file to write. Raises UsageError where nobody named it and it is there."""
+    if options.out is not None:
+        name = options.out.name
+        return options.out if ending == ".lrt" else options.out.with_name(name.removesuffix(".onnx") + ending)
+    out = Path(f"{options.model.resolve().name}{ending}")
+    if out.exists():
+        name = out.name.removesuffix(ending) if options.to == "onnx" else out
+        raise UsageError(f"{out} exists: say --out {name} to replace it")
+    return out
+
+
+def _size(file: Path) -> str:
+    return f"{file.stat().st_size / 2**20:.2f} MiB"

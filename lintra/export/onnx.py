@@ -5,8 +5,8 @@ A decoder is written as its recurrence in one of two forms, with the same names:
     step       tokens [batch 1], state     -> params [batch 1 p], the state after it
     parallel   tokens [batch time], state  -> params [batch time p], the state after the last of them
 
-and an encoder as "whole": tokens or features and a mask [batch time] -> predictions. Axes with a name may have any
-length. The graphs are of ONNX's own operators, in float32.
+and an encoder as "whole": tokens or features and a mask [batch time] -> predictions. Axes with a name may
+have any length. The graphs are of ONNX's own operators, in float32.
 """
 
 import copy
@@ -58,6 +58,8 @@ def why_not(model: Any, form: Form) -> str | None:
         return f"decoders and encoders are written, got {type(model).__name__}"
     if form not in forms(model):
         return f"a model {type(model).__name__} is written as {' or '.join(forms(model))}, got {form!r}"
+    if form == "parallel" and (reach := _reach(model)) is not None and reach < _longest_chunk(model) + 4:
+        return f"a chunk of {_longest_chunk(model)} tokens must be shorter than max_length={reach}"
     for module in model.modules():
         if isinstance(module, Heads) and (reason := _foreign(module.attention, form)):
             return reason
@@ -82,8 +84,8 @@ def write(model: Any, file: str | Path, form: Form) -> None:
 def to_bytes(model: Any, form: Form) -> bytes:
     """The content of a file. The weights are those of now.
 
-    Raises ValueError with the reason for a model that cannot be written, ModuleNotFoundError where the packages
-    of the extra [onnx] are missing.
+    Raises ValueError with the reason for a model that cannot be written, ModuleNotFoundError where the
+    packages of the extra [onnx] are missing.
     """
     if form not in _MECHANISMS:
         raise ValueError(f"form must be one of {', '.join(_MECHANISMS)}, got {form!r}")
@@ -113,7 +115,8 @@ def _portable(model: Any) -> Any:
     """A copy for evaluation on the CPU, without operators of our own."""
     model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     for module in model.modules():
-        if hasattr(config := getattr(module, "config", None), "impl"):
+        config: Any = getattr(module, "config", None)
+        if hasattr(config, "impl"):
             module.config = dataclasses.replace(config, impl="torch")
     return model
 
@@ -126,20 +129,18 @@ class _Graph:
     def __init__(self, module: nn.Module, inputs: dict[str, Tensor], axes: dict[str, dict[int, str]]):
         self.module, self.inputs, self.axes = module, inputs, axes
         self.outputs: list[str] = []
-        self.least = 2  # tokens, which the exporter takes for granted
+        self.time: tuple[int, int | None] = 2, None  # the least and the most that is assumed
         self.about: dict[str, str] = {}
 
     def to_bytes(self, about: dict[str, str]) -> bytes:
         from onnx_ir.passes import common
 
-        names = {name for axes in self.axes.values() for name in axes.values()}
-        # More than one chunk is assumed, and a shorter sequence is then a chunk that is filled up.
-        dims = {name: torch.export.Dim(name, min=self.least if name == "time" else 2) for name in names}
+        dims = {name: torch.export.Dim(name) for axes in self.axes.values() for name in axes.values()}
+        dims |= {"time": torch.export.Dim("time", min=self.time[0], max=self.time[1])}
         shapes = tuple({i: dims[axis] for i, axis in self.axes[name].items()} for name in self.inputs)
-        table: Any = {torch.ops.aten.cummax.default: _cummax}
         with torch.no_grad(), _quiet():
             args = tuple(self.inputs.values())
-            # What a graph of any length assumes of a length stays unproved: the tests try lengths of every kind.
+            # What a graph of any length assumes of it stays unproved: the tests try lengths of every kind.
             traced = torch.export.export(
                 self.module.eval(),
                 args,
@@ -155,7 +156,6 @@ class _Graph:
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
-                custom_translation_table=table,
             )
             assert program is not None
             common.ClearMetadataAndDocStringPass()(program.model)  # files and lines of where it was written
@@ -203,7 +203,7 @@ _SEEN = r"state\.layers\.\d+\.seen"  # each layer counts what the model counts
 def _recurrence(model: Decoder, form: Form) -> _Graph:
     """The graph of `model.extend`."""
     batch, past = 3, 4  # of the example; an axis of one or none would be taken for a constant
-    time = 1 if form == "step" else 2 * _longest_chunk(model) + 3
+    time = 1 if form == "step" else _longest_chunk(model) + 3
     # A token that is not there leaves a state as it was; a cache gets one place for it, in which nothing is.
     nothing = torch.zeros(batch, 1, dtype=torch.int64)
     _, start = model.extend(nothing, mask=nothing.bool())
@@ -219,7 +219,8 @@ def _recurrence(model: Decoder, form: Form) -> _Graph:
         fills[name] = _fill(first)
     graph = _Graph(_Extend(model, like, names), inputs, axes)
     graph.outputs = ["params", *(name.replace("state", "next", 1) for name in names)]
-    graph.least = min(time, _longest_chunk(model) + 1)
+    # More than one chunk is assumed; what is shorter is then one that is filled up.
+    graph.time = _longest_chunk(model) + 1, _reach(model)
     graph.about = {"start": json.dumps(fills)}
     return graph
 
@@ -234,15 +235,21 @@ def _named(state: State, name: str = "state") -> list[tuple[str, Tensor]]:
 
 
 def _fill(x: Tensor) -> float | str:
-    """The number that a state's tensor is full of before any token; infinity as JavaScript and Python read it."""
+    """The number that a state's tensor is full of before any token; infinity as JavaScript reads it too."""
     value = x.flatten()[0].item()
     if not bool((x == value).all()):
         raise AssertionError(f"a state that begins with more than one number: {x}")
     return value if math.isfinite(value) else str(value).replace("inf", "Infinity")
 
 
-def _longest_chunk(model: Decoder) -> int:
+def _longest_chunk(model: Any) -> int:
     return max(getattr(block.mix.attention.config, "chunk", 1) for block in model.blocks)
+
+
+def _reach(model: Any) -> int | None:
+    """The tokens that the mechanisms are built for; None: any number."""
+    found = [getattr(block.mix.attention.config, "max_length", None) for block in model.blocks]
+    return min((x for x in found if x is not None), default=None)
 
 
 class _Whole(nn.Module):
@@ -258,38 +265,15 @@ class _Whole(nn.Module):
 
 
 def _whole(model: Encoder) -> _Graph:
-    time = 3 if not model.causal else 2 * _longest_chunk(model) + 3
+    time = _longest_chunk(model) + 3
     mask = torch.ones(3, time, dtype=torch.bool)
     inputs = model.config.inputs
     name = "tokens" if inputs is None else "features"
     x = torch.zeros(3, time, dtype=torch.int64) if inputs is None else torch.zeros(3, time, inputs)
     axes = {0: "batch", 1: "time"}
     graph = _Graph(_Whole(model), {name: x, "mask": mask}, {name: axes, "mask": axes})
-    graph.outputs = ["predictions"]
+    graph.outputs, graph.time = ["predictions"], (_longest_chunk(model) + 1, None)
     return graph
-
-
-def _cummax(x: Any, dim: int) -> tuple[Any, Any]:
-    """The largest so far along an axis, as a loop over it: ONNX has no operator for that. The second result,
-    the places of these numbers, which nothing here reads, is the first."""
-    import onnx_ir as ir
-    from onnxscript import opset20 as op
-
-    rank = len(x.shape)
-    dim %= rank
-    before, now = (ir.Value(name=name, type=ir.TensorType(x.dtype)) for name in ("before", "now"))
-    largest = ir.node("Max", [before, now])
-    kept = ir.node("Identity", [largest.outputs[0]])
-    for node, name in ((largest, "largest"), (kept, "kept")):
-        node.outputs[0].name = name
-    outputs = [largest.outputs[0], kept.outputs[0]]
-    body = ir.Graph([before, now], outputs, nodes=[largest, kept], name="largest_so_far")
-    axis = op.Constant(value_ints=[dim])
-    first = op.Squeeze(op.Slice(x, op.Constant(value_ints=[0]), op.Constant(value_ints=[1]), axis), axis)
-    _, values = op.Scan(
-        first, x, body=body, num_scan_inputs=1, scan_input_axes=[dim], scan_output_axes=[dim]
-    )
-    return values, values
 
 
 def _packages() -> None:

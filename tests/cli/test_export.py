@@ -1,10 +1,13 @@
 """`lintra export`, and drawing with what it writes."""
 
+import sys
+
 import pytest
 import torch
 
 from lintra import checkpoint, runtime
-from lintra.attention import softmax
+from lintra.attention import delta, softmax
+from lintra.export import onnx
 from lintra.export import runtime as export
 from lintra.models import decoder
 from lintra.tasks import copy, digits
@@ -88,3 +91,44 @@ def test_what_does_not_go_with_an_engine(lintra_says, folder):
         code, _, err = lintra_says("generate", "--model", "run", "--complete", "0", *args)
         assert code == 2
         assert message in err
+
+
+def test_onnx_has_a_file_for_each_form(lintra_says, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: form.encode())
+    folder("run", digits.Config())
+    code, out, err = lintra_says("export", "--to", "onnx", "--model", "run")
+    assert (code, err) == (0, "")
+    assert out == "".join(f"run-{form}.onnx: 0.00 MiB, opset 20\n" for form in ("step", "parallel"))
+    assert (tmp_path / "run-step.onnx").read_bytes() == b"step"
+    assert (tmp_path / "run-parallel.onnx").read_bytes() == b"parallel"
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
+    assert (code, err) == (2, "lintra: run-step.onnx exists: say --out run to replace it\n")
+    for out in ("run", "run.onnx"):
+        assert lintra_says("export", "--to", "onnx", "--model", "run", "--out", out)[0] == 0
+    assert len(list(tmp_path.glob("*.onnx"))) == 2
+
+
+def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: form.encode())
+    for name, attention in (("delta", delta.Config()), ("window", softmax.Config(window=4))):
+        model = decoder.Config(vocabulary=5, attention=attention, layers=1, heads=1, width=8).build()
+        checkpoint.save(model, tmp_path / name)
+    code, out, _ = lintra_says("export", "--to", "onnx", "--model", "delta")
+    assert code == 0
+    assert "no parallel form: attention 'delta': it solves a triangle of tokens" in out
+    assert [x.name for x in tmp_path.glob("*.onnx")] == ["delta-step.onnx"]
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "window")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "cannot be exported to ONNX as 'step': attention 'softmax': its cache is a window" in err
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "delta", "--weights", "int8")
+    assert code == 2
+    assert "weights must be float32 in ONNX, got int8" in err
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "delta", "--out", "again")
+    assert code == 2
+    assert (
+        err == "lintra: this command needs onnxscript, which is not installed: pip install 'lintra[onnx]'\n"
+    )

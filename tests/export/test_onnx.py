@@ -1,0 +1,236 @@
+"""What is written as ONNX gives in onnxruntime what the model gives in PyTorch."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lintra.attention import cosformer, delta, gated, linear, linformer, performer, retention, rfa, softmax
+from lintra.checkpoint import Error, from_json
+from lintra.export import onnx as export
+from lintra.models import bilstm, decoder, encoder
+from lintra.nn import LogisticMixture
+from tests.runtime.kinds import build
+from tests.test_generate import build_seq2seq
+
+pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+# Both add float32 numbers, in different orders: some hundred roundings of 6e-8 along a sequence.
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+
+# Small chunks: sequences of a few tokens have several.
+MECHANISMS = {
+    "linear": linear.Config(chunk=8),
+    "retention": retention.Config(chunk=8),
+    "gated": gated.Config(chunk=8),
+    "performer": performer.Config(chunk=8),
+    "rfa, gate": rfa.Config(chunk=8, gate=True, gate_bias=1.0, features=8),
+    "rfa": rfa.Config(chunk=8, features=8),
+    "cosformer": cosformer.Config(chunk=8, max_length=64),
+    "softmax": softmax.Config(),
+    "delta": delta.Config(),
+}
+LAYOUTS = {
+    "post": {"norm": "post", "position": "concatenated", "heads": 2, "output": LogisticMixture(components=2)},
+    "grid": {"context": (1, 4), "position": "grid", "grid": (5, 13)},
+    "rotary": {"position": "rotary", "kv_heads": 1, "heads": 2, "norm_kind": "rms", "feed_kind": "swiglu"},
+    "learned": {"position": "learned", "max_length": 64, "embed": "value"},
+}
+LENGTHS = [3, 1, 13, 8, 16]  # within a chunk, one token, beyond one, exactly one and two, after each other
+FAST = {("retention", "parallel"), ("softmax", "step")}  # an export takes seconds
+
+
+def session(content):
+    return ort.InferenceSession(content, providers=["CPUExecutionProvider"])
+
+
+def about(session):
+    return session.get_modelmeta().custom_metadata_map
+
+
+def start(session, batch):
+    """The state before any token, from what the file says of itself."""
+    fills, state = json.loads(about(session)["start"]), {}
+    sizes = {"batch": batch, "past": 1}
+    for x in session.get_inputs()[1:]:
+        shape = [sizes.get(n, n) for n in x.shape]
+        dtype = np.int64 if x.type == "tensor(int64)" else np.float32
+        state[x.name] = np.full(shape, float(fills[x.name]), dtype)
+    return state
+
+
+def check_decoder(model, content, lengths, batch=2):
+    """The same params, and in the end the same from the same state, token by token or many at once."""
+    runner, torch_state = session(content), None
+    state = start(runner, batch)
+    for length in lengths:
+        tokens = torch.randint(0, 5, (batch, length))
+        with torch.no_grad():
+            right, torch_state = model.extend(tokens, torch_state)
+        params, *after = runner.run(None, {"tokens": tokens.numpy(), **state})
+        torch.testing.assert_close(torch.from_numpy(params), right, **CLOSE)
+        assert [x.name for x in runner.get_outputs()[1:]] == [x.replace("state", "next", 1) for x in state]
+        state = dict(zip(state, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        pytest.param(name, form, marks=[] if (name, form) in FAST else pytest.mark.slow)
+        for name in MECHANISMS
+        for form in ("step", "parallel")
+        if (name, form) != ("delta", "parallel")
+    ],
+)
+def test_a_decoder_gives_the_same(name, form):
+    model = build(attention=MECHANISMS[name], layers=1)
+    content = export.to_bytes(model, form)
+    check_decoder(model, content, [1] * 12 if form == "step" else LENGTHS)
+    check_decoder(model, content, [1], batch=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", ["step", "parallel"])
+def test_every_position_norm_and_embedding(layout, form):
+    model = build(attention=linear.Config(chunk=8), **LAYOUTS[layout])
+    check_decoder(model, export.to_bytes(model, form), [1] * 12 if form == "step" else LENGTHS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "feature_map",
+    [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(), linear.Hedgehog(), linear.T2R()],
+    ids=str,
+)
+def test_feature_maps(feature_map):
+    model = build(attention=linear.Config(feature_map=feature_map, chunk=8), layers=1)
+    check_decoder(model, export.to_bytes(model, "parallel"), LENGTHS)
+
+
+@pytest.mark.parametrize(
+    ("attention", "ends"),
+    [
+        (linear.Config(), {"vocabulary": 5, "outputs": 3, "pool": "mean"}),
+        pytest.param(softmax.Config(), {"inputs": 4, "outputs": 3}, marks=pytest.mark.slow),
+        pytest.param(performer.Config(), {"vocabulary": 5, "pool": "first"}, marks=pytest.mark.slow),
+        pytest.param(cosformer.Config(), {"vocabulary": 5, "pool": "mean"}, marks=pytest.mark.slow),
+        pytest.param(rfa.Config(), {"vocabulary": 5, "pool": "mean"}, marks=pytest.mark.slow),
+    ],
+)
+def test_an_encoder_gives_the_same(attention, ends):
+    torch.manual_seed(0)
+    model = encoder.Config(attention=attention, layers=1, heads=2, width=16, **ends).build().eval()
+    runner = session(export.to_bytes(model, "whole"))
+    for batch, time in ((2, 5), (1, 1), (3, 80)):
+        x = torch.randint(0, 5, (batch, time)) if "vocabulary" in ends else torch.randn(batch, time, 4)
+        mask = torch.arange(time) < torch.randint(1, time + 1, (batch, 1))
+        name = "tokens" if "vocabulary" in ends else "features"
+        (found,) = runner.run(["predictions"], {name: x.numpy(), "mask": mask.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(found), model(x, mask=mask), **CLOSE)
+
+
+def test_what_a_file_says_of_itself(tmp_path):
+    model = build(attention=performer.Config(), layers=1)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    file = tmp_path / "model.onnx"
+    export.write(model, file, "step")
+    content = file.read_bytes()
+    check_decoder(model, content, [1] * 12)
+    assert b".py" not in content  # no names of files of where it was written
+    runner = session(content)
+    said = about(runner)
+    assert (said["form"], said["model"], said["format"]) == ("step", "decoder", "1")
+    assert from_json(decoder.Config, json.loads(said["config"]), "config") == model.config
+    assert json.loads(said["start"])["state.layers.0.attention.c"] == "-Infinity"
+    shapes = {x.name: x.shape for x in [*runner.get_inputs(), *runner.get_outputs()]}
+    assert (shapes["tokens"], shapes["params"]) == (["batch", 1], ["batch", 1, 5])
+    assert shapes["state.seen"] == ["batch"]
+    import onnx
+
+    graph = onnx.load_from_string(content)
+    assert {(x.domain, x.version) for x in graph.opset_import} == {("", export.OPSET)}
+    onnx.checker.check_model(graph)
+    assert model.blocks[0].mix.attention.config.impl == "auto"  # the model is as it was
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def hooked():
+    model = build()
+    model.head.register_forward_hook(print)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "form", "reason"),
+    [
+        (build_seq2seq(), "step", "decoders and encoders are written, got Seq2Seq"),
+        (
+            bilstm.Config(vocabulary=5, layers=1, width=4).build(),
+            "whole",
+            "decoders and encoders are written, got BiLSTM",
+        ),
+        (build(), "whole", "Decoder is written as step or parallel, got 'whole'"),
+        (
+            encoder.Config(vocabulary=5, layers=1, heads=1, width=8).build(),
+            "step",
+            "Encoder is written as whole",
+        ),
+        (build(attention=delta.Config()), "parallel", "'delta': it solves a triangle"),
+        (build(attention=softmax.Config(window=4)), "step", "'softmax': its cache is a window"),
+        (
+            encoder.Config(
+                vocabulary=5, layers=1, heads=1, width=8, attention=linformer.Config(max_length=9)
+            ).build(),
+            "whole",
+            "'linformer': the form 'whole' is known to be right for cosformer, linear",
+        ),
+        (
+            build(attention=cosformer.Config(max_length=64)),
+            "parallel",
+            "a chunk of 64 tokens must be shorter than max_length=64",
+        ),
+        (hooked(), "step", "a graph would keep what the hooks of Linear did once"),
+        (build().double(), "step", "must be float32, .* is torch.float64: call model.float"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_what_is_not_written(model, form, reason):
+    with pytest.raises(ValueError, match=f"cannot be exported to ONNX as '{form}': .*{reason}"):
+        export.to_bytes(model, form)
+
+
+def test_other_refusals(monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match="form must be one of step, parallel, whole, got 'all'"):
+        export.to_bytes(build(), "all")
+    with monkeypatch.context() as changed:
+        changed.setattr(export, "MOST", 1000)
+        with pytest.raises(ValueError, match="one file holds 1,000 bytes of weights at most"):
+            export.to_bytes(build(), "step")
+    with monkeypatch.context() as changed:
+        changed.setitem(sys.modules, "onnxscript", None)
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'lintra\[onnx\]'"):
+            export.to_bytes(build(), "step")
+    monkeypatch.setattr(export, "to_bytes", lambda *_: b"graph")
+    (tmp_path / "file").touch()
+    with pytest.raises(Error, match="cannot be written"):
+        export.write(build(), tmp_path / "file" / "model.onnx", "step")
+
+
+def test_the_example_draws(tmp_path, monkeypatch, capsys):
+    export.write(build(layers=1), tmp_path / "step.onnx", "step")
+    example = Path(__file__).parents[2] / "examples" / "draw_onnx.py"
+    monkeypatch.setattr(sys, "argv", ["draw_onnx.py", str(tmp_path / "step.onnx"), "12", "4"])
+    runpy.run_path(str(example))
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first == "P2 4 3 4"
+    values = [[int(x) for x in row.split()] for row in rows]
+    assert [len(row) for row in values] == [4, 4, 4]
+    assert len({x for row in values for x in row}) > 1
+    assert all(0 <= x < 5 for row in values for x in row)
