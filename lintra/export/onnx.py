@@ -60,6 +60,8 @@ def why_not(model: Any, form: Form) -> str | None:
         return f"a model {type(model).__name__} is written as {' or '.join(forms(model))}, got {form!r}"
     if form == "parallel" and (reach := _reach(model)) is not None and reach < _longest_chunk(model) + 4:
         return f"a chunk of {_longest_chunk(model)} tokens must be shorter than max_length={reach}"
+    if form == "whole" and model.config.pool == "first":
+        return "pool='first' brings the first real token to the front by a stable sort, which ONNX has not"
     for module in model.modules():
         if isinstance(module, Heads) and (reason := _foreign(module.attention, form)):
             return reason

@@ -118,7 +118,7 @@ def test_feature_maps(feature_map):
     [
         (linear.Config(), {"vocabulary": 5, "outputs": 3, "pool": "mean"}),
         pytest.param(softmax.Config(), {"inputs": 4, "outputs": 3}, marks=pytest.mark.slow),
-        pytest.param(performer.Config(), {"vocabulary": 5, "pool": "first"}, marks=pytest.mark.slow),
+        pytest.param(performer.Config(), {"vocabulary": 5, "pool": "mean"}, marks=pytest.mark.slow),
         pytest.param(cosformer.Config(), {"vocabulary": 5, "pool": "mean"}, marks=pytest.mark.slow),
         pytest.param(rfa.Config(), {"vocabulary": 5, "pool": "mean"}, marks=pytest.mark.slow),
     ],
@@ -181,6 +181,11 @@ def hooked():
             encoder.Config(vocabulary=5, layers=1, heads=1, width=8).build(),
             "step",
             "Encoder is written as whole",
+        ),
+        (
+            encoder.Config(vocabulary=5, layers=1, heads=1, width=8, pool="first").build(),
+            "whole",
+            "pool='first' brings the first real token to the front",
         ),
         (build(attention=delta.Config()), "parallel", "'delta': it solves a triangle"),
         (build(attention=softmax.Config(window=4)), "step", "'softmax': its cache is a window"),
