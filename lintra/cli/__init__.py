@@ -23,6 +23,7 @@ COMMANDS = {
     "transcribe": ("_transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
     "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "export": ("_export", "export_command", "write a trained model for the C runtime, or as ONNX"),
+    "web": ("_web", "web_command", "a page in which a model draws and completes your own drawing"),
     "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
 }
 

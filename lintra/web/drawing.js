@@ -1,0 +1,156 @@
+// What the page asks for, in a worker, or in slices between its other work where there are none.
+//
+//   receive({ do: "open", model, program, name, slice, length }) -> { told: "ready", ... }
+//   receive({ do: "draw", job, given, count, seed, temperature, pace }) -> { told: "drawn", job, ... } until `done`
+//   receive({ do: "race", job, again, seed, temperature }) -> { told: "raced", job, ... } until `done`
+//   receive({ do: "pace", pace }), receive({ do: "stop", what: "draw" | "race" })
+//
+// Images that are drawn together take turns value by value. pace: values a second and image, 0 as fast as it goes.
+
+function makeStudio(tell) {
+  let model, plain, bytes, length, slice;
+  let pace = 0;
+  const current = { draw: null, race: null }; // the job that each is about
+
+  // A message channel is not slowed down as timers are, and lets messages and frames in between.
+  const channel = new MessageChannel(), waiting = [];
+  channel.port1.onmessage = () => waiting.shift()();
+  const pause = () => new Promise((go) => (waiting.push(go), channel.port2.postMessage(0)));
+  const sleep = (seconds) => new Promise((go) => setTimeout(go, 1000 * seconds));
+  const now = () => performance.now() / 1000;
+
+  function decode(base64) {
+    if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
+    const text = atob(base64), found = new Uint8Array(text.length);
+    for (let i = 0; i < text.length; ++i) found[i] = text.charCodeAt(i);
+    return found;
+  }
+
+  async function open(message) {
+    ({ length, slice } = message);
+    bytes = decode(message.model);
+    model = message.program ? await WasmModel.open(decode(message.program), bytes, message.name) : new PlainModel(bytes);
+    plain = message.program ? null : model;
+    tell({ told: "ready", name: model.name });
+  }
+
+  async function draw({ job, given, count, seed, temperature }) {
+    const { start } = model.facts, still = () => current.draw === job;
+    const known = given.length || start >= 0 ? given : [0]; // a model without a start symbol wants a first value
+    const read = start >= 0 ? [start, ...known] : known;
+    const sequences = Array.from({ length: count }, () => model.sequence());
+    try {
+      let busy = 0, steps = 0, sliceEnds = now() + slice;
+      const timed = (work) => {
+        const begun = now(), result = work();
+        busy += now() - begun;
+        return result;
+      };
+      // The beginning is read once; its state goes to the others, however long it was.
+      for (let at = 0; at < read.length - 1; at += 16) {
+        timed(() => sequences[0].read(read.slice(at, Math.min(at + 16, read.length - 1))));
+        if (now() > sliceEnds) {
+          await pause();
+          if (!still()) return;
+          sliceEnds = now() + slice;
+        }
+      }
+      const state = sequences[0].save();
+      sequences.forEach((sequence, i) => {
+        if (i) sequence.load(state);
+        sequence.seed(seed, i);
+        sequence.step(read[read.length - 1]);
+      });
+      let fresh = sequences.map(() => []), from = known.length, sent = from;
+      let paceWas = pace, begun = now(), beganAt = from;
+      if (known !== given) tell({ told: "drawn", job, from: 0, values: sequences.map(() => known), speed: 0, done: false });
+      for (let at = from; at < length; ++at) {
+        timed(() => {
+          sequences.forEach((sequence, i) => {
+            const value = sequence.sample(temperature);
+            fresh[i].push(value);
+            if (at + 1 < length) sequence.step(value);
+          });
+        });
+        steps += count;
+        const early = pace ? (at + 1 - beganAt) / pace - (now() - begun) : 0;
+        if (now() < sliceEnds && early <= 0 && at + 1 < length) continue;
+        tell({ told: "drawn", job, from: sent, values: fresh, speed: steps / busy, done: at + 1 === length });
+        sent = at + 1;
+        fresh = sequences.map(() => []);
+        await (early > 0 ? sleep(early) : pause());
+        if (!still()) return;
+        if (pace !== paceWas) [paceWas, begun, beganAt] = [pace, now(), at + 1];
+        sliceEnds = now() + slice;
+      }
+    } finally {
+      sequences.forEach((sequence) => model.release(sequence));
+    }
+  }
+
+  // One value after the other; yields after every token that is read, the value if it was drawn.
+  function* runner(sequence, again, { seed, temperature }) {
+    const { start } = model.facts, read = [start >= 0 ? start : 0];
+    sequence.seed(seed, 0);
+    for (let left = length - (start < 0 ? 1 : 0); left; --left) {
+      if (again) {
+        sequence.start();
+        for (const token of read.slice(0, -1)) {
+          sequence.step(token, false);
+          yield;
+        }
+      }
+      sequence.step(read[read.length - 1]);
+      const value = sequence.sample(temperature);
+      read.push(value);
+      yield value;
+    }
+  }
+
+  // Linear attention and softmax in the same program with the same weights, in slices of equal length.
+  async function race({ job, again, ...options }) {
+    plain ??= new PlainModel(bytes);
+    const runners = [
+      runner(plain.sequence(length), false, options),
+      runner(plain.softmaxSequence(length), again, options),
+    ].map((steps) => ({ steps, busy: 0, done: false }));
+    while (runners.some(({ done }) => !done)) {
+      for (const [i, each] of runners.entries()) {
+        const values = [], seconds = [], ends = now() + slice;
+        while (!each.done && now() < ends) {
+          const begun = now(), { value, done } = each.steps.next();
+          each.busy += now() - begun;
+          each.done = done;
+          if (value !== undefined) {
+            values.push(value);
+            seconds.push(each.busy);
+            each.busy = 0;
+          }
+        }
+        if (seconds.length || each.done) tell({ told: "raced", job, which: i, values, seconds, done: each.done });
+        await pause();
+        if (current.race !== job) return;
+      }
+    }
+  }
+
+  const begin = (what, work) => async (message) => {
+    current[what] = message.job;
+    if (message.pace !== undefined) pace = message.pace;
+    await work(message);
+  };
+  const verbs = {
+    open,
+    draw: begin("draw", draw),
+    race: begin("race", race),
+    pace: (message) => void (pace = message.pace),
+    stop: ({ what }) => void (current[what] = null),
+  };
+  return async (message) => {
+    try {
+      await verbs[message.do](message);
+    } catch (error) {
+      tell({ told: "failed", do: message.do, job: message.job, reason: error.message });
+    }
+  };
+}

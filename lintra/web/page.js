@@ -1,0 +1,445 @@
+"use strict";
+// What the visitor sees and does; the numbers come from drawing.js.
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const about = JSON.parse($("about").textContent);
+  const { width, height, levels } = about, length = width * height;
+  const PACES = [15, 30, 60, 120, 250, 500, 1000, 2000, 0]; // values a second and image; 0: as fast as it goes
+  const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+  const count = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const size = (bytes) =>
+    bytes < 1024 ? `${bytes} B` : bytes < 2 ** 20 ? `${number.format(bytes / 1024)} KiB` : `${number.format(bytes / 2 ** 20)} MiB`;
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+  // An image: its values, and how many of them were given. Ink is opacity, so the paper may have any colour.
+  class Picture {
+    static all = new Set();
+
+    constructor(canvas) {
+      const context = canvas.getContext("2d", { willReadFrequently: true }); // no graphics card for so few pixels
+      Object.assign(this, { canvas, context, values: new Uint32Array(length), given: 0 });
+      Picture.all.add(this);
+    }
+
+    begin(given) {
+      this.values.fill(0);
+      this.values.set(given);
+      this.given = given.length;
+      this.show();
+    }
+
+    // here: the place that is drawn now, if any.
+    show(here = -1) {
+      const image = this.context.createImageData(width, height);
+      const [ink, accent] = ["--ink", "--accent"].map((name) => parseInt(colour(name).slice(1), 16));
+      for (let i = 0; i < length; ++i) {
+        const rgb = i < this.given || i === here ? accent : ink;
+        const opacity = i === here ? 255 : Math.round((this.values[i] * 255) / (levels - 1));
+        image.data.set([rgb >> 16, (rgb >> 8) & 255, rgb & 255, opacity], 4 * i);
+      }
+      this.context.putImageData(image, 0, 0);
+    }
+  }
+
+  // The worker, or where there is none the same program in slices on this thread.
+  const heard = {};
+  const tell = (message) => heard[message.told](message);
+  let ask;
+
+  function connect() {
+    const program = $("program").textContent;
+    const here = () => {
+      ask = makeStudio(tell);
+      start("in slices beside the page's other work", 0.008);
+    };
+    let answered = false;
+    try {
+      const source = `${program}\nconst receive = makeStudio((message) => postMessage(message));\nonmessage = ({ data }) => receive(data);`;
+      const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+      worker.onmessage = ({ data }) => {
+        answered = true;
+        tell(data);
+      };
+      worker.onerror = (event) => {
+        event.preventDefault();
+        if (answered) return say(`The worker has stopped: ${event.message}`, true);
+        worker.terminate();
+        here();
+      };
+      ask = (message) => worker.postMessage(message);
+      start("in a worker", 0.025);
+    } catch {
+      here();
+    }
+  }
+
+  let place = "";
+  function start(where, slice) {
+    place = where;
+    const known = { "wasm-relaxed": "WebAssembly with relaxed SIMD", wasm: "WebAssembly with SIMD" };
+    const chosen = Object.keys(known).find(runs);
+    const program = chosen ? $(chosen).textContent : null;
+    ask({ do: "open", model: $("model-file").textContent, program, name: known[chosen], slice, length });
+  }
+
+  function runs(id) {
+    try {
+      return WebAssembly.validate(Uint8Array.from(atob($(id).textContent), (letter) => letter.charCodeAt(0)));
+    } catch {
+      return false; // there is no WebAssembly at all
+    }
+  }
+
+  function say(text, wrong = false) {
+    $("status").textContent = text;
+    $("status").classList.toggle("wrong", wrong);
+  }
+
+  heard.failed = ({ do: what, reason }) => {
+    if (what === "race") return $("race-status").replaceChildren(`This does not work here: ${reason}.`), endRace();
+    say(`This does not work here: ${reason}.`, true);
+    running = null;
+    label();
+  };
+
+  heard.ready = ({ name }) => {
+    $("engine").textContent = `in ${name}`;
+    $("how").textContent = `It runs in ${name}, ${place}.`;
+    ready = true;
+    $("go").disabled = $("race").disabled = false;
+    say("Ready.");
+    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) draw();
+  };
+
+  // The drawing.
+  const own = new Picture($("own")), canvas = own.canvas;
+  let rows = Number($("rows").value), erasing = false;
+  let ready = false;
+  const REACH = 1.6; // pixels from the middle of a stroke to where its ink ends
+
+  function setRows(wanted) {
+    rows = wanted;
+    $("rows").value = rows;
+    $("rows-told").textContent = rows;
+    $("below").style.top = `${(100 * rows) / height}%`;
+    $("hint").style.top = `calc(${(50 * rows) / height}% - 0.8em)`;
+    own.values.fill(0, rows * width);
+    touched();
+  }
+
+  const isEmpty = () => !own.values.some((value) => value > 0);
+
+  function touched() {
+    own.given = rows * width;
+    own.show();
+    $("hint").hidden = !isEmpty();
+    label();
+  }
+
+  function dot(x, y, erase) {
+    for (let row = Math.max(0, Math.floor(y - 2)); row < Math.min(rows, y + 3); ++row) {
+      for (let column = Math.max(0, Math.floor(x - 2)); column < Math.min(width, x + 3); ++column) {
+        const off = Math.hypot(column + 0.5 - x, row + 0.5 - y), at = row * width + column;
+        const ink = Math.round((levels - 1) * Math.min(1, Math.max(0, (REACH - off) / 0.9)));
+        own.values[at] = erase ? Math.min(own.values[at], levels - 1 - ink) : Math.max(own.values[at], ink);
+      }
+    }
+  }
+
+  function stroke([fromX, fromY], [x, y], erase) {
+    const steps = Math.max(1, Math.ceil(Math.hypot(x - fromX, y - fromY) * 3));
+    for (let i = 1; i <= steps; ++i) dot(fromX + ((x - fromX) * i) / steps, fromY + ((y - fromY) * i) / steps, erase);
+    touched();
+  }
+
+  let pen = null; // where it was last
+  const spot = (event) => {
+    const box = canvas.getBoundingClientRect();
+    return [((event.clientX - box.left) / box.width) * width, ((event.clientY - box.top) / box.height) * height];
+  };
+  canvas.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    canvas.setPointerCapture(event.pointerId);
+    stop();
+    pen = spot(event);
+    stroke(pen, pen, erasing);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!pen) return;
+    const passed = event.getCoalescedEvents ? event.getCoalescedEvents() : [];
+    for (const each of passed.length ? passed : [event]) {
+      const to = spot(each);
+      stroke(pen, to, erasing);
+      pen = to;
+    }
+  });
+  canvas.addEventListener("pointerup", () => {
+    if (pen && !isEmpty()) draw();
+    pen = null;
+  });
+  canvas.addEventListener("pointercancel", () => void (pen = null));
+
+  const cursor = [Math.floor(width / 2), Math.floor(height / 4)];
+  const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  function showCursor() {
+    const { style } = $("cursor");
+    style.left = `${(100 * cursor[0]) / width}%`;
+    style.top = `${(100 * cursor[1]) / height}%`;
+    style.width = `${100 / width}%`;
+    style.height = `${100 / height}%`;
+  }
+  canvas.addEventListener("keydown", (event) => {
+    const move = MOVES[event.key], before = cursor.map((x) => x + 0.5);
+    const erase = event.key === "Delete" || event.key === "Backspace";
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.key === "Enter") $("controls").requestSubmit();
+    else if (move) {
+      cursor[0] = Math.min(width - 1, Math.max(0, cursor[0] + move[0]));
+      cursor[1] = Math.min(rows - 1, Math.max(0, cursor[1] + move[1]));
+      if (event.shiftKey) stroke(before, cursor.map((x) => x + 0.5), erasing);
+    } else if (event.key === " ") stroke(before, before, erasing);
+    else if (erase) stroke(before, before, true);
+    else return;
+    event.preventDefault();
+    showCursor();
+    const ink = own.values[cursor[1] * width + cursor[0]] > levels / 2 ? "ink" : "empty";
+    if (event.key !== "Enter") say(`Row ${cursor[1] + 1}, column ${cursor[0] + 1}: ${ink}.`);
+  });
+
+  $("rows").addEventListener("input", () => {
+    stop();
+    setRows(Number($("rows").value));
+    cursor[1] = Math.min(cursor[1], rows - 1);
+    showCursor();
+  });
+  $("erase").addEventListener("click", () => {
+    erasing = !erasing;
+    $("erase").setAttribute("aria-pressed", String(erasing));
+  });
+  $("clear").addEventListener("click", () => {
+    stop();
+    own.values.fill(0);
+    touched();
+    say("The drawing is empty.");
+  });
+  // Strokes of a few digits, in parts of the image.
+  const EXAMPLES = [
+    [[0.34, 0.26], [0.48, 0.2], [0.61, 0.25], [0.62, 0.36], [0.48, 0.46], [0.62, 0.54], [0.64, 0.68], [0.5, 0.78], [0.34, 0.72]],
+    [[0.64, 0.24], [0.42, 0.24], [0.38, 0.44], [0.54, 0.43], [0.65, 0.54], [0.62, 0.7], [0.46, 0.78], [0.34, 0.72]],
+    [[0.32, 0.34], [0.37, 0.25], [0.5, 0.21], [0.62, 0.26], [0.63, 0.38], [0.55, 0.5], [0.42, 0.64], [0.33, 0.76], [0.68, 0.75]],
+    [[0.63, 0.32], [0.52, 0.24], [0.4, 0.29], [0.37, 0.4], [0.46, 0.48], [0.58, 0.43], [0.63, 0.32], [0.61, 0.55], [0.55, 0.78]],
+    [[0.3, 0.27], [0.68, 0.25], [0.58, 0.46], [0.48, 0.78]],
+  ];
+  let example = 0;
+  $("example").addEventListener("click", () => {
+    const points = EXAMPLES[example++ % EXAMPLES.length].map(([x, y]) => [x * width, y * height]);
+    own.values.fill(0);
+    points.slice(1).forEach((point, i) => stroke(points[i], point, false));
+    draw();
+  });
+
+  // The images of the model.
+  let pictures = [], running = null, job = 0, began = 0;
+
+  function arrange() {
+    const n = Number($("count").value);
+    for (const { canvas } of pictures) canvas.parentNode.remove();
+    for (const picture of pictures) Picture.all.delete(picture);
+    pictures = Array.from({ length: n }, (_, i) => {
+      const paper = document.createElement("div"), canvas = document.createElement("canvas");
+      paper.className = "paper";
+      Object.assign(canvas, { width, height });
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `Image ${i + 1} of ${n}`);
+      paper.append(canvas);
+      $("images").append(paper);
+      return new Picture(canvas);
+    });
+    $("images").style.setProperty("--columns", n === 1 ? 1 : n === 6 ? 3 : 2);
+  }
+
+  function label() {
+    $("go").textContent = running ? "Stop" : isEmpty() ? "Draw digits" : "Complete it";
+  }
+
+  function stop() {
+    if (!running) return;
+    ask({ do: "stop", what: "draw" });
+    running = null;
+    for (const picture of pictures) picture.show();
+    label();
+  }
+
+  function draw() {
+    if (!ready || !$("controls").reportValidity()) return;
+    stop();
+    if (pictures.length !== Number($("count").value)) arrange();
+    const given = isEmpty() ? [] : [...own.values.slice(0, rows * width)];
+    running = { job: ++job, given };
+    began = performance.now();
+    for (const [i, picture] of pictures.entries()) {
+      picture.begin(given);
+      picture.canvas.setAttribute("aria-label", `Image ${i + 1} of ${pictures.length}, being drawn`);
+    }
+    const what = pictures.length === 1 ? "one image" : `${pictures.length} images`;
+    say(given.length ? `Completing your drawing, ${what}…` : `Nothing is drawn: ${what} from the first pixel on…`);
+    label();
+    ask({ do: "draw", job, given, count: pictures.length, ...settings() });
+  }
+
+  heard.drawn = ({ job, from, values, speed, done }) => {
+    if (!running || running.job !== job) return;
+    const next = from + values[0].length;
+    for (const [i, picture] of pictures.entries()) {
+      picture.values.set(values[i], from);
+      picture.show(done ? -1 : next);
+    }
+    if (speed) $("speed").textContent = number.format(speed);
+    remember(next);
+    if (!done) return;
+    running = null;
+    label();
+    for (const [i, { canvas }] of pictures.entries())
+      canvas.setAttribute("aria-label", `Image ${i + 1} of ${pictures.length}, ${describe(pictures[i])}`);
+    const seconds = number.format((performance.now() - began) / 1000);
+    say(`Finished in ${seconds} s${isEmpty() ? ", from nothing. Draw a beginning and they go on from it." : "."}`);
+  };
+
+  // For those who do not see it: where the ink is.
+  function describe({ values }) {
+    const inked = [...values.keys()].filter((i) => values[i] > levels / 2);
+    if (!inked.length) return "empty";
+    const columns = inked.map((i) => i % width), lines = inked.map((i) => Math.floor(i / width));
+    const [left, right] = [Math.min(...columns) + 1, Math.max(...columns) + 1];
+    const [top, bottom] = [Math.min(...lines) + 1, Math.max(...lines) + 1];
+    return `finished: ink in rows ${top} to ${bottom}, columns ${left} to ${right}`;
+  }
+
+  const settings = () => ({
+    pace: PACES[$("pace").value],
+    seed: Number($("seed").value),
+    temperature: Number($("temperature").value),
+  });
+  function showSettings() {
+    const { pace, temperature } = settings();
+    const told = pace ? `${count.format(pace)} pixels/s` : "as fast as it can";
+    $("pace-told").textContent = told;
+    $("pace").setAttribute("aria-valuetext", told);
+    $("temperature-told").textContent = temperature === 0 ? "0: the likeliest" : temperature.toFixed(2);
+  }
+  $("pace").addEventListener("input", () => {
+    showSettings();
+    if (running) ask({ do: "pace", pace: settings().pace });
+  });
+  $("temperature").addEventListener("input", showSettings);
+  $("count").addEventListener("change", () => {
+    stop();
+    arrange();
+    draw();
+  });
+  $("other-seed").addEventListener("click", () => {
+    $("seed").value = crypto.getRandomValues(new Uint32Array(1))[0] % 10000;
+    draw();
+  });
+  $("controls").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!running) return draw();
+    stop();
+    say("Stopped.");
+  });
+
+  // Memory. The curves are known; where the drawing stands on them is shown.
+  const line = (points) => `M${points.map(([x, y]) => `${x},${y}`).join("L")}`;
+  const most = about.cache_bytes * length;
+  const [cacheLine, stateLine, hereLine] = $("memory-chart").querySelectorAll("path");
+  const state = 100 - (100 * about.state_bytes) / most;
+  cacheLine.setAttribute("d", line([[0, 100], [100, 0]]));
+  stateLine.setAttribute("d", line([[0, state], [100, state]]));
+  $("memory-chart").querySelector(".top").textContent = `bytes kept, up to ${size(most)}`;
+  $("memory-chart").setAttribute(
+    "aria-label",
+    `The state has ${size(about.state_bytes)} throughout; a key-value cache grows by ${size(about.cache_bytes)} a pixel to ${size(most)}.`,
+  );
+  $("state").textContent = size(about.state_bytes);
+  function remember(values) {
+    const cache = values * about.cache_bytes;
+    $("cache").textContent = size(cache);
+    $("cache-told").textContent = `an image: what a key-value cache would hold at pixel ${count.format(values)}`;
+    hereLine.setAttribute("d", line([[(100 * values) / length, 0], [(100 * values) / length, 100]]));
+  }
+
+  // The contrast.
+  const racers = [new Picture($("race-0")), new Picture($("race-1"))];
+  let racing = 0, times = [[], []], finished = [false, false];
+
+  function endRace() {
+    racing = 0;
+    $("race").textContent = "Start both";
+  }
+  $("race").addEventListener("click", () => {
+    if (!$("controls").reportValidity()) return;
+    if (racing) {
+      ask({ do: "stop", what: "race" });
+      $("race-status").textContent = "Stopped.";
+      return endRace();
+    }
+    times = [[], []];
+    finished = [false, false];
+    for (const picture of racers) picture.begin([]);
+    $("race").textContent = "Stop";
+    $("race-status").textContent = "Both are drawing.";
+    racing = ++job;
+    const { seed, temperature } = settings();
+    ask({ do: "race", job: racing, again: Boolean($("again").value), seed, temperature });
+  });
+  $("again").addEventListener("change", () => racing && $("race").click());
+
+  heard.raced = ({ job, which, values, seconds, done }) => {
+    if (job !== racing) return;
+    const picture = racers[which], spent = times[which], offset = about.first;
+    picture.values.set(values, offset + spent.length);
+    spent.push(...seconds.map((each) => 1000 * each));
+    picture.show(done ? -1 : offset + spent.length);
+    finished[which] = done;
+    const total = spent.reduce((a, b) => a + b, 0) / 1000;
+    const told = done ? "finished" : `pixel ${count.format(spent.length)} of ${count.format(length)}`;
+    $(`race-told-${which}`).textContent = `${told}, ${number.format(latest(spent))} ms a pixel, ${total.toFixed(1)} s in all`;
+    showTimes();
+    if (!finished[0] || !finished[1]) return;
+    endRace();
+    $("race-status").textContent = "Both have finished.";
+  };
+
+  // Other programs take their time too: medians of a few pixels tell more than one.
+  const FEW = 9;
+  const median = (xs) => [...xs].sort((a, b) => a - b)[Math.floor(xs.length / 2)] ?? 0;
+  const latest = (spent) => median(spent.slice(-FEW));
+
+  function showTimes() {
+    const smooth = times.map((spent) => {
+      const points = [];
+      for (let i = 0; i < spent.length; i += FEW) {
+        const part = spent.slice(i, i + FEW);
+        points.push([(100 * (i + part.length / 2)) / length, median(part)]);
+      }
+      return points;
+    });
+    const top = Math.max(1, ...smooth.flat().map(([, ms]) => ms)) * 1.05;
+    const [softmax, linear] = $("race-chart").querySelectorAll("path");
+    const scaled = smooth.map((points) => points.map(([x, ms]) => [x, 100 - (100 * ms) / top]));
+    for (const [path, points] of [[linear, scaled[0]], [softmax, scaled[1]]])
+      path.setAttribute("d", points.length ? line(points) : "");
+    const [a, b] = times.map((spent) => number.format(latest(spent)));
+    $("race-chart").querySelector(".top").textContent = `milliseconds a pixel, up to ${number.format(top)}`;
+    $("race-chart").setAttribute("aria-label", `Milliseconds a pixel by now: linear ${a}, softmax ${b}`);
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const picture of Picture.all) picture.show();
+  });
+  setRows(rows);
+  showCursor();
+  showSettings();
+  arrange();
+  connect();
+})();

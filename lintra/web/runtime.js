@@ -1,0 +1,98 @@
+// The runtime in WebAssembly (lintra/runtime/lintra_runtime.h) with the interface of plain.js.
+
+class WasmModel {
+  // program: the .wasm file; bytes: the model's. Raises Error with the runtime's reason.
+  static async open(program, bytes, name) {
+    const { instance } = await WebAssembly.instantiate(program);
+    return new WasmModel(instance.exports, bytes, name);
+  }
+
+  constructor(lrt, bytes, name) {
+    Object.assign(this, { lrt, name, end: lrt.__heap_base.value });
+    const file = this.room(bytes.length);
+    this.bytes(file, bytes.length).set(bytes);
+    this.at = this.room(lrt.lrt_model_size());
+    this.check(lrt.lrt_load(this.at, lrt.lrt_model_size(), file, bytes.length));
+    const fact = (which) => lrt.lrt_fact(this.at, which), positions = fact(4);
+    this.facts = { vocabulary: fact(0), start: fact(1), positions: positions < 0 ? Infinity : positions };
+    this.stateBytes = lrt.lrt_state_size(this.at);
+    this.state = this.room(this.stateBytes);
+    this.words = this.room(4 * WasmModel.CHUNK);
+    this.free = [];
+  }
+
+  static CHUNK = 64; // tokens handed over at once
+
+  // Memory that begins where the runtime wants it.
+  room(size) {
+    const at = Math.ceil(this.end / 64) * 64, { memory } = this.lrt;
+    this.end = at + size;
+    const missing = this.end - memory.buffer.byteLength;
+    if (missing > 0) memory.grow(Math.ceil(missing / 65536));
+    return at;
+  }
+
+  bytes(at, size) {
+    return new Uint8Array(this.lrt.memory.buffer, at, size);
+  }
+
+  check(code) {
+    if (code >= 0) return code;
+    const text = new Uint8Array(this.lrt.memory.buffer, this.lrt.lrt_error(code));
+    throw new Error(new TextDecoder().decode(text.slice(0, text.indexOf(0))));
+  }
+
+  // Those given back are used again: a page draws for hours in the same memory.
+  sequence() {
+    const sequence = this.free.pop() ?? new WasmSequence(this, this.room(this.lrt.lrt_sequence_size(this.at)));
+    sequence.start();
+    return sequence;
+  }
+
+  release(sequence) {
+    this.free.push(sequence);
+  }
+}
+
+class WasmSequence {
+  constructor(model, at) {
+    Object.assign(this, { model, at, lrt: model.lrt });
+  }
+
+  start() {
+    this.model.check(this.lrt.lrt_start(this.at, this.lrt.lrt_sequence_size(this.model.at), this.model.at));
+  }
+
+  seed(low, high) {
+    this.lrt.lrt_seed(this.at, low, high);
+  }
+
+  read(tokens) {
+    const { model } = this;
+    for (let i = 0; i < tokens.length; i += WasmModel.CHUNK) {
+      const part = tokens.slice(i, i + WasmModel.CHUNK);
+      new Uint32Array(this.lrt.memory.buffer, model.words, part.length).set(part);
+      model.check(this.lrt.lrt_prefill(this.at, model.words, part.length));
+    }
+  }
+
+  step(token) {
+    this.model.check(this.lrt.lrt_step(this.at, token));
+  }
+
+  sample(temperature) {
+    return this.model.check(this.lrt.lrt_sample(this.at, temperature, 0, 1, this.lrt.lrt_uniform(this.at)));
+  }
+
+  save() {
+    const { state, stateBytes } = this.model;
+    this.model.check(this.lrt.lrt_save_state(this.at, state, stateBytes));
+    return this.model.bytes(state, stateBytes).slice();
+  }
+
+  load(saved) {
+    const { state, stateBytes } = this.model;
+    this.model.bytes(state, stateBytes).set(saved);
+    this.model.check(this.lrt.lrt_load_state(this.at, state, stateBytes));
+  }
+}

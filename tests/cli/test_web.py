@@ -1,0 +1,70 @@
+"""`lintra web`."""
+
+import socket
+
+import pytest
+
+from lintra import web
+from lintra.cli import _web
+from lintra.tasks import copy, digits
+
+
+def test_one_file(lintra_says, folder, tmp_path):
+    run = folder("run", digits.Config())
+    code, out, err = lintra_says("web", "--model", "run", "--output", "page.html")
+    assert (code, err) == (0, "")
+    assert out.startswith("page.html: ")
+    model, task = _web.open_model(run.folder, "cpu", None)
+    assert (tmp_path / "page.html").read_text() == web.page(model, task, "run")
+    lintra_says("web", "--model", "run", "--output", "page.html", "--weights", "int8")
+    assert (tmp_path / "page.html").read_text() == web.page(model, task, "run", "int8")
+
+
+def test_served_until_ctrl_c(lintra_says, folder, monkeypatch):
+    folder("run", digits.Config())
+    served = []
+
+    def interrupted(server):
+        served.append((server.address, server.content))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(web.Server, "serve_forever", interrupted)
+    code, out, err = lintra_says("web", "--model", "run", "--port", "0")
+    assert (code, err) == (0, "")
+    [(address, content)] = served
+    assert out == f"{address} (Ctrl-C ends it)\n"
+    assert content.startswith(b"<!doctype html>")
+
+
+def test_a_port_in_use(lintra_says, folder):
+    folder("run", digits.Config())
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, out, err = lintra_says("web", "--model", "run", "--port", str(port))
+    reason = f"port {port} of 127.0.0.1 is in use; another --port, or 0 for a free one"
+    assert (code, out, err) == (2, "", f"lintra: {reason}\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--port", "65536"], "port must lie in 0 .. 65535, got 65536"),
+        (["--port", "-1"], "port must lie in 0 .. 65535, got -1"),
+        (["--output", "page.txt"], "output must end in .html, got page.txt"),
+        (["--output", "folder.html"], "output must be a file, got the folder folder.html"),
+        (["--model", "none"], "none"),
+        (
+            ["--model", "run"],
+            "there is no page of run: the page draws images, this model is of the task copy",
+        ),
+    ],
+)
+def test_refused(lintra_says, folder, tmp_path, args, reason):
+    folder("run", copy.Config())
+    (tmp_path / "folder.html").mkdir()
+    code, out, err = lintra_says("web", *args)
+    assert (code, out) == (2, "")
+    assert reason in err
+    assert err.count("\n") == 1

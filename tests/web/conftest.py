@@ -1,0 +1,143 @@
+"""A small model's page, the one that comes with lintra, and a browser that tells of all it asks for."""
+
+import base64
+import dataclasses
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from lintra import web
+from lintra.attention import linear
+from lintra.cli._model import open_model
+from lintra.export import runtime as export
+from lintra.generate import Sampler
+from lintra.runtime import Model, Sequence
+from lintra.tasks import digits
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Subject:
+    """A model, its task and its page."""
+
+    def __init__(self, model, task):
+        self.model, self.task = model, task
+        self.page = web.page(model, task, "subject")
+        self.file = export.to_bytes(model, "float16")
+
+    def draw(self, seed, image=0, given=(), temperature=0.9):
+        """What the native program draws with the numbers that the page gives the image."""
+        sequence, read = Sequence(Model(self.file)), [self.model.start_token, *given]
+        sequence.prefill(read[:-1])
+        sequence.seed(seed | image << 32)
+        while len(read) <= self.task.length:
+            sequence.step(read[-1])
+            read.append(sequence.sample(None, Sampler(temperature=temperature)))
+        return read[1:]
+
+
+def small_model(**changes):
+    torch.manual_seed(0)
+    task = digits.Config().build()
+    config = task.model(linear.Config())
+    shape = {"layers": 2, "heads": 2, "width": 32, "dropout": 0.0} | changes
+    model = dataclasses.replace(config, **shape).build().eval()
+    for parameter in model.parameters():  # so that attention matters
+        parameter.data.add_(0.1 * torch.randn(parameter.shape))
+    return model, task
+
+
+@pytest.fixture(scope="session")
+def small():
+    """Learned nothing, draws 8 x 8 pixels of 17 levels at once."""
+    return Subject(*small_model())
+
+
+@pytest.fixture(scope="session")
+def shipped():
+    return Subject(*open_model(Path("mnist-small"), "cpu", None))
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """The browser of the system; without one the tests that need it are skipped, and say why."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium to open pages with: apt-get install chromium")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="there is no playwright: pip install 'lintra[dev]'"
+    )
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page in the browser, with what it asked for and complained of."""
+
+    def __init__(self, page, levels):
+        self.page, self.levels = page, levels
+        self.asked, self.complaints = [], []
+        page.set_default_timeout(60_000)  # other programs take their time
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def says(self, text, where="#status"):
+        from playwright.sync_api import expect
+
+        expect(self.page.locator(where)).to_contain_text(text, timeout=60_000)
+
+    def values(self, canvas):
+        """The values that a canvas shows: its ink is their opacity."""
+        pixels = "c.getContext('2d').getImageData(0, 0, c.width, c.height).data"
+        script = f"c => [...{pixels}].filter((_, i) => i % 4 == 3)"
+        return [round(x * (self.levels - 1) / 255) for x in canvas.evaluate(script)]
+
+    def own(self):
+        return self.values(self.page.locator("#own"))
+
+    def images(self):
+        return [self.values(canvas) for canvas in self.page.locator("#images canvas").all()]
+
+    def set(self, name, value):
+        """A slider or field, as if the visitor had moved it."""
+        self.page.locator(f"#{name}").fill(str(value))
+
+
+@pytest.fixture
+def opened(chromium, tmp_path):
+    """Opens a subject's page from a file or an address. It may ask for nothing else, nor complain."""
+
+    @contextmanager
+    def open_page(subject, address=None, script=None, page=None, **context):
+        if address is None:
+            file = tmp_path / "page.html"
+            file.write_text(page or subject.page, encoding="utf-8")
+            address = file.as_uri()
+        within = chromium.new_context(**context)
+        try:
+            if script:
+                within.add_init_script(script)
+            found = Opened(within.new_page(), subject.task.levels)
+            found.page.goto(address)
+            yield found
+            assert found.complaints == []
+            assert {url for url in found.asked if not url.startswith("blob:")} == {address}
+        finally:
+            within.close()
+
+    return open_page
+
+
+def damaged(page, content):
+    """The page with a bit of its model's file changed."""
+    before = base64.b64encode(content).decode()
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    return page.replace(before, base64.b64encode(changed).decode())

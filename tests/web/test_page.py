@@ -1,0 +1,242 @@
+"""The page in Chromium: what it draws is what the native program draws, whoever asks for it and however."""
+
+import threading
+
+import pytest
+
+from lintra import native, runtime, web
+from tests.web.conftest import damaged
+
+pytestmark = [
+    pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+WITHOUT_WASM = "delete globalThis.WebAssembly"
+WITHOUT_SIMD = "WebAssembly.validate = () => false"
+WITHOUT_RELAXED = (
+    "{ const v = WebAssembly.validate; let n = 0; WebAssembly.validate = (x) => n++ > 0 && v(x) }"
+)
+WITHOUT_WORKER = "delete globalThis.Worker"
+BROKEN_WORKER = """globalThis.Worker = class {
+    constructor() { setTimeout(() => this.onerror(new Event("error"))) }
+    postMessage() {}
+    terminate() {}
+}"""
+
+
+@pytest.fixture
+def served(small):
+    with web.Server(small.page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("how", ["file", "served"])
+def test_images_are_those_of_the_native_program(small, opened, request, how):
+    address = request.getfixturevalue("served") if how == "served" else None
+    with opened(small, address) as found:
+        found.says("Finished")
+        found.says("in a worker", "#how")
+        assert found.images() == [small.draw(4, image) for image in range(4)]
+
+
+def test_the_model_that_comes_with_lintra(shipped, opened):
+    """From a file, without a network, on a page of at most 3 MB."""
+    assert len(shipped.page.encode()) <= 3_000_000
+    with opened(shipped, offline=True, reduced_motion="reduce") as found:
+        found.says("Ready")
+        found.page.select_option("#count", "1")
+        found.says("Finished")
+        assert found.images() == [shipped.draw(4)]
+        found.says("66 KiB", "#state")  # as in the model's card
+        found.says("3.06 MiB", "#cache")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (WITHOUT_WASM, "plain JavaScript, in a worker"),
+        (WITHOUT_SIMD, "plain JavaScript, in a worker"),
+        (WITHOUT_RELAXED, "WebAssembly with SIMD, in a worker"),
+        (WITHOUT_WORKER, "relaxed SIMD, in slices"),
+        (BROKEN_WORKER, "relaxed SIMD, in slices"),
+        (f"{WITHOUT_WASM}; {WITHOUT_WORKER}", "plain JavaScript, in slices"),
+    ],
+)
+def test_browsers_that_have_less(small, opened, script, told):
+    with opened(small, script=script) as found:
+        found.says("Finished")
+        found.says(told, "#how")
+        assert found.images() == [small.draw(4, image) for image in range(4)]
+
+
+def draw_with_the_mouse(found):
+    """A bow in the upper half."""
+    box = found.page.locator("#own").bounding_box()
+    mouse = found.page.mouse
+    for i, (x, y) in enumerate([(0.3, 0.3), (0.5, 0.15), (0.7, 0.3), (0.6, 0.45)]):
+        mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=5)
+        if i == 0:
+            mouse.down()
+    mouse.up()
+
+
+@pytest.mark.parametrize("which", ["small", "shipped"])
+def test_half_a_digit_is_completed(which, opened, request):
+    subject = request.getfixturevalue(which)
+    _height, width, _ = subject.task.image_shape
+    with opened(subject, reduced_motion="reduce") as found:
+        found.says("Ready")
+        found.page.select_option("#count", "2")
+        draw_with_the_mouse(found)
+        found.says("Finished")
+        given = found.own()[: subject.task.length // 2]
+        assert max(given) == subject.task.levels - 1
+        assert not any(found.own()[len(given) :])
+        assert not any(given[::width])  # nothing at the edge that the mouse was not at
+        assert found.images() == [subject.draw(4, image, given) for image in range(2)]
+
+
+def test_an_empty_drawing_is_no_beginning(small, opened):
+    """Drawn, then erased: as if nothing had been."""
+    with opened(small) as found:
+        draw_with_the_mouse(found)
+        found.says("Complete it", "#go")
+        found.page.click("#clear")
+        found.says("Draw digits", "#go")
+        found.page.click("#go")
+        found.says("Finished")
+        found.says("from nothing")
+        assert found.images() == [small.draw(4, image) for image in range(4)]
+
+
+def test_keys_draw(small, opened):
+    with opened(small, reduced_motion="reduce") as found:
+        found.says("Ready")
+        found.page.focus("#own")
+        press = found.page.keyboard.press
+        for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft", " "):
+            press(key)
+        found.says("Row 1, column 4: ink.")
+        press("Shift+ArrowDown")
+        found.says("Row 2, column 4: ink.")
+        before = found.own()
+        assert before[3] == before[8 + 3] == small.task.levels - 1
+        press("Delete")
+        found.says("Row 2, column 4: empty.")
+        given = found.own()[:32]
+        assert given[8 + 3] == 0 < max(given)
+        press("Enter")
+        found.says("Finished")
+        assert found.images() == [small.draw(4, image, given) for image in range(4)]
+        label = found.page.locator("#images canvas").first.get_attribute("aria-label")
+        assert label.startswith("Image 1 of 4, finished: ink in rows ")
+
+
+def test_settings(small, opened):
+    with opened(small) as found:
+        found.says("Finished")
+        found.set("temperature", 0)
+        found.set("seed", 2**32 - 1)
+        found.page.select_option("#count", "6")
+        found.says("Finished")
+        assert found.images() == [small.draw(0, temperature=0.0)] * 6
+        found.set("temperature", 1.5)
+        found.page.click("#go")
+        found.says("Finished")
+        assert found.images() == [small.draw(2**32 - 1, image, temperature=1.5) for image in range(6)]
+        found.set("seed", -1)
+        found.page.click("#go")
+        assert found.page.locator("#seed:invalid").count() == 1
+        found.says("Finished")
+
+
+@pytest.mark.parametrize("script", [None, WITHOUT_WORKER])
+def test_stopped_and_slowed(small, opened, script):
+    """At the slowest 64 values take four seconds; the page answers all the while, and goes on at once when
+    it may."""
+    with opened(small, script=script, reduced_motion="reduce") as found:
+        found.says("Ready")
+        found.set("pace", 0)
+        found.page.click("#go")
+        found.says("Stop", "#go")
+        found.page.click("#go")
+        found.says("Stopped.")
+        assert found.images() != [small.draw(4, image) for image in range(4)]
+        found.page.click("#go")
+        found.set("pace", 8)
+        found.says("Finished")
+        assert found.images() == [small.draw(4, image) for image in range(4)]
+
+
+def test_rows_that_are_given(small, opened):
+    with opened(small, reduced_motion="reduce") as found:
+        found.says("Ready")
+        draw_with_the_mouse(found)
+        found.set("rows", 2)
+        found.page.click("#go")
+        found.says("Finished")
+        given = found.own()[:16]
+        assert max(given) > 0 == max(found.own()[16:])
+        assert found.images() == [small.draw(4, image, given) for image in range(4)]
+
+
+def test_softmax_that_reads_again_is_softmax_that_remembers(small, opened):
+    """And the linear one draws what the first image shows."""
+    with opened(small) as found:
+        found.says("Finished")
+        drawn = []
+        for again in ("1", ""):
+            found.page.select_option("#again", again)
+            found.page.click("#race")
+            found.says("Both have finished.", "#race-status")
+            drawn.append([found.values(found.page.locator(f"#race-{i}")) for i in range(2)])
+        assert drawn[0] == drawn[1]
+        assert drawn[0][0] == small.draw(4)
+        assert drawn[0][1] != drawn[0][0]
+        label = found.page.locator("#race-chart").get_attribute("aria-label")
+        assert label.startswith("Milliseconds a pixel by now: linear ")
+
+
+@pytest.mark.parametrize("width", [320, 375, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_stands_beside_the_page(small, opened, width, scheme):
+    with opened(small, viewport={"width": width, "height": 800}, color_scheme=scheme) as found:
+        found.says("Finished")
+        assert found.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_everything_has_a_name(small, opened):
+    with opened(small) as found:
+        found.says("Finished")
+        controls = {
+            "button": ["Erase", "Clear", "An example", "Draw digits", "Another seed", "Start both"],
+            "slider": ["Rows you give", "Speed", "Temperature"],
+            "spinbutton": ["Seed"],
+            "combobox": ["Images", "What softmax does for every pixel"],
+            "application": ["Your drawing, 8 by 8 pixels"],
+        }
+        for role, names in controls.items():
+            for name in names:
+                assert found.page.get_by_role(role, name=name).count() == 1, name
+            assert found.page.get_by_role(role).count() == len(names)
+
+
+def test_a_damaged_model_is_told_of(small, opened):
+    with opened(small, page=damaged(small.page, small.file)) as found:
+        found.says("This does not work here: this is damaged: its checksum differs.")
+        assert found.page.locator("#go").is_disabled()
+
+
+def test_an_instruction_set_without_fused_sums_draws_the_same(small, opened):
+    """To the bit, with the program that has none either."""
+    if "baseline" not in native.instruction_sets():
+        pytest.skip("the instruction sets of this processor have fused sums")
+    with opened(small, script=WITHOUT_RELAXED) as found:
+        found.says("Finished")
+        with native.use("baseline"):
+            assert found.images() == [small.draw(4, image) for image in range(4)]

@@ -1,0 +1,104 @@
+"""The page's plain JavaScript gives what the library gives, for every kind of model that it knows."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lintra import runtime, web
+from lintra.attention import softmax
+from lintra.attention.linear import LinearAttention
+from lintra.export import runtime as export
+from lintra.generate import Sampler
+from lintra.runtime import Model, Sequence
+from tests.runtime.kinds import KINDS, build
+
+HERE = Path(__file__).parent
+PLAIN = Path(web.__file__).parent / "plain.js"
+NODE = shutil.which("node")
+
+pytestmark = [
+    pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
+    pytest.mark.skipif(NODE is None, reason="there is no node to run JavaScript"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+def is_linear(kind):
+    return isinstance(build(**KINDS[kind]).blocks[0].mix.attention, LinearAttention)
+
+
+LINEAR = [kind for kind in KINDS if is_linear(kind)]
+
+
+def tokens_of(model):
+    """The start symbol, then 12 symbols."""
+    start = [] if model.start_token is None else [model.start_token]
+    return start + [i * i % model.config.vocabulary for i in range(12)]
+
+
+def in_javascript(file, attention, tokens):
+    command = [NODE, HERE / "plain.mjs", PLAIN, file, attention, *tokens]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def assert_near(found, expected):
+    """To 1e-4, as the runtime keeps to PyTorch: both sum in their own order."""
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [*((kind, "float32") for kind in LINEAR), ("context", "float16"), ("mixture", "int8")],
+)
+def test_linear(kind, weights, tmp_path):
+    model = build(**KINDS[kind])
+    export.write(model, tmp_path / "model.lrt", weights)
+    tokens = tokens_of(model)
+    found = in_javascript(tmp_path / "model.lrt", "linear", tokens)
+    sequence = Sequence(Model.open(tmp_path / "model.lrt"))
+    for token, params in zip(tokens, found["params"], strict=True):
+        sequence.step(token)
+        assert_near(params, sequence.params())
+    assert found["resumed"] == found["params"][-1]
+    assert sequence.sample(0.4, Sampler(temperature=0.8)) == found["drawn"]
+    sequence.seed(7 | 9 << 32)
+    assert found["uniforms"] == [sequence.uniform(), sequence.uniform()]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LINEAR if "attention" not in KINDS[kind]])
+def test_softmax(kind, tmp_path):
+    """With the weights of a model with linear attention, what PyTorch's softmax attention gives with them."""
+    model = build(**KINDS[kind])
+    export.write(model, tmp_path / "model.lrt")
+    other = dataclasses.replace(model.config, attention=softmax.Config()).build().eval()
+    other.load_state_dict(model.state_dict())
+    tokens = tokens_of(model)
+    found = in_javascript(tmp_path / "model.lrt", "softmax", tokens)
+    with torch.no_grad():
+        expected, _ = other.extend(torch.tensor([tokens]))
+    assert_near(found["params"], expected[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda content: content[:5000], "the model's file is shorter than it must be"),
+        (lambda content: b"none" + content[4:], "this is no model that this page reads"),
+        (lambda content: content[:8] + b"\2" + content[9:], "this is no model that this page reads"),
+    ],
+)
+def test_what_it_refuses(change, reason, tmp_path):
+    (tmp_path / "model.lrt").write_bytes(change(export.to_bytes(build(**KINDS["plain"]))))
+    assert in_javascript(tmp_path / "model.lrt", "linear", [0]) == {"error": reason}
+
+
+def test_other_attentions_are_refused(tmp_path):
+    export.write(build(**KINDS["retention"]), tmp_path / "model.lrt")
+    assert "linear attention only" in in_javascript(tmp_path / "model.lrt", "linear", [0])["error"]

@@ -1,0 +1,86 @@
+"""What there is a page of, and who gets it."""
+
+import http.client
+import re
+import threading
+
+import pytest
+
+from lintra import web
+from lintra.attention import linear, retention, softmax
+from lintra.tasks import copy, digits, images
+from tests.web.conftest import small_model
+
+
+class Wide(type(digits.Config().build())):
+    image_shape = (8, 65, 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "attention", "reason"),
+    [
+        (copy.Config(), linear.Config(), "the page draws images, this model is of the task copy"),
+        (images.Config(data="cifar10"), linear.Config(), "grey images, these have 3 channels"),
+        (digits.Config(), softmax.Config(), "the runtime knows the attentions linear, retention and rfa"),
+        (digits.Config(), retention.Config(), "about linear attention, this model has retention"),
+    ],
+)
+def test_models_without_a_page(task, attention, reason):
+    task = task.build()
+    model, _ = small_model(attention=attention)
+    assert reason in (web.why_not(model, task) or "")
+    with pytest.raises(ValueError, match="there is no page of this model: "):
+        web.page(model, task, "none")
+
+
+def test_images_that_are_too_large():
+    model, _ = small_model()
+    assert web.why_not(model, Wide()) == "the page draws images of at most 64 x 64 pixels, these have 8 x 65"
+
+
+def test_the_page_is_whole_and_asks_for_nothing():
+    model, task = small_model()
+    page = web.page(model, task, "<b>mine</b>")
+    assert "{{" not in page
+    assert "&lt;b&gt;mine&lt;/b&gt;: 2 layers of width 32" in page
+    assert "<mfrac>" in page
+    assert not re.findall(r'(?:src|href)="(?!data:)|@import|url\(|https?://(?!www\.w3\.org/2000/svg)', page)
+    plain = small_model(attention=linear.Config(feature_map=linear.Relu(), normalize=False))
+    assert "<mfrac>" not in (page := web.page(*plain, "mine"))
+    assert "max(<i>x</i>, 0)" in page
+
+
+@pytest.fixture
+def server():
+    with web.Server("<p>a page with an é</p>") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def ask(server, path="/", method="GET", host=None):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    try:
+        connection.request(method, path, headers={} if host is None else {"Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_who_is_answered(server):
+    whole = (200, "<p>a page with an é</p>")
+    assert ask(server) == ask(server, "/?again") == ask(server, host="localhost:1") == whole
+    assert ask(server, method="HEAD") == (200, "")
+    assert ask(server, "/other")[0] == 404
+    assert ask(server, host="elsewhere.example")[0] == 403
+    assert ask(server, method="POST")[0] == 501
+
+
+def test_a_port_in_use(server):
+    with pytest.raises(
+        OSError, match=rf"port {server.server_port} of 127\.0\.0\.1 is in use; another --port"
+    ):
+        web.Server("", server.server_port)
