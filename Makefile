@@ -35,6 +35,7 @@ docs: install
 # The attention matrices in docs/pictures/, from the definitions in the tests.
 pictures: install
 	$(BIN)/python docs/draw.py
+	$(BIN)/python docs/photograph.py
 
 # The NEON kernels, compiled where there is no such processor.
 cross:

@@ -18,6 +18,7 @@ def on_config(config: Any) -> Any:
         {"Mechanisms": [{name: f"{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},
         {"Migrating": "migrating.md"},
+        {"Web": "web.md"},
         {"Performance": "performance.md"},
         {"Decisions": "decisions.md"},
         {"Reference": [{page.stem: f"reference/{page.name}"} for page in sorted(REFERENCE.glob("*.md"))]},

@@ -62,7 +62,7 @@
       };
       worker.onerror = (event) => {
         event.preventDefault();
-        if (answered) return say(`The worker has stopped: ${event.message}`, true);
+        if (answered) return heard.failed({ reason: `the worker has stopped: ${event.message}` });
         worker.terminate();
         here();
       };
@@ -141,7 +141,8 @@
       for (let column = Math.max(0, Math.floor(x - 2)); column < Math.min(width, x + 3); ++column) {
         const off = Math.hypot(column + 0.5 - x, row + 0.5 - y), at = row * width + column;
         const ink = Math.round((levels - 1) * Math.min(1, Math.max(0, (REACH - off) / 0.9)));
-        own.values[at] = erase ? Math.min(own.values[at], levels - 1 - ink) : Math.max(own.values[at], ink);
+        if (erase && ink) own.values[at] = 0;
+        else if (!erase) own.values[at] = Math.max(own.values[at], ink);
       }
     }
   }
@@ -268,6 +269,7 @@
     running = null;
     for (const picture of pictures) picture.show();
     label();
+    say("Stopped.");
   }
 
   function draw() {
@@ -343,9 +345,8 @@
   });
   $("controls").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!running) return draw();
-    stop();
-    say("Stopped.");
+    if (running) stop();
+    else draw();
   });
 
   // Memory. The curves are known; where the drawing stands on them is shown.
@@ -355,7 +356,7 @@
   const state = 100 - (100 * about.state_bytes) / most;
   cacheLine.setAttribute("d", line([[0, 100], [100, 0]]));
   stateLine.setAttribute("d", line([[0, state], [100, state]]));
-  $("memory-chart").querySelector(".top").textContent = `bytes kept, up to ${size(most)}`;
+  $("memory-chart").querySelector(".top span").textContent = `bytes kept, up to ${size(most)}`;
   $("memory-chart").setAttribute(
     "aria-label",
     `The state has ${size(about.state_bytes)} throughout; a key-value cache grows by ${size(about.cache_bytes)} a pixel to ${size(most)}.`,
@@ -430,7 +431,7 @@
     for (const [path, points] of [[linear, scaled[0]], [softmax, scaled[1]]])
       path.setAttribute("d", points.length ? line(points) : "");
     const [a, b] = times.map((spent) => number.format(latest(spent)));
-    $("race-chart").querySelector(".top").textContent = `milliseconds a pixel, up to ${number.format(top)}`;
+    $("race-chart").querySelector(".top span").textContent = `milliseconds a pixel, up to ${number.format(top)}`;
     $("race-chart").setAttribute("aria-label", `Milliseconds a pixel by now: linear ${a}, softmax ${b}`);
   }
 

@@ -99,6 +99,13 @@ class Opened:
         script = f"c => [...{pixels}].filter((_, i) => i % 4 == 3)"
         return [round(x * (self.levels - 1) / 255) for x in canvas.evaluate(script)]
 
+    def box(self):
+        """Where the visitor's drawing is, all of it in sight -> x, y, width, height."""
+        canvas = self.page.locator("#own")
+        canvas.evaluate("c => c.scrollIntoView({ block: 'center' })")
+        box = canvas.bounding_box()
+        return box["x"], box["y"], box["width"], box["height"]
+
     def own(self):
         return self.values(self.page.locator("#own"))
 

@@ -76,10 +76,10 @@ def test_browsers_that_have_less(small, opened, script, told):
 
 def draw_with_the_mouse(found):
     """A bow in the upper half."""
-    box = found.page.locator("#own").bounding_box()
+    left, top, width, height = found.box()
     mouse = found.page.mouse
     for i, (x, y) in enumerate([(0.3, 0.3), (0.5, 0.15), (0.7, 0.3), (0.6, 0.45)]):
-        mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=5)
+        mouse.move(left + x * width, top + y * height, steps=5)
         if i == 0:
             mouse.down()
     mouse.up()
@@ -123,13 +123,13 @@ def test_keys_draw(small, opened):
             press(key)
         found.says("Row 1, column 4: ink.")
         press("Shift+ArrowDown")
-        found.says("Row 2, column 4: ink.")
-        before = found.own()
-        assert before[3] == before[8 + 3] == small.task.levels - 1
+        press("Shift+ArrowDown")
+        found.says("Row 3, column 4: ink.")
+        assert found.own()[3:24:8] == [small.task.levels - 1] * 3
         press("Delete")
-        found.says("Row 2, column 4: empty.")
+        found.says("Row 3, column 4: empty.")
         given = found.own()[:32]
-        assert given[8 + 3] == 0 < max(given)
+        assert given[3:24:8] == [small.task.levels - 1, 0, 0]
         press("Enter")
         found.says("Finished")
         assert found.images() == [small.draw(4, image, given) for image in range(4)]
@@ -240,3 +240,37 @@ def test_an_instruction_set_without_fused_sums_draws_the_same(small, opened):
         found.says("Finished")
         with native.use("baseline"):
             assert found.images() == [small.draw(4, image) for image in range(4)]
+
+
+def test_a_finger_draws(small, opened):
+    with opened(small, has_touch=True, is_mobile=True, viewport={"width": 375, "height": 812}) as found:
+        found.says("Finished")
+        left, top, width, height = found.box()
+        found.page.touchscreen.tap(left + width / 2, top + height / 4)
+        found.says("Complete it", "#go")
+        found.says("Finished")
+        given = found.own()[:32]
+        assert given[2 * 8 + 4] > 0
+        assert found.images() == [small.draw(4, image, given) for image in range(4)]
+
+
+def test_an_example_is_a_beginning(small, opened):
+    with opened(small) as found:
+        found.says("Finished")
+        beginnings = []
+        for _ in range(5):
+            found.page.click("#example")
+            found.says("Finished")
+            beginnings.append(found.own())
+        assert len({tuple(beginning) for beginning in beginnings}) == 5
+        assert found.images() == [small.draw(4, image, beginnings[-1][:32]) for image in range(4)]
+
+
+def test_strokes_are_erased_by_the_mouse(small, opened):
+    with opened(small, reduced_motion="reduce") as found:
+        found.says("Ready")
+        draw_with_the_mouse(found)
+        found.page.click("#erase")
+        draw_with_the_mouse(found)
+        assert not any(found.own())
+        found.says("Draw digits", "#go")

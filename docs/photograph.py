@@ -1,0 +1,45 @@
+"""Writes docs/pictures/web.png: the page of `lintra web`, with an example completed, as Chromium shows it.
+
+python docs/photograph.py
+"""
+
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lintra import web
+from lintra.cli._model import open_model
+
+EXAMPLE = 3  # the third shows two digits with the same upper half
+
+
+def photograph(page: str) -> bytes:
+    """The upper part of a page, which must be one file, as PNG."""
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        file = Path(folder) / "page.html"
+        file.write_text(page, encoding="utf-8")
+        path = shutil.which("chromium") or sys.exit("there is no Chromium: apt-get install chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1280, "height": 1320}, reduced_motion="reduce")
+        tab.goto(file.as_uri())
+        for _ in range(EXAMPLE):
+            expect(tab.locator("#go")).to_be_enabled()
+            tab.click("#example")
+        expect(tab.locator("#status")).to_contain_text("Finished", timeout=60_000)
+        return tab.screenshot()
+
+
+def main() -> None:
+    content = photograph(web.page(*open_model(Path("mnist-small"), "cpu", None), "mnist-small"))
+    colours = Image.open(io.BytesIO(content)).convert("RGB").quantize(64)
+    colours.save(Path(__file__).parent / "pictures" / "web.png", optimize=True)
+
+
+if __name__ == "__main__":
+    main()
