@@ -7,6 +7,8 @@
 //
 // Images that are drawn together take turns value by value. pace: values a second and image, 0 as fast as it goes.
 
+const CHUNK = 16; // tokens of a beginning that are read before others may have their turn
+
 function makeStudio(tell) {
   let model, plain, bytes, length, slice;
   let pace = 0;
@@ -29,59 +31,60 @@ function makeStudio(tell) {
   async function open(message) {
     ({ length, slice } = message);
     bytes = decode(message.model);
-    model = message.program ? await WasmModel.open(decode(message.program), bytes, message.name) : new PlainModel(bytes);
-    plain = message.program ? null : model;
+    const { program, name } = message;
+    model = program ? await WasmModel.open(decode(program), bytes, name) : new PlainModel(bytes);
+    plain = program ? null : model;
     tell({ told: "ready", name: model.name });
+  }
+
+  // Reads what stands before, once: its state goes to the other sequences, however long it was.
+  async function prepare(sequences, read, seed, still) {
+    const last = read.length - 1;
+    for (let at = 0, ends = now() + slice; at < last; at += CHUNK) {
+      sequences[0].read(read.slice(at, Math.min(at + CHUNK, last)));
+      if (now() < ends) continue;
+      await pause();
+      if (!still()) return;
+      ends = now() + slice;
+    }
+    const state = sequences[0].save();
+    sequences.forEach((sequence, i) => {
+      if (i) sequence.load(state);
+      sequence.seed(seed, i);
+      sequence.step(read[last]);
+    });
+  }
+
+  // The next value of every image.
+  function advance(sequences, temperature, last) {
+    return sequences.map((sequence) => {
+      const value = sequence.sample(temperature);
+      if (!last) sequence.step(value);
+      return value;
+    });
   }
 
   async function draw({ job, given, count, seed, temperature }) {
     const { start } = model.facts, still = () => current.draw === job;
     const known = given.length || start >= 0 ? given : [0]; // a model without a start symbol wants a first value
-    const read = start >= 0 ? [start, ...known] : known;
     const sequences = Array.from({ length: count }, () => model.sequence());
     try {
-      let busy = 0, steps = 0, sliceEnds = now() + slice;
-      const timed = (work) => {
-        const begun = now(), result = work();
+      await prepare(sequences, start >= 0 ? [start, ...known] : known, seed, still);
+      let sent = given.length, fresh = sequences.map(() => known.slice(sent)), busy = 0, steps = 0;
+      let ends = now() + slice, paced = { pace, since: now(), from: known.length };
+      for (let at = known.length; at < length && still(); ++at) {
+        const begun = now(), last = at + 1 === length;
+        advance(sequences, temperature, last).forEach((value, i) => fresh[i].push(value));
         busy += now() - begun;
-        return result;
-      };
-      // The beginning is read once; its state goes to the others, however long it was.
-      for (let at = 0; at < read.length - 1; at += 16) {
-        timed(() => sequences[0].read(read.slice(at, Math.min(at + 16, read.length - 1))));
-        if (now() > sliceEnds) {
-          await pause();
-          if (!still()) return;
-          sliceEnds = now() + slice;
-        }
-      }
-      const state = sequences[0].save();
-      sequences.forEach((sequence, i) => {
-        if (i) sequence.load(state);
-        sequence.seed(seed, i);
-        sequence.step(read[read.length - 1]);
-      });
-      let fresh = sequences.map(() => []), from = known.length, sent = from;
-      let paceWas = pace, begun = now(), beganAt = from;
-      if (known !== given) tell({ told: "drawn", job, from: 0, values: sequences.map(() => known), speed: 0, done: false });
-      for (let at = from; at < length; ++at) {
-        timed(() => {
-          sequences.forEach((sequence, i) => {
-            const value = sequence.sample(temperature);
-            fresh[i].push(value);
-            if (at + 1 < length) sequence.step(value);
-          });
-        });
         steps += count;
-        const early = pace ? (at + 1 - beganAt) / pace - (now() - begun) : 0;
-        if (now() < sliceEnds && early <= 0 && at + 1 < length) continue;
-        tell({ told: "drawn", job, from: sent, values: fresh, speed: steps / busy, done: at + 1 === length });
+        const early = pace ? (at + 1 - paced.from) / pace - (now() - paced.since) : 0;
+        if (now() < ends && early <= 0 && !last) continue;
+        tell({ told: "drawn", job, from: sent, values: fresh, speed: steps / busy, done: last });
         sent = at + 1;
         fresh = sequences.map(() => []);
         await (early > 0 ? sleep(early) : pause());
-        if (!still()) return;
-        if (pace !== paceWas) [paceWas, begun, beganAt] = [pace, now(), at + 1];
-        sliceEnds = now() + slice;
+        if (pace !== paced.pace) paced = { pace, since: now(), from: at + 1 };
+        ends = now() + slice;
       }
     } finally {
       sequences.forEach((sequence) => model.release(sequence));
@@ -134,15 +137,15 @@ function makeStudio(tell) {
     }
   }
 
-  const begin = (what, work) => async (message) => {
+  const takes = (what, work) => async (message) => {
     current[what] = message.job;
     if (message.pace !== undefined) pace = message.pace;
     await work(message);
   };
   const verbs = {
     open,
-    draw: begin("draw", draw),
-    race: begin("race", race),
+    draw: takes("draw", draw),
+    race: takes("race", race),
     pace: (message) => void (pace = message.pace),
     stop: ({ what }) => void (current[what] = null),
   };

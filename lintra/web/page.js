@@ -6,9 +6,11 @@
   const { width, height, levels } = about, length = width * height;
   const PACES = [15, 30, 60, 120, 250, 500, 1000, 2000, 0]; // values a second and image; 0: as fast as it goes
   const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
-  const count = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-  const size = (bytes) =>
-    bytes < 1024 ? `${bytes} B` : bytes < 2 ** 20 ? `${number.format(bytes / 1024)} KiB` : `${number.format(bytes / 2 ** 20)} MiB`;
+  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+  const size = (bytes) => {
+    const power = Math.min(2, Math.floor(Math.log2(bytes || 1) / 10));
+    return `${number.format(bytes / 1024 ** power)} ${["B", "KiB", "MiB"][power]}`;
+  };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // An image: its values, and how many of them were given. Ink is opacity, so the paper may have any colour.
@@ -54,8 +56,9 @@
     };
     let answered = false;
     try {
-      const source = `${program}\nconst receive = makeStudio((message) => postMessage(message));\nonmessage = ({ data }) => receive(data);`;
-      const worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+      const parts = [program, "const receive = makeStudio((message) => postMessage(message));"];
+      const source = new Blob([...parts, "onmessage = ({ data }) => receive(data);"], { type: "text/javascript" });
+      const worker = new Worker(URL.createObjectURL(source));
       worker.onmessage = ({ data }) => {
         answered = true;
         tell(data);
@@ -96,10 +99,16 @@
   }
 
   heard.failed = ({ do: what, reason }) => {
-    if (what === "race") return $("race-status").replaceChildren(`This does not work here: ${reason}.`), endRace();
-    say(`This does not work here: ${reason}.`, true);
-    running = null;
+    const told = `This does not work here: ${reason}.`;
+    if (what === "race") {
+      $("race-status").textContent = told;
+      return endRace();
+    }
+    ready = what === "draw"; // else there is no model, or no worker any more
+    $("go").disabled = $("race").disabled = !ready;
+    running = 0;
     label();
+    say(told, true);
   };
 
   heard.ready = ({ name }) => {
@@ -223,24 +232,26 @@
     touched();
     say("The drawing is empty.");
   });
-  // Strokes of a few digits, in parts of the image.
+
+  // Strokes of a few digits, in hundredths of the width and height.
   const EXAMPLES = [
-    [[0.34, 0.26], [0.48, 0.2], [0.61, 0.25], [0.62, 0.36], [0.48, 0.46], [0.62, 0.54], [0.64, 0.68], [0.5, 0.78], [0.34, 0.72]],
-    [[0.64, 0.24], [0.42, 0.24], [0.38, 0.44], [0.54, 0.43], [0.65, 0.54], [0.62, 0.7], [0.46, 0.78], [0.34, 0.72]],
-    [[0.32, 0.34], [0.37, 0.25], [0.5, 0.21], [0.62, 0.26], [0.63, 0.38], [0.55, 0.5], [0.42, 0.64], [0.33, 0.76], [0.68, 0.75]],
-    [[0.63, 0.32], [0.52, 0.24], [0.4, 0.29], [0.37, 0.4], [0.46, 0.48], [0.58, 0.43], [0.63, 0.32], [0.61, 0.55], [0.55, 0.78]],
-    [[0.3, 0.27], [0.68, 0.25], [0.58, 0.46], [0.48, 0.78]],
+    "34,26 48,20 61,25 62,36 48,46 62,54 64,68 50,78 34,72",
+    "64,24 42,24 38,44 54,43 65,54 62,70 46,78 34,72",
+    "32,34 37,25 50,21 62,26 63,38 55,50 42,64 33,76 68,75",
+    "63,32 52,24 40,29 37,40 46,48 58,43 63,32 61,55 55,78",
+    "30,27 68,25 58,46 48,78",
   ];
   let example = 0;
   $("example").addEventListener("click", () => {
-    const points = EXAMPLES[example++ % EXAMPLES.length].map(([x, y]) => [x * width, y * height]);
+    const pairs = EXAMPLES[example++ % EXAMPLES.length].split(" ").map((pair) => pair.split(",").map(Number));
+    const points = pairs.map(([x, y]) => [(x * width) / 100, (y * height) / 100]);
     own.values.fill(0);
     points.slice(1).forEach((point, i) => stroke(points[i], point, false));
     draw();
   });
 
   // The images of the model.
-  let pictures = [], running = null, job = 0, began = 0;
+  let pictures = [], job = 0, running = 0, began = 0; // running: the job, 0: none
 
   function arrange() {
     const n = Number($("count").value);
@@ -266,7 +277,7 @@
   function stop() {
     if (!running) return;
     ask({ do: "stop", what: "draw" });
-    running = null;
+    running = 0;
     for (const picture of pictures) picture.show();
     label();
     say("Stopped.");
@@ -277,7 +288,7 @@
     stop();
     if (pictures.length !== Number($("count").value)) arrange();
     const given = isEmpty() ? [] : [...own.values.slice(0, rows * width)];
-    running = { job: ++job, given };
+    running = ++job;
     began = performance.now();
     for (const [i, picture] of pictures.entries()) {
       picture.begin(given);
@@ -290,16 +301,16 @@
   }
 
   heard.drawn = ({ job, from, values, speed, done }) => {
-    if (!running || running.job !== job) return;
+    if (job !== running) return;
     const next = from + values[0].length;
     for (const [i, picture] of pictures.entries()) {
       picture.values.set(values[i], from);
       picture.show(done ? -1 : next);
     }
-    if (speed) $("speed").textContent = number.format(speed);
+    $("speed").textContent = number.format(speed);
     remember(next);
     if (!done) return;
-    running = null;
+    running = 0;
     label();
     for (const [i, { canvas }] of pictures.entries())
       canvas.setAttribute("aria-label", `Image ${i + 1} of ${pictures.length}, ${describe(pictures[i])}`);
@@ -324,7 +335,7 @@
   });
   function showSettings() {
     const { pace, temperature } = settings();
-    const told = pace ? `${count.format(pace)} pixels/s` : "as fast as it can";
+    const told = pace ? `${whole.format(pace)} pixels/s` : "as fast as it can";
     $("pace-told").textContent = told;
     $("pace").setAttribute("aria-valuetext", told);
     $("temperature-told").textContent = temperature === 0 ? "0: the likeliest" : temperature.toFixed(2);
@@ -356,16 +367,17 @@
   const state = 100 - (100 * about.state_bytes) / most;
   cacheLine.setAttribute("d", line([[0, 100], [100, 0]]));
   stateLine.setAttribute("d", line([[0, state], [100, state]]));
-  $("memory-chart").querySelector(".top span").textContent = `bytes kept, up to ${size(most)}`;
+  $("memory-chart").querySelector(".top span").textContent = `up to ${size(most)}`;
   $("memory-chart").setAttribute(
     "aria-label",
-    `The state has ${size(about.state_bytes)} throughout; a key-value cache grows by ${size(about.cache_bytes)} a pixel to ${size(most)}.`,
+    `The state has ${size(about.state_bytes)} throughout; ` +
+      `a key-value cache grows by ${size(about.cache_bytes)} a pixel to ${size(most)}.`,
   );
   $("state").textContent = size(about.state_bytes);
   function remember(values) {
     const cache = values * about.cache_bytes;
     $("cache").textContent = size(cache);
-    $("cache-told").textContent = `an image: what a key-value cache would hold at pixel ${count.format(values)}`;
+    $("cache-told").textContent = `an image: what a key-value cache would hold at pixel ${whole.format(values)}`;
     hereLine.setAttribute("d", line([[(100 * values) / length, 0], [(100 * values) / length, 100]]));
   }
 
@@ -378,12 +390,12 @@
     $("race").textContent = "Start both";
   }
   $("race").addEventListener("click", () => {
-    if (!$("controls").reportValidity()) return;
     if (racing) {
       ask({ do: "stop", what: "race" });
       $("race-status").textContent = "Stopped.";
       return endRace();
     }
+    if (!$("controls").reportValidity()) return;
     times = [[], []];
     finished = [false, false];
     for (const picture of racers) picture.begin([]);
@@ -403,8 +415,9 @@
     picture.show(done ? -1 : offset + spent.length);
     finished[which] = done;
     const total = spent.reduce((a, b) => a + b, 0) / 1000;
-    const told = done ? "finished" : `pixel ${count.format(spent.length)} of ${count.format(length)}`;
-    $(`race-told-${which}`).textContent = `${told}, ${number.format(latest(spent))} ms a pixel, ${total.toFixed(1)} s in all`;
+    const told = done ? "finished" : `pixel ${whole.format(spent.length)} of ${whole.format(length)}`;
+    const speed = `${number.format(latest(spent))} ms a pixel, ${total.toFixed(1)} s in all`;
+    $(`race-told-${which}`).textContent = `${told}, ${speed}`;
     showTimes();
     if (!finished[0] || !finished[1]) return;
     endRace();
@@ -431,7 +444,7 @@
     for (const [path, points] of [[linear, scaled[0]], [softmax, scaled[1]]])
       path.setAttribute("d", points.length ? line(points) : "");
     const [a, b] = times.map((spent) => number.format(latest(spent)));
-    $("race-chart").querySelector(".top span").textContent = `milliseconds a pixel, up to ${number.format(top)}`;
+    $("race-chart").querySelector(".top span").textContent = `up to ${number.format(top)} ms a pixel`;
     $("race-chart").setAttribute("aria-label", `Milliseconds a pixel by now: linear ${a}, softmax ${b}`);
   }
 

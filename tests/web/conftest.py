@@ -32,13 +32,17 @@ class Subject:
 
     def draw(self, seed, image=0, given=(), temperature=0.9):
         """What the native program draws with the numbers that the page gives the image."""
-        sequence, read = Sequence(Model(self.file)), [self.model.start_token, *given]
+        start = self.model.start_token
+        given = given if given or start is not None else [0]
+        sequence, read = Sequence(Model(self.file)), [*([] if start is None else [start]), *given]
         sequence.prefill(read[:-1])
         sequence.seed(seed | image << 32)
-        while len(read) <= self.task.length:
+        drawn = list(given)
+        while len(drawn) < self.task.length:
             sequence.step(read[-1])
             read.append(sequence.sample(None, Sampler(temperature=temperature)))
-        return read[1:]
+            drawn.append(read[-1])
+        return drawn
 
 
 def small_model(**changes):

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from lintra import native, runtime, web
-from tests.web.conftest import damaged
+from tests.web.conftest import Subject, damaged, small_model
 
 pytestmark = [
     pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
@@ -274,3 +274,14 @@ def test_strokes_are_erased_by_the_mouse(small, opened):
         draw_with_the_mouse(found)
         assert not any(found.own())
         found.says("Draw digits", "#go")
+
+
+def test_a_model_that_wants_a_first_value(opened):
+    """Without a start symbol, as the paper's: the first value is 0, and drawn is what follows."""
+    subject = Subject(*small_model(start=False))
+    with opened(subject) as found:
+        found.says("Finished")
+        assert found.images() == [subject.draw(4, image) for image in range(4)]
+        found.page.click("#race")
+        found.says("Both have finished.", "#race-status")
+        assert found.values(found.page.locator("#race-0")) == subject.draw(4)
