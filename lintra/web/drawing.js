@@ -65,7 +65,7 @@ function makeStudio(tell) {
   }
 
   async function draw({ job, given, count, seed, temperature }) {
-    const { start } = model.facts, still = () => current.draw === job;
+    const { start } = model, still = () => current.draw === job;
     const known = given.length || start >= 0 ? given : [0]; // a model without a start symbol wants a first value
     const sequences = Array.from({ length: count }, () => model.sequence());
     try {
@@ -93,7 +93,7 @@ function makeStudio(tell) {
 
   // One value after the other; yields after every token that is read, the value if it was drawn.
   function* runner(sequence, again, { seed, temperature }) {
-    const { start } = model.facts, read = [start >= 0 ? start : 0];
+    const { start } = model, read = [start >= 0 ? start : 0];
     sequence.seed(seed, 0);
     for (let left = length - (start < 0 ? 1 : 0); left; --left) {
       if (again) {

@@ -142,8 +142,7 @@ class PlainModel {
     }));
     this.norm = m.finalNorm ? sections.norm(m.width, m.normKind) : null;
     this.head = sections.linear(m.weights, m.output === MIXTURE ? 3 * m.components : m.vocabulary, m.width);
-    const positions = m.axes.length ? m.axes.reduce((a, b) => a * b) : Infinity;
-    this.facts = { vocabulary: m.vocabulary, start: m.start ? m.vocabulary : -1, positions };
+    this.start = m.start ? m.vocabulary : -1; // the symbol that stands before the first; -1: there is none
     this.name = "plain JavaScript";
   }
 

@@ -13,8 +13,7 @@ class WasmModel {
     this.bytes(file, bytes.length).set(bytes);
     this.at = this.room(lrt.lrt_model_size());
     this.check(lrt.lrt_load(this.at, lrt.lrt_model_size(), file, bytes.length));
-    const fact = (which) => lrt.lrt_fact(this.at, which), positions = fact(4);
-    this.facts = { vocabulary: fact(0), start: fact(1), positions: positions < 0 ? Infinity : positions };
+    this.start = lrt.lrt_fact(this.at, 1); // LRT_START
     this.stateBytes = lrt.lrt_state_size(this.at);
     this.state = this.room(this.stateBytes);
     this.words = this.room(4 * WasmModel.CHUNK);
