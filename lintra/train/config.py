@@ -20,7 +20,7 @@ class Config:
 
     steps: int = 10_000  # optimiser steps in all
     max_minutes: float | None = None  # stop after so many minutes, with a checkpoint
-    start_from: str | None = None  # a trained model of the same shape: its weights are the first ones
+    start_from: str | None = None  # a trained model: its weights are the first ones
     batch: int = 16  # sequences in a step, all devices together
     optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix
     lr: float = 1e-3  # learning rate
