@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,21 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     with multiprocessing.get_context("spawn").Pool(workers, _worker) as pool:
         for done, told in enumerate(pool.imap_unordered(_train_one, [(x, end) for x in todo]), 1):
             print(f"{done} of {len(todo)}: {told}", flush=True)
+
+
+def updates(task: Any, model: Any, batches: Sequence[Any]) -> Callable[[], None]:
+    """A call that updates a fresh model, of a Config, once for each of these batches: what a step costs."""
+    torch.manual_seed(0)
+    network = model.build()
+    optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
+
+    def step() -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            task.loss(network, batch).backward()
+            optimizer.step()
+
+    return step
 
 
 def tell(trials: Sequence[Trial]) -> None:

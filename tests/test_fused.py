@@ -15,6 +15,8 @@ from lintra.generate import generate, generate_reference, stream
 from lintra.models import decoder
 from lintra.nn import Feed, LogisticMixture
 from lintra.nn.block import Block
+from tests import kinds
+from tests.kinds import build
 from tests.test_generate import build_seq2seq
 
 pytestmark = [
@@ -27,18 +29,7 @@ pytestmark = [
 # out over the few inputs of these models; the layers add theirs up.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
 
-KINDS = {
-    "plain": {},
-    "post": {"norm": "post", "final_norm": True},
-    "post, no last norm": {"norm": "post", "norm_kind": "rms", "feed_kind": "swiglu"},
-    "rms": {"norm_kind": "rms"},
-    "swiglu": {"feed_kind": "swiglu", "feed": 3.0},
-    "kv_heads": {"heads": 6, "kv_heads": 2, "width": 24},
-    "one key head": {"heads": 4, "kv_heads": 1, "width": 64},
-    "relu": {"attention": linear.Config(feature_map=linear.Relu())},
-    "not normalised": {"attention": linear.Config(normalize=False)},
-    "context": {"context": (1, 4), "position": "grid", "grid": (5, 4)},
-    "learned": {"position": "learned", "max_length": 20, "embed": "value"},
+KINDS = kinds.KINDS | {
     "mixture": {
         "output": LogisticMixture(components=3),
         "position": "concatenated",
@@ -47,16 +38,6 @@ KINDS = {
     },
     "one": {"heads": 1, "width": 1, "position": "none", "feed": 1.0, "layers": 1},
 }
-
-
-def build(**changes):
-    """Not as initialised: biases and norms that matter."""
-    torch.manual_seed(0)
-    options = {"vocabulary": 5, "layers": 2, "heads": 3, "width": 36} | changes
-    model = decoder.Config(**options).build().eval()
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn(parameter.shape))
-    return model
 
 
 def close(mine, right, tolerance):

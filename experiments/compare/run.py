@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lintra import attention, pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
@@ -28,7 +26,7 @@ from lintra.tasks import recall, text, text_classification
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
+from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
 
 PAIRS = (4, 8, 16, 32)
 SEEDS = (0,)
@@ -165,17 +163,9 @@ def find(data: Path, problem: str, mechanism: str) -> Run:
 
 def step(run: Run) -> Any:
     """One update of a fresh model."""
-    torch.manual_seed(0)
-    task, model = run.problem.task.build(), run.model().build()
+    task = run.problem.task.build()
     batch = task.collate(task.train.__getitems__(list(range(run.problem.training["batch"]))))
-    optimizer = torch.optim.RAdam(model.parameters(), 1e-4)
-
-    def update() -> None:
-        optimizer.zero_grad()
-        task.loss(model, batch).backward()
-        optimizer.step()
-
-    return update
+    return updates(task, run.model(), [batch])
 
 
 def scores(data: Path, names: list[str]) -> dict[str, dict[str, list[float]]]:

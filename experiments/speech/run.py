@@ -14,7 +14,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import interleaved
 from lintra.evaluate import ErrorRate, Heard
-from lintra.models import ctc
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
 from lintra.tasks import speech
@@ -38,7 +37,7 @@ from lintra.transcribe import Search
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
+from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
 
 CORPORA = {"an4": "AN4", "fsdd": "digit strings"}
 UNIT = {"an4": "character", "fsdd": "word"}  # whose error rate is asked for
@@ -139,22 +138,7 @@ def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]
     batches.sort(key=lambda places: sum(one.train.lengths[i] for i in places))
     chosen = [batches[(2 * i + 1) * len(batches) // (2 * SAMPLED)] for i in range(SAMPLED)]
     loaded = [one.train.__getitems__(places) for places in chosen]
-    return update(one, one.model(MODELS[model]), loaded), len(batches)
-
-
-def update(one: speech.Speech, config: ctc.Config, batches: Sequence[Any]) -> Callable[[], None]:
-    """Updates of a fresh model, one for each batch."""
-    torch.manual_seed(0)
-    network = config.build()
-    optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
-
-    def step() -> None:
-        for batch in batches:
-            optimizer.zero_grad()
-            one.loss(network, batch).backward()
-            optimizer.step()
-
-    return step
+    return updates(one, one.model(MODELS[model]), loaded), len(batches)
 
 
 def long(model: str, length: int, data: Path) -> Callable[[], None]:
@@ -175,7 +159,7 @@ def long(model: str, length: int, data: Path) -> Callable[[], None]:
         "mask": torch.ones(len(rows), length, dtype=torch.bool),
         "targets": torch.nn.utils.rnn.pad_sequence(targets, batch_first=True),
     }
-    return update(one, one.model(MODELS[model]), [batch])
+    return updates(one, one.model(MODELS[model]), [batch])
 
 
 def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:

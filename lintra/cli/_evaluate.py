@@ -67,7 +67,7 @@ def evaluate_command(args: Sequence[str]) -> int:
         if getattr(options.searching, name):
             raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
-    chosen = _chosen(task, options)
+    chosen = drawn(len(task.test), options.limit, options.seed)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
     nats = torch.empty(0)
@@ -99,11 +99,6 @@ def evaluate_command(args: Sequence[str]) -> int:
         for path in evaluate.draw(model, task, images, nats, options.pictures, watch=progress, **more):
             print(f"drawn in {path}")
     return 0
-
-
-def _chosen(task: Task, options: Options) -> list[int]:
-    """The places of the samples to look at. Reads the data, so raises DataError."""
-    return drawn(len(task.test), options.limit, options.seed)
 
 
 def _checked(model: Any, task: Task, chosen: list[int], options: Options) -> float | None:

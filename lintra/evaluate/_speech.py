@@ -1,6 +1,5 @@
 """Error rates of a recogniser over many utterances, and how sure they are."""
 
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
@@ -10,7 +9,7 @@ from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped
 from lintra.speech.errors import SpeechError
 from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
-from lintra.speech.symbols import Symbols, Unit
+from lintra.speech.symbols import Symbols, Unit, plain
 from lintra.transcribe import Search, log_probs
 
 # What is counted as an error, by what a model writes.
@@ -86,8 +85,7 @@ def reference(symbols: Symbols, text: str | None) -> str:
     """
     if not text or not text.strip():
         raise SpeechError("it has no transcript")
-    plain = " ".join(unicodedata.normalize("NFC", text).split())
-    return symbols.decode(symbols.encode(plain)) if symbols.unit == "phoneme" else plain
+    return symbols.decode(symbols.encode(text)) if symbols.unit == "phoneme" else plain(text)
 
 
 def error_rates(heard: Sequence[Heard], unit: Unit) -> dict[str, ErrorRate]:

@@ -54,7 +54,7 @@ class Symbols:
 
     def encode(self, text: str) -> list[int]:
         """The numbers of a text. Raises SpeechError for what is no symbol, or not in the lexicon."""
-        text = _plain(text)
+        text = plain(text)
         if self.unit != "phoneme":
             return _look_up(_split(text, self.unit), self._numbers, self.unit, text)
         words = _look_up(_split(text, "word"), self._said, "word", text)
@@ -84,7 +84,7 @@ def learn(texts: Iterable[str], unit: Unit, lexicon: Lexicon | None = None) -> S
     if unit != "phoneme":
         if lexicon is not None:
             raise ValueError(f"a lexicon belongs to phonemes, got one for {unit} symbols")
-        names = sorted({symbol for text in texts for symbol in _split(_plain(text), unit)})
+        names = sorted({symbol for text in texts for symbol in _split(plain(text), unit)})
         if not names:
             raise SpeechError(f"there is no {unit} to learn: every transcript is empty")
         return Symbols(unit, tuple(names))
@@ -92,7 +92,7 @@ def learn(texts: Iterable[str], unit: Unit, lexicon: Lexicon | None = None) -> S
         raise ValueError("phonemes need a lexicon, which says those of each word; got none")
     names = sorted({phoneme for word in lexicon.values() for phoneme in word})
     symbols = Symbols(
-        unit, tuple(names), tuple(sorted((_plain(word), said) for word, said in lexicon.items()))
+        unit, tuple(names), tuple(sorted((plain(word), said) for word, said in lexicon.items()))
     )
     for text in texts:
         symbols.encode(text)
@@ -116,13 +116,14 @@ def read_lexicon(path: str | Path) -> dict[str, tuple[str, ...]]:
         if not phonemes:
             raise SpeechError(f"{path}, line {number:,}: expected a word and its phonemes, got {line[:60]!r}")
         variant = _VARIANT.fullmatch(word)
-        found.setdefault(_plain(variant[1] if variant else word), tuple(phonemes))
+        found.setdefault(plain(variant[1] if variant else word), tuple(phonemes))
     if not found:
         raise SpeechError(f"{path} holds no words")
     return found
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """One space between words, none around them, in Unicode's NFC."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 

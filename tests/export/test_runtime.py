@@ -17,7 +17,8 @@ from lintra.models import decoder, encoder
 from lintra.nn import Feed
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical
-from tests.runtime.kinds import KINDS, build
+from tests.kinds import build
+from tests.runtime.kinds import KINDS
 from tests.test_generate import build_seq2seq
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from lintra.export import runtime as export
 from lintra.runtime import Model, Sequence
-from tests.runtime.kinds import KINDS, build
+from tests.kinds import build
+from tests.runtime.kinds import KINDS
 
 
 def write(folder: Path) -> list[Path]:

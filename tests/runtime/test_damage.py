@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from lintra import runtime
 from lintra.export import runtime as export
 from lintra.runtime import Error, Model, Sequence
-from tests.runtime.kinds import KINDS, build
+from tests.kinds import build
+from tests.runtime.kinds import KINDS
 
 pytestmark = [
     pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),

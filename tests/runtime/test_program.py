@@ -15,8 +15,9 @@ from lintra import checkpoint, native, runtime
 from lintra.export import runtime as export
 from lintra.generate import Sampler
 from lintra.runtime import Model, Sequence
+from tests.kinds import build
 from tests.runtime import corpus
-from tests.runtime.kinds import KINDS, build
+from tests.runtime.kinds import KINDS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

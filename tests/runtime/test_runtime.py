@@ -15,7 +15,8 @@ from lintra.generate import Sampler
 from lintra.models import decoder
 from lintra.nn import LogisticMixture
 from lintra.runtime import Error, Model, Sequence
-from tests.runtime.kinds import KINDS, LENGTH, build
+from tests.kinds import LENGTH, build
+from tests.runtime.kinds import KINDS
 
 pytestmark = [
     pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),

@@ -15,7 +15,8 @@ from lintra.attention.linear import LinearAttention
 from lintra.export import runtime as export
 from lintra.generate import Sampler
 from lintra.runtime import Model, Sequence
-from tests.runtime.kinds import KINDS, build
+from tests.kinds import build
+from tests.runtime.kinds import KINDS
 
 HERE = Path(__file__).parent
 PLAIN = Path(web.__file__).parent / "plain.js"
