@@ -7,11 +7,12 @@ from torch import nn
 
 from lintra.attention import Attention
 from lintra.nn.block import Block
+from lintra.train._muon import Muon
 from lintra.train.config import Config
 
 
 def optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Raises ValueError for Muon where PyTorch has none, or the model no blocks."""
+    """Raises ValueError for Muon where the model has no blocks."""
     if config.optimizer == "muon":
         return MuonAndAdamW(model, config)
     others = _groups(model, list(model.parameters()))
@@ -23,17 +24,10 @@ def optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 class MuonAndAdamW(torch.optim.Optimizer):
     """Muon for the matrices of linear maps inside blocks, AdamW for all else, as one optimiser.
 
-    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) makes each matrix's averaged gradient
-    orthogonal; scaled to the size of AdamW's updates (Liu et al. 2025, arXiv:2502.16982, equation 4), so that
-    the two share a learning rate.
+    The two share a learning rate. Raises ValueError if there is no such matrix.
     """
 
     def __init__(self, model: nn.Module, config: Config):
-        if not hasattr(torch.optim, "Muon"):
-            raise ValueError(
-                f"optimizer='muon' needs PyTorch 2.9 or newer, this is {torch.__version__}: update it, or "
-                "choose another, such as --optimizer radam --lr 1e-3"
-            )
         found = (
             layer.weight
             for block in model.modules()
@@ -50,7 +44,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         others = _groups(model, [x for x in model.parameters() if id(x) not in known])
         decay = config.weight_decay
         self.parts = (
-            torch.optim.Muon(matrices, config.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+            Muon(matrices, config.lr, decay),
             torch.optim.AdamW(others, config.lr, betas=(0.9, 0.95), weight_decay=decay),
         )
         super().__init__([group for part in self.parts for group in part.param_groups], {})

@@ -1,0 +1,66 @@
+"""Muon: each matrix moves along its averaged gradient made orthogonal."""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial a x + b x^3 + c x^5
+ITERATIONS = 5
+MOMENTUM = 0.95
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon with Nesterov momentum and decoupled weight decay, for parameters that are matrices.
+
+    `lr` counts as AdamW's does: a step is scaled by 0.2 sqrt(the longer side), the size of AdamW's updates
+    (Liu et al. 2025, arXiv:2502.16982, equation 4). Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon. PyTorch's own computes in bfloat16 everywhere, which takes most
+    of a step on a CPU that has no instructions for it; this one takes float32 there, and matrices of a shape
+    together.
+    """
+
+    def __init__(self, params: Any, lr: float, weight_decay: float):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            for _, alike in itertools.groupby(sorted(moved, key=_kind), _kind):
+                parameters = list(alike)
+                directions = orthogonal(torch.stack([self._averaged(p) for p in parameters]))
+                for parameter, direction in zip(parameters, directions, strict=True):
+                    size = 0.2 * max(parameter.shape) ** 0.5
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(direction, alpha=-group["lr"] * size)
+
+    def _averaged(self, parameter: Tensor) -> Tensor:
+        """Its gradient and those before, the latest counting twice."""
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(average, MOMENTUM)
+
+
+def _kind(x: Tensor) -> tuple[Any, ...]:
+    return (*x.shape, str(x.dtype), str(x.device))
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    """x [... n m] with its singular values pushed to about 0.7 to 1.2 and its vectors kept; zeros stay.
+
+    In bfloat16 on GPUs and at least float32 elsewhere. Jordan et al. 2024, "Newton-Schulz".
+    """
+    a, b, c = COEFFICIENTS
+    y = x.bfloat16() if x.is_cuda else x.to(torch.promote_types(x.dtype, torch.float32))
+    tall = x.shape[-2] > x.shape[-1]
+    y = y.mT if tall else y
+    y = y / torch.linalg.matrix_norm(y, keepdim=True).clamp(min=1e-7)
+    for _ in range(ITERATIONS):
+        gram = y @ y.mT
+        y = a * y + (b * gram + c * (gram @ gram)) @ y
+    return (y.mT if tall else y).to(x.dtype)
