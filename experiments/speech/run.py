@@ -40,7 +40,8 @@ sys.path.insert(0, str(HERE.parent))
 from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
 
 CORPORA = {"an4": "AN4", "fsdd": "digit strings"}
-UNIT = {"an4": "character", "fsdd": "word"}  # whose error rate is asked for
+UNIT = {"an4": "character", "fsdd": "word"}  # what is written, and whose error rate is asked for
+SPELLED = ("an4",)  # corpora whose transcripts say more than what was heard: n-grams of them help
 MODELS = {
     "Bi-LSTM": linear.Config(),  # has no attention
     "softmax": softmax.Config(),
@@ -57,7 +58,7 @@ ROUNDS = 5
 
 def task(corpus: str, model: str, data: Path, **changes: Any) -> speech.Config:
     kind = "bilstm" if model == "Bi-LSTM" else "transformer"
-    return speech.Config(data=corpus, data_dir=str(data), encoder=kind, **changes)  # pyright: ignore[reportArgumentType]
+    return speech.Config(data=corpus, data_dir=str(data), encoder=kind, units=UNIT[corpus], **changes)  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache
@@ -113,22 +114,23 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
         if not done:
             continue
         texts = [heard(one, lambda _: Search(), "heard.json") for one in done]
-        better = [heard(one, with_language_model, "heard-lm.json") for one in done]
-        rates = [evaluate.error_rates(each, "character") for each in texts]
+        rates = [evaluate.error_rates(each, UNIT[corpus]) for each in texts]
         found.setdefault(corpus, {})[model] = {
             "parameters": sum(p.numel() for p in checkpoint.load(done[0].folder).parameters()),
             "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in each.items()} for each in rates],
-            "together": _of_all(texts),
-            "with a language model": _of_all(better),
+            "together": _of_all(texts, UNIT[corpus]),
             "curves": [train.curves(one.folder)["validate_symbol_errors"] for one in done],
         }
+        if corpus in SPELLED:
+            better = [heard(one, with_language_model, "heard-lm.json") for one in done]
+            found[corpus][model]["with a language model"] = _of_all(better, UNIT[corpus])
     return found
 
 
-def _of_all(texts: list[list[Heard]]) -> dict[str, Any]:
+def _of_all(texts: list[list[Heard]], unit: str) -> dict[str, Any]:
     """The error rates of all seeds together."""
-    rates = evaluate.error_rates(list(itertools.chain(*texts)), "character")
-    return {unit: dataclasses.asdict(rate) for unit, rate in rates.items()}
+    rates = evaluate.error_rates(list(itertools.chain(*texts)), unit)
+    return {kind: dataclasses.asdict(rate) for kind, rate in rates.items()}
 
 
 def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]:
@@ -221,7 +223,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
             lines[model] = {s: 100 * statistics.mean(c[str(s)] for c in found["curves"]) for s in steps}
         files.append(HERE / f"{corpus}.png")
         pictures.curves(
-            files[-1], lines, x="step", y="character errors in validation (%)", title=CORPORA[corpus]
+            files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=CORPORA[corpus]
         )
     rows = {row["what"]: row["figure"] for row in report["rows"]}
     against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
@@ -246,13 +248,17 @@ def table(report: dict[str, Any]) -> str:
     rows = {row["what"]: row["figure"] for row in report["rows"]}
     heads = ["model", "parameters"]
     for corpus, name in CORPORA.items():
-        heads += [f"{name}, {UNIT[corpus]} errors", "with n-grams", f"{name}, s an epoch"]
+        heads += [
+            f"{name}, {UNIT[corpus]} errors",
+            *["with n-grams"] * (corpus in SPELLED),
+            f"{name}, s an epoch",
+        ]
     heads += ["of 2,400 frames, MB"]
     lines = [heads, ["---"] * len(heads)]
     for model in MODELS:
         cells = [model, f"{report['scores']['an4'][model]['parameters'] / 1e6:.2f} M"]
         for corpus, name in CORPORA.items():
-            for kind in ("together", "with a language model"):
+            for kind in ("together", *["with a language model"] * (corpus in SPELLED)):
                 rate = ErrorRate(**report["scores"][corpus][model][kind][UNIT[corpus]])
                 cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
             cells.append(f"{rows[f'{name}: {model}, an epoch']:.1f}")
