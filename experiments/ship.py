@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from lintra import checkpoint, pictures, tasks, train
+from lintra.attention import leaves
 from lintra.bench._report import cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
@@ -59,14 +60,13 @@ def write_log(file: Any, curves: Mapping[str, Mapping[int, float]]) -> None:
 
 
 def of_images(name: str, run: train.Run, step: int, model: Any, evaluation: dict[str, Any]) -> str:
-    config = model.config
     scores = evaluation["scores"]
     whole, paper = scores["bits_per_dim"], scores["bits_per_dim_without_the_first"]
     epochs = _epochs(run, step)
     return f"""# {name}
 
 A linear transformer that draws 28 x 28 grey handwritten digits value by value.
-{_size(config, model)} a sequence, from the first value to the last.
+{_size(model.config, model)} a sequence, from the first value to the last.
 
 ```sh
 lintra generate --model {name}
@@ -92,9 +92,10 @@ def of_speech(name: str, run: train.Run, step: int, model: Any, evaluation: dict
         f"{x['insertions']} | {x['deletions']} | {x['length']:,} |"
         for kind, x in rates.items()
     )
+    attention = config.encoder.attention.name
     return f"""# {name}
 
-A causal linear transformer that writes down spoken English digits while it listens, from
+A causal transformer, of {attention} attention, that writes down spoken English digits while it listens, from
 {config.features.bins} mel filters of audio at {config.features.rate:,} Hz, {config.subsample} frames to one.
 {_size(config.encoder, model)}, however long one speaks.
 
@@ -128,7 +129,7 @@ def _training(run: train.Run, step: int, hours: float) -> str:
 
 def _amount(run: train.Run, step: int) -> str:
     if isinstance(run.task, speech.Config):
-        return f"up to {run.task.batch_frames:,} frames"
+        return f"up to {run.task.build().batch_tokens:,} frames"
     return f"{run.train.batch} images, {_epochs(run, step):.2f} times over the data"
 
 
@@ -155,9 +156,8 @@ def _command(run: train.Run) -> str:
 
 
 def _size(config: Any, model: Any) -> str:
-    """What of a card is the same for a decoder and an encoder, of linear attention."""
-    dim = config.width // config.heads
-    state = config.layers * config.heads * dim * (dim + 1) * 4 / 1024
+    """What of a card is the same for a decoder and an encoder whose state is constant."""
+    dim, state = config.width // config.heads, sum(x.nbytes for x in leaves(model.start(1))) / 1024
     return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {dim},
 {sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32. Its
 recurrent state is {state:.0f} KiB"""
