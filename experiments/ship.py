@@ -11,14 +11,14 @@ import argparse
 import csv
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lintra import checkpoint, pictures, tasks, train
-from lintra.attention import leaves
+from lintra.attention import leaves, load
 from lintra.bench._report import cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
@@ -92,11 +92,11 @@ def of_speech(name: str, run: train.Run, step: int, model: Any, evaluation: dict
         f"{x['insertions']} | {x['deletions']} | {x['length']:,} |"
         for kind, x in rates.items()
     )
-    attention = config.encoder.attention.name
+    attention = to_json(config.encoder.attention)["name"]
     return f"""# {name}
 
-A causal transformer, of {attention} attention, that writes down spoken English digits while it listens, from
-{config.features.bins} mel filters of audio at {config.features.rate:,} Hz, {config.subsample} frames to one.
+A causal transformer (attention `{attention}`) that writes down spoken English digits while it listens, from
+{config.features.bins} mel filters at {config.features.rate:,} Hz, {config.subsample} frames made one.
 {_size(config.encoder, model)}, however long one speaks.
 
 ```sh
@@ -139,20 +139,27 @@ def _epochs(run: train.Run, step: int) -> float:
 
 def _command(run: train.Run) -> str:
     """What trains it again: with the flags in which it differs from what its task is preset to."""
-    own = {f.name: getattr(run.task, f.name) for f in dataclasses.fields(run.task) if f.name != "data_dir"}
     task = tasks.load(to_json(run.task)["name"])
-    flags = {name: value for name, value in own.items() if value != getattr(task.Config(), name)}
-    preset = train.Config(**task.training({name: str(value) for name, value in flags.items()}))
-    flags |= {
-        f.name: getattr(run.train, f.name)
-        for f in dataclasses.fields(preset)
-        if getattr(run.train, f.name) != getattr(preset, f.name)
-    }
-    words = (
-        f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-        for name, value in flags.items()
-    )
+    flags = _changed(run.task, task.Config(), leave=("data_dir",))
+    told = {name: " ".join(words) for name, words in flags.items()}
+    flags |= _changed(run.train, train.Config(**task.training(told)))
+    attention = (getattr(run.model, "encoder", None) or run.model).attention
+    if (name := to_json(attention)["name"]) != "linear":
+        flags["attention"] = [name]
+    if options := _changed(attention, load(name).Config()):
+        flags["attention_options"] = [f"{field}={' '.join(words)}" for field, words in options.items()]
+    words = (" ".join([f"--{name.replace('_', '-')}", *values]) for name, values in flags.items())
     return " ".join([f"lintra train {run.task.build().name}", *words])
+
+
+def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, list[str]]:
+    """The fields of one that are others than the preset's, as words of the command line."""
+    fields = {x.name: getattr(config, x.name) for x in dataclasses.fields(config) if x.name not in leave}
+    changed = {name: value for name, value in fields.items() if value != getattr(preset, name)}
+    return {
+        name: [] if value is True else [str(x) for x in (value if isinstance(value, tuple) else (value,))]
+        for name, value in changed.items()
+    }
 
 
 def _size(config: Any, model: Any) -> str:

@@ -9,43 +9,64 @@ import pytest
 import torch
 
 from lintra import checkpoint, generate, train
+from lintra.cli import main
+from lintra.models import Decoder
 
 ROOT = Path(__file__).parents[1]
 PACKED = sorted(
     x.parent for x in (*checkpoint.SHIPPED.glob("*/config.json"), *ROOT.glob("weights/*/config.json"))
 )
 INSTALLED = checkpoint.shipped()
+MOST = {"images": 2e6, "speech": 4e6}  # bytes in the wheel
+RECORDINGS = ROOT / "tests" / "speech" / "data"
 
 
-def test_there_is_one_right_after_installation():
-    assert "mnist-small" in INSTALLED
+def test_there_are_some_right_after_installation():
+    assert {"mnist-small", "spoken-digits"} <= set(INSTALLED)
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_what_is_in_the_wheel_is_small(name):
-    assert sum(x.stat().st_size for x in (checkpoint.SHIPPED / name).glob("*.safetensors")) <= 2e6
+    weights = sum(x.stat().st_size for x in (checkpoint.SHIPPED / name).glob("*.safetensors"))
+    assert weights <= MOST[train.Run.around(name).task.build().name]
 
 
 @pytest.mark.parametrize("folder", PACKED, ids=lambda folder: folder.name)
 def test_the_card_says_what_was_measured(folder):
     card, found = (folder / "README.md").read_text(), json.loads((folder / "evaluation.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(found)
-    for score in ("bits_per_dim", "bits_per_dim_without_the_first"):
-        assert f"| {found['scores'][score]['mean']:.4f} | {found['scores'][score]['error']:.4f} |" in card
     model, run = checkpoint.load(folder), train.Run.around(folder)
     assert f"{sum(x.numel() for x in model.parameters()):,} parameters" in card
-    assert found["test_samples"] == 10_000
+    assert f"| {found['test_samples']:,} test " in card
     assert model.config == run.model
     with (folder / "log.csv").open(newline="") as file:
         steps = [int(row["step"]) for row in csv.DictReader(file)]
-    assert re.search(rf"{steps[-1]:,} steps of {run.train.batch} images", card)
+    if run.task.build().name == "images":
+        for score in ("bits_per_dim", "bits_per_dim_without_the_first"):
+            assert f"| {found['scores'][score]['mean']:.4f} | {found['scores'][score]['error']:.4f} |" in card
+        assert re.search(rf"{steps[-1]:,} steps of {run.train.batch} images", card)
+    else:
+        for unit, x in found["scores"].items():
+            assert f"| {unit} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} |" in card
+        assert re.search(rf"{steps[-1]:,} steps of up to {run.task.build().batch_tokens:,} frames", card)
     for x in folder.iterdir():
         assert x.stat().st_size <= 15e6, x
         if x.suffix in (".json", ".md", ".csv"):
             assert not re.search(r"(?<![\w.])/(tmp|home|root|work|Users)/", x.read_text()), x
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize("how", ["whole", "stream"])
+@pytest.mark.parametrize(
+    ("file", "word"), [("0_nicolas_2.wav", "zero"), ("3_theo_0.wav", "three"), ("7_jackson_1.wav", "seven")]
+)
+def test_it_writes_down_digits(file, word, how, capsys):
+    """Recordings that it was not trained on, by the model that is taken where none is named."""
+    arguments = ["transcribe", *(["--stream"] if how == "stream" else []), str(RECORDINGS / file)]
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.split() == [word]
+
+
+@pytest.mark.parametrize("name", [x for x in INSTALLED if isinstance(checkpoint.load(x), Decoder)])
 def test_it_draws_digits(name):
     """As far as numbers tell: about as much ink as MNIST has, 13 % of the most, and none in the corners."""
     model = checkpoint.load(name)

@@ -31,7 +31,7 @@ class Options:
     """Write down what is said in audio files (arrays in .npy, for a model that was trained on features)."""
 
     files: Files = ()  # what to hear
-    model: Path  # the folder of a run or checkpoint, or what comes with lintra
+    model: Path = Path("spoken-digits")  # the folder of a run or checkpoint, or what comes with lintra
     json: bool = False  # an object a line: text, words and their times
     ctm: bool = False  # a line a word: file, channel, start, duration, word
     stream: bool = False  # read piece by piece, write while listening
