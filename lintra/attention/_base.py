@@ -317,7 +317,7 @@ class Attention(nn.Module):
     def check_causal(self) -> None:
         """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""
         if not self.causal:
-            raise ValueError("extend and step need a mechanism built with causal=True")
+            raise ValueError("start, extend and step need a mechanism built with causal=True")
 
     def check_cross(self) -> None:
         """Raises ValueError where cross-attention is asked of a mechanism without it, or of a causal one."""

@@ -89,7 +89,8 @@ class Heads(nn.Module):
         return zero_padding(mask, self.outward(y.flatten(2)))[0]
 
     def start(self, batch: int) -> HeadsState:
-        """The state before any token."""
+        """The state before any token. ValueError for a bidirectional mechanism, which has none."""
+        self.attention.check_causal()
         weight = self.inward.weight
         return HeadsState(
             torch.zeros(batch, dtype=torch.int64, device=weight.device),

@@ -289,6 +289,7 @@ def test_logits_are_a_softmax():
         (lambda: LogisticMixture().build(1), "vocabulary of at least 2, got 1"),
         (lambda: Heads(8, linear.Config(), heads=2)(torch.zeros(2, 3, 9)), "x must be .*c=8"),
         (lambda: Heads(8, ForgettingConfig(), heads=2, causal=False), "causal only"),
+        (lambda: Heads(8, linear.Config(), heads=2, causal=False).start(1), "start, .* built with causal"),
     ],
 )
 def test_refuses(make, message):
