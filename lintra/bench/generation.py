@@ -11,7 +11,6 @@ product. With --model, a run on images, also the loss on its test images with ea
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from lintra.fused import Fused
 from lintra.generate import Sampler
 from lintra.models import Decoder
 from lintra.native.decoder import DTYPES, Weights
+from lintra.tasks._pixels import PixelTask
 
 PRECISIONS: tuple[Weights, ...] = ("float32", "bfloat16", "int8")
 EAGER, CACHED, DRAWING, ALONE = "eager", decode.CACHED, "drawing", "float32, one thread"
@@ -70,6 +70,7 @@ QUICK = Sizes(
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings."""
+    images = _images_of(sizes.model, sizes.images) if sizes.model else None  # refused before timing
     shape = Shape(layers=sizes.layers, width=sizes.width)
     torch.manual_seed(0)
     ours = image_model(linear.Config(), shape).build().eval()
@@ -85,7 +86,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             contestants[f"{batch}: {DRAWING}"] = _drawing(ours, batch)
         timings = interleaved(contestants, rounds=sizes.rounds, at_least=sizes.at_least, progress=progress)
         rows = _rows({name: timing.median for name, timing in timings.items()}, ours, sizes)
-        rows += _losses(sizes) if sizes.model else []
+        rows += _losses(*images) if images else []
     return rows, timings
 
 
@@ -172,12 +173,17 @@ def _images(seconds: dict[str, float], batch: int, name: str, sizes: Sizes) -> f
     return batch / sizes.tokens / (seconds[f"{batch}: {name}"] + seconds[f"{batch}: {DRAWING}"])
 
 
-def _losses(sizes: Sizes) -> list[Row]:
+def _images_of(folder: str, count: int) -> tuple[Decoder, Tensor]:
+    """The model of a run on images, and so many of its test images, all if there are fewer. Raises ValueError
+    for a run on anything else."""
+    model, task = checkpoint.load(folder), train.Run.around(folder).task.build()
+    if not isinstance(task, PixelTask):
+        raise ValueError(f"model must be a run on images, {folder} is of the task {task.name}")
+    return model, task.validate.__getitems__(range(min(count, len(task.validate))))["tokens"]
+
+
+def _losses(model: Decoder, tokens: Tensor) -> list[Row]:
     """Bits per value of test images, by the steps that would write them."""
-    assert sizes.model is not None
-    model = checkpoint.load(Path(sizes.model)).eval()
-    task = train.Run.around(sizes.model).task.build()
-    tokens = task.validate.__getitems__(range(sizes.images))["tokens"]
     state = model.start(len(tokens))
     bits = {"eager": _bits(model.extend, model, state, tokens)}
     for name in PRECISIONS:

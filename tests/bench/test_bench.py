@@ -1,5 +1,6 @@
 """The benchmarks run, count right and write down where their figures come from. No time is judged here."""
 
+import dataclasses
 import json
 import math
 import os
@@ -11,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from lintra import checkpoint
+from lintra.attention import linear
 from lintra.bench import _report, attention, decode, drift, generation, gpu, roofline, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.cli import main
 from lintra.models import decoder
+from lintra.tasks import copy, digits
 from lintra.tasks._base import predict
+from lintra.train import Config, Run
 
 
 def test_every_contestant_runs_once_a_round_in_changing_order():
@@ -215,6 +220,22 @@ def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     assert all(row["what"] in printed and row["figure"] == row["figure"] for row in report["rows"])
     for timing in report["timings_in_seconds"].values():
         assert timing["median"] == statistics.median(timing["seconds"])
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_rounded_weights_are_scored_on_images_only(tmp_path, capsys):
+    """As many as there are; a run on anything else is refused before anything is timed."""
+    args = ["bench", "generation", "--quick", "--model"]
+    for task in (digits.Config(), copy.Config(length=16)):
+        model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
+        run = Run.create(tmp_path / task.build().name, task=task, model=model, train=Config())
+        checkpoint.save(model.build(), run.folder / "step-00000001")
+    assert main([*args, str(tmp_path / "digits")]) == 0
+    assert "loss on 2 images, int8" in capsys.readouterr().out
+    assert main([*args, str(tmp_path / "copy")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"model must be a run on images, {tmp_path / 'copy'} is of the task copy" in err
 
 
 @pytest.mark.parametrize("start", [True, False])
