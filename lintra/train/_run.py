@@ -39,7 +39,11 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
-        """Writes run.json into a folder that holds no run yet. Raises Error if it does."""
+        """Writes run.json into a folder that holds no run yet. Raises Error if it does.
+
+        A folder to start from is written as its absolute path: the run may be gone on with from anywhere."""
+        if train.start_from is not None and Path(train.start_from).exists():
+            train = dataclasses.replace(train, start_from=str(Path(train.start_from).resolve()))
         run = cls(folder=Path(folder), task=task, model=model, train=train)
         if not is_first_process():  # the first one has created the run, and then started this one
             return cls.read(folder)

@@ -36,6 +36,17 @@ def test_it_goes_on_without_the_trained_model(new_run, trained):
     assert run.checkpoints()[-1].name == "step-00000004"
 
 
+def test_it_begins_from_another_working_directory(new_run, trained, tmp_path, monkeypatch):
+    """A folder is remembered as where it is, and a model that comes with lintra by its name."""
+    monkeypatch.chdir(tmp_path)
+    run = new_run("next", steps=1, start_from="trained")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train.fit(train.Run.read(run.folder))
+    assert run.checkpoints()
+    assert new_run("shipped", start_from="mnist-small").train.start_from == "mnist-small"
+
+
 def test_another_mechanism_may_take_the_weights_over(new_run, trained):
     run = new_run("next", start_from=str(trained.folder), attention=softmax.Config())
     model = first_model(run.model, run.train)
