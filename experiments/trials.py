@@ -6,9 +6,10 @@ import io
 import json
 import multiprocessing
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
+from lintra.train._run import Run, from_anywhere
 
 SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
 BATCH = 50
@@ -42,14 +44,37 @@ class Trial:
         return json.loads(self.result.read_text())[self.score] if self.result.exists() else None
 
     def train(self) -> None:
-        """To the end, from wherever it is, and its score."""
-        if (self.folder / "run.json").exists():
-            run = train.Run.read(self.folder)
-        else:
-            run = train.Run.create(self.folder, task=self.task, model=self.model, train=self.training)
+        """To the end, from wherever it is, and its score. Raises checkpoint.Error for a folder of another."""
+        run = self._begun()
+        if run is None:
+            run = Run.create(self.folder, task=self.task, model=self.model, train=self.training)
         train.fit(run)
         text = json.dumps({"steps": self.training.steps, self.score: self._evaluate()}, indent=1)
         checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
+
+    def check(self) -> None:
+        """Raises checkpoint.Error if the folder holds a run of other settings, which are not this trial's."""
+        self._begun()
+
+    def _begun(self) -> Run | None:
+        """The run in the folder, as far as it is; None if there is none. Raises checkpoint.Error."""
+        if not (self.folder / "run.json").exists():
+            return None
+        run = Run.read(self.folder)
+        asked = from_anywhere(self.training)
+        if asked.precision == "auto":  # a run writes down what that was
+            asked = dataclasses.replace(asked, precision=run.train.precision)
+        others = [
+            *_differences("task", run.task, self.task),
+            *_differences("model", run.model, self.model),
+            *_differences("train", run.train, asked),
+        ]
+        if others:
+            raise checkpoint.Error(
+                f"{self.folder} holds a run of other settings than {self.name!r}: {', '.join(others)}; "
+                "delete or rename the folder"
+            )
+        return run
 
     def _evaluate(self) -> float:
         task, model = self.task.build(), checkpoint.load(self.folder)
@@ -58,12 +83,21 @@ class Trial:
 
 
 def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -> None:
-    """Trains what is not trained yet, a core to each; begins no further one after so many minutes."""
+    """Trains what is not trained yet, a core to each; begins no further one after so many minutes.
+
+    Ends the program with exit code 1 and the reasons: before the first one if a folder is not its trial's,
+    after the last one if any failed.
+    """
+    _end_with([told for trial in trials if (told := _failure(trial.check))])
     todo = [trial for trial in trials if trial.scored() is None]
     end = time.time() + 60 * minutes
+    failed = []
     with multiprocessing.get_context("spawn").Pool(workers, _worker) as pool:
-        for done, told in enumerate(pool.imap_unordered(_train_one, [(x, end) for x in todo]), 1):
+        work = pool.imap_unordered(_train_one, [(trial, end) for trial in todo])
+        for done, (told, failure) in enumerate(work, 1):
             print(f"{done} of {len(todo)}: {told}", flush=True)
+            failed += [told] if failure else []
+    _end_with(failed)
 
 
 def updates(task: Any, model: Any, batches: Sequence[Any]) -> Callable[[], None]:
@@ -82,9 +116,36 @@ def updates(task: Any, model: Any, batches: Sequence[Any]) -> Callable[[], None]
 
 
 def tell(trials: Sequence[Trial]) -> None:
-    """What is done and what is not."""
+    """What is done and what is not, and which folders are not their trial's."""
     for trial in trials:
-        print("to do" if trial.scored() is None else "done ", trial.name)
+        other = _failure(trial.check)
+        print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
+
+
+def _differences(where: str, there: Any, here: Any) -> Iterator[str]:
+    """The fields in which two configurations differ, and how."""
+    if dataclasses.is_dataclass(there) and type(there) is type(here):
+        for field in dataclasses.fields(there):
+            name = field.name
+            yield from _differences(f"{where}.{name}", getattr(there, name), getattr(here, name))
+    elif there != here:
+        yield f"{where} is {there!r} there and {here!r} here"
+
+
+def _failure(call: Callable[[], object]) -> str | None:
+    """What a call raises, as a line; None if it does not."""
+    try:
+        call()
+    except Exception as error:
+        message = " ".join(str(error).split())
+        return message if isinstance(error, checkpoint.Error) else f"{type(error).__name__}: {message}"
+    return None
+
+
+def _end_with(failures: list[str]) -> None:
+    """Ends the program, if there are any."""
+    if failures:
+        sys.exit("\n".join(failures))
 
 
 def _worker() -> None:
@@ -96,12 +157,14 @@ def _worker() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _train_one(work: tuple[Trial, float]) -> str:
-    """One trial to its end, unless the time is up -> what there is to say of it."""
+def _train_one(work: tuple[Trial, float]) -> tuple[str, bool]:
+    """One trial to its end, unless the time is up -> what there is to say of it, and whether it failed."""
     trial, end = work
     if time.time() > end:
-        return f"{trial.name}: no time left, the same command goes on"
+        return f"{trial.name}: no time left, the same command goes on", False
     began = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        trial.train()
-    return f"{trial.name}: {trial.score} {trial.scored():.3f}, {time.monotonic() - began:.0f} s"
+        failure = _failure(trial.train)
+    if failure:
+        return f"{trial.name} failed: {failure}", True
+    return f"{trial.name}: {trial.score} {trial.scored():.3f}, {time.monotonic() - began:.0f} s", False

@@ -39,12 +39,8 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
-        """Writes run.json into a folder that holds no run yet. Raises Error if it does.
-
-        A folder to start from is written as its absolute path: the run may be gone on with from anywhere."""
-        if train.start_from is not None and Path(train.start_from).exists():
-            train = dataclasses.replace(train, start_from=str(Path(train.start_from).resolve()))
-        run = cls(folder=Path(folder), task=task, model=model, train=train)
+        """Writes run.json into a folder that holds no run yet. Raises Error if it does."""
+        run = cls(folder=Path(folder), task=task, model=model, train=from_anywhere(train))
         if not is_first_process():  # the first one has created the run, and then started this one
             return cls.read(folder)
         if (run.folder / RUN).exists():
@@ -132,6 +128,14 @@ class Run:
         """Removes what a killed process left half written or half removed."""
         for leftover in (*self.folder.glob(".step-*"), *self.folder.glob(f".{RUN}.*")):
             shutil.rmtree(leftover)
+
+
+def from_anywhere(settings: Config) -> Config:
+    """The settings with the absolute path of the folder to start from; a model that comes with lintra keeps
+    its name."""
+    if settings.start_from is None or not Path(settings.start_from).exists():
+        return settings
+    return dataclasses.replace(settings, start_from=str(Path(settings.start_from).resolve()))
 
 
 def first_model(config: Any, settings: Config) -> Any:

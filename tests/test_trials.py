@@ -1,0 +1,68 @@
+"""experiments/trials.py: what a folder holds is this trial's, and one that fails stops no other."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from lintra import train
+from lintra.attention import linear
+from lintra.tasks import digits
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+from trials import Trial, tell, train_all
+
+
+@pytest.fixture
+def trial(tmp_path, one_thread):
+    task = digits.Config()
+    model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
+    training = train.Config(steps=1, batch=2, precision="32")
+    return Trial("one", tmp_path / "one", task, model, training, "bits_per_dim", samples=4)
+
+
+def test_it_goes_on_with_its_own_run_only(trial):
+    trial.train()
+    trial.check()
+    dataclasses.replace(trial, training=dataclasses.replace(trial.training, precision="auto")).check()
+    asked = dataclasses.replace(trial.model, attention=linear.Config(chunk=32))
+    other = dataclasses.replace(trial, model=asked, training=dataclasses.replace(trial.training, lr=0.5))
+    with pytest.raises(ValueError, match=r"one holds a run of other settings than 'one': ") as refused:
+        other.train()
+    assert "model.attention.chunk is 64 there and 32 here, train.lr is 0.001 there and 0.5 here" in str(
+        refused.value
+    )
+
+
+def test_fields_that_a_run_lacks_have_their_defaults(trial):
+    run = train.Run.create(trial.folder, task=trial.task, model=trial.model, train=trial.training)
+    content = json.loads((run.folder / "run.json").read_text())
+    del content["train"]["patience"], content["model"]["context"]
+    (run.folder / "run.json").write_text(json.dumps(content))
+    trial.check()
+    with pytest.raises(ValueError, match=r"train\.patience is 3 there and 4 here"):
+        dataclasses.replace(trial, training=dataclasses.replace(trial.training, patience=4)).check()
+
+
+def test_nothing_is_trained_beside_a_folder_of_another(trial, tmp_path, capsys):
+    trial.train()
+    other = dataclasses.replace(trial, training=dataclasses.replace(trial.training, seed=1))
+    trials = [dataclasses.replace(trial, name="two", folder=tmp_path / "two"), other]
+    with pytest.raises(SystemExit, match=r"one holds a run of other settings .* train\.seed is 0 there"):
+        train_all(trials, workers=1, minutes=1)
+    assert not (tmp_path / "two").exists()
+    capsys.readouterr()
+    tell(trials)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "to do two"
+    assert second.endswith("delete or rename the folder")
+
+
+def test_one_that_fails_stops_no_other(trial, tmp_path, capsys):
+    bad = dataclasses.replace(trial, name="bad", folder=tmp_path / "bad", score="none")
+    with pytest.raises(SystemExit, match=r"^bad failed: KeyError: 'none'$"):
+        train_all([bad, trial], workers=1, minutes=1)
+    assert trial.scored() is not None
+    assert "2 of 2: one: bits_per_dim" in capsys.readouterr().out
