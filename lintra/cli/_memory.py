@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from lintra.attention import leaves
+from lintra.attention import State, leaves
 from lintra.cli._arguments import UsageError
 from lintra.models import Decoder
+from lintra.replay import constant
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
 
@@ -28,15 +29,21 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
     """About how many bytes one more sequence takes while it is drawn: twice its state at the end, that of
     before and that of after a token, and what the prompt passes through on its way, or else one token.
     """
-    device, config = model.head.weight.device, model.config
-    _, state = model.extend(torch.zeros(1, prompt + steps, dtype=torch.int64, device=device))
-    kept = sum(x.nbytes for x in leaves(state))
+    config = model.config
+    kept = sum(x.nbytes for x in leaves(_state(model, prompt + steps)))
     # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
     # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
     block = (16 + 2 * config.feed) * config.width
     # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
     symbols = 24 * config.vocabulary * getattr(config.output, "components", 1)
     return round(2 * kept + 4 * (prompt + 1) * (block + model.output.size) + symbols)
+
+
+def _state(model: Decoder, tokens: int) -> State:
+    """A state of so many tokens. How far one grows, only the mechanism knows: it is made."""
+    if constant(model):
+        return model.start(1)
+    return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=model.head.weight.device))[1]
 
 
 def available(device: torch.device) -> int | None:

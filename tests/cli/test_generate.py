@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from lintra import checkpoint, generate
-from lintra.attention import linear, softmax
+from lintra.attention import delta, leaves, linear, softmax
 from lintra.cli import _memory
 from lintra.models import decoder
 from lintra.tasks import copy, digits, images
@@ -144,6 +144,21 @@ def test_the_state_is_what_grows():
     # says where each key stands.
     grown = sizes[softmax.Config][1] - sizes[softmax.Config][0]
     assert 1 <= grown / (2 * 100 * 2 * 2 * 16 * 4) < 1.1
+
+
+def test_a_state_of_constant_size_is_not_computed(monkeypatch):
+    """It is as large before the first token as after the last one: a pass over a long text would be for
+    nothing."""
+    shape = {"vocabulary": 5, "layers": 2, "heads": 2, "width": 16}
+    for attention in (linear.Config(), delta.Config(), softmax.Config(window=7)):
+        model = decoder.Config(attention=attention, context=(1, 3), **shape).build()
+        state = model.extend(torch.zeros(1, 20, dtype=torch.int64))[1]
+        found = _memory._state(model, 20)
+        assert [x.shape for x in leaves(found)] == [x.shape for x in leaves(state)]
+        assert [x.dtype for x in leaves(found)] == [x.dtype for x in leaves(state)]
+    model = decoder.Config(**shape).build()
+    monkeypatch.setattr(model, "extend", None)
+    assert _memory.per_sequence(model, 0, 10**9) == _memory.per_sequence(model, 0, 1)
 
 
 def test_memory_is_known_here():
