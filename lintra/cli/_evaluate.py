@@ -17,6 +17,7 @@ from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, drawn, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.cli._search import Searching
+from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import Estimate
 from lintra.models import Decoder
 from lintra.tasks import Task
@@ -70,31 +71,37 @@ def evaluate_command(args: Sequence[str]) -> int:
     chosen = drawn(len(task.test), options.limit, options.seed)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
-    nats = torch.empty(0)
-    with progress("scoring", len(chosen), "samples") as report:
+    nats, batch = torch.empty(0), options.batch
+    with progress("scoring", len(chosen), "samples") as report, stopping() as stop:
         if isinstance(task, PixelTask):
-            nats = evaluate.nats(model, task.test.values[chosen], batch=options.batch, report=report)
+            images = task.test.values[chosen]
+            nats = evaluate.nats(model, images, batch=batch, report=report, stopped=stop)
             scores = evaluate.of_images(nats, task.length, task.levels)
         else:
-            scores = evaluate.scores(model, task, chosen, batch=options.batch, report=report)
+            scores = evaluate.scores(model, task, chosen, batch=batch, report=report, stopped=stop)
     seconds = time.perf_counter() - start
     parameters = sum(p.numel() for p in model.parameters())
-    part = "all" if len(chosen) == len(task.test) else f"{len(chosen):,} of"
+    scored = min(x.samples for x in scores.values())
+    part = "all" if scored == len(task.test) else f"{scored:,} of"
     print(
         f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} test samples, "
         f"{seconds:.1f} s\n"
     )
     print(_table(scores, model))
+    if partial := scored < len(chosen):
+        print(f"\n{cut_short(f'the first {scored:,} of {len(chosen):,} samples')}")
     if off is not None:
         print(
             f"\nThe probabilities of all {model.config.vocabulary} symbols sum to 1 within {off:.1e} "
             f"(allowed: {evaluate.TOLERANCE:.0e}), checked on {min(len(chosen), CHECKED)} samples"
         )
     if options.json:
-        _save(options, task, scores, off, seconds, parameters)
+        _save(options, task, scores, off, seconds, parameters, partial)
         print(f"\nsaved in {options.json}")
+    if partial:
+        return stop.exit_code
     if options.pictures and isinstance(task, PixelTask):
-        images, more = task.test.values[chosen], {"batch": options.batch, "seed": options.seed}
+        images, more = task.test.values[chosen], {"batch": batch, "seed": options.seed}
         print()
         for path in evaluate.draw(model, task, images, nats, options.pictures, watch=progress, **more):
             print(f"drawn in {path}")
@@ -139,6 +146,7 @@ def _save(
     off: float | None,
     seconds: float,
     parameters: int,
+    partial: bool,
 ) -> None:
     assert options.json is not None
     found = {
@@ -151,6 +159,7 @@ def _save(
         parameters=parameters,
         task=to_json(task.config) if hasattr(task, "config") else {"name": task.name},
         test_samples=len(task.test),
+        partial=partial,
         scores=found,
         probabilities_sum_to_1_within=off,
         tolerance=evaluate.TOLERANCE,

@@ -10,6 +10,7 @@ from lintra.checkpoint import to_json
 from lintra.cli._arguments import UsageError
 from lintra.cli._model import drawn
 from lintra.cli._progress import progress
+from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
 from lintra.models import CTC
 from lintra.speech import features
@@ -33,11 +34,12 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
         )
     corpus, skipped = prepare(chosen, config.features, cache=None)
     start = time.perf_counter()
-    with progress("hearing", len(corpus), "utterances") as report:
+    with progress("hearing", len(corpus), "utterances") as report, stopping() as stop:
         heard, without = scoring.transcripts(
-            model, corpus, range(len(corpus)), search, batch=options.batch, report=report
+            model, corpus, range(len(corpus)), search, batch=options.batch, report=report, stopped=stop
         )
     seconds = time.perf_counter() - start
+    partial = len(heard) + len(without) < len(corpus)
     skipped = [*skipped, *without]
     if not heard:
         raise UsageError(f"none of {len(chosen):,} utterances can be scored: {_corpora.told(skipped)}")
@@ -48,6 +50,8 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
         f"utterances, {seconds:.1f} s\n"
     )
     print("\n".join(f"  {name:<9} errors  {_told(rate)}" for name, rate in rates.items()))
+    if partial:
+        print(f"\n{cut_short(f'the {len(heard):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
         print(f"\n{_corpora.told(skipped)}")
     if options.json:
@@ -58,12 +62,13 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             task=to_json(task.config),
             search=options.searching.as_json(),
             test_samples=len(task.tested),
+            partial=partial,
             scores={name: dataclasses.asdict(rate) for name, rate in rates.items()},
             skipped=[each._asdict() for each in skipped],
             seconds=seconds,
         )
         print(f"\nsaved in {options.json}")
-    return 0
+    return stop.exit_code if partial else 0
 
 
 def _told(x: ErrorRate) -> str:

@@ -20,6 +20,7 @@ TOLERANCE = 1e-4
 RELEASED = 16  # batches after which memory is given back: it grows by one large tensor a batch otherwise
 
 Report = Callable[[int], object]  # is told how many samples are done
+Stopped = Callable[[], bool]  # is asked after each batch whether to leave the others out
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,13 @@ def scores(
     *,
     batch: int,
     report: Report = lambda done: None,
+    stopped: Stopped = lambda: False,
 ) -> dict[str, Estimate]:
-    """What the task scores, on the samples of its test set at these places."""
+    """What the task scores, on the samples of its test set at these places; the first of them if stopped."""
     sums: dict[str, list[Tensor]] = {}
     device = next(model.parameters()).device
     with evaluation(model):
-        for chosen in _batches(len(indices), batch, report):
+        for chosen in _batches(len(indices), batch, report, stopped):
             samples = task.test.__getitems__([indices[i] for i in chosen])
             for name, x in task.per_sample(model, {k: v.to(device) for k, v in samples.items()}).items():
                 sums.setdefault(name, []).append(x.cpu())
@@ -67,19 +69,28 @@ def scores(
 
 
 @torch.no_grad()
-def nats(model: Decoder, images: Tensor, *, batch: int, report: Report = lambda done: None) -> Tensor:
-    """-log p of every value of images [n t] that the model predicts, given those before it -> [n t'] float32.
+def nats(
+    model: Decoder,
+    images: Tensor,
+    *,
+    batch: int,
+    report: Report = lambda done: None,
+    stopped: Stopped = lambda: False,
+) -> Tensor:
+    """-log p of every value of images [n t] that the model predicts, given those before it -> [n t'] float32,
+    of the first of them if stopped.
 
     t' is t, or t - 1 for a model without a start symbol, which does not predict the first value.
     """
     device, first = model.head.weight.device, 0 if model.start_token is not None else 1
     # One piece of memory: many small ones would lie between the large ones of a pass, and keep their room.
-    found = torch.empty(len(images), images.shape[1] - first)
+    found, done = torch.empty(len(images), images.shape[1] - first), 0
     with evaluation(model):
-        for chosen in _batches(len(images), batch, report):
+        for chosen in _batches(len(images), batch, report, stopped):
             tokens = images[chosen.start : chosen.stop].to(device, torch.int64)
             found[chosen.start : chosen.stop] = -predict(model, {"tokens": tokens})[1]
-    return found
+            done = chosen.stop
+    return found[:done]
 
 
 def of_images(nats: Tensor, values: int, levels: int) -> dict[str, Estimate]:
@@ -112,11 +123,13 @@ def normalisation(model: Decoder, tokens: Tensor, *, places: int = 1024, seed: i
     return float((total - 1).abs().max())
 
 
-def _batches(n: int, batch: int, report: Report) -> Iterator[range]:
-    """0 .. n - 1 in pieces; of each it reports when it is done."""
+def _batches(n: int, batch: int, report: Report, stopped: Stopped) -> Iterator[range]:
+    """0 .. n - 1 in pieces, as many as there are until stopped; of each it reports when it is done."""
     for number, first in enumerate(range(0, n, batch), 1):
         piece = range(first, min(first + batch, n))
         yield piece
         report(piece.stop)
+        if stopped():
+            return
         if number % RELEASED == 0:
             release_freed_memory()

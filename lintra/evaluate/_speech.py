@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lintra.evaluate._scores import Report
+from lintra.evaluate._scores import Report, Stopped
 from lintra.generate import evaluation
 from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped
@@ -56,10 +56,11 @@ def transcripts(
     *,
     batch: int,
     report: Report = lambda done: None,
+    stopped: Stopped = lambda: False,
 ) -> tuple[list[Heard], list[Skipped]]:
     """What a model finds in the utterances at these places, and those without a transcript that it could be
     compared with. `batch` of them, of similar length, are heard at once: that changes memory
-    and time, not the result.
+    and time, not the result. If stopped, what was heard until then, the shortest first.
     """
     symbols = model.config.symbols
     said: dict[int, str] = {}
@@ -76,7 +77,9 @@ def transcripts(
             heard = log_probs(model, [corpus.array(place) for place in chosen])
             found |= {place: symbols.decode(search(each)) for place, each in zip(chosen, heard, strict=True)}
             report(len(found))
-    return [Heard(corpus.ids[place], said[place], found[place]) for place in said], skipped
+            if stopped():
+                break
+    return [Heard(corpus.ids[place], said[place], found[place]) for place in said if place in found], skipped
 
 
 def reference(symbols: Symbols, text: str | None) -> str:

@@ -4,14 +4,16 @@ import json
 import math
 import re
 import shutil
+import signal
 
 import numpy as np
 import pytest
 
-from lintra import checkpoint, evaluate
+from lintra import checkpoint, evaluate, tasks
 from lintra.models.decoder import LogisticMixture
 from lintra.nn.distributions import DiscretisedLogistics
 from lintra.tasks import copy, digits, images, text, text_classification
+from lintra.tasks._base import predict
 
 
 def scores(file) -> dict:
@@ -31,6 +33,7 @@ def test_images_by_both_conventions(lintra_says, folder):
         assert report["scores"][name]["error"] == pytest.approx(estimate.error, rel=1e-3)
         assert f"{estimate.mean:.4f} +- {estimate.error:.4f}   of {each} predictions" in out
     assert "all 297 test samples" in out
+    assert not report["partial"]
     assert report["probabilities_sum_to_1_within"] < report["tolerance"] == evaluate.TOLERANCE
     assert "The probabilities of all 17 symbols sum to 1 within" in out
 
@@ -100,6 +103,34 @@ def test_three_files_are_a_model(lintra_says, folder, tmp_path):
     assert told[0] == told[1] != []
     draw = ["--samples", "1", "--complete", "1", "--out", "a.png"]
     assert lintra_says("generate", "--model", "given", *draw)[0] == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("task", [digits.Config(), copy.Config(length=16, validate_samples=20)])
+def test_what_was_scored_before_it_was_stopped(lintra_says, folder, tmp_path, monkeypatch, task, signum):
+    """Ctrl-C in the second batch: that one is finished, and told with its standard error."""
+    folder("run", task)
+    batches = []
+
+    def interrupted(*args):
+        batches.append(args)
+        if len(batches) == 3:  # the first is that of the check
+            signal.raise_signal(signum)
+        return predict(*args)
+
+    for module in (evaluate._scores, tasks._base):
+        monkeypatch.setattr(module, "predict", interrupted)
+    before = signal.getsignal(signum)
+    args = ["--batch", "5", "--json", "a.json", "--pictures", "p"][: 6 if task == digits.Config() else 4]
+    code, out, err = lintra_says("evaluate", "--model", "run", *args)
+    assert (code, err) == (128 + signum, "")
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["partial"]
+    assert all(x["samples"] == 10 and x["error"] > 0 for x in found["scores"].values())
+    assert f"10 of {found['test_samples']} test samples" in out
+    assert f"Stopped: these are scores of the first 10 of {found['test_samples']} samples" in out
+    assert not (tmp_path / "p").exists()
+    assert signal.getsignal(signum) is before
 
 
 def test_what_is_no_likelihood_is_refused(lintra_says, folder, monkeypatch):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +218,24 @@ def test_what_evaluate_refuses(lintra_says, recogniser, folder):
     for flag in ("beam", "bonus"):
         code, _, err = lintra_says("evaluate", "--model", "digits", f"--{flag}", "2")
         assert (code, err) == (2, f"lintra: {flag} is for speech, digits is of the task digits\n")
+
+
+def test_what_was_heard_before_it_was_stopped(lintra_says, recogniser, monkeypatch):
+    """The shortest utterances are heard first; of those the rates are told."""
+    recogniser()
+    write_manifest(Path("test"), ["A", "B A", "B"], "test.jsonl")
+
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        return log_probs(*args)
+
+    monkeypatch.setattr(evaluate._speech, "log_probs", interrupted)
+    args = ["--data", "test/test.jsonl", "--batch", "2", "--json", "a.json"]
+    code, out, err = lintra_says("evaluate", "--model", "run", *args)
+    assert (code, err) == (130, "")
+    assert json.loads(Path("a.json").read_text())["partial"]
+    assert "2 of 3 test utterances" in out
+    assert "Stopped: these are scores of the 2 shortest of 3 utterances" in out
 
 
 def test_phonemes_are_scored_as_they_are_written(recogniser):

@@ -57,6 +57,17 @@ def test_scores_of_many_batches_are_those_of_one(task):
         assert (estimate.samples, estimate.predictions) == (3, expected["weight"])
 
 
+def test_stopped_it_has_scored_what_came_first():
+    model, images = small(), TASK.test.values[:6]
+    told = []
+    options = {"batch": 2, "report": told.append, "stopped": lambda: told[-1] >= 4}
+    assert torch.equal(evaluate.nats(model, images, **options), evaluate.nats(model, images[:4], batch=2))
+    assert evaluate.scores(model, TASK, range(6), **options) == evaluate.scores(
+        model, TASK, range(4), batch=2
+    )
+    assert told == [2, 4, 2, 4]
+
+
 def test_an_evaluation_leaves_training_as_it_was():
     model = small(dropout=0.5).train()
     first, second = (evaluate.nats(model, TASK.test.values[:4], batch=2) for _ in range(2))
