@@ -119,8 +119,9 @@ def stream(
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
     where the model has no start symbol, lengths, a batch or a source that do not fit, and what `Sampler`
-    refuses; for a state_dtype other than bfloat16 or None, or with a mechanism that cannot keep its state so;
-    for weights of less than float32 where no step can be fused, or with a state_dtype.
+    refuses; for more tokens than the model has positions; for a state_dtype other than bfloat16 or None, or
+    with a mechanism that cannot keep its state so; for weights of less than float32 where no step can be
+    fused, or with a state_dtype.
     """
     return _recurrent(model, begin(model, prompt, **options))
 
@@ -261,6 +262,8 @@ def begin(
         mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
     elif tokens.shape[1] == 0 or (mask is not None and not bool(mask.any(1).all())):
         raise ValueError("this model has no start symbol: every prompt must have at least one token")
+    longest = tokens.shape[1] if mask is None else int(mask.any(0).sum())
+    model.check_reach(longest + steps - 1)  # the last token is not read
     return Beginning(
         tokens,
         mask,

@@ -254,6 +254,21 @@ def test_a_tiny_temperature_is_the_most_probable_symbol():
     assert torch.equal(probabilities, torch.tensor([[0.0, 1.0, 0.0]]))
 
 
+@pytest.mark.parametrize(
+    "positions", [{"position": "learned", "max_length": 6}, {"position": "grid", "grid": (2, 3)}]
+)
+def test_as_many_tokens_as_there_are_positions(positions):
+    """At the call, on every device; the longest prompt counts, the last token is not read."""
+    model, prompt = build(**positions), torch.zeros(2, 4, dtype=torch.int64)
+    assert generate(model, prompt, steps=2).shape == (2, 2)
+    with pytest.raises(ValueError, match="reach 6 tokens, got token 7"):
+        stream(model, prompt, steps=3)
+    lengths = torch.tensor([1, 3])
+    assert generate(model, prompt, steps=3, lengths=lengths).shape == (2, 3)
+    with pytest.raises(ValueError, match="reach 6 tokens, got token 7"):
+        stream(model, prompt, steps=4, lengths=lengths)
+
+
 def test_a_prompt_out_of_range():
     for symbol in (11, 40):  # 11 is the start symbol
         with pytest.raises(ValueError, match=f"prompt must hold symbols below 11, got {symbol}"):

@@ -15,7 +15,7 @@ from lintra.attention._base import in_layer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.feed import Feed, FeedKind
 from lintra.nn.heads import Heads
-from lintra.nn.position import Grid, Learned, Sinusoidal
+from lintra.nn.position import Bounded, Grid, Learned, Sinusoidal
 from lintra.ops.packed import PackedRow
 from lintra.ops.positions import token_positions
 
@@ -87,12 +87,20 @@ class Stack(nn.Module):
     def place(self, x: Tensor, seen: Tensor, mask: Tensor | None, row: PackedRow | None = None) -> Tensor:
         """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c].
 
-        Of packed sequences each has positions of its own, after `seen` [n]."""
+        Of packed sequences each has positions of its own, after `seen` [n]. Past the last position,
+        ValueError where that is known without waiting for a device, else NaN (`Bounded`)."""
         if self.position is not None:
+            if mask is None and row is None and not torch.compiler.is_compiling():
+                self.check_reach(x.shape[1])
             here = token_positions(seen, x.shape[1], mask, row)
             code = self.position(here.clamp(min=0)).to(x.dtype)
             x = torch.cat((x, code), -1) if self.concatenated else x + code
         return self.dropout(x)
+
+    def check_reach(self, tokens: int) -> None:
+        """Raises ValueError for more tokens in a sequence than there are positions."""
+        if isinstance(self.position, Bounded):
+            self.position.check(tokens)
 
     def through(self, block: Block, x: Tensor, *args: Any, **options: Any) -> Tensor:
         """A block's forward; where blocks are recomputed, with the same dropout as the first time."""

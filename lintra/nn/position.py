@@ -25,22 +25,47 @@ class Sinusoidal(nn.Module):
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 
 
-class Grid(nn.Module):
+class Bounded(nn.Module):
+    """Base: a code for each of `reach` positions. `what` names them in an error."""
+
+    def __init__(self, reach: int, what: str):
+        super().__init__()
+        self.reach, self.what = reach, what
+
+    def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Raises ValueError past the last position. On a GPU and in a graph, where looking at positions would
+        stop the device, what stands there is NaN instead."""
+        if _check.readable(position):
+            if position.numel():
+                self.check(int(position.max()) + 1)
+            return self.code(position)
+        code = self.code(position.clamp(max=self.reach - 1))
+        return code.masked_fill((position >= self.reach)[..., None], math.nan)
+
+    def check(self, tokens: int) -> None:
+        """Raises ValueError if there are not as many positions as tokens."""
+        if tokens > self.reach:
+            raise ValueError(f"{self.what} reach {self.reach} tokens, got token {tokens}")
+
+    def code(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Of positions that there are."""
+        raise NotImplementedError
+
+
+class Grid(Bounded):
     """A learned vector for each place along each axis of a grid, added; the last of `sizes` runs fastest.
 
     For an image as rows of values, sizes are rows, columns and channels.
     """
 
     def __init__(self, sizes: tuple[int, ...], width: int):
-        super().__init__()
+        super().__init__(math.prod(sizes), f"positions in a grid of {sizes}")
         self.sizes = sizes
         self.tables = nn.ModuleList(nn.Embedding(size, width) for size in sizes)
         for weight in self.tables.parameters():  # together about as large as a sinusoidal code
             nn.init.normal_(weight, std=0.7 / len(sizes) ** 0.5)
 
-    def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """Raises ValueError past the last place."""
-        check_reach(position, math.prod(self.sizes), f"positions in a grid of {self.sizes}")
+    def code(self, position: Tensor) -> Tensor:
         codes, rest = [], position
         for table, size in zip(reversed(self.tables), reversed(self.sizes), strict=True):
             codes.append(table(rest % size))
@@ -48,22 +73,13 @@ class Grid(nn.Module):
         return torch.stack(codes).sum(0)
 
 
-class Learned(nn.Module):
+class Learned(Bounded):
     """One learned vector for each of the first `max_length` positions."""
 
     def __init__(self, max_length: int, width: int):
-        super().__init__()
+        super().__init__(max_length, f"learned positions of max_length={max_length}")
         self.table = nn.Embedding(max_length, width)
         nn.init.normal_(self.table.weight, std=0.02)
 
-    def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """Raises ValueError past the last position."""
-        length = self.table.num_embeddings
-        check_reach(position, length, f"learned positions of max_length={length}")
+    def code(self, position: Tensor) -> Tensor:
         return self.table(position)
-
-
-def check_reach(position: Tensor, length: int, what: str) -> None:
-    """Raises ValueError if a token stands past the last place of `what`."""
-    if _check.readable(position) and position.numel() and int(position.max()) >= length:
-        raise ValueError(f"{what} reach {length} tokens, got token {int(position.max()) + 1}")

@@ -189,6 +189,15 @@ def test_a_grid_adds_up_its_axes():
         grid(torch.tensor([[24]]))
 
 
+@pytest.mark.parametrize("positions", [Learned(4, 8), Grid((2, 2), 8)])
+def test_past_the_last_position_is_nan_where_nobody_looks(positions):
+    """In a graph, as on a GPU, whose work a look at values would stop; never a position used twice."""
+    here = torch.tensor([[0, 3, 4, 9]])
+    code = torch.compile(positions, backend="eager", fullgraph=True)(here)
+    assert torch.equal(code[:, :2], positions(here[:, :2]))
+    assert code[:, 2:].isnan().all()
+
+
 def test_lengths_to_mask():
     expected = torch.tensor([[True, True, False], [False, False, False], [True, True, True]])
     assert torch.equal(lengths_to_mask(torch.tensor([2, 0, 3])), expected)
