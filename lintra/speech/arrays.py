@@ -14,7 +14,7 @@ from lintra.speech.manifest import Utterance
 def arrays(utterance: Utterance, config: features.Config, speeds: Sequence[float]) -> list[np.ndarray]:
     """The features of an utterance at each speed, float32 [t bins]. Raises SpeechError."""
     if config.kind == "given":
-        return [_given(utterance.features, config.bins)]
+        return [given(utterance.features, config.bins)]
     if utterance.audio is None:
         raise SpeechError("there is no audio, from which features could be computed")
     samples = audio.read(utterance.audio, config.rate, start=utterance.start, duration=utterance.duration)
@@ -26,14 +26,15 @@ def arrays(utterance: Utterance, config: features.Config, speeds: Sequence[float
     return found
 
 
-def _given(source: np.ndarray | Path | None, bins: int) -> np.ndarray:
-    """Features that come as they are, checked. Raises SpeechError."""
+def given(source: np.ndarray | Path | None, bins: int | None = None) -> np.ndarray:
+    """Features that come as they are, checked, float32 [t bins]; None: of any width. Raises SpeechError."""
     if source is None:
         raise SpeechError("there are no features, and none can be computed: they are to be given")
     name = f"{source}: " if isinstance(source, Path) else ""
     x = load(source) if isinstance(source, Path) else source
-    if x.ndim != 2 or x.shape[1] != bins or not np.issubdtype(x.dtype, np.floating):
-        raise SpeechError(f"{name}features must be floats [t {bins}], got {x.dtype} {list(x.shape)}")
+    wide = x.ndim == 2 and (x.shape[1] > 0 if bins is None else x.shape[1] == bins)
+    if not wide or not np.issubdtype(x.dtype, np.floating):
+        raise SpeechError(f"{name}features must be floats [t {bins or 'i'}], got {x.dtype} {list(x.shape)}")
     if not len(x):
         raise SpeechError(f"{name}features have no frames")
     with np.errstate(over="ignore"):

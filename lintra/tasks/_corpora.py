@@ -10,7 +10,7 @@ import numpy as np
 
 from lintra.speech import corpora, features
 from lintra.speech.alignment import frames_needed
-from lintra.speech.arrays import load
+from lintra.speech.arrays import given
 from lintra.speech.corpus import Corpus, Skipped
 from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
@@ -63,17 +63,23 @@ def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Ut
 
 
 def features_of(utterances: Sequence[Utterance], audio: features.Config) -> features.Config:
-    """`audio` where there is audio; where frames come as they are, how many numbers they have.
+    """`audio` where there is audio; where frames come as they are, the width of the first that can be used.
 
-    Raises DataError where some come as audio and some as frames, SpeechError where the first cannot be read.
+    Raises DataError where some come as audio and some as frames, and where none can be used.
     """
-    given = [each.features for each in utterances if each.features is not None]
-    if not given:
+    sources = [each.features for each in utterances if each.features is not None]
+    if not sources:
         return audio
-    if len(given) < len(utterances):
+    if len(sources) < len(utterances):
         raise DataError("some utterances are audio and some are features: they cannot be learned together")
-    frames = load(given[0]) if isinstance(given[0], Path) else given[0]
-    return features.Config(kind="given", bins=frames.shape[-1])
+    reasons: list[str] = []
+    for source in sources:
+        try:
+            return features.Config(kind="given", bins=given(source).shape[1])
+        except SpeechError as error:
+            reasons.append(str(error))
+    first = f"{utterances[0].id}: {reasons[0]}"
+    raise DataError(f"the features of none of {len(sources):,} utterances can be used; the first, {first}")
 
 
 @dataclass

@@ -262,3 +262,28 @@ def test_speech_that_is_not_there(tmp_path, monkeypatch):
     folder = write_kaldi(tmp_path / "few", TEXTS[:9])
     with pytest.raises(DataError, match="there are 9 utterances to learn from: take 10 or more"):
         _ = speech.Config(kaldi=str(folder)).build().train
+
+
+@pytest.mark.parametrize("damage", ["missing", "text", "numbers", "flat", "empty"])
+def test_features_that_cannot_be_used_do_not_end_the_others(tmp_path, damage):
+    """Not even the first, by which the width is known; only all of them do."""
+    folder = write_kaldi(tmp_path / "kaldi", TEXTS)
+    first, *others = (x.id for x in speech.Config(kaldi=str(folder)).build().utterances["train"])
+
+    def spoil(id):
+        file = folder / f"{id[1:]}.npy"
+        if damage in ("missing", "text"):
+            file.unlink() if damage == "missing" else file.write_text("no array")
+        else:
+            shape, dtype = {"numbers": ((9, 7), int), "flat": (9, float), "empty": ((0, 7), float)}[damage]
+            np.save(file, np.zeros(shape, dtype))
+
+    spoil(first)
+    task = speech.Config(kaldi=str(folder), subsample=2).build()
+    assert task.features.bins == 5
+    assert [x.id for x in task.train.heard.skipped] == [first]
+    assert len(task.train) == len(others)
+    for id in others:
+        spoil(id)
+    with pytest.raises(DataError, match=f"features of none of 22 utterances can be used; the first, {first}"):
+        _ = speech.Config(kaldi=str(folder)).build().train
