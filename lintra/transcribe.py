@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from lintra import fields
 from lintra.models import CTC
 from lintra.models.ctc import Config
-from lintra.nn.mask import lengths_to_mask
+from lintra.nn.mask import padded
 from lintra.speech import decoding
 from lintra.speech.alignment import Word, align, word_times
 from lintra.speech.ngram import NGram
@@ -53,11 +52,8 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
     Raises ValueError for frames of another width than the model's.
     """
     weight = model.head.weight
-    lengths = torch.tensor([len(each) for each in frames], device=weight.device)
-    x = pad_sequence(
-        [torch.from_numpy(np.ascontiguousarray(each)).to(weight) for each in frames], batch_first=True
-    )
-    found, mask = model(x, mask=lengths_to_mask(lengths))
+    x, mask = padded([torch.from_numpy(np.ascontiguousarray(each)).to(weight) for each in frames])
+    found, mask = model(x, mask=mask)
     return [each[real] for each, real in zip(found, mask, strict=True)]
 
 

@@ -136,7 +136,7 @@ def _of_all(texts: list[list[Heard]], unit: str) -> dict[str, Any]:
 def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]:
     """An update on each of some batches of an epoch, drawn evenly, and how many batches the epoch has."""
     one = problem(task(corpus, model, data))
-    batches = LengthSampler(one.train.lengths, one.batch_tokens, seed=0)._epoch(0)
+    batches = LengthSampler(one.train.lengths, one.batch_tokens, seed=0).epoch(0)
     batches.sort(key=lambda places: sum(one.train.lengths[i] for i in places))
     chosen = [batches[(2 * i + 1) * len(batches) // (2 * SAMPLED)] for i in range(SAMPLED)]
     loaded = [one.train.__getitems__(places) for places in chosen]

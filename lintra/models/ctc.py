@@ -67,12 +67,17 @@ class Config:
 
     def steps(self, frames: int) -> int:
         """How many predictions so many frames give."""
-        return -(-frames // self.subsample)
+        return steps(frames, self.subsample)
 
     @property
     def seconds(self) -> float:
         """The time from one prediction to the next."""
         return self.features.shift / self.features.rate * self.subsample
+
+
+def steps(frames: int, subsample: int) -> int:
+    """How many predictions so many frames give where `subsample` of them become one."""
+    return -(-frames // subsample)
 
 
 class CTCState(NamedTuple):

@@ -1,8 +1,11 @@
 """Padding masks."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[Tensor, "b t"]:
@@ -17,3 +20,9 @@ def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[
     if lengths.numel() and (longest > time or int(lengths.min()) < 0):
         raise ValueError(f"lengths must be between 0 and {time} tokens, got {lengths.tolist()}")
     return torch.arange(time, device=lengths.device) < lengths[:, None]
+
+
+def padded(sequences: Sequence[Tensor]) -> tuple[Tensor, Bool[Tensor, "b t"]]:
+    """Sequences [t ...] of different lengths as a batch [b t ...], filled up with 0, and its mask."""
+    lengths = torch.tensor([len(each) for each in sequences], device=sequences[0].device)
+    return pad_sequence(list(sequences), batch_first=True), lengths_to_mask(lengths)

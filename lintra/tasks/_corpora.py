@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lintra.models import ctc
 from lintra.speech import corpora, features
 from lintra.speech.alignment import frames_needed
 from lintra.speech.arrays import given
@@ -26,22 +27,13 @@ Splits = dict[str, list[Utterance]]  # by what they are for
 _CORPORA: Mapping[str, Callable[[Path], Splits]] = {"an4": corpora.an4, "fsdd": corpora.fsdd}
 
 
-def to_learn(config: Any) -> Splits:
-    """The utterances to learn from, "train", and to validate on, "validate", that a configuration of the task
-    names. Raises DataError and SpeechError.
+def read(config: Any) -> Splits:
+    """The utterances that a configuration of the task names to learn from, "train"; of a corpus with a name
+    those to test on too, "test". Raises DataError and SpeechError.
     """
     if config.data is not None:
-        train, validate = hold_back(_corpus(config)["train"])
-    else:
-        train, validate = hold_back(_own(config, config.manifest or config.kaldi))
-    return {"train": train, "validate": validate}
-
-
-def to_test(config: Any) -> list[Utterance]:
-    """Those to be judged by in the end: a test set, or else those to validate on. Raises like `to_learn`."""
-    if config.data is not None:
-        return _corpus(config)["test"]
-    return to_learn(config)["validate"] if config.test is None else _own(config, config.test)
+        return _corpus(config)
+    return {"train": own(config, config.manifest or config.kaldi)}
 
 
 def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Utterance]]:
@@ -101,7 +93,7 @@ class Heard:
             except SpeechError as error:
                 heard.skipped.append(Skipped(name, str(error)))
                 continue
-            steps = -(-heard.corpus.frames(place) // subsample)
+            steps = ctc.steps(heard.corpus.frames(place), subsample)
             if not target:
                 heard.skipped.append(Skipped(name, "it has no transcript"))
             elif steps < (needed := frames_needed(target)):
@@ -132,7 +124,8 @@ def _corpus(config: Any) -> Splits:
     return _CORPORA[config.data](folder / "speech" if (folder / "speech").is_dir() else folder)
 
 
-def _own(config: Any, path: str | None) -> list[Utterance]:
+def own(config: Any, path: str | None) -> list[Utterance]:
+    """Those of a file of JSON lines or a Kaldi folder. Raises DataError if neither is named, SpeechError."""
     if path is None:
         raise DataError(
             "which speech? Name a corpus with --data an4 or fsdd, a file of JSON lines with --manifest or a "

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lintra import fields
 from lintra.attention import AttentionConfig, linear
 from lintra.models import CTC, bilstm, ctc, encoder
-from lintra.nn.mask import lengths_to_mask
+from lintra.nn.mask import padded
 from lintra.speech import features
 from lintra.speech.augment import spec_augment
 from lintra.speech.corpus import prepare
@@ -156,11 +156,8 @@ class Utterances(Samples):
         places = [range(len(self))[i] for i in indices]
         frames = [torch.from_numpy(self.heard.corpus.array(self.heard.places[i]).copy()) for i in places]
         targets = [torch.tensor(self.heard.targets[i]) for i in places]
-        return {
-            "x": pad_sequence(frames, batch_first=True),
-            "mask": lengths_to_mask(torch.tensor([len(each) for each in frames])),
-            "targets": pad_sequence(targets, batch_first=True),
-        }
+        (x, mask), (targets, _) = padded(frames), padded(targets)
+        return {"x": x, "mask": mask, "targets": targets}
 
 
 class Speech(Task):
@@ -174,8 +171,7 @@ class Speech(Task):
     @property
     def length(self) -> int:
         """Of the longest utterance to learn from or to validate on, after subsampling."""
-        longest = max(*self.train.lengths, *self.validate.lengths)
-        return -(-longest // self.subsample)
+        return ctc.steps(max(*self.train.lengths, *self.validate.lengths), self.subsample)
 
     @cached_property
     def train(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -191,14 +187,22 @@ class Speech(Task):
         return self._heard("test") if own else self.validate
 
     @cached_property
+    def _corpus(self) -> _corpora.Splits:
+        return _corpora.read(self.config)
+
+    @cached_property
     def utterances(self) -> _corpora.Splits:
         """Those of "train" and "validate", not heard yet. Raises DataError and SpeechError."""
-        return _corpora.to_learn(self.config)
+        train, validate = _corpora.hold_back(self._corpus["train"])
+        return {"train": train, "validate": validate}
 
     @cached_property
     def tested(self) -> list[Utterance]:
-        """Those of the test set, not heard yet. Raises DataError and SpeechError."""
-        return _corpora.to_test(self.config)
+        """Those to be judged by in the end, not heard yet: a test set, or else those to validate on. Raises
+        DataError and SpeechError."""
+        if self.config.test is not None:
+            return _corpora.own(self.config, self.config.test)
+        return self._corpus["test"] if self.config.data is not None else self.utterances["validate"]
 
     @cached_property
     def symbols(self) -> Symbols:

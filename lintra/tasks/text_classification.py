@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import BiLSTM, Encoder, encoder
-from lintra.nn.mask import lengths_to_mask
+from lintra.nn.mask import padded
 from lintra.tasks import _text
 from lintra.tasks._base import Batch, DataError, Samples, Task
 
@@ -75,12 +75,8 @@ class LabelledSamples(Samples):
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         texts = [torch.from_numpy(np.frombuffer(self.texts[i], np.uint8).astype(np.int64)) for i in indices]
-        mask = lengths_to_mask(torch.tensor([len(text) for text in texts]))
-        return {
-            "tokens": pad_sequence(texts, batch_first=True),
-            "mask": mask,
-            "label": self.labels[torch.as_tensor(indices)],
-        }
+        tokens, mask = padded(texts)
+        return {"tokens": tokens, "mask": mask, "label": self.labels[torch.as_tensor(indices)]}
 
 
 class TextClassification(Task):

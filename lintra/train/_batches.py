@@ -74,11 +74,12 @@ class LengthSampler(Sampler[list[int]]):
         self.rank, self.world = rank, world
 
     def __iter__(self) -> Iterator[list[int]]:
-        line = itertools.chain.from_iterable(map(self._epoch, itertools.count()))
+        line = itertools.chain.from_iterable(map(self.epoch, itertools.count()))
         return itertools.islice(line, self.start * self.world + self.rank, None, self.world)
 
-    def _epoch(self, epoch: int) -> list[list[int]]:
-        draw = np.random.default_rng((self.seed, epoch))
+    def epoch(self, number: int) -> list[list[int]]:
+        """The batches of an epoch (from 0), those of all processes, in their order."""
+        draw = np.random.default_rng((self.seed, number))
         order = draw.permutation(len(self.lengths))
         batches = []
         for first in range(0, len(order), BUCKET):

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from lintra.attention import Attention, Capabilities, linear, softmax
 from lintra.nn import Block, Feed, Heads, Learned, LogisticMixture, Logits, Sinusoidal, lengths_to_mask
+from lintra.nn.mask import padded
 from lintra.nn.position import Grid
 from lintra.ops.positions import Rotation, token_positions
 
@@ -207,6 +208,13 @@ def test_lengths_to_mask():
             lengths_to_mask(torch.tensor(lengths), time)
     with pytest.raises(ValueError, match="lengths must be integers"):
         lengths_to_mask(torch.tensor([1.5]))
+
+
+def test_sequences_are_padded_to_a_batch():
+    parts = [torch.ones(n, 2, dtype=torch.float64) for n in (2, 0, 3)]
+    x, mask = padded(parts)
+    assert torch.equal(mask, lengths_to_mask(torch.tensor([2, 0, 3])))
+    assert torch.equal(x, mask[..., None].expand(3, 3, 2).double())
 
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 17, 256])

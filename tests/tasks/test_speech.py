@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra.attention import cosformer, linear, softmax
-from lintra.models import bilstm, encoder
+from lintra.models import bilstm, ctc, encoder
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
@@ -74,7 +74,7 @@ def test_a_batch_is_what_was_said(task):
         assert task.symbols.decode(one["targets"].tolist()) == samples.heard.corpus.texts[place]
     again = task.collate([samples[i] for i in range(4)])
     assert all(torch.equal(again[name], x) for name, x in batch.items())
-    assert task.length == -(-max(task.train.lengths + task.validate.lengths) // 2)
+    assert task.length == ctc.steps(max(task.train.lengths + task.validate.lengths), 2)
     assert task.batch_tokens == 2_000
     assert dataclasses.replace(task.config, batch_frames=99).build().batch_tokens == 99
 
@@ -287,3 +287,17 @@ def test_features_that_cannot_be_used_do_not_end_the_others(tmp_path, damage):
         spoil(id)
     with pytest.raises(DataError, match=f"features of none of 22 utterances can be used; the first, {first}"):
         _ = speech.Config(kaldi=str(folder)).build().train
+
+
+@pytest.mark.parametrize("name", ["manifest", "an4"])
+def test_a_corpus_is_read_once(tmp_path, monkeypatch, name):
+    """Whatever is asked of it."""
+    read, reads = [Utterance(id=f"u{i}", text="AB", features=np.ones((20, 5))) for i in range(20)], []
+    monkeypatch.setattr(_corpora, "read_manifest", lambda path: reads.append(path) or read)
+    corpora = {"an4": lambda path: reads.append(path) or {"train": read, "test": read}}
+    monkeypatch.setattr(_corpora, "_CORPORA", corpora)
+    settings = {"manifest": {"manifest": "x"}, "an4": {"data": "an4", "data_dir": str(tmp_path)}}[name]
+    task = speech.Config(**settings).build()
+    assert [len(x) for x in (task.tested, task.train, task.validate)] == [20 if name == "an4" else 2, 18, 2]
+    assert len(task.test) == len(task.tested)
+    assert len(reads) == 1

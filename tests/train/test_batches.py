@@ -65,7 +65,7 @@ def test_batches_by_length_hold_similar_ones():
     """Of random lengths up to 1,000 a tenth at most is padding, and epochs differ in order and make-up."""
     lengths = np.random.default_rng(0).integers(1, 1_000, 2_000)
     sampler = LengthSampler(lengths, 16_000, seed=0)
-    epochs = [sampler._epoch(0), sampler._epoch(1)]
+    epochs = [sampler.epoch(0), sampler.epoch(1)]
     padded = sum(len(batch) * lengths[batch].max() for batch in epochs[0])
     assert lengths.sum() > 0.9 * padded
     assert {frozenset(batch) for batch in epochs[0]} != {frozenset(batch) for batch in epochs[1]}
