@@ -5,7 +5,7 @@
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the files hold little-endian numbers, which are read where they lie"
 #endif
-#if defined(__AVX2__) || defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>
@@ -32,7 +32,17 @@ typedef float quad __attribute__((vector_size(16)));
 
 // Sums are taken in 16 lanes whatever the registers, always in the same order: instruction sets differ by whether a
 // multiplication is rounded before it is added, and by nothing else.
-enum { LANES = 16, W = VECTOR / 4, PARTS = LANES / W, ROWS = 8 / PARTS };  // 8 sums at once hide an addition's latency
+enum { LANES = 16, W = VECTOR / 4, PARTS = LANES / W };
+
+// Rows of a matrix that are summed at once, far apart, so that the processor fetches each ahead as a stream of its own.
+// Of fewer it waits for memory, and of more their sums do not fit into its registers.
+enum { ROWS = PARTS == 4 ? 3 : PARTS == 2 ? 4 : 8 };
+
+// Of weights of 8 bits the sums are whole numbers, which a register or two hold LANES of. BLOCK columns are summed before
+// they become a float: 512 * 2^7 * (2^15 - 1) < 2^31.
+enum { PIECE = VECTOR < 32 ? 16 : 32, PIECES = 2 * LANES / PIECE, BLOCK = 512 };
+typedef int16_t shorts __attribute__((vector_size(PIECE)));
+typedef int32_t pairs __attribute__((vector_size(PIECE)));
 
 enum { HEADER = 320, STATE_HEADER = 64, AXES = 8, PLACES = 32 };
 enum { FLOAT32, FLOAT16, INT8 };
@@ -89,6 +99,7 @@ struct lrt_sequence {
   float *state, *x, *normed, *qkv, *mixed, *gates, *keeps, *hidden;
   float *k, *q, *turned_k, *turned_q, *v, *y, *unit, *sine, *cosine;
   float *params, *mixture, *scores, *sorted;
+  int16_t *rounded;  // what INT8 weights are multiplied with
 };
 
 // Numbers.
@@ -262,75 +273,44 @@ uint32_t lrt_checksum(const void *data, size_t bytes) {
 
 INLINE uint64_t bytes_of(uint32_t kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
 
-// W weights as floats; `kind` is known when this is compiled.
+// W weights as floats, of FLOAT32 or FLOAT16; `kind` is known when this is compiled.
 INLINE vf widen(uint32_t kind, const char *from) {
   if (kind == FLOAT32) return load((const float *)from);
-  if (kind == FLOAT16) {
 #if defined(__AVX512F__)
-    return (vf)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i *)from));
+  return (vf)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i *)from));
 #elif defined(__AVX2__) && defined(__F16C__)
-    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+  return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 #elif defined(__aarch64__)
-    return (vf)vcvt_f32_f16(vld1_f16((const __fp16 *)from));
+  return (vf)vcvt_f32_f16(vld1_f16((const __fp16 *)from));
 #else
-    typedef uint16_t shorts __attribute__((vector_size(2 * W)));
-    shorts packed;
-    copy(&packed, from, sizeof packed);
-    const vu x = __builtin_convertvector(packed, vu), bits = (x & 0x7fffu) << 13;
-    const vf normal = (vf)(bits + (112u << 23)), subnormal = (vf)(bits + (113u << 23)) - 0x1p-14f;
-    const vi small = (vi)bits < 1 << 23;
-    return (vf)((vi)pick(small, subnormal, normal) | (vi)((x & 0x8000u) << 16));
-#endif
-  }
-#if defined(__AVX512F__)
-  return (vf)_mm512_maskz_cvtepi32_ps(-1, _mm512_maskz_cvtepi8_epi32(-1, _mm_loadu_si128((const __m128i *)from)));
-#elif defined(__AVX2__)
-  return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from)));
-#else
-  typedef int8_t bytes __attribute__((vector_size(W)));
-  typedef int16_t shorts __attribute__((vector_size(2 * W)));
-  bytes packed;
+  typedef uint16_t halves __attribute__((vector_size(2 * W)));
+  halves packed;
   copy(&packed, from, sizeof packed);
-  return __builtin_convertvector(__builtin_convertvector(__builtin_convertvector(packed, shorts), vi), vf);
+  const vu x = __builtin_convertvector(packed, vu), bits = (x & 0x7fffu) << 13;
+  const vf normal = (vf)(bits + (112u << 23)), subnormal = (vf)(bits + (113u << 23)) - 0x1p-14f;
+  const vi small = (vi)bits < 1 << 23;
+  return (vf)((vi)pick(small, subnormal, normal) | (vi)((x & 0x8000u) << 16));
 #endif
 }
 
-#if defined(__wasm_simd128__)
-typedef int16_t integers __attribute__((vector_size(16)));
-typedef uint16_t halves __attribute__((vector_size(16)));
-typedef int8_t signs __attribute__((vector_size(16)));
-
-INLINE void widen_bytes(const char *from, vf *to) {
-  typedef int8_t bytes __attribute__((vector_size(8)));
-  bytes packed;
-  copy(&packed, from, sizeof packed);
-  const integers wide = __builtin_convertvector(packed, integers);
-  to[0] = __builtin_convertvector(__builtin_convertvector(__builtin_shufflevector(wide, wide, 0, 1, 2, 3), vi), vf);
-  to[1] = __builtin_convertvector(__builtin_convertvector(__builtin_shufflevector(wide, wide, 4, 5, 6, 7), vi), vf);
-}
-
-// The upper and the lower 16 bits of each float, put together; zeros and subnormal ones go the long way.
-INLINE void widen_halves(const char *from, vf *to) {
-  halves x;
-  copy(&x, from, sizeof x);
-  if (__builtin_wasm_any_true_v128((signs)((x & 0x7c00) == 0))) {
-    to[0] = widen(FLOAT16, from);
-    to[1] = widen(FLOAT16, from + 8);
-    return;
-  }
-  const halves upper = (x & 0x8000) | (((x & 0x7fff) >> 3) + (112 << 7)), lower = x << 13;
-  to[0] = (vf)__builtin_shufflevector(lower, upper, 0, 8, 1, 9, 2, 10, 3, 11);
-  to[1] = (vf)__builtin_shufflevector(lower, upper, 4, 12, 5, 13, 6, 14, 7, 15);
-}
-#endif
-
-// LANES of them. WebAssembly widens whole registers in fewer steps than parts of them.
+// LANES of them.
 INLINE void widen_all(uint32_t kind, const char *from, vf *to) {
 #if defined(__wasm_simd128__)
-  if (kind != FLOAT32) {
+  // Whole registers take fewer steps than parts of them: the upper and the lower 16 bits of each float, put together.
+  // Zeros and subnormal halves go the long way.
+  typedef uint16_t halves __attribute__((vector_size(16)));
+  typedef int8_t bytes __attribute__((vector_size(16)));
+  halves x[2];
+  copy(x, from, kind == FLOAT16 ? sizeof x : 0);
+  uint16_t exponent = 0x7c00, others = 0x8fff, bias = 112 << 7;
+  __asm__("" : "+r"(exponent), "+r"(others), "+r"(bias));  // no constants: V8 would put them together in every turn
+  if (kind == FLOAT16 && !__builtin_wasm_any_true_v128((bytes)(((x[0] & exponent) == 0) | ((x[1] & exponent) == 0)))) {
     UNROLL
-    for (int half = 0; half < 2; ++half)
-      kind == INT8 ? widen_bytes(from + 8 * half, to + 2 * half) : widen_halves(from + 16 * half, to + 2 * half);
+    for (int i = 0; i < 2; ++i) {
+      const halves upper = ((halves)((shorts)x[i] >> 3) & others) + bias, lower = x[i] << 13;
+      to[2 * i] = (vf)__builtin_shufflevector(lower, upper, 0, 8, 1, 9, 2, 10, 3, 11);
+      to[2 * i + 1] = (vf)__builtin_shufflevector(lower, upper, 4, 12, 5, 13, 6, 14, 7, 15);
+    }
     return;
   }
 #endif
@@ -338,8 +318,8 @@ INLINE void widen_all(uint32_t kind, const char *from, vf *to) {
   for (int i = 0; i < PARTS; ++i) to[i] = widen(kind, from + (uint64_t)(i * W) * bytes_of(kind));
 }
 
-// sums[r] = row r . x for `rows` rows of `columns` weights, a multiple of LANES.
-INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t step, const float *x, uint64_t columns,
+// sums[r] = row r . x for `rows` rows of `columns` weights, a multiple of LANES; a row begins `apart` bytes from the next.
+INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t apart, const float *x, uint64_t columns,
                      float *sums) {
   vf totals[ROWS][PARTS];
   UNROLL
@@ -354,7 +334,7 @@ INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t step
     UNROLL
     for (int r = 0; r < rows; ++r) {
       vf row[PARTS];
-      widen_all(kind, weights + (uint64_t)r * step + at * bytes_of(kind), row);
+      widen_all(kind, weights + (uint64_t)r * apart + at * bytes_of(kind), row);
       UNROLL
       for (int i = 0; i < PARTS; ++i) totals[r][i] = multiply_add(row[i], values[i], totals[r][i]);
     }
@@ -363,35 +343,139 @@ INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t step
   for (int r = 0; r < rows; ++r) sums[r] = add_up(totals[r]);
 }
 
-// y = scale (W x) + bias, or added to y; bias may be null.
-INLINE void product_of(uint32_t kind, const table *map, const char *base, const float *bias, const float *x, float *y,
-                       int add) {
-  const uint64_t columns = whole(map->columns), step = columns * bytes_of(kind);
-  const float *scale = (const float *)(base + map->scale);
-  for (uint64_t first = 0; first < map->rows; first += ROWS) {
-    const char *weights = base + map->at + first * step;
-    const uint64_t count = map->rows - first < ROWS ? map->rows - first : ROWS;
-    float sums[ROWS];
-    if (count == ROWS)
-      dot_rows(kind, ROWS, weights, step, x, columns, sums);
-    else
-      for (uint64_t r = 0; r < count; ++r) dot_rows(kind, 1, weights + r * step, step, x, columns, sums + r);
-    for (uint64_t r = 0; r < count; ++r) {
-      float *to = y + first + r, sum = sums[r];
-      if (kind == INT8) sum *= scale[first + r];
-      if (bias) sum += bias[first + r];
-      *to = add ? *to + sum : sum;
+// x as whole numbers up to 32767 -> what one of them is worth, which is NaN or infinite where a number of x is. All are
+// 0 where no number of x is above 1e-30.
+static float round_all(const float *x, uint64_t columns, int16_t *to) {
+  vi sizes = {0};  // as bits, of which NaN has the largest
+  for (uint64_t at = 0; at < columns; at += W) {
+    const vi size = (vi)load(x + at) & 0x7fffffff;
+    sizes = (vi)pick(size > sizes, (vf)size, (vf)sizes);
+  }
+  int32_t most = 0;
+  for (int i = 0; i < W; ++i) most = sizes[i] > most ? sizes[i] : most;
+  float size;
+  copy(&size, &most, 4);
+  const int sound = size > 1e-30f && size <= __FLT_MAX__;
+  const float inverse = 32767 / size, magic = 12582912.0f;  // as in exponential
+  for (uint64_t at = 0; at < columns; at += W) {
+    typedef int16_t narrow __attribute__((vector_size(2 * W)));
+    const vu shifted = (vu)(load(x + at) * inverse + magic) - (vu)splat(magic);
+    const narrow whole_ones = __builtin_convertvector((vi)shifted & -sound, narrow);
+    copy(to + at, &whole_ones, sizeof whole_ones);
+  }
+  return size / 32767;
+}
+
+INLINE int32_t add_up_pairs(pairs x) {
+  typedef int32_t four __attribute__((vector_size(16)));
+  union {
+    pairs all;
+    four parts[PIECE / 16];
+  } lanes = {x};
+  four sums = lanes.parts[0];
+  if (PIECE > 16) sums += lanes.parts[PIECE / 16 - 1];
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+INLINE shorts widen_bytes(const char *from) {
+#if defined(__AVX2__)
+  return (shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)from));
+#else
+  typedef int8_t packed __attribute__((vector_size(PIECE / 2)));
+  packed x;
+  copy(&x, from, sizeof x);
+  return __builtin_convertvector(x, shorts);
+#endif
+}
+
+// The products of a and b, summed in pairs; which ones does not matter, since the sum of all is exact.
+INLINE pairs multiply_pairs(shorts a, shorts b) {
+#if defined(__AVX2__)
+  return (pairs)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (pairs)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#elif defined(__wasm_simd128__)
+  return __builtin_wasm_dot_s_i32x4_i16x8(a, b);
+#elif defined(__aarch64__)
+  return (pairs)vmlal_high_s16(vmull_s16(vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b)), (int16x8_t)a,
+                               (int16x8_t)b);
+#else
+  const pairs first = ((pairs)a << 16 >> 16) * ((pairs)b << 16 >> 16);
+  return first + ((pairs)a >> 16) * ((pairs)b >> 16);
+#endif
+}
+
+// The same as dot_rows for INT8 weights and whole numbers.
+INLINE void dot_bytes(int rows, const char *weights, uint64_t apart, const int16_t *x, uint64_t columns, float *sums) {
+  UNROLL
+  for (int r = 0; r < rows; ++r) sums[r] = 0;
+  for (uint64_t begin = 0; begin < columns; begin += BLOCK) {
+    const uint64_t end = columns - begin < BLOCK ? columns : begin + BLOCK;
+    pairs totals[ROWS];
+    UNROLL
+    for (int r = 0; r < rows; ++r) totals[r] = (pairs){0};
+    for (uint64_t at = begin; at < end; at += LANES) {
+      UNROLL
+      for (int i = 0; i < PIECES; ++i) {
+        shorts values;
+        copy(&values, x + at + i * PIECE / 2, sizeof values);
+        UNROLL
+        for (int r = 0; r < rows; ++r)
+          totals[r] += multiply_pairs(widen_bytes(weights + (uint64_t)r * apart + at + i * PIECE / 2), values);
+      }
     }
+    UNROLL
+    for (int r = 0; r < rows; ++r) sums[r] += (float)add_up_pairs(totals[r]);
   }
 }
 
-static void product(const table *map, const char *base, const float *bias, const float *x, float *y, int add) {
-  if (map->kind == FLOAT32)
-    product_of(FLOAT32, map, base, bias, x, y, add);
-  else if (map->kind == FLOAT16)
-    product_of(FLOAT16, map, base, bias, x, y, add);
+// What a matrix is multiplied with, and where the product goes.
+typedef struct {
+  const table *map;
+  const char *base;
+  const float *bias, *x;   // bias may be null
+  const int16_t *rounded;  // x for INT8, and
+  float worth;             // what 1 of it is
+  float *y;
+  int add;  // whether to what stands in y
+} operands;
+
+// Rows `first`, first + apart, ... of scale (W x) + bias.
+INLINE void product_rows(uint32_t kind, int rows, const operands *o, uint64_t first, uint64_t apart) {
+  const uint64_t columns = whole(o->map->columns), step = columns * bytes_of(kind);
+  const char *weights = o->base + o->map->at + first * step;
+  const float *scale = (const float *)(o->base + o->map->scale);
+  float sums[ROWS];
+  if (kind == INT8)
+    dot_bytes(rows, weights, apart * step, o->rounded, columns, sums);
   else
-    product_of(INT8, map, base, bias, x, y, add);
+    dot_rows(kind, rows, weights, apart * step, o->x, columns, sums);
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    const uint64_t row = first + (uint64_t)r * apart;
+    float sum = sums[r];
+    if (kind == INT8) sum *= o->worth * scale[row];
+    if (o->bias) sum += o->bias[row];
+    o->y[row] = o->add ? o->y[row] + sum : sum;
+  }
+}
+
+INLINE void product_of(uint32_t kind, const operands *o) {
+  const uint64_t apart = o->map->rows / ROWS;
+  for (uint64_t row = 0; row < apart; ++row) product_rows(kind, ROWS, o, row, apart);
+  for (uint64_t row = apart * ROWS; row < o->map->rows; ++row) product_rows(kind, 1, o, row, 0);
+}
+
+static void product(const lrt_sequence *s, const table *map, const char *base, const float *bias, const float *x,
+                    float *y, int add) {
+  operands o = {map, base, bias, x, s->rounded, 0, y, add};
+  if (map->kind == INT8) o.worth = round_all(x, whole(map->columns), s->rounded);
+  if (map->kind == FLOAT32)
+    product_of(FLOAT32, &o);
+  else if (map->kind == FLOAT16)
+    product_of(FLOAT16, &o);
+  else
+    product_of(INT8, &o);
 }
 
 // Adds a row of a table, FLOAT32 or FLOAT16.
@@ -635,6 +719,7 @@ static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   s->mixture = cut(base, &at, 4 * whole(m->components));
   s->scores = cut(base, &at, m->vocabulary);
   s->sorted = cut(base, &at, m->vocabulary);
+  s->rounded = (int16_t *)cut(base, &at, (whole(m->hidden > m->width ? m->hidden : m->width) + 1) / 2);
   return at;
 }
 
@@ -646,20 +731,26 @@ static int aligned(const void *at) { return (uintptr_t)at % LRT_ALIGN == 0; }
 
 size_t lrt_model_size(void) { return (size_t)round_up(sizeof(lrt_model), LRT_ALIGN); }
 
+// Whether a file or state is whole. otherwise: what is wrong with one that has another magic.
+static int check_whole(const char *file, uint64_t size, const char *magic, uint64_t header, int otherwise) {
+  if (size < 8 || !same(file, magic)) return otherwise;
+  if (size < 12) return LRT_WRONG_SIZE;
+  if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
+  if (size < header) return LRT_WRONG_SIZE;
+  uint64_t told;
+  copy(&told, file + 16, 8);
+  if (told != size) return LRT_WRONG_SIZE;
+  return word_at(file + 12) == lrt_checksum(file + 16, (size_t)(size - 16)) ? LRT_OK : LRT_DAMAGED;
+}
+
 int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
   const char *file = data;
   if (!aligned(memory) || !aligned(file)) return LRT_NOT_ALIGNED;
   if (size < sizeof(lrt_model)) return LRT_NO_ROOM;
-  if (bytes < 8 || !same(file, MODEL_MAGIC)) return LRT_NOT_A_MODEL;
-  if (bytes < 12) return LRT_WRONG_SIZE;
-  if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
-  if (bytes < HEADER) return LRT_WRONG_SIZE;
-  uint64_t told;
-  copy(&told, file + 16, 8);
-  if (told != bytes) return LRT_WRONG_SIZE;
-  if (word_at(file + 12) != lrt_checksum(file + 16, bytes - 16)) return LRT_DAMAGED;
+  int wrong = check_whole(file, bytes, MODEL_MAGIC, HEADER, LRT_NOT_A_MODEL);
+  if (wrong) return wrong;
   lrt_model m = {.file = file, .checksum = word_at(file + 12)};
-  int wrong = read_header(&m, file);
+  wrong = read_header(&m, file);
   if (!wrong) wrong = derive(&m);
   if (wrong) return wrong;
   walk front = {0, HEADER, LRT_OK}, layer = {0, 0, LRT_OK}, back = {0, 0, LRT_OK};
@@ -793,7 +884,7 @@ static void map_features(const lrt_sequence *s, const char *base, uint32_t g, co
   table rows = m->layer.projection;
   rows.rows = m->projected;
   rows.at += (uint64_t)g * m->projected * whole(m->dim) * sizeof(float);
-  product(&rows, base, 0, s->unit, to, 0);
+  product(s, &rows, base, 0, s->unit, to, 0);
   for (uint32_t i = 0; i < m->projected; ++i) {
     if (m->feature_map == TRIGONOMETRIC)
       turn(to[i], to + i, to + m->projected + i);
@@ -886,17 +977,17 @@ static void attend(const lrt_sequence *s, const char *base, float *state, uint32
 static void mix(const lrt_sequence *s, const char *base, float *state, const float *seen, float *to) {
   const lrt_model *m = s->model;
   const layer_map *l = &m->layer;
-  product(&l->inward, base, (const float *)(base + l->inward_bias), seen, s->qkv, 0);
+  product(s, &l->inward, base, (const float *)(base + l->inward_bias), seen, s->qkv, 0);
   if (m->head_gate) {
-    product(&l->gate, base, (const float *)(base + l->gate_bias), seen, s->gates, 0);
+    product(s, &l->gate, base, (const float *)(base + l->gate_bias), seen, s->gates, 0);
     for (uint64_t at = 0; at < whole(m->width); at += W) {
       const vf x = load(s->gates + at);
       store(s->gates + at, x * sigmoid(x));
     }
   }
-  if (m->decay == GATED) product(&l->keep, base, (const float *)(base + l->keep_bias), seen, s->keeps, 0);
+  if (m->decay == GATED) product(s, &l->keep, base, (const float *)(base + l->keep_bias), seen, s->keeps, 0);
   for (uint32_t g = 0; g < m->kv_heads; ++g) attend(s, base, state, g);
-  product(&l->outward, base, (const float *)(base + l->outward_bias), s->mixed, to, 1);
+  product(s, &l->outward, base, (const float *)(base + l->outward_bias), s->mixed, to, 1);
 }
 
 static void feed(const lrt_sequence *s, const char *base, const float *seen, float *to) {
@@ -904,7 +995,7 @@ static void feed(const lrt_sequence *s, const char *base, const float *seen, flo
   const layer_map *l = &m->layer;
   const uint64_t n = m->hidden;
   float *hidden = s->hidden;
-  product(&l->up, base, (const float *)(base + l->up_bias), seen, hidden, 0);
+  product(s, &l->up, base, (const float *)(base + l->up_bias), seen, hidden, 0);
   if (m->feed_kind == GELU) {
     for (uint64_t at = 0; at < n; at += W) store(hidden + at, gelu(load(hidden + at)));
   } else {
@@ -914,7 +1005,7 @@ static void feed(const lrt_sequence *s, const char *base, const float *seen, flo
     }
   }
   clear(hidden, n, whole(n));
-  product(&l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
+  product(s, &l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
 }
 
 // The embedding of a token, of those `places` earlier, and of its position.
@@ -962,7 +1053,7 @@ static void token_through(lrt_sequence *s, uint32_t token, int last) {
   if (!last) return;
   const char *base = m->file + m->back_at;
   if (m->final_norm) norm(m, base, m->final_weight, m->final_bias, s->x, s->normed);
-  product(&m->head, base, (const float *)(base + m->head_bias), m->final_norm ? s->normed : s->x, s->params, 0);
+  product(s, &m->head, base, (const float *)(base + m->head_bias), m->final_norm ? s->normed : s->x, s->params, 0);
 }
 
 int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
@@ -1161,14 +1252,8 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
   const lrt_model *m = s->model;
   const uint64_t bytes = state_bytes(m);
   const char *file = from;
-  if (size < 8 || !same(file, STATE_MAGIC)) return LRT_NOT_A_STATE;
-  if (size < 12) return LRT_WRONG_SIZE;
-  if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
-  if (size < STATE_HEADER) return LRT_WRONG_SIZE;
-  uint64_t told;
-  copy(&told, file + 16, 8);
-  if (told != size) return LRT_WRONG_SIZE;
-  if (word_at(file + 12) != lrt_checksum(file + 16, size - 16)) return LRT_DAMAGED;
+  const int wrong = check_whole(file, size, STATE_MAGIC, STATE_HEADER, LRT_NOT_A_STATE);
+  if (wrong) return wrong;
   if (word_at(file + 24) != m->checksum || size != bytes) return LRT_OTHER_MODEL;
   for (int i = 40; i < STATE_HEADER; ++i)
     if (file[i]) return LRT_BAD_PADDING;

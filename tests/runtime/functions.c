@@ -57,6 +57,51 @@ static void compare_halves(void) {
   printf("halves %u\n", wrong);
 }
 
+// Sums of bytes times whole numbers, of which the largest fill a block of sums to the last bit and the last block is not
+// full, in units of the last place of what the sizes of all products come to.
+static void compare_products(void) {
+  enum { COLUMNS = 2 * BLOCK + 3 * LANES };
+  static int8_t weights[ROWS][COLUMNS];
+  static int16_t x[COLUMNS];
+  double worst = 0;
+  for (int any = 0; any < 2; ++any) {
+    double exact[ROWS] = {0}, sizes[ROWS] = {0};
+    for (int i = 0; i < COLUMNS; ++i) {
+      x[i] = any ? (int16_t)(i * 7919 % 65535 - 32767) : -32767;
+      for (int r = 0; r < ROWS; ++r) {
+        weights[r][i] = any ? (int8_t)((i * 31 + r * 77) % 256 - 128) : -128;
+        exact[r] += weights[r][i] * (double)x[i];
+        sizes[r] += fabs(weights[r][i] * (double)x[i]);
+      }
+    }
+    float sums[ROWS];
+    dot_bytes(ROWS, (const char *)weights, COLUMNS, x, COLUMNS, sums);
+    for (int r = 0; r < ROWS; ++r) worst = fmax(worst, fabs(sums[r] - exact[r]) / place_of(sizes[r]));
+  }
+  printf("products %.3f\n", worst);
+}
+
+// In units of what 1 is worth.
+static void compare_rounding(void) {
+  float x[2 * LANES];
+  int16_t found[2 * LANES];
+  double worst = 0;
+  for (uint32_t bits = 0x0da24261; bits < 0x7f000000; bits += 99991) {  // above 1e-30
+    for (int i = 0; i < 2 * LANES; ++i) x[i] = (float)(from_bits(bits) * cos(i * 1.7));
+    const double worth = round_all(x, 2 * LANES, found);
+    for (int i = 0; i < 2 * LANES; ++i) worst = fmax(worst, fabs(found[i] - x[i] / worth));
+  }
+  printf("rounding %.3f\n", worst);
+  const float odd[] = {0, 1e-36f, INFINITY, -INFINITY, NAN};
+  int right = 0;
+  for (int kind = 0; kind < 5; ++kind) {
+    for (int i = 0; i < 2 * LANES; ++i) x[i] = i == 5 ? odd[kind] : kind < 2 ? 0 : 1;
+    const float worth = round_all(x, 2 * LANES, found);
+    right += kind < 2 ? worth < 1e-36f && !found[5] : !found[5] && !(worth <= __FLT_MAX__);
+  }
+  printf("odd numbers %d\n", right);
+}
+
 static void compare_turns(void) {
   double worst = 0;
   for (uint32_t i = 0; i < 2000000; ++i) {
@@ -80,6 +125,8 @@ int main(void) {
   compare("log sigmoid", log_sigmoid_of, exact_log_sigmoid, 0x1p-30f, 80.0f, 1, 0);
   compare("one minus exp", one_minus_exp_of, exact_one_minus_exp, 0x1p-30f, 1e30f, 0, 1);
   compare_halves();
+  compare_products();
+  compare_rounding();
   compare_turns();
   return 0;
 }

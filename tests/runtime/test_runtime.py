@@ -13,6 +13,7 @@ from lintra.cli._info import info
 from lintra.export import runtime as export
 from lintra.generate import Sampler
 from lintra.models import decoder
+from lintra.native.decoder import round_rows
 from lintra.nn import LogisticMixture
 from lintra.runtime import Error, Model, Sequence
 from tests.kinds import LENGTH, build
@@ -120,6 +121,23 @@ def test_the_weights_of_the_shipped_model_are_kept_in_16_bits():
     tokens = tokens_of(model, 50)
     whole, half = (stepped(Sequence(loaded(model, weights)), tokens) for weights in ("float32", "float16"))
     assert torch.equal(whole, half)
+
+
+@pytest.mark.parametrize("kind", ["plain", "kv_heads", "mixture"])
+def test_int8_is_rounded_weights(kind, instruction_set):
+    """The same weights as floats give the same: what x loses, 2^-16 of its largest number, is 100 times less
+    than what they lose."""
+    model = build(**KINDS[kind])
+    tokens = tokens_of(model)
+    mine = stepped(Sequence(loaded(model, "int8")), tokens)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                whole, scale = round_rows(module.weight)
+                module.weight.copy_(whole * scale[:, None])
+            elif isinstance(module, torch.nn.Embedding):
+                module.weight.copy_(module.weight.half())
+    close(mine, right_params(model, tokens), TOLERANCE["int8"] / 100)
 
 
 def test_instruction_sets_with_fused_sums_agree_to_the_bit():

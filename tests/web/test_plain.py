@@ -49,9 +49,11 @@ def in_javascript(file, attention, tokens):
     return json.loads(done.stdout)
 
 
-def assert_near(found, expected):
-    """To 1e-4, as the runtime keeps to PyTorch: both sum in their own order."""
-    torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-4)
+def assert_near(found, expected, weights="float32"):
+    """To 1e-4, as the runtime keeps to PyTorch: both sum in their own order. With int8 the runtime also rounds
+    what weights are multiplied with to 2^-16 of its largest, which these small models enlarge."""
+    tolerance = 1e-3 if weights == "int8" else 1e-4
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_linear(kind, weights, tmp_path):
     sequence = Sequence(Model.open(tmp_path / "model.lrt"))
     for token, params in zip(tokens, found["params"], strict=True):
         sequence.step(token)
-        assert_near(params, sequence.params())
+        assert_near(params, sequence.params(), weights)
     assert found["resumed"] == found["params"][-1]
     assert sequence.sample(0.4, Sampler(temperature=0.8)) == found["drawn"]
     sequence.seed(7 | 9 << 32)
