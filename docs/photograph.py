@@ -4,16 +4,16 @@ python docs/photograph.py
 """
 
 import io
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from lintra import web
+from lintra.bench import _browser
 from lintra.cli._model import open_model
 
 EXAMPLE = 3  # the third shows two digits with the same upper half
@@ -21,11 +21,9 @@ EXAMPLE = 3  # the third shows two digits with the same upper half
 
 def photograph(page: str) -> bytes:
     """The upper part of a page, which must be one file, as PNG."""
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory() as folder, _browser.launched() as browser:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
-        path = shutil.which("chromium") or sys.exit("there is no Chromium: apt-get install chromium")
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1280, "height": 1320}, reduced_motion="reduce")
         tab.goto(file.as_uri())
         for _ in range(EXAMPLE):

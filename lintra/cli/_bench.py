@@ -18,6 +18,7 @@ BENCHES = {
     "decode": "the next token against its position",
     "drift": "what decoding loses with a state in bfloat16",
     "generation": "images a second on the CPU, fused (--model: rounded weights)",
+    "runtime": "the C runtime, native and in a browser (--model: rounded weights)",
     "model": "the paper's model against the length, in training and decoding",
     "gpu": "the kernels on a GPU, a training step, decoding",
 }

@@ -36,6 +36,7 @@ _FUNCTIONS = {  # name -> result, arguments
     "lrt_fact": (_INT, _POINTER, _INT),
     "lrt_sequence_size": (_SIZE, _POINTER),
     "lrt_start": (_INT, _POINTER, _SIZE, _POINTER),
+    "lrt_step": (_INT, _POINTER, _WORD),
     "lrt_prefill": (_INT, _POINTER, _POINTER, _SIZE),
     "lrt_seen": (_WORD, _POINTER),
     "lrt_params": (_POINTER, _POINTER),
@@ -118,15 +119,19 @@ class Sequence:
 
     def step(self, token: int) -> None:
         """One token."""
-        self.prefill((token,))
+        self._check(token)
+        self.model.check(self.library.lrt_step(self.address, token))
 
     def prefill(self, tokens: Iterable[int]) -> None:
         """Several, one behind the other; only the last one's params are computed."""
         given = list(tokens)
-        if not all(0 <= token < 2**32 for token in given):  # else what wraps around might be one
-            raise Error(self.library.lrt_error(_BAD_TOKEN).decode())
+        self._check(*given)
         words = np.array(given, np.uint32)
         self.model.check(self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
+
+    def _check(self, *tokens: int) -> None:
+        if not all(0 <= token < 2**32 for token in tokens):  # else what wraps around might be one
+            raise Error(self.library.lrt_error(_BAD_TOKEN).decode())
 
     def params(self) -> Tensor:
         """What the last token gave [p], as `Decoder.extend` does."""

@@ -17,7 +17,7 @@ from lintra.export import runtime as export
 from lintra.tasks._pixels import PixelTask
 from lintra.web._server import Server
 
-__all__ = ["Server", "page", "why_not"]
+__all__ = ["Server", "file", "page", "why_not"]
 
 MOST = 64  # pixels a side: a larger image is too long to be waited for
 
@@ -92,17 +92,18 @@ def page(model: Any, task: Any, name: str, weights: export.Weights = "float16") 
         "model_file": _base64(export.to_bytes(model, weights)),
         "wasm": _base64((_RUNTIME / "lintra_runtime.wasm").read_bytes()),
         "wasm_relaxed": _base64((_RUNTIME / "lintra_runtime_relaxed.wasm").read_bytes()),
-        "style": _read("style.css"),
-        "program": "\n".join(map(_read, _PROGRAM)),
-        "page": _read("page.js"),
+        "style": file("style.css"),
+        "program": "\n".join(map(file, _PROGRAM)),
+        "page": file("page.js"),
     }
     # Split at the marks, so that none is looked for in what was put in before.
-    pieces = _read("page.html").replace("}}", "{{").split("{{")
+    pieces = file("page.html").replace("}}", "{{").split("{{")
     pieces[1::2] = [str(parts[mark]) for mark in pieces[1::2]]
     return "".join(pieces)
 
 
-def _read(name: str) -> str:
+def file(name: str) -> str:
+    """One of the page's files."""
     return (_HERE / name).read_text(encoding="utf-8")
 
 

@@ -14,11 +14,24 @@ import torch
 
 from lintra import checkpoint
 from lintra.attention import linear
-from lintra.bench import _report, attention, decode, drift, generation, gpu, roofline, train
+from lintra.bench import (
+    _browser,
+    _report,
+    attention,
+    decode,
+    drift,
+    generation,
+    gpu,
+    roofline,
+    runtime,
+    train,
+)
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.cli import main
+from lintra.export import runtime as export
 from lintra.models import decoder
+from lintra.runtime import Model
 from lintra.tasks import copy, digits
 from lintra.tasks._base import predict
 from lintra.train import Config, Run
@@ -208,6 +221,7 @@ def test_a_computation_is_held_against_what_bounds_it():
         "model",
         "roofline",
         "generation",
+        "runtime",
         "scaling --peers",
     ],
 )
@@ -254,3 +268,31 @@ def test_what_a_step_reads():
     model = decoder.Config(vocabulary=5, layers=2, heads=2, width=8, norm="post", final_norm=True).build()
     assert generation._read(model) == sum(x.numel() for x in model.parameters()) - 6 * 8
     assert generation.Sizes(tokens=100, parts=4).positions == (12, 37, 62, 87)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("start", [True, False])
+def test_bits_of_the_runtime_are_those_of_the_parallel_form(start):
+    torch.manual_seed(0)
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, start=start).build().eval()
+    tokens = torch.randint(0, 5, (3, 9))
+    found = runtime._bits(model, Model(export.to_bytes(model)), tokens)
+    with torch.no_grad():
+        right = -predict(model, {"tokens": tokens})[1].mean().item() / math.log(2)
+    assert found.shape == (3,)
+    assert found.mean().item() == pytest.approx(right, rel=1e-5)  # sums of float32 in another order
+
+
+def test_what_rounding_costs_is_judged_by_the_differences_of_images():
+    mean, error = runtime.lost("int8", torch.tensor([0.001, 0.003, 0.002, 0.002]).double())
+    assert mean.figure == pytest.approx(2)
+    assert mean.met
+    assert error.figure == pytest.approx(1e3 * ((2 * 0.001**2) / 3 / 4) ** 0.5)
+    assert not runtime.lost("int8", torch.full((4,), 0.004))[0].met
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(_browser, "_chromium", lambda: None)
+    assert [x for x in runtime.left_out() if "Chromium" in x] == [
+        "Chromium is left out: there is no Chromium to open pages with: apt-get install chromium"
+    ]

@@ -2,8 +2,6 @@
 
 import base64
 import dataclasses
-import os
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,14 +10,12 @@ import torch
 
 from lintra import web
 from lintra.attention import linear
+from lintra.bench import _browser
 from lintra.cli._model import open_model
 from lintra.export import runtime as export
 from lintra.generate import Sampler
 from lintra.runtime import Model, Sequence
 from lintra.tasks import digits
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Subject:
@@ -70,15 +66,10 @@ def shipped():
 @pytest.fixture(scope="session")
 def chromium():
     """The browser of the system; without one the tests that need it are skipped, and say why."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium to open pages with: apt-get install chromium")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="there is no playwright: pip install 'lintra[dev]'"
-    )
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    if reason := _browser.why_not():
+        pytest.skip(reason)
+    with _browser.launched() as browser:
         yield browser
-        browser.close()
 
 
 class Opened:

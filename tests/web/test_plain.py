@@ -50,8 +50,8 @@ def in_javascript(file, attention, tokens):
 
 
 def assert_near(found, expected, weights="float32"):
-    """To 1e-4, as the runtime keeps to PyTorch: both sum in their own order. With int8 the runtime also rounds
-    what weights are multiplied with to 2^-16 of its largest, which these small models enlarge."""
+    """To 1e-4, as the runtime keeps to PyTorch: both sum in their own order. With int8 the runtime also
+    rounds what weights are multiplied with to 2^-16 of its largest, which these small models enlarge."""
     tolerance = 1e-3 if weights == "int8" else 1e-4
     torch.testing.assert_close(torch.tensor(found), expected, rtol=tolerance, atol=tolerance)
 

@@ -1,0 +1,79 @@
+"""Chromium through Playwright, where both are installed, and steps of the runtime in a worker of it."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lintra import web
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+# Opens the files that two inputs hold, and reads tokens from a fresh sequence.
+_WORKER = """
+const opened = {}, content = async (file) => new Uint8Array(await file.arrayBuffer());
+onmessage = async ({ data: { name, files, tokens } }) => {
+  if (files) opened[name] = await WasmModel.open(await content(files[0]), await content(files[1]), name);
+  else {
+    const sequence = opened[name].sequence();
+    for (const token of tokens) sequence.step(token);
+    opened[name].release(sequence);
+  }
+  postMessage(0);
+};
+"""
+_CONNECT = """(program) => {
+  const worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
+  globalThis.ask = (message) => new Promise((go, fail) => {
+    worker.onmessage = () => go();
+    worker.onerror = (event) => fail(event.message);
+    worker.postMessage(message);
+  });
+  globalThis.file = (input, i) => document.getElementById(input).files[i];
+}"""
+_OPEN = "([name, i]) => ask({ name, files: [file('program', 0), file('models', i)] })"
+_STEP = "([name, tokens]) => ask({ name, tokens })"
+
+
+def why_not() -> str | None:
+    """Why no browser can be started here; None if one can."""
+    if _chromium() is None:
+        return "there is no Chromium to open pages with: apt-get install chromium"
+    try:
+        import playwright.sync_api  # noqa: F401 (whether it is here)
+    except ImportError:
+        return "there is no playwright: pip install 'lintra[dev]'"
+    return None
+
+
+def _chromium() -> str | None:
+    """The browser in $CHROMIUM or of the system."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A browser, closed in the end."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_chromium(), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def stepper(browser: Any, program: Path, models: dict[str, Path]) -> Callable[[str, list[int]], object]:
+    """What takes tokens through a model, by its name, from a fresh sequence, and returns when all are read.
+
+    program: the runtime in WebAssembly, which runs as on the page of `lintra web`.
+    """
+    page = browser.new_page()
+    page.set_content("<input type=file id=program><input type=file id=models multiple>")
+    page.set_input_files("#program", program)
+    page.set_input_files("#models", list(models.values()))
+    page.evaluate(_CONNECT, web.file("runtime.js") + _WORKER)
+    for i, name in enumerate(models):
+        page.evaluate(_OPEN, [name, i])
+    return lambda name, tokens: page.evaluate(_STEP, [name, tokens])
