@@ -52,8 +52,8 @@ _EXTRA = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs one command -> the exit code: 0; 1 diverged, or a file failed; 2 wrong input or no room; 130 and
-    143 stopped."""
+    """Runs one command -> the exit code: 0; 1 diverged, or a file or an utterance failed; 2 wrong input or no
+    room; 130 and 143 stopped."""
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]

@@ -1,6 +1,8 @@
 """`lintra evaluate` for a recogniser of speech."""
 
 import dataclasses
+import os
+import sys
 import time
 from typing import Any
 
@@ -14,25 +16,18 @@ from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
 from lintra.models import CTC
 from lintra.speech import features
-from lintra.speech.corpus import prepare
+from lintra.speech.corpus import Corpus, Skipped, prepare
 from lintra.tasks import _corpora
 from lintra.tasks.speech import Speech
 
 
 def evaluate(model: CTC, task: Speech, options: Any) -> int:
-    """Error rates on the task's test set, by `lintra.cli._evaluate.Options`."""
+    """Error rates on the task's test set, by `lintra.cli._evaluate.Options` -> the exit code: 1 where
+    utterances were skipped."""
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")
-    chosen = [task.tested[i] for i in drawn(len(task.tested), options.limit, options.seed)]
     config, search = model.config, options.searching.search(model)
-    if _corpora.features_of(chosen, audio := features.Config()) != (
-        config.features if config.features.kind == "given" else audio
-    ):
-        raise UsageError(
-            f"{options.model} was trained on features of kind {config.features.kind!r} with "
-            f"{config.features.bins} numbers a frame, its test set has others"
-        )
-    corpus, skipped = prepare(chosen, config.features, cache=None)
+    corpus, skipped = _corpus(config.features, task, options)
     start = time.perf_counter()
     with progress("hearing", len(corpus), "utterances") as report, stopping() as stop:
         heard, without = scoring.transcripts(
@@ -42,7 +37,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     partial = len(heard) + len(without) < len(corpus)
     skipped = [*skipped, *without]
     if not heard:
-        raise UsageError(f"none of {len(chosen):,} utterances can be scored: {_corpora.told(skipped)}")
+        raise UsageError(f"none of {len(skipped):,} utterances can be scored: {_corpora.told(skipped)}")
     rates = scoring.error_rates(heard, config.symbols.unit)
     parameters = sum(p.numel() for p in model.parameters())
     print(
@@ -53,7 +48,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     if partial:
         print(f"\n{cut_short(f'the {len(heard):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
-        print(f"\n{_corpora.told(skipped)}")
+        print(f"\n{_corpora.told(skipped, options.json)}")
     if options.json:
         _report.save(
             options.json,
@@ -68,7 +63,24 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             seconds=seconds,
         )
         print(f"\nsaved in {options.json}")
-    return stop.exit_code if partial else 0
+    else:
+        for each in skipped:
+            print(f"lintra: {each.id}: {each.reason}", file=sys.stderr)
+    if partial:
+        return stop.exit_code
+    return 1 if skipped else 0
+
+
+def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus, list[Skipped]]:
+    """The features of what is drawn of the test set. Where the run keeps features in a folder that is there
+    and can be written to, those of the whole set are kept there too.
+    """
+    chosen = [task.tested[i] for i in drawn(len(task.tested), options.limit, options.seed)]
+    cache = task.cached(task.judged_by) if options.limit is None else None
+    if cache is not None and not os.access(cache.parent, os.W_OK):
+        cache = None
+    with progress("features to test on", len(chosen), "utterances") as report:
+        return prepare(chosen, config, cache=cache, report=report)
 
 
 def _told(x: ErrorRate) -> str:

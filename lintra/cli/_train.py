@@ -13,9 +13,10 @@ from lintra import tasks, train
 from lintra.checkpoint import step_of
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._mechanism import mechanism
+from lintra.cli._progress import progress
 from lintra.models import ctc
 from lintra.train._optimizer import optimizer
-from lintra.train._run import first_model
+from lintra.train._run import first_model, is_first_process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +49,9 @@ def train_command(args: Sequence[str]) -> int:
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
-        train.fit(run.changed(**_given(changes)))
+        train.fit(run.changed(**_given(changes)), _watched(run.task))
     elif (name := args[0].replace("_", "-")) in _names():
-        train.fit(_new_run(name, args[1:]))
+        train.fit(*_new_run(name, args[1:]))
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
@@ -71,8 +72,8 @@ def _print_help() -> None:
     print(f"  {'lintra train --resume DIR':<28}go on with a run (--steps, --max-minutes)")
 
 
-def _new_run(name: str, args: Sequence[str]) -> train.Run:
-    """The run these flags describe, its folder claimed."""
+def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
+    """The run these flags describe, its folder claimed, and its task, its data read."""
     task = tasks.load(name)
     form = dataclasses.make_dataclass(
         "Arguments",
@@ -84,7 +85,7 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
         frozen=True,
     )
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
-    problem = options.task.build()
+    problem = _watched(options.task)
     if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
         raise UsageError("batch is in frames here: take --batch-frames instead")
     _ = problem.train  # reads the data: if there is none, no folder is claimed
@@ -96,7 +97,15 @@ def _new_run(name: str, args: Sequence[str]) -> train.Run:
     with torch.device("meta"):
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name
-    return train.Run.create(folder, task=options.task, model=model, train=options.train)
+    return train.Run.create(folder, task=options.task, model=model, train=options.train), problem
+
+
+def _watched(config: Any) -> tasks.Task:
+    """The task, which shows how far it is where reading its data takes long; the first process for all."""
+    task = config.build()
+    if is_first_process():
+        task.watch = progress
+    return task
 
 
 def _changed(model: Any, changes: dict[str, Any]) -> Any:

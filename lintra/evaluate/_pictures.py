@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lintra import generate, pictures
-from lintra.evaluate._scores import Report, nats
+from lintra.evaluate._scores import nats
 from lintra.evaluate._strangers import strangers
 from lintra.models import Decoder
+from lintra.tasks._base import Watch
 from lintra.tasks._pixels import PixelTask
 
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1)
@@ -19,9 +19,6 @@ DRAWN = 8  # images at each temperature
 COMPLETED, TIMES = 6, 5  # images completed, and how often each
 SHOWN = 5  # images beside the bits of their pixels
 STRANGERS = 128  # images of each other kind
-
-# what is done, how many in all, of what -> a context that gives whom to tell how many are done
-Watch = Callable[[str, int, str], AbstractContextManager[Report]]
 
 
 def draw(

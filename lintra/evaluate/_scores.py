@@ -11,7 +11,7 @@ from lintra.allocator import release_freed_memory
 from lintra.generate import evaluation
 from lintra.models import Decoder, Model
 from lintra.tasks import Task
-from lintra.tasks._base import predict
+from lintra.tasks._base import Report, predict
 
 # What the probabilities of all symbols may sum to, beside 1: in float32 those of the narrowest mixture of
 # logistics miss it by 3e-5, all others by less than 5e-6.
@@ -19,7 +19,6 @@ TOLERANCE = 1e-4
 
 RELEASED = 16  # batches after which memory is given back: it grows by one large tensor a batch otherwise
 
-Report = Callable[[int], object]  # is told how many samples are done
 Stopped = Callable[[], bool]  # is asked after each batch whether to leave the others out
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lintra.evaluate._scores import Report, Stopped
+from lintra.evaluate._scores import Stopped
 from lintra.generate import evaluation
 from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped
 from lintra.speech.errors import SpeechError
 from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
 from lintra.speech.symbols import Symbols, Unit, plain
+from lintra.tasks._base import Report
 from lintra.transcribe import Search, log_probs
 
 # What is counted as an error, by what a model writes.

@@ -1,6 +1,7 @@
 """The features of many utterances in one array, and what they are of."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,15 @@ class Skipped(NamedTuple):
 
     id: str
     reason: str
+
+
+def write_skipped(path: Path, skipped: Sequence[Skipped]) -> None:
+    """A file with a line {"id": ..., "reason": ...} for each, none for none. Raises files.Error."""
+    lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in skipped]
+    if lines:
+        write_atomically(path, lambda place: place.write_text("".join(lines), encoding="utf-8"))
+    else:
+        path.unlink(missing_ok=True)  # of a time when there were some
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,13 +61,14 @@ def prepare(
     *,
     cache: Path | None,
     speeds: Sequence[float] = (1.0,),
+    report: Callable[[int], object] = lambda done: None,
 ) -> tuple[Corpus, list[Skipped]]:
     """The features of those that can be used, and the others with the reason.
 
     cache: a file *.safetensors to keep them in, from which they are then mapped into memory, however many;
     one that was made of other audio or settings, or is damaged, is made anew. speeds: each utterance is
-    there once for each, called id@1.1 and so on. Raises SpeechError if no utterance can be used, files.Error
-    if the cache cannot be written.
+    there once for each, called id@1.1 and so on. report: is told how many utterances are done. Raises
+    SpeechError if no utterance can be used, files.Error if the cache cannot be written.
     """
     if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):
         raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")
@@ -65,7 +76,7 @@ def prepare(
         raise ValueError(f"speeds are for audio, not for features that are given; got {tuple(speeds)}")
     if cache is None:
         pieces: list[np.ndarray] = []
-        parts = _compute(utterances, config, speeds, pieces.append)
+        parts = _compute(utterances, config, speeds, report, pieces.append)
         return _corpus(np.concatenate(pieces), parts, utterances, speeds)
     path = Path(cache).expanduser()
     if (
@@ -76,7 +87,7 @@ def prepare(
     wanted = (path, origin, config.bins, len(utterances), len(speeds))
     found = reopen(*wanted)
     if found is None:
-        compute = partial(_compute, utterances, config, speeds)
+        compute = partial(_compute, utterances, config, speeds, report)
         write_atomically(path, lambda place: write(place, origin, config.bins, compute))
         found = reopen(*wanted)
     if found is None:
@@ -102,6 +113,7 @@ def _compute(
     utterances: Sequence[Utterance],
     config: features.Config,
     speeds: Sequence[float],
+    report: Callable[[int], object],
     write: Write,
 ) -> Parts:
     """Gives `write` the features of one utterance after another."""
@@ -111,11 +123,12 @@ def _compute(
             found = arrays(utterance, config, speeds)
         except SpeechError as error:
             skipped.append((i, str(error)))
-            continue
-        kept.append(i)
-        lengths += [len(x) for x in found]
-        for x in found:
-            write(x)
+        else:
+            kept.append(i)
+            lengths += [len(x) for x in found]
+            for x in found:
+                write(x)
+        report(i + 1)
     if not kept:
         first = f"; the first, {utterances[0].id}: {skipped[0][1]}" if skipped else ""
         raise SpeechError(f"none of {len(utterances)} utterances can be used{first}")

@@ -2,7 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from lintra.attention import AttentionConfig
 from lintra.models import Decoder, Model
 
 Batch = dict[str, Tensor]
+Report = Callable[[int], object]  # is told how many are done
+# what is done, how many in all, of what -> a context that gives whom to tell how many are done
+Watch = Callable[[str, int, str], AbstractContextManager[Report]]
 
 
 class DataError(ValueError):
@@ -38,17 +43,23 @@ class Samples(Dataset[Batch], ABC):
         return {name: value[0] for name, value in self.__getitems__([index]).items()}
 
 
+def unwatched(what: str, total: int, unit: str) -> AbstractContextManager[Report]:
+    """Shows nothing."""
+    return nullcontext(lambda done: None)
+
+
 class Task(ABC):
     """One problem: its data, the network it is usually solved with, its loss and its score."""
 
     name: str
+    watch: Watch = staticmethod(unwatched)  # shows how far it is with what takes long
     # Where lengths differ much: as many samples of similar length make a batch as have together at most so
     # many tokens, padding included. None: as many samples as training is told.
     batch_tokens: int | None = None
 
-    @property
-    def remarks(self) -> list[str]:
-        """What a person who trains on it should know of its data, a line each."""
+    def remarks(self, folder: Path) -> list[str]:
+        """What a person who trains on it should know of its data, a line each; what is long is written to
+        files in `folder`."""
         return []
 
     @property

@@ -107,10 +107,12 @@ class Heard:
         return heard
 
 
-def told(skipped: Sequence[Skipped]) -> str:
-    """How many could not be used, and why the first ones."""
-    first = "; ".join(f"{each.id}: {each.reason}" for each in skipped[:SHOWN])
-    return f"{len(skipped):,} skipped: {first}{'; ...' if len(skipped) > SHOWN else ''}"
+def told(skipped: Sequence[Skipped], file: Path | None = None) -> str:
+    """How many could not be used, why the first ones, and in which file all of them are."""
+    parts = [f"{each.id}: {each.reason}" for each in skipped[:SHOWN]]
+    parts += ["..."] if len(skipped) > SHOWN else []
+    parts += [] if file is None else [f"all of them in {file}"]
+    return f"{len(skipped):,} skipped: {'; '.join(parts)}"
 
 
 def _corpus(config: Any) -> Splits:

@@ -22,7 +22,7 @@ from lintra.models import CTC, bilstm, ctc, encoder
 from lintra.nn.mask import padded
 from lintra.speech import features
 from lintra.speech.augment import spec_augment
-from lintra.speech.corpus import prepare
+from lintra.speech.corpus import prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
@@ -183,8 +183,12 @@ class Speech(Task):
 
     @cached_property
     def test(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
-        own = self.config.data is not None or self.config.test is not None
-        return self._heard("test") if own else self.validate
+        return self._heard("test") if self.judged_by == "test" else self.validate
+
+    @property
+    def judged_by(self) -> str:
+        """The split that `tested` is: "test", or "validate" where there is no test set."""
+        return "validate" if self.config.data is None and self.config.test is None else "test"
 
     @cached_property
     def _corpus(self) -> _corpora.Splits:
@@ -222,16 +226,24 @@ class Speech(Task):
                 raise DataError(f"{name} is for audio, and these are features: leave --{name} out")
         return found
 
-    @property
-    def remarks(self) -> list[str]:
-        """What could not be used."""
-        parts = {"train": self.train.heard.skipped, "validate": self.validate.heard.skipped}
-        return [f"{name}: {_corpora.told(skipped)}" for name, skipped in parts.items() if skipped]
+    def remarks(self, folder: Path) -> list[str]:
+        """What could not be used: the first of it, and all of it in a file of each split."""
+        found = []
+        for split, samples in (("train", self.train), ("validate", self.validate)):
+            file, skipped = folder / f"skipped-{split}.jsonl", samples.heard.skipped
+            write_skipped(file, skipped)
+            if skipped:
+                found.append(f"{split}: {_corpora.told(skipped, file)}")
+        return found
+
+    def cached(self, split: str) -> Path | None:
+        """The file that keeps the features of "train", "validate" or "test"; None: they are not kept."""
+        return Path(self.config.cache).expanduser() / f"{split}.safetensors" if self.config.cache else None
 
     def _heard(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
-        cache = Path(self.config.cache).expanduser() / f"{split}.safetensors" if self.config.cache else None
         utterances = self.tested if split == "test" else self.utterances[split]
-        found = prepare(utterances, self.features, cache=cache, speeds=speeds)
+        with self.watch(f"features to {split} on", len(utterances), "utterances") as report:
+            found = prepare(utterances, self.features, cache=self.cached(split), speeds=speeds, report=report)
         return Utterances(_corpora.Heard.of(found, self.symbols, self.subsample, split))
 
     def collate(self, samples: Sequence[Batch] | Batch) -> Batch:

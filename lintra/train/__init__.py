@@ -1,5 +1,6 @@
 """Training: a Lightning Trainer around a task, that can be killed at any moment and resumed exactly."""
 
+from lintra.tasks import Task
 from lintra.train._curve import curves
 from lintra.train._run import Run
 from lintra.train.config import Config
@@ -7,11 +8,12 @@ from lintra.train.config import Config
 __all__ = ["Config", "Run", "curves", "fit"]
 
 
-def fit(run: Run) -> None:
+def fit(run: Run, task: Task | None = None) -> None:
     """Trains the run to its last step or until its time is up, from its newest checkpoint if it has one.
 
-    Raises Diverged, Interrupted and checkpoint.Error; what had been saved before stays.
+    task: what `run.task.build()` gave, where it has read its data already. Raises Diverged,
+    Interrupted and checkpoint.Error; what had been saved before stays.
     """
     from lintra.train._fit import fit
 
-    fit(run)
+    fit(run, task)

@@ -22,13 +22,13 @@ from lintra.train._run import Run, first_model, is_first_process
 from lintra.train._storage import Storage
 
 
-def fit(run: Run) -> None:
+def fit(run: Run, task: Task | None) -> None:
     """See lintra.train.fit."""
     first = is_first_process()
     console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
-    task = run.task.build()
+    problem = run.task.build() if task is None else task
     with run.locked() if first else contextlib.nullcontext():
-        _fit(run, task, console, first)
+        _fit(run, problem, console, first)
 
 
 def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
@@ -52,7 +52,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
-        for remark in task.remarks:
+        for remark in task.remarks(run.folder) if first else ():
             console.print(remark)
         trainer = _trainer(run, console)
         try:

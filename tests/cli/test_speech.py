@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import torch
 
 from lintra import checkpoint, evaluate, train
 from lintra.attention import linear
-from lintra.speech import audio, features
+from lintra.speech import audio, corpus, features
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
 from lintra.speech.scoring import character_edits
@@ -170,9 +171,9 @@ def test_error_rates(lintra_says, recogniser, tmp_path):
     model = recogniser()
     test = write_manifest(tmp_path / "test", ["AB", "B CA", "", "ABQ"], "test.jsonl")
     code, out, err = lintra_says("evaluate", "--model", "run", "--data", str(test), "--json", "a.json")
-    assert (code, err) == (0, "")
+    assert (code, err) == (1, "")
     assert "3 of 4 test utterances" in out
-    assert "1 skipped: u2: it has no transcript" in out
+    assert "1 skipped: u2: it has no transcript; all of them in a.json" in out
     report = json.loads(Path("a.json").read_text())
     found = [
         model.config.symbols.decode(Search()(heard(model, tmp_path / "test" / f"test.jsonl-{i}.wav")))
@@ -189,9 +190,52 @@ def test_error_rates(lintra_says, recogniser, tmp_path):
     for batch in ("1", "3"):
         lintra_says("evaluate", "--model", "run", "--data", str(test), "--json", "b.json", "--batch", batch)
         assert json.loads(Path("b.json").read_text())["scores"] == report["scores"]
+    code, again, err = lintra_says("evaluate", "--model", "run", "--data", str(test))
+    assert (code, err) == (1, "lintra: u2: it has no transcript\n")
+    assert f"{expected.rate:.2%}" in again
     code, out, _ = lintra_says("evaluate", "--model", "run", "--limit", "1", "--beam", "4")
     assert code == 0
     assert "1 of 1 test utterances" in out
+
+
+def test_evaluate_keeps_features_where_training_did(lintra_says, recogniser, tmp_path, monkeypatch):
+    """Those of the whole test set; and it needs no such folder."""
+    recogniser(cache="kept")
+    test = write_manifest(tmp_path / "test", ["AB", "B CA"], "test.jsonl")
+    once = ["evaluate", "--model", "run", "--data", str(test), "--json", "a.json"]
+
+    def score(*more):
+        assert lintra_says(*once, *more)[0] == 0
+        return json.loads(Path("a.json").read_text())["scores"]
+
+    scores = score("--limit", "2")
+    assert not Path("kept/test.safetensors").exists()
+    assert score() == scores
+    assert Path("kept/test.safetensors").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "arrays", None)  # nothing is computed
+        assert score() == scores
+    shutil.rmtree("kept")
+    assert score() == scores
+    assert not Path("kept").exists()
+
+
+def test_training_reads_its_data_once(lintra_says, tmp_path, monkeypatch, one_thread):
+    monkeypatch.chdir(tmp_path)
+    write_kaldi(Path("kaldi"), [*TEXTS, ""])
+    heard, arrays = [], corpus.arrays
+
+    def counted(utterance, *rest):
+        heard.append(utterance.id)
+        return arrays(utterance, *rest)
+
+    monkeypatch.setattr(corpus, "arrays", counted)
+    code, out, _ = lintra_says("train", "speech", "--kaldi", "kaldi", *TINY, "--steps", "2", "--dir", "run")
+    assert code == 0
+    assert sorted(heard) == sorted(f"u{i}" for i in range(25))
+    (file,) = Path("run").glob("skipped-*.jsonl")
+    assert f"1 skipped: u24: it has no transcript; all of them in {file}" in out
+    assert json.loads(file.read_text()) == {"id": "u24", "reason": "it has no transcript"}
 
 
 def test_what_evaluate_refuses(lintra_says, recogniser, folder):
@@ -211,9 +255,7 @@ def test_what_evaluate_refuses(lintra_says, recogniser, folder):
     dataclasses.replace(train.Run.read("run"), task=other).write()
     code, _, err = lintra_says("evaluate", "--model", "run")
     assert code == 2
-    assert (
-        "run was trained on features of kind 'fbank' with 20 numbers a frame, its test set has others" in err
-    )
+    assert re.search(r"none of 2 utterances can be used; the first, u\d+: there is no audio", err)
     folder("digits", digits.Config())
     for flag in ("beam", "bonus"):
         code, _, err = lintra_says("evaluate", "--model", "digits", f"--{flag}", "2")

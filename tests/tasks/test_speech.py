@@ -1,6 +1,8 @@
 """Speech: what is held back, what a batch holds, what cannot be learned from, what is refused."""
 
+import contextlib
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -135,8 +137,17 @@ def test_what_cannot_be_learned_from_is_counted(tmp_path):
     assert len(task.train) + len(task.validate) == 24
     model = small(task.model(linear.Config())).build()
     assert task.per_sample(model, task.train.__getitems__(range(len(task.train))))["loss"].isfinite().all()
-    assert all(" skipped: u2" in remark for remark in task.remarks)
-    assert task.remarks
+    told = {remark.split(":")[0]: remark for remark in task.remarks(tmp_path)}
+    for split, samples in (("train", task.train), ("validate", task.validate)):
+        file, own = tmp_path / f"skipped-{split}.jsonl", samples.heard.skipped
+        assert (split in told) == file.exists() == bool(own)
+        if own:
+            assert [json.loads(line) for line in file.read_text().splitlines()] == [x._asdict() for x in own]
+            assert f"{len(own)} skipped: {own[0].id}: {own[0].reason}" in told[split]
+            assert told[split].endswith(f"; all of them in {file}")
+    assert told
+    speech.Config(kaldi=str(write_kaldi(folder, TEXTS))).build().remarks(tmp_path)
+    assert not list(tmp_path.glob("skipped-*"))
 
 
 def test_utterances_that_all_cannot_be_used(tmp_path):
@@ -301,3 +312,18 @@ def test_a_corpus_is_read_once(tmp_path, monkeypatch, name):
     assert [len(x) for x in (task.tested, task.train, task.validate)] == [20 if name == "an4" else 2, 18, 2]
     assert len(task.test) == len(task.tested)
     assert len(reads) == 1
+
+
+def test_how_far_the_features_are_is_shown(task):
+    """Of each split once, every utterance in its turn."""
+    seen = {}
+
+    def watch(what, total, unit):
+        return contextlib.nullcontext(seen.setdefault((what, total, unit), []).append)
+
+    task.watch = watch
+    _ = task.train, task.validate, task.test, task.length
+    assert seen == {
+        ("features to train on", 22, "utterances"): list(range(1, 23)),
+        ("features to validate on", 2, "utterances"): [1, 2],
+    }
