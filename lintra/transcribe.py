@@ -57,6 +57,8 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
     return [each[real] for each, real in zip(found, mask, strict=True)]
 
 
-def words(config: Config, log_probs: Float[Tensor, "t n"], ids: Sequence[int]) -> list[Word]:
-    """When each word of a text that was found was said, on the best path for it."""
-    return word_times(config.symbols, ids, align(log_probs, ids), seconds=config.seconds)
+def words(config: Config, log_probs: Float[Tensor, "t n"], ids: Sequence[int], *, frames: int) -> list[Word]:
+    """When each word of a text that was found was said, on the best path for it. frames: of the utterance;
+    the last prediction may stand for more than there are, but no word ends after them."""
+    end = frames * config.features.seconds
+    return word_times(config.symbols, ids, align(log_probs, ids), seconds=config.seconds, end=end)

@@ -50,10 +50,11 @@ def test_words_are_where_their_symbols_are(model):
     """In seconds, 0.02 a step: A A, a space, B."""
     path = [2, 0, 2, 1, 0, 3, 3]
     found = torch.full((7, 4), 0.01).scatter(1, torch.tensor(path)[:, None], 0.97).log()
-    one, two = words(model.config, found, [2, 2, 1, 3])
-    assert (one.text, two.text) == ("AA", "B")
-    assert (one.start, one.end, two.start, two.end) == pytest.approx((0.0, 0.06, 0.1, 0.14))
-    assert words(model.config, found, []) == []
+    for frames, end in ((14, 0.14), (13, 0.13)):  # the last step stands for two frames, or for one
+        one, two = words(model.config, found, [2, 2, 1, 3], frames=frames)
+        assert (one.text, two.text) == ("AA", "B")
+        assert (one.start, one.end, two.start, two.end) == pytest.approx((0.0, 0.06, 0.1, end))
+    assert words(model.config, found, [], frames=14) == []
 
 
 @pytest.mark.parametrize(

@@ -203,10 +203,11 @@ def alignment(data: Path) -> dict[str, Any]:
     place = max(range(len(corpus)), key=corpus.frames)
     found = transcribe.log_probs(model, [corpus.array(place)])[0]
     ids = Search()(found)
+    words = transcribe.words(model.config, found, ids, frames=corpus.frames(place))
     return {
         "said": corpus.texts[place],
-        "shift": model.config.features.shift / model.config.features.rate,
-        "words": [each._asdict() for each in transcribe.words(model.config, found, ids)],
+        "shift": model.config.features.seconds,
+        "words": [each._asdict() for each in words],
         "features": corpus.array(place).round(2).tolist(),
         "symbol": (1 - found[:, 0].exp()).numpy().round(3).tolist(),  # the probability of any but the blank
         "subsample": model.config.subsample,

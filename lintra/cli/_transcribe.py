@@ -1,7 +1,9 @@
 """`lintra transcribe --model DIR FILES...`."""
 
 import dataclasses
+import itertools
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,7 +35,7 @@ class Options:
     files: Files = ()  # what to hear
     model: Path = Path("spoken-digits")  # the folder of a run or checkpoint, or what comes with lintra
     json: bool = False  # an object a line: text, words and their times
-    ctm: bool = False  # a line a word: file, channel, start, duration, word
+    ctm: bool = False  # a line a word: name of the file, channel, start, duration, word
     stream: bool = False  # read piece by piece, write while listening
     block: float = 0.5  # seconds of a piece
     device: Device = "auto"  # auto: a GPU if there is one
@@ -62,12 +64,12 @@ def transcribe_command(args: Sequence[str]) -> int:
     if options.stream and (why := model.why_not_stream()):
         raise UsageError(f"{options.model} cannot stream: {why}")
     search, failed = options.searching.search(model), 0
-    for file in options.files:
+    for file, name in zip(options.files, names(options.files), strict=True):
         try:
             if options.stream:
                 _stream(file, model, options)
             else:
-                _whole(file, model, search, options)
+                _whole(file, name, model, search, options)
         except ValueError as error:  # of the file, or of a mechanism that such a file is too long for
             failed += 1
             reason = " ".join(str(error).split())
@@ -77,23 +79,37 @@ def transcribe_command(args: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _whole(file: Path, model: CTC, search: Search, options: Options) -> None:
+def names(files: Sequence[Path]) -> list[str]:
+    """What CTM calls them: without folder and suffix, white space as _; where a name is taken, -2 follows it,
+    or the next number that makes it another.
+    """
+    found: dict[str, None] = {}
+    for file in files:
+        own = re.sub(r"\s", "_", file.stem)
+        numbered = (f"{own}-{i}" for i in itertools.count(2))
+        found[next(name for name in itertools.chain([own], numbered) if name not in found)] = None
+    return list(found)
+
+
+def _whole(file: Path, name: str, model: CTC, search: Search, options: Options) -> None:
     """Hears a file and prints what was said, in the form that was asked for."""
-    config = model.config
-    found = log_probs(model, [frames_of(file, config.features)])[0]
+    config, frames = model.config, frames_of(file, model.config.features)
+    found = log_probs(model, [frames])[0]
     ids = search(found)
     text = config.symbols.decode(ids)
-    if options.json:
-        said = [
-            {"word": x.text, "start": round(x.start, 3), "end": round(x.end, 3)}
-            for x in words(config, found, ids)
-        ]
-        print(json.dumps({"audio": str(file), "text": text, "words": said}, ensure_ascii=False), flush=True)
-    elif options.ctm:
-        for x in words(config, found, ids):
-            print(f"{file.stem} 1 {x.start:.2f} {x.end - x.start:.2f} {x.text}", flush=True)
-    else:
+    if not (options.json or options.ctm):
         print(text if len(options.files) == 1 else f"{file}: {text}", flush=True)
+        return
+    said = [
+        x._replace(start=round(x.start, 3), end=round(x.end, 3))
+        for x in words(config, found, ids, frames=len(frames))
+    ]
+    if options.json:
+        told = [{"word": x.text, "start": x.start, "end": x.end} for x in said]
+        print(json.dumps({"audio": str(file), "text": text, "words": told}, ensure_ascii=False), flush=True)
+        return
+    for x in said:
+        print(f"{name} 1 {x.start:.3f} {x.end - x.start:.3f} {x.text}", flush=True)
 
 
 def _stream(file: Path, model: CTC, options: Options) -> None:
@@ -103,12 +119,13 @@ def _stream(file: Path, model: CTC, options: Options) -> None:
         print(f"{file}: ", end="", flush=True)
     samples, taken = 0, []
     try:
+        began = time.perf_counter()
         for block in _with_end(audio.blocks(file, rate, seconds=options.block)):
-            began = time.perf_counter()
             text = hearing.finish() if block is None else hearing.push(block)
             taken.append(time.perf_counter() - began)
             samples += 0 if block is None else len(block)
             print(text, end="", flush=True)
+            began = time.perf_counter()  # reading the next piece and bringing it to the rate counts
     finally:
         print(flush=True)
     if not model.config.features.frames(samples):
@@ -116,7 +133,7 @@ def _stream(file: Path, model: CTC, options: Options) -> None:
     print(
         f"{file}: {samples / rate:.2f} s of audio in {sum(taken):.3f} s, real-time factor "
         f"{sum(taken) * rate / samples:.4f}; latency {1e3 * options.block:.0f} ms for a piece to come and "
-        f"{1e3 * float(np.median(taken)):.1f} ms to hear it, at most {1e3 * max(taken):.1f} ms",
+        f"{1e3 * float(np.median(taken)):.1f} ms to read and hear it, at most {1e3 * max(taken):.1f} ms",
         file=sys.stderr,
     )
 

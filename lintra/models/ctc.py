@@ -72,7 +72,7 @@ class Config:
     @property
     def seconds(self) -> float:
         """The time from one prediction to the next."""
-        return self.features.shift / self.features.rate * self.subsample
+        return self.features.seconds * self.subsample
 
 
 def steps(frames: int, subsample: int) -> int:
@@ -175,10 +175,14 @@ class CTC(nn.Module):
         return None
 
     def why_not_stream(self) -> str | None:
-        """Why its state cannot be of constant size, or there is none; None if it can."""
-        if (why := self.why_not_extend()) is None and self._attention.can.state == "grows":
+        """Why it cannot hear audio piece by piece with a state of constant size; None if it can."""
+        if why := self.why_not_extend():
+            return why
+        if self.config.features.kind == "given":
+            return "it hears features that are given, and what comes in pieces is audio"
+        if self._attention.can.state == "grows":
             return f"attention {self._attention.name!r} remembers every frame, so that memory would grow"
-        return why
+        return None
 
     @torch.no_grad()
     def fit_statistics(self, frames: Float[np.ndarray, "t i"]) -> None:

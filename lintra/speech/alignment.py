@@ -4,6 +4,7 @@ Graves et al. 2006, ICML, section 4.1: symbols y with blanks around them, s = 2 
 path visits them in order, and may leave out a blank between two different symbols.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -76,21 +77,23 @@ def word_times(
     *,
     seconds: float,
     start: float = 0.0,
+    end: float = math.inf,
 ) -> list[Word]:
     """The words of an alignment, with the time from their first symbol to the end of their last.
 
-    spans: as `align` gives them; seconds: from one frame to the next; start: of the first. Characters make
-    words between spaces; a phoneme stands for itself.
+    spans: as `align` gives them; seconds: from one frame to the next; start: of the first; end: of the
+    recording, which the last frame may pass. Characters make words between spaces; a phoneme stands for
+    itself.
     """
     words: list[Word] = []
     inside = False
     for symbol, (first, last) in zip(ids, spans, strict=True):
-        text, end = symbols.decode([symbol]), start + (last + 1) * seconds
+        text, until = symbols.decode([symbol]), min(start + (last + 1) * seconds, end)
         if text == " ":
             inside = False
         elif inside:
-            words[-1] = words[-1]._replace(text=words[-1].text + text, end=end)
+            words[-1] = words[-1]._replace(text=words[-1].text + text, end=until)
         else:
-            words.append(Word(text, start + first * seconds, end))
+            words.append(Word(text, start + first * seconds, until))
             inside = symbols.unit == "character"
     return words

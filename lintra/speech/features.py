@@ -61,6 +61,11 @@ class Config:
         """The highest frequency that is looked at."""
         return self.high_hz or self.rate / 2
 
+    @property
+    def seconds(self) -> float:
+        """From the beginning of a frame to that of the next; of audio a whole number of samples."""
+        return self.shift / self.rate if self.kind == "fbank" else self.shift_ms / 1000
+
     def frames(self, samples: int) -> int:
         """How many frames fit into so many samples; what is left over at the end is in none."""
         return max(0, 1 + (samples - self.frame) // self.shift)

@@ -56,9 +56,10 @@ def read_kaldi(folder: str | Path) -> list[Utterance]:
 
     wav.scp: recordings, an id and a file a line; segments, where there is one: utterance, recording, start
     and end in seconds (-1: to its end). feats.scp, as well or instead: utterances, each with a .npy or .npz
-    file. utt2spk, where there is one. Paths are relative to the folder. Commands in wav.scp are refused, not
-    run, and Kaldi's archives are not read. What has a text must be in the other files, and the other way
-    round. Raises SpeechError that names the file, the line and what is wrong there.
+    file; training then reads these, and a trained model what it was trained on. utt2spk, where there is one.
+    Paths are relative to the folder. Commands in wav.scp are refused, not run, and Kaldi's archives are not
+    read. What has a text must be in the other files, and the other way round. Raises SpeechError that names
+    the file, the line and what is wrong there.
     """
     folder = Path(folder).expanduser()
     if not (folder / "text").is_file():

@@ -106,6 +106,7 @@ class Config:
     lexicon: str | None = None  # lines of a word and its phonemes
     rate: int | None = None  # Hz; None: the corpus' own, else 16,000
     bins: int | None = None  # mel filters; None: 40
+    shift_ms: float | None = None  # between frames that are given; None: 10
     normalize: Literal["utterance", "global"] | None = None  # None: what --streaming needs
     subsample: int | None = None  # frames made one; None: 4, of preset paper 1
     batch_frames: int | None = None  # in a step, with padding; None: the preset's
@@ -122,6 +123,8 @@ class Config:
             raise ValueError(f"test goes with manifest or kaldi: {self.data} has a test set of its own")
         if (self.units == "phoneme") != (self.lexicon is not None):
             raise ValueError(f"lexicon goes with units='phoneme', got {self.lexicon} with {self.units!r}")
+        if self.shift_ms is not None and not 0.1 <= self.shift_ms <= 1_000:
+            raise ValueError(f"shift_ms must be between 0.1 and 1000 milliseconds, got {self.shift_ms}")
         if self.streaming and (self.encoder == "bilstm" or self.normalize == "utterance"):
             raise ValueError(
                 "streaming needs a transformer and normalize='global', got "
@@ -221,10 +224,18 @@ class Speech(Task):
         rate = self.config.rate or _RATES.get(self.config.data or "", 16_000)
         audio = features.Config(rate=rate, bins=self.config.bins or _BINS)
         found = _corpora.features_of(self.utterances["train"], audio)
-        for name in ("rate", "bins"):
-            if found.kind == "given" and getattr(self.config, name) is not None:
-                raise DataError(f"{name} is for audio, and these are features: leave --{name} out")
-        return found
+        names, why = ("rate", "bins"), "is for audio, and these are features"
+        if found.kind == "fbank":
+            names, why = ("shift_ms",), "is for features that are given, and this is audio"
+        for name in names:
+            if getattr(self.config, name) is not None:
+                raise DataError(f"{name} {why}: leave --{name.replace('_', '-')} out")
+        if self.config.shift_ms is None:
+            return found
+        # How long a frame is says nothing of what is given: it is not computed.
+        return replace(
+            found, shift_ms=self.config.shift_ms, frame_ms=max(found.frame_ms, self.config.shift_ms)
+        )
 
     def remarks(self, folder: Path) -> list[str]:
         """What could not be used: the first of it, and all of it in a file of each split."""

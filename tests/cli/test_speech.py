@@ -5,18 +5,23 @@ import json
 import re
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lintra import checkpoint, evaluate, train
 from lintra.attention import linear
+from lintra.cli._transcribe import names
 from lintra.speech import audio, corpus, features
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
 from lintra.speech.scoring import character_edits
+from lintra.speech.streaming import Transcriber
 from lintra.speech.symbols import learn
 from lintra.tasks import digits, speech
 from lintra.transcribe import Search, log_probs, words
@@ -62,7 +67,8 @@ def test_text_json_and_ctm(lintra_says, recogniser):
     model, file = recogniser(), "audio/train.jsonl-1.wav"
     found = heard(model, file)
     ids = Search()(found)
-    text, spans = model.config.symbols.decode(ids), words(model.config, found, ids)
+    frames = len(features.compute(audio.read(file, RATE), model.config.features))
+    text, spans = model.config.symbols.decode(ids), words(model.config, found, ids, frames=frames)
     assert spans
     assert lintra_says("transcribe", file, "--model", "run") == (0, f"{text}\n", "")
     code, out, _ = lintra_says("transcribe", "--model", "run", "--json", file, file)
@@ -73,11 +79,53 @@ def test_text_json_and_ctm(lintra_says, recogniser):
         assert [word["word"] for word in told["words"]] == [x.text for x in spans] == text.split()
         for word, x in zip(told["words"], spans, strict=True):
             assert (word["start"], word["end"]) == pytest.approx((x.start, x.end), abs=5e-4)
-            assert 0 <= x.start < x.end <= 0.01 * 2 * len(found) + 1e-9
-    code, out, _ = lintra_says("transcribe", "--model", "run", "--ctm", file)
+            assert 0 <= x.start < x.end <= 0.01 * frames + 1e-9
+    Path("a b.wav").symlink_to(file)
+    code, out, _ = lintra_says("transcribe", "--model", "run", "--ctm", file, "a b.wav", file)
     assert code == 0
-    for line, x in zip(out.splitlines(), spans, strict=True):
-        assert line == f"train.jsonl-1 1 {x.start:.2f} {x.end - x.start:.2f} {x.text}"
+    expected = [
+        (name, "1", x.start, x.end, x.text)
+        for name in ("train.jsonl-1", "a_b", "train.jsonl-1-2")
+        for x in spans
+    ]
+    for line, (*key, start, end, word) in zip(out.splitlines(), expected, strict=True):
+        told = line.split(" ")
+        assert [*told[:2], told[4]] == [*key, word]
+        # Rounded to milliseconds, the end too.
+        assert [float(told[2]), float(told[2]) + float(told[3])] == pytest.approx([start, end], abs=6e-4)
+
+
+@given(stems=st.lists(st.text("ab -2\t", min_size=1), max_size=8))
+def test_names_of_files_are_different_words(stems):
+    """Those of a file's own where they can be."""
+    found = names([Path("x") / f"{stem}.wav" for stem in stems])
+    assert len(set(found)) == len(stems)
+    assert all(name.split() == [name] for name in found)
+    if stems:
+        assert found[0] == re.sub(r"\s", "_", stems[0])
+
+
+def test_the_real_time_factor_counts_reading_and_hearing(lintra_says, recogniser, monkeypatch):
+    """A clock that moves a second when a piece is read, and two when it is heard."""
+    recogniser()
+    now = [0.0]
+
+    def slow(samples):
+        for piece in np.split(samples, 4):
+            now[0] += 1
+            yield piece
+
+    def heard(self, samples):
+        now[0] += 2
+        return ""
+
+    monkeypatch.setattr(audio, "blocks", lambda *_, **__: slow(np.zeros(8 * RATE, np.float32)))
+    monkeypatch.setattr(Transcriber, "push", heard)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    code, _, err = lintra_says("transcribe", "--model", "run", "--stream", "--block", "2", "a.wav")
+    assert code == 0
+    assert "a.wav: 8.00 s of audio in 12.000 s, real-time factor 1.5000; latency 2000 ms" in err
+    assert "3000.0 ms to read and hear it, at most 3000.0 ms" in err
 
 
 def test_a_stream_says_what_the_whole_file_says(lintra_says, recogniser):
@@ -145,6 +193,11 @@ def test_a_model_of_given_features_hears_arrays(lintra_says, tmp_path, monkeypat
     assert (code, err) == (0, "")
     assert "symbol errors" in out
     assert lintra_says("transcribe", "--model", "run", "kaldi/0.npy")[0] == 0
+    causal = ["--streaming", "--steps", "1", "--dir", "s"]
+    assert lintra_says("train", "speech", "--kaldi", "kaldi", *TINY, *causal)[0] == 0
+    code, _, err = lintra_says("transcribe", "--model", "s", "--stream", "kaldi/0.npy")
+    assert code == 2
+    assert "s cannot stream: it hears features that are given, and what comes in pieces is audio" in err
     np.save("wide.npy", np.zeros((9, 6), np.float32))
     np.save("nan.npy", np.full((9, 5), np.nan, np.float32))
     np.save("none.npy", np.zeros((0, 5), np.float32))

@@ -265,9 +265,13 @@ def test_what_needs_the_whole_is_refused(make, why):
 
 
 def test_what_grows_can_extend_and_not_stream():
+    audio = features.Config(bins=BINS)
     for attention in (*RECURRENT, softmax.Config(window=4), longformer.Config(window=4)):
-        assert streaming(attention).why_not_stream() is None
-    model = streaming(softmax.Config())
+        assert streaming(attention, features=audio).why_not_stream() is None
+        model = streaming(attention)
+        assert model.why_not_extend() is None
+        assert model.why_not_stream() == "it hears features that are given, and what comes in pieces is audio"
+    model = streaming(softmax.Config(), features=audio)
     assert model.why_not_extend() is None
     assert model.why_not_stream() == "attention 'softmax' remembers every frame, so that memory would grow"
 

@@ -154,7 +154,7 @@ def test_what_cannot_stream_is_refused(model, message):
 def test_given_features_are_refused():
     model = build()
     model.config = dataclasses.replace(model.config, features=features.Config(kind="given", bins=8))
-    with pytest.raises(ValueError, match="features of kind 'given' come as arrays"):
+    with pytest.raises(ValueError, match="cannot stream: it hears features that are given"):
         Transcriber(model)
 
 

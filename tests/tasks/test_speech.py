@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lintra.attention import cosformer, linear, softmax
 from lintra.models import bilstm, ctc, encoder
+from lintra.speech.corpus import prepare
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
@@ -252,6 +253,7 @@ def test_audio(tmp_path):
             "streaming needs a transformer and normalize='global'",
         ),
         ({"subsample": 3}, "subsample must be 1, 2 or 4 frames, got 3"),
+        ({"shift_ms": 0.0}, "shift_ms must be between 0.1 and 1000 milliseconds, got 0.0"),
         ({"batch_frames": 0}, "batch_frames must be at least 1, got 0"),
         ({"speeds": (0.9, 1.1)}, "speeds must lie in 0.5 .. 2 and hold 1"),
         ({"speeds": (1.0, 3.0)}, "speeds must lie in 0.5 .. 2 and hold 1"),
@@ -327,3 +329,38 @@ def test_how_far_the_features_are_is_shown(task):
         ("features to train on", 22, "utterances"): list(range(1, 23)),
         ("features to validate on", 2, "utterances"): [1, 2],
     }
+
+
+def both(folder):
+    """A Kaldi folder of features and of audio, 10 utterances."""
+    manifest = write_manifest(folder, TEXTS[:10])
+    write_kaldi(folder, TEXTS[:10])
+    (folder / "wav.scp").write_text("".join(f"u{i} {manifest.name}-{i}.wav\n" for i in range(10)))
+    return folder
+
+
+def test_features_go_before_audio_in_training(tmp_path):
+    """Where a folder has both; a trained model hears what it was trained on."""
+    task = speech.Config(kaldi=str(both(tmp_path / "both"))).build()
+    assert (task.features.kind, task.features.bins) == ("given", 5)
+    (tmp_path / "both" / "feats.scp").rename(tmp_path / "feats.scp")
+    alone = speech.Config(kaldi=str(tmp_path / "both"), rate=8_000).build()
+    assert alone.features.kind == "fbank"
+    for kind, bins in ((task.features, 5), (alone.features, 40)):
+        corpus, skipped = prepare(task.tested, kind, cache=None)
+        assert corpus.features.shape[1] == bins
+        assert not skipped
+
+
+@pytest.mark.parametrize("shift", [None, 12.5, 40.0, 11.6])
+def test_the_time_between_frames_that_are_given(task, shift):
+    """Milliseconds, not rounded to samples; 10 unless said."""
+    task = dataclasses.replace(task.config, shift_ms=shift).build()
+    assert task.model(linear.Config()).seconds == pytest.approx(2 * (shift or 10.0) / 1_000)
+    assert task.features.kind == "given"
+
+
+def test_audio_has_a_time_between_frames_of_its_own(tmp_path):
+    manifest = write_manifest(tmp_path, TEXTS[:10])
+    with pytest.raises(DataError, match="shift_ms is for features that are given, and this is audio: leave"):
+        _ = speech.Config(manifest=str(manifest), shift_ms=10.0).build().features
