@@ -64,9 +64,8 @@ def evaluate_command(args: Sequence[str]) -> int:
     model, task = open_model(options.model, options.device, options.data)
     if isinstance(task, Speech):
         return _evaluate_speech.evaluate(model, task, options)
-    for name in ("beam", "lm", "bonus"):
-        if getattr(options.searching, name):
-            raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
+    for name in options.searching.given():
+        raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     chosen = drawn(len(task.test), options.limit, options.seed)
     off = _checked(model, task, chosen, options)

@@ -55,7 +55,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             model=str(options.model),
             parameters=parameters,
             task=to_json(task.config),
-            search=options.searching.as_json(),
+            search=options.searching.as_json(search),
             test_samples=len(task.tested),
             partial=partial,
             scores={name: dataclasses.asdict(rate) for name, rate in rates.items()},

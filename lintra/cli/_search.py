@@ -1,7 +1,7 @@
 """How a recogniser looks for a text, as flags of the commands that use one."""
 
 import dataclasses
-from collections.abc import Iterator
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +13,72 @@ from lintra.speech.ngram import NGram
 from lintra.speech.symbols import Symbols
 from lintra.transcribe import Search
 
+ORDER = 5  # symbols of an n-gram, unless said
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Searching:
     """How a text is found."""
 
     beam: int | None = None  # texts followed at once; None: the best path
-    lm: Path | None = None  # text, or a saved n-gram model, for --beam
-    lm_order: int = 5  # symbols of an n-gram, where --lm is text
-    lm_weight: float = 0.5  # of its log-probabilities
+    lm: Path | None = None  # lines of text, or a saved n-gram model, for --beam
+    lm_order: int | None = None  # symbols of an n-gram, where --lm is text; None: 5
+    lm_weight: float | None = None  # of its log-probabilities; None: 0.5
     bonus: float = 0.0  # for each symbol, in nats
 
-    def as_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "lm": None if self.lm is None else str(self.lm)}
+    def given(self) -> list[str]:
+        """The flags that differ from their presets."""
+        return [
+            field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default
+        ]
+
+    def as_json(self, search: Search) -> dict[str, Any]:
+        """How `search`, which is what `search` made of these flags, finds a text."""
+        lm = None if search.lm is None else {"file": str(self.lm), "order": search.lm.order}
+        return {"beam": search.beam, "lm": lm, "lm_weight": lm and search.weight, "bonus": search.bonus}
 
     def search(self, model: CTC) -> Search:
         """Raises ValueError, UsageError and SpeechError."""
         if self.beam is None and (self.lm is not None or self.bonus):
             raise UsageError("lm and bonus are for a beam: add --beam 20")
-        for name in ("lm_order", "lm_weight"):
-            if self.lm is None and getattr(self, name) != getattr(Searching, name):
-                raise UsageError(f"{name} is for a language model: name one with --lm FILE")
-        found = None if self.lm is None else language_model(self.lm, self.lm_order, model.config.symbols)
-        return Search(beam=self.beam, lm=found, weight=self.lm_weight, bonus=self.bonus)
+        if self.lm is None:
+            for name in ("lm_order", "lm_weight"):
+                if name in self.given():
+                    raise UsageError(f"{name} is for a language model: name one with --lm FILE")
+            return Search(beam=self.beam, bonus=self.bonus)
+        found = language_model(self.lm, self.lm_order, model.config.symbols)
+        weight = Search.weight if self.lm_weight is None else self.lm_weight
+        return Search(beam=self.beam, lm=found, weight=weight, bonus=self.bonus)
 
 
-def language_model(file: Path, order: int, known: Symbols) -> NGram:
-    """A saved n-gram model (.json), or one learned from the lines of a text; lines with unknown symbols are
-    left out. Raises SpeechError."""
+def language_model(file: Path, order: int | None, known: Symbols) -> NGram:
+    """A saved n-gram model (.json), or one learned from the lines of a text. Lines with unknown symbols are
+    left out, and counted on standard error. Raises SpeechError, UsageError."""
     if file.suffix == ".json":
+        if order is not None:
+            raise UsageError(f"lm_order is for text: {file} has an order of its own")
         found = NGram.load(file)
         if found.symbols != len(known.names):
             raise SpeechError(f"{file} is of {found.symbols} symbols, the recogniser of {len(known.names)}")
+        if found.names not in (None, known.names):
+            raise SpeechError(f"{file} is of other symbols than the recogniser")
         return found
-    texts = list(_encoded(file, known))
+    texts, reasons = _encoded(file, known)
     if not texts:
-        raise SpeechError(f"{file} holds no line that is made of the recogniser's {len(known.names)} symbols")
-    return NGram.learn(texts, order=order, symbols=len(known.names))
+        first = f"; the first, {reasons[0]}" if reasons else ""
+        raise SpeechError(f"{file} holds no line of symbols that the recogniser knows{first}")
+    if reasons:
+        total = len(texts) + len(reasons)
+        print(f"lintra: {file}: {len(reasons):,} of {total:,} lines left out: {reasons[0]}", file=sys.stderr)
+    return NGram.learn(texts, order=ORDER if order is None else order, symbols=known.names)
 
 
-def _encoded(file: Path, known: Symbols) -> Iterator[list[int]]:
-    for _, line in lines(file):
+def _encoded(file: Path, known: Symbols) -> tuple[list[list[int]], list[str]]:
+    """The lines as numbers, and of each that has none the reason."""
+    texts, reasons = [], []
+    for number, line in lines(file):
         try:
-            yield known.encode(line)
-        except SpeechError:
-            continue
+            texts.append(known.encode(line))
+        except SpeechError as error:
+            reasons.append(f"line {number:,}: {error}")
+    return texts, reasons

@@ -25,14 +25,19 @@ MOST = 2**53  # n-grams of a kind: counted exactly in float64
 
 
 class NGram:
-    """counts: how often each n-gram, a tuple of `order` numbers in 0 .. symbols, was seen.
+    """counts: how often each n-gram, a tuple of `order` numbers in 0 .. symbols, was seen. symbols: how many
+    there are, or their names, by which a saved model is then known to be of these.
 
-    Raises ValueError or TypeError for an order below 1 or above LONGEST, no symbols, no counts, and an n-gram
-    that no text can have.
+    Raises ValueError or TypeError for an order below 1 or above LONGEST, no symbols or a name twice, no
+    counts, and an n-gram that no text can have.
     """
 
-    def __init__(self, counts: Mapping[tuple[int, ...], int], *, order: int, symbols: int):
-        for name, value in (("order", order), ("symbols", symbols)):
+    def __init__(self, counts: Mapping[tuple[int, ...], int], *, order: int, symbols: int | tuple[str, ...]):
+        self.names = symbols if isinstance(symbols, tuple) else None
+        if self.names is not None and len(set(self.names)) < len(self.names):
+            raise ValueError(f"symbols must have different names, got {list(self.names)}")
+        number = _number(symbols)
+        for name, value in (("order", order), ("symbols", number)):
             if type(value) is not int:
                 raise TypeError(f"{name} must be int, got {value!r}")
             if value < 1:
@@ -41,7 +46,7 @@ class NGram:
             raise ValueError(f"order must be at most {LONGEST} symbols, got {order}")
         if not counts:
             raise ValueError("counts must hold at least one n-gram, got none")
-        self.order, self.symbols = order, symbols
+        self.order, self.symbols = order, number
         self.counts = dict(counts)
         self._following: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         for gram, count in counts.items():
@@ -51,12 +56,14 @@ class NGram:
         self._known: dict[tuple[int, ...], np.ndarray] = {}
 
     @classmethod
-    def learn(cls, sequences: Iterable[Sequence[int]], *, order: int, symbols: int) -> "NGram":
+    def learn(
+        cls, sequences: Iterable[Sequence[int]], *, order: int, symbols: int | tuple[str, ...]
+    ) -> "NGram":
         """The model of these texts, each the numbers of its symbols. Raises as the class does."""
         counts: Counter[tuple[int, ...]] = Counter()
         for text in sequences:
             if 0 in text:
-                raise ValueError(f"a text must hold symbols 1 .. {symbols}, got {list(text)}")
+                raise ValueError(f"a text must hold symbols 1 .. {_number(symbols)}, got {list(text)}")
             padded = (*[0] * (order - 1), *text, 0)
             counts.update(padded[i : i + order] for i in range(len(text) + 1))
         return cls(counts, order=order, symbols=symbols)
@@ -74,6 +81,8 @@ class NGram:
             raise SpeechError(f"{file} has another format than {FORMAT}, which this lintra reads")
         try:
             rows = content.pop("counts")
+            if isinstance(content["symbols"], list):
+                content["symbols"] = tuple(content["symbols"])
             counts = {tuple(gram): count for gram, count in rows}
             if len(counts) < len(rows):
                 raise ValueError("counts must hold each n-gram once")
@@ -84,7 +93,8 @@ class NGram:
     def save(self, file: str | Path) -> None:
         """Writes a JSON file. Atomic; raises SpeechError if it cannot be written."""
         rows = [[list(gram), count] for gram, count in sorted(self.counts.items())]
-        content = {"format": FORMAT, "order": self.order, "symbols": self.symbols, "counts": rows}
+        symbols = self.symbols if self.names is None else self.names
+        content = {"format": FORMAT, "order": self.order, "symbols": symbols, "counts": rows}
         try:
             write_atomically(Path(file), lambda place: place.write_text(json.dumps(content) + "\n"))
         except Error as error:
@@ -126,3 +136,7 @@ class NGram:
             began = began or number > 0
         if type(count) is not int or not 1 <= count <= MOST:
             raise ValueError(f"the count of an n-gram must be an integer in 1 .. {MOST}, got {count!r}")
+
+
+def _number(symbols: int | tuple[str, ...]) -> int:
+    return len(symbols) if isinstance(symbols, tuple) else symbols

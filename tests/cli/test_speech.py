@@ -173,17 +173,33 @@ def test_a_beam_with_a_language_model(lintra_says, recogniser):
     assert expected != symbols.decode(Search(beam=8)(heard(model, file)))
     use = ["--beam", "8", "--lm-weight", "9", "--bonus", "2"]
     for more in (["--lm", "lm.txt", "--lm-order", "4"], ["--lm", "lm.json"]):
-        assert lintra_says("transcribe", "--model", "run", *use, *more, file) == (0, f"{expected}\n", "")
-    NGram.learn([[1]], order=2, symbols=2).save("other.json")
+        code, out, err = lintra_says("transcribe", "--model", "run", *use, *more, file)
+        assert (code, out) == (0, f"{expected}\n")
+        left_out = (
+            "lintra: lm.txt: 1 of 3 lines left out: line 3: 'Q', character 1 of 'Q is not known', is none"
+        )
+        assert err.startswith(left_out) if "lm.txt" in more else not err
+    NGram.learn([[1]], order=2, symbols=2).save("fewer.json")
+    NGram.learn([[1]], order=2, symbols=(*"ABC", "D")).save("other.json")
     Path("none.txt").write_text("unknown\n")
-    for name, reason in (
-        ("other.json", "other.json is of 2 symbols, the recogniser of 4"),
-        ("none.txt", "none.txt holds no line that is made of the recogniser's 4 symbols"),
-        ("nowhere.txt", "nowhere.txt"),
+    for more, reason in (
+        (["fewer.json"], "fewer.json is of 2 symbols, the recogniser of 4"),
+        (["other.json"], "other.json is of other symbols than the recogniser"),
+        (["none.txt"], "none.txt holds no line of symbols that the recogniser knows; the first, line 1: 'u'"),
+        (["nowhere.txt"], "nowhere.txt"),
+        (["lm.json", "--lm-order", "5"], "lm_order is for text: lm.json has an order of its own"),
     ):
-        code, _, err = lintra_says("transcribe", "--model", "run", *use, "--lm", name, file)
+        code, _, err = lintra_says("transcribe", "--model", "run", *use, "--lm", *more, file)
         assert code == 2
         assert reason in err
+    Path("plain.txt").write_text("CAB\nAB C\n")  # presets, and what a report says of them
+    for more, lm, weight in (
+        ([], None, None),
+        (["--lm", "plain.txt"], {"file": "plain.txt", "order": 5}, 0.5),
+    ):
+        assert lintra_says("evaluate", "--model", "run", "--beam", "4", *more, "--json", "a.json")[0] == 0
+        found = json.loads(Path("a.json").read_text())["search"]
+        assert found == {"beam": 4, "lm": lm, "lm_weight": weight, "bonus": 0.0}
 
 
 def test_a_model_of_given_features_hears_arrays(lintra_says, tmp_path, monkeypatch, one_thread):
@@ -310,8 +326,8 @@ def test_what_evaluate_refuses(lintra_says, recogniser, folder):
     assert code == 2
     assert re.search(r"none of 2 utterances can be used; the first, u\d+: there is no audio", err)
     folder("digits", digits.Config())
-    for flag in ("beam", "bonus"):
-        code, _, err = lintra_says("evaluate", "--model", "digits", f"--{flag}", "2")
+    for flag in ("beam", "bonus", "lm_order", "lm_weight"):
+        code, _, err = lintra_says("evaluate", "--model", "digits", f"--{flag.replace('_', '-')}", "2")
         assert (code, err) == (2, f"lintra: {flag} is for speech, digits is of the task digits\n")
 
 
@@ -364,6 +380,8 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
         (["a.wav", "--stream", "--beam", "4"], "stream writes the best path as text"),
         (["a.wav", "--stream", "--block", "0"], "block must be between 0.01 and 60 seconds, got 0.0"),
         (["a.wav", "--block", "1"], "block is for stream, got 1.0 without it"),
+        (["a.wav", "--beam", "4", "--lm-weight", "0.5"], "lm_weight is for a language model"),
+        (["a.wav", "--beam", "4", "--lm-order", "5"], "lm_order is for a language model"),
         (["a.wav", "--beam", "4", "--lm-order", "3"], "lm_order is for a language model: name one with --lm"),
         (["a.wav", "--lm", "x"], "lm and bonus are for a beam: add --beam 20"),
         (["a.wav", "--beam", "0"], "beam must be at least 1, got 0"),

@@ -106,6 +106,16 @@ def test_what_is_saved_comes_back(tmp_path_factory, texts, order):
     assert [x.name for x in file.parent.iterdir()] == ["lm.json"]
 
 
+def test_names_of_symbols_are_saved_too(tmp_path):
+    names = ("a", "b", " ")
+    lm = NGram.learn([(1, 3, 2)], order=2, symbols=names)
+    lm.save(tmp_path / "lm.json")
+    again = NGram.load(tmp_path / "lm.json")
+    assert (again.names, again.symbols, again.counts) == (names, 3, lm.counts)
+    with pytest.raises(ValueError, match="symbols must have different names"):
+        NGram.learn([(1,)], order=2, symbols=("a", "a"))
+
+
 def damage(change):
     def damaged(file):
         content = json.loads(file.read_text())
@@ -127,6 +137,8 @@ def damage(change):
         (damage(lambda c: c.update(order="2")), r"lm\.json: order must be int, got '2'"),
         (damage(lambda c: c.update(order=3)), r"lm\.json: an n-gram must be 3 integers"),
         (damage(lambda c: c.update(symbols=1)), r"an n-gram must be 2 integers in 0 \.\. 1, got"),
+        (damage(lambda c: c.update(symbols=["a", "a"])), "symbols must have different names"),
+        (damage(lambda c: c.update(symbols=[["a"]])), "unhashable"),
         (damage(lambda c: c.update(counts=[])), "counts must hold at least one"),
         (damage(lambda c: c.update(counts=5)), r"lm\.json: .*int"),
         (damage(lambda c: c.update(counts=[[5, 1]])), r"lm\.json: .*int"),
