@@ -89,6 +89,17 @@ class LengthSampler(Sampler[list[int]]):
         return [batches[i] for i in draw.permutation(len(batches))]
 
 
+def share(batches: Sequence[list[int]], rank: int, world: int) -> tuple[list[list[int]], int]:
+    """The batches of one process, and how many of them count, the first ones.
+
+    Every process takes equally many, since all must take their steps together: where there is none left for
+    one, it repeats another's.
+    """
+    own = list(batches[rank::world])
+    most = -(-len(batches) // world)
+    return [*own, *batches[: most - len(own)]], len(own)
+
+
 def of_similar_length(lengths: Sequence[int] | np.ndarray, tokens: int) -> list[list[int]]:
     """The places 0 .. n-1 of `lengths` [n], sorted by them and cut into batches that take at most `tokens`
     with their padding; a longer sample is a batch of its own.

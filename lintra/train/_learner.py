@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lintra.attention import Attention
 from lintra.models import Model
 from lintra.tasks._base import Batch, Task
-from lintra.train._batches import LengthSampler, StepSampler, of_similar_length, seed_of
+from lintra.train._batches import LengthSampler, StepSampler, of_similar_length, seed_of, share
 from lintra.train._optimizer import optimizer
 from lintra.train.config import Config
 
@@ -32,6 +32,7 @@ class Learner(pl.LightningModule):
     def __init__(self, model: Model, task: Task, config: Config):
         super().__init__()
         self.model, self.task, self.config = model, task, config
+        self.counted = 0  # batches of a validation, of which this process may repeat another's
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.model, self.config)
@@ -47,13 +48,14 @@ class Learner(pl.LightningModule):
         return DataLoader(samples, batch_sampler=sampler, collate_fn=self.task.collate)
 
     def val_dataloader(self) -> DataLoader[Batch]:
-        samples, rank, world = self.task.validate, self.trainer.global_rank, self.trainer.world_size
+        samples, world = self.task.validate, self.trainer.world_size
         if self.task.batch_tokens is None:
-            share = range(min(len(samples), VALIDATION_BATCHES * self.config.batch))[rank::world]
+            places = range(min(len(samples), VALIDATION_BATCHES * self.config.batch))
             size = self.config.batch // world
-            batches = [list(share[first : first + size]) for first in range(0, len(share), size)]
+            batches = [list(places[first : first + size]) for first in range(0, len(places), size)]
         else:
-            batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)[rank::world]
+            batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)
+        batches, self.counted = share(batches, self.trainer.global_rank, world)
         return DataLoader(samples, batch_sampler=batches, collate_fn=self.task.collate)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
@@ -102,7 +104,7 @@ class Learner(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         scores = self.task.score(self.model, batch)
-        weight = int(scores.pop("weight"))
+        weight = int(scores.pop("weight")) if batch_idx < self.counted else 0
         for name, value in scores.items():
             if not bool(value.isfinite()):
                 raise Diverged(f"the validation {name} is not finite after step {self.trainer.global_step:,}")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.train._batches import LengthSampler, StepSampler, seed_of
+from lintra.train._batches import LengthSampler, StepSampler, seed_of, share
 
 
 @given(samples=st.integers(1, 40), batch=st.integers(1, 24), epochs=st.integers(1, 3), seed=st.integers(0, 9))
@@ -59,6 +59,14 @@ def test_by_length_too_starting_late_is_skipping_and_processes_share(lengths, st
     for rank in range(world):
         sampler = LengthSampler(lengths, tokens, seed=3, start=start, rank=rank, world=world)
         assert list(itertools.islice(sampler, 5)) == one[start * world + rank :: world]
+
+
+@given(batches=st.integers(1, 20), world=st.integers(1, 8))
+def test_a_validation_takes_as_many_steps_in_every_process(batches, world):
+    """Each batch counts once; none is without a batch, however few there are."""
+    shares = [share([[i] for i in range(batches)], rank, world) for rank in range(world)]
+    assert {len(own) for own, _ in shares} == {-(-batches // world)}
+    assert sorted(i for own, counted in shares for (i,) in own[:counted]) == list(range(batches))
 
 
 def test_batches_by_length_hold_similar_ones():

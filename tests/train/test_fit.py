@@ -265,6 +265,21 @@ def test_two_processes_are_as_good_as_one(new_run):
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
 
 
+def test_a_validation_of_fewer_batches_than_processes(new_run):
+    """It ends, and its score is that of one process, up to the order of sums, which weights depend on too."""
+    task = copy.Config(length=24, train_samples=50, validate_samples=1)
+    settings = {"task": task, "dropout": 0.0, "steps": 2, "batch": 2, "validate_every": 2, "clip": None}
+    one = new_run("one", **settings)
+    two = new_run("two", **settings, devices=2, strategy="ddp")
+    train.fit(one)
+    process = start(two)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    (ours, theirs) = (train.curves(run.folder)["validate_loss"] for run in (one, two))
+    assert list(ours) == list(theirs) == [2]
+    assert theirs[2] == pytest.approx(ours[2], rel=1e-4)
+
+
 def start(run: train.Run) -> subprocess.Popen[str]:
     """The command line that goes on with a run, once it has begun to train."""
     command = [sys.executable, "-m", "lintra.cli", "train", "--resume", str(run.folder)]
