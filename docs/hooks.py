@@ -17,6 +17,7 @@ def on_config(config: Any) -> Any:
         {"Choosing": "choosing.md"},
         {"Mechanisms": [{name: f"{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},
+        {"Speech": "speech.md"},
         {"Migrating": "migrating.md"},
         {"Web": "web.md"},
         {"Performance": "performance.md"},
