@@ -237,7 +237,8 @@ def _losses(folder: str, images: int) -> list[Row]:
     tokens = task.test.__getitems__(range(images))["tokens"]
     files = {weights: Model(export.to_bytes(model, weights)) for weights in export.WEIGHTS}
     bits = {weights: _bits(model, file, tokens) for weights, file in files.items()}
-    rows = [Row(f"{name}: loss on {images} images", x.mean().item(), "bits/dim") for name, x in bits.items()]
+    what = f"{Path(folder).name}: loss on {images} images"
+    rows = [Row(f"{what}, {name}", x.mean().item(), "bits/dim") for name, x in bits.items()]
     for name in export.WEIGHTS[1:]:
         rows += lost(name, bits[name] - bits["float32"])
     return rows
@@ -248,8 +249,8 @@ def lost(weights: str, more: Tensor) -> list[Row]:
     error = more.std() / math.sqrt(len(more))
     target = 3 if weights == "int8" else None
     return [
-        Row(f"{weights}: lost", 1e3 * more.mean().item(), "mbit/dim", at_most=target),
-        Row(f"{weights}: lost, its standard error", 1e3 * error.item(), "mbit/dim"),
+        Row(f"lost by {weights} weights", 1e3 * more.mean().item(), "mbit/dim", at_most=target),
+        Row(f"lost by {weights} weights: its standard error", 1e3 * error.item(), "mbit/dim"),
     ]
 
 
