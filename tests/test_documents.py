@@ -163,8 +163,9 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
     assert table(report) in (SCALING / "README.md").read_text()
 
 
-def test_the_figures_of_the_roofline_are_those_of_the_file():
-    report = json.loads((ROOT / "bench" / "results" / "roofline-amd-epyc.json").read_text())
+@pytest.mark.parametrize("what", ["roofline", "runtime"])
+def test_the_figures_of_a_benchmark_are_those_of_the_file(what):
+    report = json.loads((ROOT / "bench" / "results" / f"{what}-amd-epyc.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     assert figures(report) in (ROOT / "docs" / "performance.md").read_text()
 
