@@ -293,26 +293,31 @@ INLINE vf widen(uint32_t kind, const char *from) {
 #endif
 }
 
+#if defined(__wasm_simd128__)
+// LANES halves as floats, unless zeros or subnormal ones are among them -> whether. Whole registers take fewer steps than
+// parts of them: the upper and the lower 16 bits of each float, put together.
+INLINE int widen_normal(const char *from, vf *to) {
+  typedef uint16_t halves __attribute__((vector_size(16)));
+  typedef int8_t bytes __attribute__((vector_size(16)));
+  uint16_t exponent = 0x7c00, others = 0x8fff, bias = 112 << 7;
+  __asm__("" : "+r"(exponent), "+r"(others), "+r"(bias));  // no constants: V8 would put them together in every turn
+  halves x[2];
+  copy(x, from, sizeof x);
+  if (__builtin_wasm_any_true_v128((bytes)(((x[0] & exponent) == 0) | ((x[1] & exponent) == 0)))) return 0;
+  UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const halves upper = ((halves)((shorts)x[i] >> 3) & others) + bias, lower = x[i] << 13;
+    to[2 * i] = (vf)__builtin_shufflevector(lower, upper, 0, 8, 1, 9, 2, 10, 3, 11);
+    to[2 * i + 1] = (vf)__builtin_shufflevector(lower, upper, 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+  return 1;
+}
+#endif
+
 // LANES of them.
 INLINE void widen_all(uint32_t kind, const char *from, vf *to) {
 #if defined(__wasm_simd128__)
-  // Whole registers take fewer steps than parts of them: the upper and the lower 16 bits of each float, put together.
-  // Zeros and subnormal halves go the long way.
-  typedef uint16_t halves __attribute__((vector_size(16)));
-  typedef int8_t bytes __attribute__((vector_size(16)));
-  halves x[2];
-  copy(x, from, kind == FLOAT16 ? sizeof x : 0);
-  uint16_t exponent = 0x7c00, others = 0x8fff, bias = 112 << 7;
-  __asm__("" : "+r"(exponent), "+r"(others), "+r"(bias));  // no constants: V8 would put them together in every turn
-  if (kind == FLOAT16 && !__builtin_wasm_any_true_v128((bytes)(((x[0] & exponent) == 0) | ((x[1] & exponent) == 0)))) {
-    UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const halves upper = ((halves)((shorts)x[i] >> 3) & others) + bias, lower = x[i] << 13;
-      to[2 * i] = (vf)__builtin_shufflevector(lower, upper, 0, 8, 1, 9, 2, 10, 3, 11);
-      to[2 * i + 1] = (vf)__builtin_shufflevector(lower, upper, 4, 12, 5, 13, 6, 14, 7, 15);
-    }
-    return;
-  }
+  if (kind == FLOAT16 && widen_normal(from, to)) return;
 #endif
   UNROLL
   for (int i = 0; i < PARTS; ++i) to[i] = widen(kind, from + (uint64_t)(i * W) * bytes_of(kind));
@@ -719,7 +724,7 @@ static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   s->mixture = cut(base, &at, 4 * whole(m->components));
   s->scores = cut(base, &at, m->vocabulary);
   s->sorted = cut(base, &at, m->vocabulary);
-  s->rounded = (int16_t *)cut(base, &at, (whole(m->hidden > m->width ? m->hidden : m->width) + 1) / 2);
+  s->rounded = (int16_t *)cut(base, &at, whole(m->hidden > m->width ? m->hidden : m->width) / 2);
   return at;
 }
 
