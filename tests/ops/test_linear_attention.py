@@ -13,6 +13,8 @@ from lintra import native
 from lintra.ops import LinearState, linear_attention
 
 FAST = ["torch", *(["native"] if native.available() else [])]
+# The second writes C++ and compiles that too, which takes minutes for a sum in chunks.
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 needs_native = pytest.mark.skipif(not native.available(), reason=f"no native library: {native.why_not()}")
 EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64; sums of about 1e2 terms taken in another order
 
@@ -325,7 +327,7 @@ for t in (33, 20):
     mask = torch.rand(2, t) > 0.3
     expected = call(*x, mask)
     gradients = torch.autograd.grad(expected[0].sum() + expected[1].sum(), x)
-    found = torch.compile(call, fullgraph=True)(*x, mask)
+    found = torch.compile(call, fullgraph=True, backend={compiler!r})(*x, mask)
     compiled = torch.autograd.grad(found[0].sum() + found[1].sum(), x)
     for a, b in zip((*found, *compiled), (*expected, *gradients)):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -349,12 +351,12 @@ def test_compiling_may_be_the_first_use():
     assert done.stdout.strip() == "same", done.stderr
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("impl", FAST)
-def test_torch_compile_keeps_it_in_one_graph(impl):
+def test_torch_compile_keeps_it_in_one_graph(impl, compiler):
     """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(impl=impl)], capture_output=True, text=True
-    )
+    script = SCRIPT.format(impl=impl, compiler=compiler)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr
 
 

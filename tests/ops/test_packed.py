@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.ops import LinearState, linear_attention
 from lintra.ops.packed import SHORT, Packed, locate
-from tests.ops.test_linear_attention import EXACT, FAST, accepted, draw, flat, needs_native, uneven
+from tests.ops.test_linear_attention import COMPILERS, EXACT, FAST, accepted, draw, flat, needs_native, uneven
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 40, 70]), min_size=1, max_size=6)
 
@@ -184,7 +184,7 @@ def call(q, k, v, cu_seqlens):
     y, state = linear_attention(q * 1.5, k, v, cu_seqlens=cu_seqlens, feature_map="elu+1", impl={impl!r})
     return y.sin(), state.kv
 torch.manual_seed(0)
-compiled = torch.compile(call, fullgraph=True)
+compiled = torch.compile(call, fullgraph=True, backend={compiler!r})
 for lengths in ([5, 0, 28], [33, 1, 7, 0]):
     t = sum(lengths)
     x = [torch.randn(1, t, 4, 8), torch.randn(1, t, 2, 8), torch.randn(1, t, 2, 8)]
@@ -199,12 +199,12 @@ print("same")
 """
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("impl", FAST)
-def test_torch_compile_keeps_it_in_one_graph(impl):
+def test_torch_compile_keeps_it_in_one_graph(impl, compiler):
     """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT.format(impl=impl)], capture_output=True, text=True
-    )
+    script = SCRIPT.format(impl=impl, compiler=compiler)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr
 
 
