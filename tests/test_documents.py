@@ -191,6 +191,7 @@ def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
 
 
 COMPARISON = ROOT / "experiments" / "compare"
+SPEECH = ROOT / "experiments" / "speech"
 IMAGES = ROOT / "experiments" / "images"
 
 
@@ -240,11 +241,22 @@ def test_the_figures_of_a_fused_step_are_those_of_the_file():
 
 
 @pytest.mark.parametrize(
-    ("file", "tables"), [("ablation.json", "ablation_tables"), ("speed.json", "speed_tables")]
+    ("folder", "file", "tables"),
+    [
+        (IMAGES, "ablation.json", "ablation_tables"),
+        (IMAGES, "speed.json", "speed_tables"),
+        (SPEECH, "results.json", "tables"),
+    ],
 )
-def test_the_tables_of_the_images_are_those_of_the_files(file, tables):
-    report = json.loads((IMAGES / file).read_text())
+def test_the_tables_of_an_experiment_are_those_of_the_files(folder, file, tables):
+    report = json.loads((folder / file).read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
-    page = (IMAGES / "README.md").read_text()
-    for table in runpy.run_path(str(IMAGES / "run.py"))[tables](report):
+    page = (folder / "README.md").read_text()
+    for table in runpy.run_path(str(folder / "run.py"))[tables](report):
         assert table in page
+
+
+def test_the_figures_of_streaming_are_those_of_the_file():
+    report = json.loads((SPEECH / "streaming.json").read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    assert figures(report) in (SPEECH / "README.md").read_text()

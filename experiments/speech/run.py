@@ -226,11 +226,14 @@ def draw(report: dict[str, Any]) -> list[Path]:
         pictures.curves(
             files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=CORPORA[corpus]
         )
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
-    against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
-    files.append(HERE / "length.png")
-    title = "The paper's models, an epoch of AN4 in joined utterances"
-    pictures.logarithmic(files[-1], against, x="frames of an utterance", y="seconds an epoch", title=title)
+    if report["timings_in_seconds"]:
+        rows = {row["what"]: row["figure"] for row in report["rows"]}
+        against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
+        files.append(HERE / "length.png")
+        title = "The paper's models, an epoch of AN4 in joined utterances"
+        pictures.logarithmic(
+            files[-1], against, x="frames of an utterance", y="seconds an epoch", title=title
+        )
     shown = report["alignment"]
     files.append(HERE / "alignment.png")
     pictures.alignment(
@@ -246,7 +249,8 @@ def draw(report: dict[str, Any]) -> list[Path]:
 
 def tables(report: dict[str, Any]) -> list[str]:
     """Those of README.md: of each corpus, and against the length."""
-    return [*(table(report, corpus) for corpus in report["scores"]), against_length(report)]
+    scores = [table(report, corpus) for corpus in report["scores"]]
+    return [*scores, against_length(report)] if report["timings_in_seconds"] else scores
 
 
 def table(report: dict[str, Any], corpus: str) -> str:
@@ -255,14 +259,17 @@ def table(report: dict[str, Any], corpus: str) -> str:
     kinds = {"together": f"{UNIT[corpus]} errors", "with a language model": "with n-grams"}
     found = report["scores"][corpus]
     kinds = {kind: head for kind, head in kinds.items() if all(kind in of for of in found.values())}
-    heads = ["model", "parameters", "seeds", *kinds.values(), "seconds an epoch"]
+    timed = bool(report["timings_in_seconds"])
+    heads = ["model", "parameters", "seeds", *kinds.values(), *["seconds an epoch"] * timed]
     lines = [heads, ["---"] * len(heads)]
     for model, of in found.items():
         cells = [model, f"{of['parameters'] / 1e6:.2f} M", str(len(of["seeds"]))]
         for kind in kinds:
             rate = ErrorRate(**of[kind][UNIT[corpus]])
             cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
-        lines.append([*cells, f"{rows[f'{CORPORA[corpus]}: {model}, an epoch']:.1f}"])
+        if timed:
+            cells.append(f"{rows[f'{CORPORA[corpus]}: {model}, an epoch']:.1f}")
+        lines.append(cells)
     return _markdown(lines)
 
 
@@ -291,7 +298,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
-    parser.add_argument("--no-times", action="store_true", help="train only, without a file of results")
+    parser.add_argument("--no-times", action="store_true", help="score what is trained, and time nothing")
     options = parser.parse_args()
     todo = trials(options.data)
     if options.list:
@@ -299,15 +306,13 @@ def main() -> None:
         return
     keep_freed_memory()
     train_all(todo, workers=options.workers, minutes=options.minutes)
-    if options.no_times:
-        return
-    rows, timings = measure(options.data)
+    rows, timings = ([], {}) if options.no_times else measure(options.data)
     found = scores(options.data)
     for corpus, of in found.items():
         rates = [x["together"][UNIT[corpus]]["rate"] for model, x in of.items() if model != "Bi-LSTM"]
         what = f"{CORPORA[corpus]}, {UNIT[corpus]} errors, best transformer"
         rows.append(Row(what, 100 * min(rates, default=1.0), "%", at_most=100 * ASKED[corpus]))
-    command = "python experiments/speech/run.py --data DIR"
+    command = "python experiments/speech/run.py --data DIR" + " --no-times" * options.no_times
     results = HERE / "results.json"
     _report.write(
         results,

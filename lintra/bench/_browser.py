@@ -15,20 +15,24 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _WORKER = """
 const opened = {}, content = async (file) => new Uint8Array(await file.arrayBuffer());
 onmessage = async ({ data: { name, files, tokens } }) => {
-  if (files) opened[name] = await WasmModel.open(await content(files[0]), await content(files[1]), name);
-  else {
-    const sequence = opened[name].sequence();
-    for (const token of tokens) sequence.step(token);
-    opened[name].release(sequence);
+  try {
+    if (files) opened[name] = await WasmModel.open(await content(files[0]), await content(files[1]), name);
+    else {
+      const sequence = opened[name].sequence();
+      for (const token of tokens) sequence.step(token);
+      opened[name].release(sequence);
+    }
+    postMessage("");
+  } catch (error) {
+    postMessage(String(error));
   }
-  postMessage(0);
 };
 """
 _CONNECT = """(program) => {
   const worker = new Worker(URL.createObjectURL(new Blob([program], { type: "text/javascript" })));
   globalThis.ask = (message) => new Promise((go, fail) => {
-    worker.onmessage = () => go();
-    worker.onerror = (event) => fail(event.message);
+    worker.onmessage = ({ data }) => (data ? fail(new Error(data)) : go());
+    worker.onerror = (event) => fail(new Error(event.message));
     worker.postMessage(message);
   });
   globalThis.file = (input, i) => document.getElementById(input).files[i];

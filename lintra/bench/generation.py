@@ -70,7 +70,7 @@ QUICK = Sizes(
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings."""
-    images = _images_of(sizes.model, sizes.images) if sizes.model else None  # refused before timing
+    images = images_of(sizes.model, sizes.images) if sizes.model else None  # refused before timing
     shape = Shape(layers=sizes.layers, width=sizes.width)
     torch.manual_seed(0)
     ours = image_model(linear.Config(), shape).build().eval()
@@ -173,13 +173,13 @@ def _images(seconds: dict[str, float], batch: int, name: str, sizes: Sizes) -> f
     return batch / sizes.tokens / (seconds[f"{batch}: {name}"] + seconds[f"{batch}: {DRAWING}"])
 
 
-def _images_of(folder: str, count: int) -> tuple[Decoder, Tensor]:
+def images_of(folder: str, count: int) -> tuple[Decoder, Tensor]:
     """The model of a run on images, and so many of its test images, all if there are fewer. Raises ValueError
     for a run on anything else."""
     model, task = checkpoint.load(folder), train.Run.around(folder).task.build()
     if not isinstance(task, PixelTask):
         raise ValueError(f"model must be a run on images, {folder} is of the task {task.name}")
-    return model, task.validate.__getitems__(range(min(count, len(task.validate))))["tokens"]
+    return model, task.test.__getitems__(range(min(count, len(task.test))))["tokens"]
 
 
 def _losses(model: Decoder, tokens: Tensor) -> list[Row]:

@@ -24,6 +24,7 @@ from lintra.attention import linear
 from lintra.bench import _browser, _options
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
+from lintra.bench.generation import images_of
 from lintra.bench.train import Sizes as Shape
 from lintra.bench.train import model as image_model
 from lintra.export import onnx
@@ -56,6 +57,10 @@ class Options(_options.Options):
     model: str | None = None  # the folder of a run on images, or mnist-small: what rounded weights cost there
     images: int = 256  # of its test images, which are scored
 
+    def __post_init__(self):
+        if self.images < 2:
+            raise ValueError(f"images must be at least 2, for a standard error, got {self.images}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
@@ -82,6 +87,8 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         PAPER: image_model(linear.Config(), Shape(layers=sizes.layers, width=sizes.width)).build().eval(),
         SMALL: small,
     }
+    # Before anything is timed: what is wrong with the run shows here.
+    scored = _scored(sizes.model, sizes.images) if sizes.model else None
     tokens = [i * 7 % 256 for i in range(sizes.tokens)]
     for reason in left_out():
         print(reason)
@@ -104,7 +111,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             timings |= loads
             rows += _of_the_page(loads)
     rows += _programs(page)
-    return rows + (_losses(sizes.model, sizes.images) if sizes.model else []), timings
+    return rows + (_losses(Path(sizes.model).name, *scored) if sizes.model and scored else []), timings
 
 
 def details(sizes: Sizes) -> dict[str, object]:
@@ -230,14 +237,16 @@ def _programs(page: str) -> list[Row]:
     return rows + [Row(name, size, "KB", at_most=40) for name, size in sizes.items()]
 
 
-def _losses(folder: str, images: int) -> list[Row]:
-    """Bits per value of test images, read by the runtime, and what rounding the weights adds to them."""
-    model = checkpoint.load(folder)
-    task = train.Run.around(folder).task.build()
-    tokens = task.test.__getitems__(range(images))["tokens"]
-    files = {weights: Model(export.to_bytes(model, weights)) for weights in export.WEIGHTS}
+def _scored(folder: str, count: int) -> tuple[Decoder, dict[str, Model], Tensor]:
+    """The model of a run on images, what the runtime makes of it, and test images. Raises ValueError."""
+    model, tokens = images_of(folder, count)
+    return model, {weights: Model(export.to_bytes(model, weights)) for weights in export.WEIGHTS}, tokens
+
+
+def _losses(name: str, model: Decoder, files: dict[str, Model], tokens: Tensor) -> list[Row]:
+    """Bits per value of images, read by the runtime, and what rounding the weights adds to them."""
     bits = {weights: _bits(model, file, tokens) for weights, file in files.items()}
-    what = f"{Path(folder).name}: loss on {images} images"
+    what = f"{name}: loss on {len(tokens)} images"
     rows = [Row(f"{what}, {name}", x.mean().item(), "bits/dim") for name, x in bits.items()]
     for name in export.WEIGHTS[1:]:
         rows += lost(name, bits[name] - bits["float32"])

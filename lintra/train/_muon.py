@@ -9,6 +9,7 @@ from torch import Tensor
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial a x + b x^3 + c x^5
 ITERATIONS = 5
 MOMENTUM = 0.95
+TOGETHER = 2**22  # numbers whose directions are found at once: more would only take memory
 
 
 class Muon(torch.optim.Optimizer):
@@ -30,11 +31,16 @@ class Muon(torch.optim.Optimizer):
             moved = [p for p in group["params"] if p.grad is not None]
             for _, alike in itertools.groupby(sorted(moved, key=_kind), _kind):
                 parameters = list(alike)
-                directions = orthogonal(torch.stack([self._averaged(p) for p in parameters]))
-                for parameter, direction in zip(parameters, directions, strict=True):
-                    size = 0.2 * max(parameter.shape) ** 0.5
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(direction, alpha=-group["lr"] * size)
+                most = max(1, TOGETHER // parameters[0].numel())
+                for first in range(0, len(parameters), most):
+                    self._move(parameters[first : first + most], group["lr"], group["weight_decay"])
+
+    def _move(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
+        """Matrices of a shape."""
+        directions = orthogonal(torch.stack([self._averaged(p) for p in parameters]))
+        for parameter, direction in zip(parameters, directions, strict=True):
+            parameter.mul_(1 - lr * weight_decay)
+            parameter.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)
 
     def _averaged(self, parameter: Tensor) -> Tensor:
         """Its gradient and those before, the latest counting twice."""

@@ -149,7 +149,7 @@ def test_cross_attention_of_any_lengths(config, t, s):
     attention, q, (_, k, v) = build(config), draw(t, seed=5)[0], draw(s)
     y, expected = attention.read(q, attention.remember(k, v)), dense(attention, q, k, v)
     assert_close(y, expected, **EXACT)
-    # The gradient of an exact inverse of nearly equal landmarks multiplies roundings by its condition, squared.
+    # The gradient of an exact inverse of near landmarks multiplies roundings by its condition, squared.
     rtol = 1e-7 if config.inverse == "exact" else EXACT["rtol"]
     found, asked = gradients(y, [q, k, v]), gradients(expected, [q, k, v])
     assert_close(found, asked, rtol=rtol, atol=EXACT["atol"])
