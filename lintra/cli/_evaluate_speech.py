@@ -73,11 +73,10 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
 
 def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus, list[Skipped]]:
     """The features of what is drawn of the test set. Where the run keeps features in a folder that is there
-    and can be written to, those of its whole set are kept there too.
+    and can be written to, those of the whole set are kept there too.
     """
     chosen = [task.tested[i] for i in drawn(len(task.tested), options.limit, options.seed)]
-    own = options.limit is None and options.data is None
-    cache = task.cached(task.judged_by) if own else None
+    cache = task.cached(task.judged_by) if options.limit is None else None
     if cache is not None and not os.access(cache.parent, os.W_OK):
         cache = None
     with progress("features to test on", len(chosen), "utterances") as report:
