@@ -18,12 +18,13 @@ class Muon(torch.optim.Optimizer):
     `lr` counts as AdamW's does: a step is scaled by 0.2 sqrt(the longer side), the size of AdamW's updates
     (Liu et al. 2025, arXiv:2502.16982, equation 4). Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon. PyTorch's own computes in bfloat16 everywhere, which takes most
-    of a step on a CPU that has no instructions for it; this one takes float32 there, and matrices of a shape
-    together.
+    of a step on a CPU that has no instructions for it; this one does on GPUs and where `bf16` asks for it, and
+    takes matrices of a shape together.
     """
 
-    def __init__(self, params: Any, lr: float, weight_decay: float):
+    def __init__(self, params: Any, lr: float, weight_decay: float, bf16: bool = False):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.bf16 = bf16
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
@@ -37,7 +38,8 @@ class Muon(torch.optim.Optimizer):
 
     def _move(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
         """Matrices of a shape."""
-        directions = orthogonal(torch.stack([self._averaged(p) for p in parameters]))
+        averages = torch.stack([self._averaged(p) for p in parameters])
+        directions = orthogonal(averages, bf16=self.bf16 or averages.is_cuda)
         for parameter, direction in zip(parameters, directions, strict=True):
             parameter.mul_(1 - lr * weight_decay)
             parameter.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)
@@ -56,13 +58,13 @@ def _kind(x: Tensor) -> tuple[Any, ...]:
     return (*x.shape, str(x.dtype), str(x.device))
 
 
-def orthogonal(x: Tensor) -> Tensor:
+def orthogonal(x: Tensor, bf16: bool = False) -> Tensor:
     """x [... n m] with its singular values pushed to about 0.7 to 1.2 and its vectors kept; zeros stay.
 
-    In bfloat16 on GPUs and at least float32 elsewhere. Jordan et al. 2024, "Newton-Schulz".
+    In bfloat16 or at least float32. Jordan et al. 2024, "Newton-Schulz".
     """
     a, b, c = COEFFICIENTS
-    y = x.bfloat16() if x.is_cuda else x.to(torch.promote_types(x.dtype, torch.float32))
+    y = x.to(torch.bfloat16 if bf16 else torch.promote_types(x.dtype, torch.float32))
     tall = x.shape[-2] > x.shape[-1]
     y = y.mT if tall else y
     y = y / torch.linalg.matrix_norm(y, keepdim=True).clamp(min=1e-7)

@@ -44,7 +44,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
         others = _groups(model, [x for x in model.parameters() if id(x) not in known])
         decay = config.weight_decay
         self.parts = (
-            Muon(matrices, config.lr, decay),
+            Muon(matrices, config.lr, decay, bf16=config.precision == "bf16"),
             torch.optim.AdamW(others, config.lr, betas=(0.9, 0.95), weight_decay=decay),
         )
         super().__init__([group for part in self.parts for group in part.param_groups], {})

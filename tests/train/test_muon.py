@@ -27,13 +27,14 @@ def test_matrices_of_a_shape_do_not_touch_each_other():
     torch.testing.assert_close(orthogonal(x), torch.stack([orthogonal(each) for each in x]))
 
 
-def test_steps_are_those_of_pytorch():
-    """Its iteration is in bfloat16, ours in float32: what is left between them is that rounding."""
+@pytest.mark.parametrize("bf16", [False, True])
+def test_steps_are_those_of_pytorch(bf16):
+    """Its iteration is in bfloat16: what is left between the two is that rounding."""
     if not hasattr(torch.optim, "Muon"):
         pytest.skip(f"PyTorch {torch.__version__} has no Muon to compare with")
     ours, theirs = ([torch.nn.Parameter(x.clone()) for x in _matrices()] for _ in range(2))
     optimizers = (
-        Muon(ours, lr=0.01, weight_decay=0.1),
+        Muon(ours, lr=0.01, weight_decay=0.1, bf16=bf16),
         torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
     )
     start = [x.detach().clone() for x in ours]
