@@ -163,11 +163,18 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
     assert table(report) in (SCALING / "README.md").read_text()
 
 
-@pytest.mark.parametrize("what", ["roofline", "runtime"])
-def test_the_figures_of_a_benchmark_are_those_of_the_file(what):
-    report = json.loads((ROOT / "bench" / "results" / f"{what}-amd-epyc.json").read_text())
+@pytest.mark.parametrize(
+    ("file", "page"),
+    [
+        ("bench/results/roofline-amd-epyc.json", "docs/performance.md"),
+        ("bench/results/runtime-amd-epyc.json", "docs/performance.md"),
+        ("experiments/speech/streaming.json", "experiments/speech/README.md"),
+    ],
+)
+def test_the_figures_of_a_benchmark_are_those_of_the_file(file, page):
+    report = json.loads((ROOT / file).read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
-    assert figures(report) in (ROOT / "docs" / "performance.md").read_text()
+    assert figures(report) in (ROOT / page).read_text()
 
 
 def losses(report: dict) -> str:
@@ -208,6 +215,9 @@ def test_the_scores_of_shipped_models_are_those_of_their_files():
     assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
     first = scores["bits_per_dim_without_the_first"]["mean"]
     assert f"| 64,000 | {first:.3f} |" in (IMAGES / "README.md").read_text()
+    folder = ROOT / "lintra" / "weights" / "spoken-digits"
+    words = json.loads((folder / "evaluation.json").read_text())["scores"]["word"]
+    assert f"{words['rate']:.2%} of the words" in (SPEECH / "README.md").read_text()
 
 
 def steps(report: dict) -> list[str]:
@@ -254,9 +264,3 @@ def test_the_tables_of_an_experiment_are_those_of_the_files(folder, file, tables
     page = (folder / "README.md").read_text()
     for table in runpy.run_path(str(folder / "run.py"))[tables](report):
         assert table in page
-
-
-def test_the_figures_of_streaming_are_those_of_the_file():
-    report = json.loads((SPEECH / "streaming.json").read_text())
-    assert {"machine", "versions", "command", "date"} <= set(report)
-    assert figures(report) in (SPEECH / "README.md").read_text()

@@ -196,7 +196,7 @@ def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def alignment(data: Path) -> dict[str, Any]:
     """A test utterance of digits, as the recogniser that comes with the library hears it: features,
-    words and their times, and how probable each symbol is in each frame.
+    words and their times, and how probable any symbol but the blank is in each frame.
     """
     model = checkpoint.load(checkpoint.find("spoken-digits"))
     corpus, _ = prepare(problem(task("fsdd", "linear", data)).tested, model.config.features, cache=None)
@@ -208,8 +208,8 @@ def alignment(data: Path) -> dict[str, Any]:
         "said": corpus.texts[place],
         "shift": model.config.features.seconds,
         "words": [each._asdict() for each in words],
-        "features": corpus.array(place).round(2).tolist(),
-        "symbol": (1 - found[:, 0].exp()).numpy().round(3).tolist(),  # the probability of any but the blank
+        "features": corpus.array(place).astype(float).round(2).tolist(),
+        "symbol": (1 - found[:, 0].double().exp()).numpy().round(3).tolist(),
         "subsample": model.config.subsample,
     }
 

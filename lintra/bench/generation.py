@@ -28,6 +28,7 @@ from lintra.fused import Fused
 from lintra.generate import Sampler
 from lintra.models import Decoder
 from lintra.native.decoder import DTYPES, Weights
+from lintra.tasks._base import predicted, read
 from lintra.tasks._pixels import PixelTask
 
 PRECISIONS: tuple[Weights, ...] = ("float32", "bfloat16", "int8")
@@ -195,9 +196,8 @@ def _losses(model: Decoder, tokens: Tensor) -> list[Row]:
 
 def _bits(extend: Callable[..., tuple[Tensor, Any]], model: Decoder, state: Any, tokens: Tensor) -> float:
     """Of all values that the model predicts, in float64."""
-    given, total = (tokens[:, :-1] if model.start_token is None else model.shift(tokens)), 0.0
-    targets = tokens[:, tokens.shape[1] - given.shape[1] :]
-    for now, target in zip(given.unbind(1), targets.unbind(1), strict=True):
+    given, total = read(model, tokens), 0.0
+    for now, target in zip(given.unbind(1), predicted(tokens, given).unbind(1), strict=True):
         params, state = extend(now[:, None], state)
         total -= model.output.log_prob(params[:, 0].double(), target).sum().item()
     return total / given.numel() / math.log(2)

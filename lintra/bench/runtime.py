@@ -31,6 +31,7 @@ from lintra.export import onnx
 from lintra.export import runtime as export
 from lintra.models import Decoder
 from lintra.runtime import Model, Sequence
+from lintra.tasks._base import predicted, read
 
 PAPER, SMALL = "paper", "mnist-small"
 NATIVE, ONNX, BROWSER = "native", "onnxruntime", "Chromium"
@@ -111,7 +112,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             timings |= loads
             rows += _of_the_page(loads)
     rows += _programs(page)
-    return rows + (_losses(Path(sizes.model).name, *scored) if sizes.model and scored else []), timings
+    return rows + (_losses(*scored) if scored else []), timings
 
 
 def details(sizes: Sizes) -> dict[str, object]:
@@ -237,10 +238,13 @@ def _programs(page: str) -> list[Row]:
     return rows + [Row(name, size, "KB", at_most=40) for name, size in sizes.items()]
 
 
-def _scored(folder: str, count: int) -> tuple[Decoder, dict[str, Model], Tensor]:
-    """The model of a run on images, what the runtime makes of it, and test images. Raises ValueError."""
+def _scored(folder: str, count: int) -> tuple[str, Decoder, dict[str, Model], Tensor]:
+    """The name and the model of a run on images, what the runtime makes of it, and test images. Raises
+    ValueError.
+    """
     model, tokens = images_of(folder, count)
-    return model, {weights: Model(export.to_bytes(model, weights)) for weights in export.WEIGHTS}, tokens
+    files = {weights: Model(export.to_bytes(model, weights)) for weights in export.WEIGHTS}
+    return Path(folder).name, model, files, tokens
 
 
 def _losses(name: str, model: Decoder, files: dict[str, Model], tokens: Tensor) -> list[Row]:
@@ -265,10 +269,8 @@ def lost(weights: str, more: Tensor) -> list[Row]:
 
 def _bits(model: Decoder, file: Model, tokens: Tensor) -> Tensor:
     """Of each image [b]: the mean over the values that the model predicts, in float64."""
-    given = tokens[:, :-1] if model.start_token is None else model.shift(tokens)
-    targets = tokens[:, tokens.shape[1] - given.shape[1] :]
-    found = []
-    for image, target in zip(given.tolist(), targets, strict=True):
+    given, found = read(model, tokens), []
+    for image, target in zip(given.tolist(), predicted(tokens, given), strict=True):
         sequence, params = Sequence(file), []
         for token in image:
             sequence.step(token)

@@ -163,13 +163,18 @@ class Guessed(NextToken):
 
 
 def predict(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats.
+    """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats."""
+    tokens = batch["tokens"]
+    params = model(read(model, tokens))
+    return params, model.output.log_prob(params, predicted(tokens, params))
+
+
+def read(model: Decoder, tokens: Tensor) -> Tensor:
+    """What a model reads to predict tokens [b t]: the start symbol and all but the last.
 
     Without a start symbol nothing stands before the first token: t is one less.
     """
-    tokens = batch["tokens"]
-    params = model(tokens[:, :-1] if model.start_token is None else model.shift(tokens))
-    return params, model.output.log_prob(params, predicted(tokens, params))
+    return tokens[:, :-1] if model.start_token is None else model.shift(tokens)
 
 
 def predicted(x: Tensor, predictions: Tensor) -> Tensor:

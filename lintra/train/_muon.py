@@ -18,8 +18,8 @@ class Muon(torch.optim.Optimizer):
     `lr` counts as AdamW's does: a step is scaled by 0.2 sqrt(the longer side), the size of AdamW's updates
     (Liu et al. 2025, arXiv:2502.16982, equation 4). Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon. PyTorch's own computes in bfloat16 everywhere, which takes most
-    of a step on a CPU that has no instructions for it; this one does on GPUs and where `bf16` asks for it, and
-    takes matrices of a shape together.
+    of a step on a CPU that has no instructions for it; this one does on GPUs and if `bf16`, and takes
+    matrices of a shape together.
     """
 
     def __init__(self, params: Any, lr: float, weight_decay: float, bf16: bool = False):

@@ -252,12 +252,7 @@ def test_two_processes_are_as_good_as_one(new_run):
     """
     task = copy.Config(length=24, train_samples=50)
     settings = {"task": task, "dropout": 0.0, "steps": 4, "lr": 0.1, "save_every": 100, "clip": None}
-    one = new_run("one", **settings)
-    two = new_run("two", **settings, devices=2, strategy="ddp")
-    train.fit(one)
-    process = start(two)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
+    one, two, output = by_one_and_by_two(new_run, **settings)
     assert output.count("done: step 4") == 1
     torch.manual_seed(seed_of(one.train.seed))
     before, ours, theirs = one.model.build().state_dict(), weights(one), weights(two)
@@ -269,15 +264,21 @@ def test_a_validation_of_fewer_batches_than_processes(new_run):
     """It ends, and its score is that of one process, up to the order of sums, which weights depend on too."""
     task = copy.Config(length=24, train_samples=50, validate_samples=1)
     settings = {"task": task, "dropout": 0.0, "steps": 2, "batch": 2, "validate_every": 2, "clip": None}
+    one, two, _ = by_one_and_by_two(new_run, **settings)
+    (ours, theirs) = (train.curves(run.folder)["validate_loss"] for run in (one, two))
+    assert list(ours) == list(theirs) == [2]
+    assert theirs[2] == pytest.approx(ours[2], rel=1e-4)
+
+
+def by_one_and_by_two(new_run, **settings) -> tuple[train.Run, train.Run, str]:
+    """The same training by one process and by two that share its batches, and what the two print."""
     one = new_run("one", **settings)
     two = new_run("two", **settings, devices=2, strategy="ddp")
     train.fit(one)
     process = start(two)
-    _, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    (ours, theirs) = (train.curves(run.folder)["validate_loss"] for run in (one, two))
-    assert list(ours) == list(theirs) == [2]
-    assert theirs[2] == pytest.approx(ours[2], rel=1e-4)
+    return one, two, output
 
 
 def start(run: train.Run) -> subprocess.Popen[str]:
