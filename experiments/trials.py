@@ -17,6 +17,7 @@ import torch
 
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
+from lintra.train._optimizer import optimizer
 from lintra.train._run import Run, from_anywhere
 
 SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
@@ -100,17 +101,24 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     _end_with(failed)
 
 
-def updates(task: Any, model: Any, batches: Sequence[Any]) -> Callable[[], None]:
+PLAIN = train.Config(optimizer="radam", lr=1e-4, precision="32")
+
+
+def updates(
+    task: Any, model: Any, batches: Sequence[Any], training: train.Config = PLAIN
+) -> Callable[[], None]:
     """A call that updates a fresh model, of a Config, once for each of these batches: what a step costs."""
     torch.manual_seed(0)
     network = model.build()
-    optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
+    stepped = optimizer(network, training)
 
     def step() -> None:
         for batch in batches:
-            optimizer.zero_grad()
-            task.loss(network, batch).backward()
-            optimizer.step()
+            stepped.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bf16"):
+                loss = task.loss(network, batch)
+            loss.backward()
+            stepped.step()
 
     return step
 

@@ -1,9 +1,10 @@
 """The paper's images: see README.md beside this file.
 
     python experiments/images/run.py ablation --data DIR     what each part of preset "best" is worth
+    python experiments/images/run.py hours --data DIR        what the same time brings softmax, and CIFAR-10
     python experiments/images/run.py speed                   how fast each way to generate is
 
-The ablation, killed at any moment, goes on with the same command; of the speed nothing is kept half done, and
+Trainings, killed at any moment, go on with the same command; of the speed nothing is kept half done, and
 nothing else may run beside it.
 """
 
@@ -26,7 +27,8 @@ from lintra.tasks import images
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-import speed  # noqa: E402 (from this folder)
+import hours  # noqa: E402 (from this folder)
+import speed  # noqa: E402
 from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
@@ -107,8 +109,8 @@ def measure_speed() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The paper's images.")
-    parser.add_argument("what", choices=["ablation", "speed"])
-    parser.add_argument("--data", type=Path, help="folder with the MNIST files, or one above")
+    parser.add_argument("what", choices=["ablation", "hours", "speed"])
+    parser.add_argument("--data", type=Path, help="folder with the data sets, or one above")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further training after so many")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
@@ -117,10 +119,14 @@ def main() -> None:
         measure_speed()
         return
     if options.data is None:
-        parser.error("ablation needs --data")
-    trials = ablation(options.data)
+        parser.error(f"{options.what} needs --data")
+    trials = ablation(options.data) if options.what == "ablation" else hours.trials(options.data)
     if options.list:
         tell(trials)
+        return
+    if options.what == "hours":
+        keep_freed_memory()
+        hours.measure(options.data, workers=options.workers, minutes=options.minutes)
         return
     train_all(trials, workers=options.workers, minutes=options.minutes)
     found = summary(trials)

@@ -28,6 +28,7 @@ from lintra.bench import _report
 from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import interleaved
+from lintra.checkpoint import to_json
 from lintra.evaluate import ErrorRate, Heard
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
@@ -55,6 +56,8 @@ SAMPLED = 4  # batches of an epoch are timed, and stand for all
 LENGTHS = (800, 1_600, 2_400, 4_800)  # frames of joined utterances
 LONG = 4_800  # frames in a step of these, which every length divides
 ROUNDS = 5
+BEST, WITH_NGRAMS = "best path", "with 6-grams"  # how a text is searched
+COMMAND = "python experiments/speech/run.py --data DIR"
 
 
 def task(corpus: str, model: str, data: Path, **changes: Any) -> speech.Config:
@@ -95,37 +98,79 @@ def with_language_model(one: Trial) -> Search:
     return Search(beam=12, lm=lm, weight=0.6, bonus=0.5)
 
 
-def heard(one: Trial, search: Callable[[Trial], Search], name: str) -> list[Heard]:
-    """What a trained model finds in the whole test set, kept beside it as a file of this name."""
-    file = one.folder / name
-    if not file.exists():
-        model = checkpoint.load(one.folder)
-        corpus, _ = prepare(problem(one.task).tested, model.config.features, cache=None)
-        found, _ = evaluate.transcripts(model, corpus, range(len(corpus)), search(one), batch=16)
-        text = json.dumps([dataclasses.asdict(each) for each in found], indent=1)
-        checkpoint.write_atomically(file, lambda place: place.write_text(text))
-    return [Heard(**each) for each in json.loads(file.read_text())]
+def outcome(one: Trial) -> Path:
+    """The file of what came of a trial. It is part of the repository: what is trained on one machine need not
+    be trained on another.
+    """
+    return HERE / "outcomes" / f"{one.name.replace(', ', '-').replace(' ', '-')}.json"
+
+
+def conclude(one: Trial) -> None:
+    """Writes it, if the trial is trained: what its model finds in the whole test set, and how it learned."""
+    if outcome(one).exists() or one.scored() is None:
+        return
+    model, task = checkpoint.load(one.folder), problem(one.task)
+    corpus, _ = prepare(task.tested, model.config.features, cache=None)
+    searches = {BEST: Search()}
+    if task.config.data in SPELLED:
+        searches[WITH_NGRAMS] = with_language_model(one)
+    heard = {
+        name: evaluate.transcripts(model, corpus, range(len(corpus)), search, batch=16)[0]
+        for name, search in searches.items()
+    }
+    _report.save(
+        outcome(one),
+        command=COMMAND,
+        settings=settings(one),
+        parameters=sum(p.numel() for p in model.parameters()),
+        curve=train.curves(one.folder)[f"validate_{one.score}"],
+        said=[each.said for each in heard[BEST]],
+        found={name: [each.found for each in of] for name, of in heard.items()},
+    )
+
+
+def concluded(one: Trial) -> dict[str, Any] | None:
+    """What the file says; None if there is none yet. Ends the program if it is of other settings."""
+    if not outcome(one).exists():
+        return None
+    told = json.loads(outcome(one).read_text())
+    if told["settings"] != settings(one):
+        sys.exit(f"{outcome(one)} is of other settings than {one.name!r}: delete or rename it")
+    return told
+
+
+def settings(one: Trial) -> dict[str, Any]:
+    """All that says how a trial is trained, but for the place of the data."""
+    task = dataclasses.replace(one.task, data_dir=None)
+    parts = {"task": task, "model": one.model, "train": one.training}
+    return json.loads(json.dumps({name: to_json(part) for name, part in parts.items()}))
 
 
 def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """corpus -> model -> the error rates of each seed, of all seeds together, and the curve of each."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for corpus, model in itertools.product(CORPORA, MODELS):
-        done = [one for seed in SEEDS if (one := trial(corpus, model, seed, data)).scored() is not None]
+        each = [concluded(trial(corpus, model, seed, data)) for seed in SEEDS]
+        done = [told for told in each if told is not None]
         if not done:
             continue
-        texts = [heard(one, lambda _: Search(), "heard.json") for one in done]
-        rates = [evaluate.error_rates(each, UNIT[corpus]) for each in texts]
+        texts = [_heard(told, BEST) for told in done]
+        rates = [evaluate.error_rates(text, UNIT[corpus]) for text in texts]
         found.setdefault(corpus, {})[model] = {
-            "parameters": sum(p.numel() for p in checkpoint.load(done[0].folder).parameters()),
-            "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in each.items()} for each in rates],
-            "together": _of_all(texts, UNIT[corpus]),
-            "curves": [train.curves(one.folder)["validate_symbol_errors"] for one in done],
+            "parameters": done[0]["parameters"],
+            "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in of.items()} for of in rates],
+            BEST: _of_all(texts, UNIT[corpus]),
+            "curves": [told["curve"] for told in done],
         }
         if corpus in SPELLED:
-            better = [heard(one, with_language_model, "heard-lm.json") for one in done]
-            found[corpus][model]["with a language model"] = _of_all(better, UNIT[corpus])
+            better = [_heard(told, WITH_NGRAMS) for told in done]
+            found[corpus][model][WITH_NGRAMS] = _of_all(better, UNIT[corpus])
     return found
+
+
+def _heard(told: dict[str, Any], search: str) -> list[Heard]:
+    pairs = zip(told["said"], told["found"][search], strict=True)
+    return [Heard(id=str(i), said=said, found=found) for i, (said, found) in enumerate(pairs)]
 
 
 def _of_all(texts: list[list[Heard]], unit: str) -> dict[str, Any]:
@@ -256,7 +301,7 @@ def tables(report: dict[str, Any]) -> list[str]:
 def table(report: dict[str, Any], corpus: str) -> str:
     """A row for each model trained on a corpus: its error rates, and what an epoch costs."""
     rows = {row["what"]: row["figure"] for row in report["rows"]}
-    kinds = {"together": f"{UNIT[corpus]} errors", "with a language model": "with n-grams"}
+    kinds = {BEST: f"{UNIT[corpus]} errors", WITH_NGRAMS: "with n-grams"}
     found = report["scores"][corpus]
     kinds = {kind: head for kind, head in kinds.items() if all(kind in of for of in found.values())}
     timed = bool(report["timings_in_seconds"])
@@ -300,25 +345,26 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
     parser.add_argument("--no-times", action="store_true", help="score what is trained, and time nothing")
     options = parser.parse_args()
-    todo = trials(options.data)
+    todo = [one for one in trials(options.data) if concluded(one) is None]
     if options.list:
         tell(todo)
         return
     keep_freed_memory()
     train_all(todo, workers=options.workers, minutes=options.minutes)
+    for one in todo:
+        conclude(one)
     rows, timings = ([], {}) if options.no_times else measure(options.data)
     found = scores(options.data)
     for corpus, of in found.items():
-        rates = [x["together"][UNIT[corpus]]["rate"] for model, x in of.items() if model != "Bi-LSTM"]
+        rates = [x[BEST][UNIT[corpus]]["rate"] for model, x in of.items() if model != "Bi-LSTM"]
         what = f"{CORPORA[corpus]}, {UNIT[corpus]} errors, best transformer"
         rows.append(Row(what, 100 * min(rates, default=1.0), "%", at_most=100 * ASKED[corpus]))
-    command = "python experiments/speech/run.py --data DIR" + " --no-times" * options.no_times
     results = HERE / "results.json"
     _report.write(
         results,
         rows,
         timings,
-        command=command,
+        command=COMMAND + " --no-times" * options.no_times,
         scores=found,
         alignment=alignment(options.data),
     )
