@@ -4,7 +4,8 @@
     lintra evaluate --model FOLDER --json FOLDER/evaluation.json  its score
     python experiments/ship.py RUN FOLDER --hours HOURS           now with a model card
 
-HOURS is how much processor time the training took.
+The data are looked for as `lintra train` does. HOURS is how much processor time the training took. For one
+that began at a model that images/grow.py made of another, --grown-from names that one.
 """
 
 import argparse
@@ -23,20 +24,24 @@ from lintra.bench._report import cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
 
+GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
 
 
-def pack(run: train.Run, folder: Path, hours: float) -> None:
+def pack(run: train.Run, folder: Path, hours: float, grown_from: str | None) -> None:
     """Writes FOLDER anew; the evaluation that is there stays, and makes the card."""
     model, curves = checkpoint.load(run.folder), train.curves(run.folder)
     step = checkpoint.step_of(run.checkpoints()[-1])
     evaluation = folder / EVALUATION
     told = evaluation.read_text() if evaluation.exists() else None
-    task = dataclasses.replace(run.task, data_dir=None)  # where the data was is nobody else's
+    # Where data and weights were is nobody else's.
+    task = dataclasses.replace(run.task, data_dir=None)
+    training = dataclasses.replace(run.train, start_from=GROWN if grown_from else run.train.start_from)
+    run = dataclasses.replace(run, task=task, train=training)
 
     def write(place: Path) -> None:
         checkpoint.write_model(model, place, torch.float16)
-        train.Run(folder=place, task=task, model=run.model, train=run.train).write()
+        dataclasses.replace(run, folder=place).write()
         with (place / LOG).open("w", newline="") as file:
             write_log(file, curves)
         loss = curves["train_loss"], curves["validate_loss"]
@@ -44,9 +49,12 @@ def pack(run: train.Run, folder: Path, hours: float) -> None:
         pictures.loss_curve(place / CURVE, *loss, unit=unit, title=f"{folder.name}, {step:,} steps")
         if told is not None:
             (place / EVALUATION).write_text(told)
-            card = of_speech if isinstance(task, speech.Config) else of_images
-            text = card(folder.name, run, step, model, json.loads(told)) + _training(run, step, hours)
-            (place / CARD).write_text(text)
+            name = folder.name if folder.resolve().parent == checkpoint.SHIPPED else folder.as_posix()
+            if isinstance(task, speech.Config):
+                text = of_speech(name, model, json.loads(told))
+            else:
+                text = of_images(name, _seen(run, step, grown_from), model, json.loads(told))
+            (place / CARD).write_text(text + _training(run, step, hours, grown_from))
 
     checkpoint.write_atomically(folder, write)
 
@@ -59,11 +67,10 @@ def write_log(file: Any, curves: Mapping[str, Mapping[int, float]]) -> None:
         rows.writerow([step, *(f"{curve[step]:.6g}" if step in curve else "" for curve in curves.values())])
 
 
-def of_images(name: str, run: train.Run, step: int, model: Any, evaluation: dict[str, Any]) -> str:
+def of_images(name: str, epochs: float, model: Any, evaluation: dict[str, Any]) -> str:
     scores = evaluation["scores"]
     whole, paper = scores["bits_per_dim"], scores["bits_per_dim_without_the_first"]
-    epochs = _epochs(run, step)
-    return f"""# {name}
+    return f"""# {Path(name).name}
 
 A linear transformer that draws 28 x 28 grey handwritten digits value by value.
 {_size(model.config, model)} a sequence, from the first value to the last.
@@ -85,7 +92,7 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 """
 
 
-def of_speech(name: str, run: train.Run, step: int, model: Any, evaluation: dict[str, Any]) -> str:
+def of_speech(name: str, model: Any, evaluation: dict[str, Any]) -> str:
     config, rates = model.config, evaluation["scores"]
     rows = "\n".join(
         f"| {kind} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} | {x['substitutions']} | "
@@ -116,12 +123,16 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 """
 
 
-def _training(run: train.Run, step: int, hours: float) -> str:
+def _training(run: train.Run, step: int, hours: float, grown_from: str | None) -> str:
     """How it was trained, and how to do it again."""
-    return f"""- **Training**: {step:,} steps of {_amount(run, step)}; {hours:.1f} hours
+    before, grow = "", ""
+    if grown_from:
+        before = f",\n  from weights made of those of {grown_from}"
+        grow = f"`python experiments/images/grow.py {grown_from} {GROWN}`, then\n  "
+    return f"""- **Training**: {step:,} steps of {_amount(run, step)}{before}; {hours:.1f} hours
   of processor time on one or two cores that did other work too ({cpu()}). Every setting is
   in [{RUN}]({RUN}), the losses by step are in [{LOG}]({LOG}).
-- **Again**: `{_command(run)}`
+- **Again**: {grow}`{_command(run)}`
 
 ![loss by step]({CURVE})
 """
@@ -131,6 +142,15 @@ def _amount(run: train.Run, step: int) -> str:
     if isinstance(run.task, speech.Config):
         return f"up to {run.task.build().batch_tokens:,} frames"
     return f"{run.train.batch} images, {_epochs(run, step):.2f} times over the data"
+
+
+def _seen(run: train.Run, step: int, grown_from: str | None) -> float:
+    """How often it has seen its data, and that it was made of."""
+    own = _epochs(run, step)
+    if not grown_from:
+        return own
+    first = train.Run.around(grown_from)
+    return own + _seen(first, first.train.steps, None)
 
 
 def _epochs(run: train.Run, step: int) -> float:
@@ -175,8 +195,9 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hours", type=float, required=True, help="processor time of the training")
+    parser.add_argument("--grown-from", help="the model that the first weights were grown of")
     options = parser.parse_args()
-    pack(train.Run.read(options.run), options.folder, options.hours)
+    pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from)
     print(f"packed in {options.folder}")
 
 

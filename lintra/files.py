@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,25 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     try:
         write(work / path.name)
         new = work / path.name
-        _flush(new, *(new.rglob("*") if new.is_dir() else ()))
+        written = [new, *(new.rglob("*") if new.is_dir() else ())]
+        _open_to_readers(work, written)
+        _flush(*written)
         _put(new, path)
         _flush(path.parent)
     except (OSError, SafetensorError) as error:
         raise Error(f"{path} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _open_to_readers(work: Path, written: Iterable[Path]) -> None:
+    """Gives files the permissions of any new file: safetensors leaves its own to their owner alone."""
+    plain = work / "plain"
+    plain.touch()
+    mode = plain.stat().st_mode
+    for file in written:
+        if file.is_file():
+            file.chmod(mode)
 
 
 def _put(new: Path, path: Path) -> None:

@@ -198,6 +198,15 @@ def test_no_folder(tmp_path):
         checkpoint.load(tmp_path / "nowhere")
 
 
+def test_whoever_may_read_a_new_file_may_read_a_model(tmp_path):
+    (tmp_path / "plain").touch()
+    model = build()
+    checkpoint.save(model, tmp_path / "model")
+    checkpoint.save_state(model.start(1), tmp_path / "state.safetensors")
+    for file in (*(tmp_path / "model").iterdir(), tmp_path / "state.safetensors"):
+        assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode, file
+
+
 def test_the_newest_checkpoint_of_a_run(tmp_path):
     for step in (20, 100):
         checkpoint.save(build(layers=step // 20), tmp_path / f"step-{step:08d}")
