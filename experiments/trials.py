@@ -66,7 +66,7 @@ class Trial:
         if asked.precision == "auto":  # a run writes down what that was
             asked = dataclasses.replace(asked, precision=run.train.precision)
         others = [
-            *_differences("task", run.task, self.task),
+            *_differences("task", run.task, from_anywhere(self.task)),
             *_differences("model", run.model, self.model),
             *_differences("train", run.train, asked),
         ]

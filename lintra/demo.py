@@ -1,5 +1,6 @@
 """The whole way in two minutes: train on real digits in parallel, draw new ones as an RNN, measure, look."""
 
+import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from lintra import checkpoint, generate, pictures, train
 from lintra.attention import linear
 from lintra.bench import decode
 from lintra.bench._timing import interleaved
+from lintra.files import Error, read_json, write_atomically
 from lintra.models import decoder
 from lintra.models.decoder import Decoder
 from lintra.tasks import digits
@@ -20,6 +22,7 @@ from lintra.tasks import digits
 SAMPLES, COMPLETED, TIMES = 48, 8, 4  # images drawn; images completed, and how often each
 GIVEN = 0.5  # the part of an image that is given to complete it
 RUN = "run"  # the folder of the training run within the demo's
+MARK = "demo.json"  # in it, says that the demo may replace it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,10 @@ class Config:
 
 
 def run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
-    """Does all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left."""
+    """Does all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left.
+
+    Raises Error for a run in its folder that is another's.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(_best_threads(digits.Config()))
     try:
@@ -122,21 +128,42 @@ def _best_threads(task: digits.Config) -> int:
 def _train(config: Config, task: digits.Config) -> train.Run:
     """A new run, trained for as many of the task's steps as fit into the time."""
     folder = config.dir / RUN
-    if (folder / "run.json").exists():
-        shutil.rmtree(folder)
+    _clear(folder)
     model = task.build().model(linear.Config())
     settings = train.Config(
         **digits.TRAINING, seed=config.seed, precision="32", max_minutes=config.seconds / 600
     )
     run = train.Run.create(folder, task=task, model=model, train=settings)
+    _mark(run, settings.steps)
     train.fit(run)  # for a tenth of the time, to see how many steps that is
     steps = min(settings.steps, 10 * max(train.curves(folder)["validate_loss"]))
     print(f"{steps:,} steps fit into {config.seconds:.0f} seconds")
     every = max(1, steps // 8)
     limit = config.seconds / 40  # minutes, half as much again: the machine may become busier
+    _mark(run, settings.steps, steps)
     run = run.changed(steps=steps, max_minutes=limit, validate_every=every, save_every=steps)
     train.fit(run)
     return run
+
+
+def _mark(run: train.Run, *steps: int) -> None:
+    """Says in the run's folder that the demo made it, to be trained for one of these numbers of steps."""
+    text = json.dumps(steps)
+    write_atomically(run.folder / MARK, lambda place: place.write_text(text))
+
+
+def _clear(folder: Path) -> None:
+    """Removes the run of an earlier demo. Raises Error for one that is not the demo's, or was trained on."""
+    if not (folder / "run.json").exists():
+        return
+    run, mark = train.Run.read(folder), folder / MARK
+    if not mark.exists() or run.train.steps not in read_json(mark):
+        raise Error(
+            f"{folder} holds a run that is not the demo's, or was trained further since, and is kept: take "
+            "another --dir, or rename it"
+        )
+    with run.locked():
+        shutil.rmtree(folder)
 
 
 def _draw(config: Config, model: Decoder, prompts: Tensor, steps: int) -> Tensor:

@@ -27,10 +27,13 @@ def read_json(file: Path) -> Any:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path`.
+    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path`, or where
+    `path` is a link to.
 
-    Until then `path` is as it was, and after an error too. Raises Error if it cannot be written.
+    Until then `path` is as it was, and after an error too. Raises Error if it cannot be written, and if it is
+    a folder where a file is to be written.
     """
+    path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -50,6 +53,12 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def refuse_folder(name: str, path: Path | None) -> None:
+    """Raises ValueError if the file that argument `name` asks for is a folder."""
+    if path is not None and path.is_dir():
+        raise ValueError(f"{name} must be a file, got the folder {path}")
+
+
 def _open_to_readers(work: Path, written: Iterable[Path]) -> None:
     """Gives files the permissions of any new file: safetensors leaves its own to their owner alone."""
     plain = work / "plain"
@@ -65,6 +74,8 @@ def _put(new: Path, path: Path) -> None:
     if not path.is_dir():
         new.replace(path)
         return
+    if not new.is_dir():
+        raise IsADirectoryError(21, "it is a folder")
     exchange = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of Linux
     if exchange is not None and exchange(here, os.fsencode(new), here, os.fsencode(path), swap) == 0:

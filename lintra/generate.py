@@ -4,6 +4,7 @@
 the same tokens for the same seed.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -318,13 +319,26 @@ def last(params: Tensor, mask: Tensor | None) -> Tensor:
     return params[torch.arange(len(params), device=params.device), last]
 
 
+# Models in use by `evaluation`: by how many, and which of their modules are to train afterwards.
+_EVALUATED: dict[nn.Module, tuple[int, tuple[nn.Module, ...]]] = {}
+_LOCK = threading.Lock()
+
+
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode inside, as it was afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
+    """In evaluation mode inside; afterwards, once all that use the model so are done, as it was."""
+    with _LOCK:
+        users, training = _EVALUATED.get(model, (0, ()))
+        training += tuple(module for module in model.modules() if module.training)
+        model.eval()
+        _EVALUATED[model] = users + 1, training
     try:
         yield
     finally:
-        for module in training:
-            module.training = True
+        with _LOCK:
+            users, training = _EVALUATED.pop(model)
+            if users > 1:
+                _EVALUATED[model] = users - 1, training
+            else:
+                for module in training:
+                    module.training = True

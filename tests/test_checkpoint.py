@@ -198,6 +198,31 @@ def test_no_folder(tmp_path):
         checkpoint.load(tmp_path / "nowhere")
 
 
+def test_a_folder_is_not_replaced_by_a_file(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("kept")
+    model = build()
+    with pytest.raises(checkpoint.Error, match=r"mine cannot be written: .*it is a folder"):
+        checkpoint.save_state(model.start(1), tmp_path / "mine")
+    assert (tmp_path / "mine" / "notes").read_text() == "kept"
+    with pytest.raises(ValueError, match="out must be a file, got the folder"):
+        files.refuse_folder("out", tmp_path / "mine")
+
+
+def test_links_are_followed(tmp_path):
+    """What is saved through a link lies where that leads to, and the link stays."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "model").symlink_to("there")
+    (tmp_path / "state").symlink_to("file")
+    model = build()
+    checkpoint.save(model, tmp_path / "model")
+    checkpoint.save_state(model.start(1), tmp_path / "state")
+    assert (tmp_path / "model").is_symlink()
+    assert (tmp_path / "there" / "config.json").exists()
+    assert (tmp_path / "state").is_symlink()
+    assert (tmp_path / "file").exists()
+
+
 def test_whoever_may_read_a_new_file_may_read_a_model(tmp_path):
     (tmp_path / "plain").touch()
     model = build()

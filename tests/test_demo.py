@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lintra import demo
+from lintra import checkpoint, demo, train
 from lintra.models import decoder
 from lintra.tasks import digits
 
@@ -28,6 +28,24 @@ def test_the_demo(tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     assert {"validation", "parallel and RNN form differ by"} <= {what for what, _ in figures}
     assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", "run", *(path.name for path in paths)}
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_a_run_of_another_is_kept(tmp_path, monkeypatch):
+    """One that the demo did not make, and one of the demo's that was trained further."""
+    config = demo.Config(dir=tmp_path, seconds=0.01, longest=32)
+    demo.run(config)
+    run = train.Run.read(tmp_path / "run")
+    with run.locked(), pytest.raises(checkpoint.Error, match="is being trained by another process"):
+        demo.run(config)
+    run = run.changed(steps=10**6)
+    with pytest.raises(checkpoint.Error, match="not the demo's, or was trained further"):
+        demo.run(config)
+    assert run.checkpoints()
+    (run.changed(steps=1).folder / demo.MARK).unlink()
+    with pytest.raises(checkpoint.Error, match="holds a run that is not the demo's"):
+        demo.run(config)
+    assert run.checkpoints()
 
 
 def test_disagreement_is_seen():

@@ -168,6 +168,20 @@ def test_stream_yields_as_it_goes_and_restores_the_mode():
     assert torch.equal(torch.stack([first, *rest], 1), generate(model, steps=4, seed=3, batch=2))
 
 
+def test_streams_of_one_model_leave_each_other_alone():
+    """The one that began first ends first: the other draws on as it would alone."""
+    model = build(dropout=0.5).train()
+    alone = generate(model, steps=6, seed=4, batch=2)
+    first, second = stream(model, steps=3, seed=3, batch=2), stream(model, steps=6, seed=4, batch=2)
+    next(first)
+    tokens = [next(second)]
+    list(first)
+    assert not model.training
+    tokens += list(second)
+    assert model.training
+    assert torch.equal(torch.stack(tokens, 1), alone)
+
+
 def test_no_steps():
     assert generate(build(), steps=0, batch=3).shape == (3, 0)
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from lintra.files import refuse_folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -10,3 +12,6 @@ class Options:
 
     out: Path | None = None  # the JSON file; default bench/results/WHAT-CPU.json, with --quick none
     quick: bool = False  # tiny sizes: shows that it works, measures nothing
+
+    def __post_init__(self):
+        refuse_folder("out", self.out)

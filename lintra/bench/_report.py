@@ -78,7 +78,6 @@ def save(path: Path, **content: object) -> None:
         },
         **content,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_atomically(path, lambda temporary: temporary.write_text(json.dumps(report, indent=1)))
 
 

@@ -53,7 +53,8 @@ def _reason(printed: str) -> str:
     """The reason in tyro's error, and what it suggests, as one line."""
     _title, first, *others = [" ".join(" ".join(lines).split()) for lines in _paragraphs(printed)]
     suggestion = re.search(r"Perhaps you meant: (--\S+)", " ".join(others))
-    reason = first[0].lower() + first[1:].rstrip(".")
+    reason = re.sub(r"^Error parsing \w+: ", "", first)  # the name of a class or field of ours
+    reason = reason[0].lower() + reason[1:].rstrip(".")
     return f"{reason}; perhaps you meant {suggestion[1]}" if suggestion else reason
 
 

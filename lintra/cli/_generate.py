@@ -15,12 +15,14 @@ from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.export import runtime as export
+from lintra.files import refuse_folder
 from lintra.generate import Sampler
 from lintra.models import Decoder
 from lintra.tasks import DataError
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks._pixels import PixelTask, check_fraction
 
 COMPLETE = 8  # test images
+OF_COMPLETIONS = ("completions", "fraction", "data")  # who changes one of these wants test images completed
 _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of batches: the batches of neighbouring seeds share none
 
 
@@ -60,6 +62,8 @@ class Options:
         Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
+        refuse_folder("out", self.out)
+        check_fraction(self.fraction)
 
 
 def generate_command(args: Sequence[str]) -> int:
@@ -76,8 +80,7 @@ def generate_command(args: Sequence[str]) -> int:
     if options.prompt is not None and not hasattr(task, "to_text"):
         raise UsageError(f"prompt is for tasks on text, {options.model} is of the task {task.name}")
     changed = {
-        name: getattr(options, name) != getattr(Options, name)
-        for name in ("complete", "completions", "fraction")
+        name: getattr(options, name) != getattr(Options, name) for name in ("complete", *OF_COMPLETIONS[:2])
     }
     refuse_unless_images(task, options.model, changed)
     if options.samples == 0 and not isinstance(task, PixelTask):
@@ -183,7 +186,8 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
 
     complete = options.complete
     if complete is None:
-        complete = COMPLETE if task.at_hand() else 0
+        told = any(getattr(options, name) != getattr(Options, name) for name in OF_COMPLETIONS)
+        complete = COMPLETE if told or _at_hand(task) else 0
     if not complete:
         return None
     if isinstance(complete, int):
@@ -194,6 +198,14 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
     files = [pictures.read(file, task.image_shape) for file in complete]
     images = task.to_tokens(torch.stack(files))
     return task.upper(images, options.fraction), images
+
+
+def _at_hand(task: PixelTask) -> bool:
+    """Whether there are test images; damaged ones are none to a person who has not asked for them."""
+    try:
+        return task.at_hand()
+    except DataError:
+        return False
 
 
 def _text(options: Options, drawing: Drawing, task: Any) -> None:

@@ -49,7 +49,9 @@ def train_command(args: Sequence[str]) -> int:
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
-        train.fit(run.changed(**_given(changes)), _watched(run.task))
+        with run.locked():  # another process that trains it has its settings from there
+            run = run.changed(**_given(changes))
+        train.fit(run, _watched(run.task))
     elif (name := args[0].replace("_", "-")) in _names():
         train.fit(*_new_run(name, args[1:]))
     else:

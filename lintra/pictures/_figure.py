@@ -24,5 +24,4 @@ def figure_of(title: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axe
 
 
 def save(path: Path, figure: Figure) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))

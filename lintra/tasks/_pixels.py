@@ -111,8 +111,7 @@ class PixelTask(Compressed):
         """The upper `fraction` of images [n h*w*ch] -> [n t'], a whole number of rows, at least one and fewer
         than all. Raises ValueError."""
         height, width, channels = self.image_shape
-        if not 0 < fraction < 1:
-            raise ValueError(f"fraction must lie between 0 and 1, both excluded, got {fraction}")
+        check_fraction(fraction)
         rows = min(max(round(fraction * height), 1), height - 1)
         return images[:, : rows * width * channels]
 
@@ -131,3 +130,9 @@ class PixelTask(Compressed):
     def rows(self, prompts: Tensor) -> int:
         """How many rows of an image prompts [n t'] are."""
         return prompts.shape[1] * self.image_shape[0] // self.length
+
+
+def check_fraction(fraction: float) -> None:
+    """Raises ValueError unless it is the part of an image that can be given to be completed."""
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie between 0 and 1, both excluded, got {fraction}")

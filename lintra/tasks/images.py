@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -57,6 +57,8 @@ def training(flags: Mapping[str, str]) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Draw MNIST or CIFAR-10 images (the paper's)."""
+
+    PATHS: ClassVar = ("data_dir",)
 
     data: Data = "mnist"  # which images
     preset: Preset = "best"  # paper: its model and training

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -92,6 +92,8 @@ def training(flags: Mapping[str, str]) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Write down speech (AN4, spoken digits, or your own)."""
+
+    PATHS: ClassVar = ("manifest", "kaldi", "test", "data_dir", "cache", "lexicon")
 
     data: Data | None = None  # a corpus by its name; or one of the next two
     manifest: str | None = None  # a file of JSON lines: audio, text

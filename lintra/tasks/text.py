@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ TRAINING = {
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Write text byte by byte (your own: --data PATH)."""
+
+    PATHS: ClassVar = ("data",)
 
     data: str | None = None  # a text file (.gz, .xz too) or a folder of them
     length: int = 256  # bytes of a sequence

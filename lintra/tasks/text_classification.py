@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ TRAINING = {
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Say which class a text is of (--data TSV)."""
+
+    PATHS: ClassVar = ("data", "test")
 
     data: str | None = None  # lines label TAB ... TAB text (.gz, .xz too)
     test: str | None = None  # the file to validate on; else a tenth of the lines

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from lintra.train._callbacks import Stop
+from lintra.train._clock import SECONDS_PER_LINE, clock
 
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",
@@ -19,7 +20,6 @@ UNITS = {
     "symbol_errors": "{:.2%} symbol errors",
 }
 FIRST_LINES = (1, 10)  # steps after which a plain line is written in any case
-SECONDS_PER_LINE = 10
 WINDOW = 50  # steps over which the speed is measured
 
 
@@ -105,10 +105,3 @@ def in_words(scores: dict[str, float]) -> str:
     """Scores with their units, the loss last."""
     names = sorted(scores, key=lambda name: name == "loss")
     return ", ".join(UNITS.get(name, f"{name} {{:.4f}}").format(scores[name]) for name in names)
-
-
-def clock(seconds: float) -> str:
-    """h:mm:ss or m:ss."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

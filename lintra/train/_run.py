@@ -40,7 +40,7 @@ class Run:
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
         """Writes run.json into a folder that holds no run yet. Raises Error if it does."""
-        run = cls(folder=Path(folder), task=task, model=model, train=from_anywhere(train))
+        run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
         if not is_first_process():  # the first one has created the run, and then started this one
             return cls.read(folder)
         if (run.folder / RUN).exists():
@@ -109,8 +109,10 @@ class Run:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Held by the one program that trains the run. Raises Error if another does. (Windows: not held.)"""
-        if os.name == "nt":
+        """Held by the one program that trains the run, by its first process for all. Raises Error if another
+        holds it. (Windows: not held.)
+        """
+        if os.name == "nt" or not is_first_process():
             yield
             return
         import fcntl
@@ -130,12 +132,13 @@ class Run:
             shutil.rmtree(leftover)
 
 
-def from_anywhere(settings: Config) -> Config:
-    """The settings with the absolute path of the folder to start from; a model that comes with lintra keeps
-    its name."""
-    if settings.start_from is None or not Path(settings.start_from).exists():
-        return settings
-    return dataclasses.replace(settings, start_from=str(Path(settings.start_from).resolve()))
+def from_anywhere(settings: Any) -> Any:
+    """Settings of a task or of training that mean the same in every folder: with absolute paths, where they
+    lead to something. A model that comes with lintra keeps its name.
+    """
+    given = {name: getattr(settings, name) for name in getattr(settings, "PATHS", ())}
+    found = {name: str(Path(x).absolute()) for name, x in given.items() if x is not None and Path(x).exists()}
+    return dataclasses.replace(settings, **found)
 
 
 def first_model(config: Any, settings: Config) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from lintra import fields
 
@@ -17,6 +17,8 @@ FALL = 0.4  # of the steps, at the end: schedule "trapezoid" falls to 0 in a str
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """How a model is trained, whatever the task."""
+
+    PATHS: ClassVar = ("start_from",)  # fields that are places of files
 
     steps: int = 10_000  # optimiser steps in all
     max_minutes: float | None = None  # stop after so many minutes, with a checkpoint

@@ -172,6 +172,11 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     code, _, err = lintra_says("train", "digits", *TINY)
     assert code == 2
     assert "run holds a run already" in err
+    with train.Run.read("run").locked():  # as it is while another process trains it
+        code, _, err = lintra_says("train", "--resume", "run", "--steps", "7")
+    assert code == 2
+    assert "is being trained by another process" in err
+    assert train.Run.read("run").train.steps == 3
     code, out, _ = lintra_says("train", "--resume", "run", "--steps", "4")
     assert code == 0
     assert "step 4/4" in out

@@ -181,3 +181,34 @@ def test_missing_data_is_no_end(lintra_says, folder, drawn):
     assert "holds no mnist files" in err
     assert "--complete 0 draws without test images" in err
     assert lintra_says("generate", "--model", "run", "--samples", "1")[0] == 0  # it is not asked for
+    for asked in (["--data", "elsewhere"], ["--completions", "2"], ["--fraction", "0.3"]):
+        code, _, err = lintra_says("generate", "--model", "run", "--samples", "1", *asked)
+        assert code == 2
+        assert "holds no mnist files" in err
+
+
+def test_damaged_data_are_no_end_either(lintra_says, folder, drawn, tmp_path):
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "t10k-images-idx3-ubyte.gz").write_bytes(b"no images")
+    folder("run", images.Config(data_dir="half"))
+    assert lintra_says("generate", "--model", "run", "--samples", "1")[0] == 0
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "1", "--complete", "1")
+    assert code == 2
+    assert "half" in err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--samples", "-1"], "samples must be at least 0, got -1"),
+        (["--fraction", "2"], "fraction must lie between 0 and 1, both excluded, got 2.0"),
+        (["--out", "folder.png"], "out must be a file, got the folder folder.png"),
+    ],
+)
+def test_what_is_wrong_is_said_first(lintra_says, tmp_path, monkeypatch, wrong, message):
+    """In the words of the argument alone, before a model is read."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    code, out, err = lintra_says("generate", "--model", "nowhere", *wrong)
+    assert (code, out) == (2, "")
+    assert err == f"lintra: {message} (see lintra generate --help)\n"

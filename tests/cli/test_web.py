@@ -11,12 +11,12 @@ from lintra.tasks import copy, digits
 
 def test_one_file(lintra_says, folder, tmp_path):
     run = folder("run", digits.Config())
-    code, out, err = lintra_says("web", "--model", "run", "--output", "page.html")
+    code, out, err = lintra_says("web", "--model", "run", "--out", "page.html")
     assert (code, err) == (0, "")
     assert out.startswith("page.html: ")
     model, task = _web.open_model(run.folder, "cpu", None)
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run")
-    lintra_says("web", "--model", "run", "--output", "page.html", "--weights", "int8")
+    lintra_says("web", "--model", "run", "--out", "page.html", "--weights", "int8")
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run", "int8")
 
 
@@ -52,8 +52,8 @@ def test_a_port_in_use(lintra_says, folder):
     [
         (["--port", "65536"], "port must lie in 0 .. 65535, got 65536"),
         (["--port", "-1"], "port must lie in 0 .. 65535, got -1"),
-        (["--output", "page.txt"], "output must end in .html, got page.txt"),
-        (["--output", "folder.html"], "output must be a file, got the folder folder.html"),
+        (["--out", "page.txt"], "out must end in .html, got page.txt"),
+        (["--out", "folder.html"], "out must be a file, got the folder folder.html"),
         (["--model", "none"], "none"),
         (
             ["--model", "run"],

@@ -9,6 +9,7 @@ import torch
 from lintra import checkpoint, train
 from lintra.attention import softmax
 from lintra.cli import main
+from lintra.tasks import text
 from lintra.train._run import first_model
 from tests.train.conftest import weights
 
@@ -45,6 +46,16 @@ def test_it_begins_from_another_working_directory(new_run, trained, tmp_path, mo
     train.fit(train.Run.read(run.folder))
     assert run.checkpoints()
     assert new_run("shipped", start_from="mnist-small").train.start_from == "mnist-small"
+
+
+def test_data_are_found_from_another_working_directory(new_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "book.txt").write_text("once upon a time " * 40)
+    run = new_run(task=text.Config(data="book.txt", length=8), steps=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    train.fit(train.Run.read(run.folder))
+    assert run.checkpoints()
 
 
 def test_another_mechanism_may_take_the_weights_over(new_run, trained):
