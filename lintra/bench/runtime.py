@@ -219,9 +219,10 @@ def _finished(tab: Any, then: Callable[[], object]) -> float:
 
 
 def _wait(tab: Any, what: str) -> Any:
-    """What an expression gives, as soon as it gives something."""
-    look = f"const look = () => {{ const x = {what}; x ? go(x) : setTimeout(look, 10); }}; look();"
-    return tab.evaluate(f"new Promise((go) => {{ {look} }})")
+    """What an expression gives, as soon as it gives something. Raises an error once the page tells of one."""
+    wrong = "const status = document.querySelector('#status.wrong'); if (status) stop(status.textContent);"
+    look = f"const look = () => {{ {wrong} const x = {what}; x ? go(x) : setTimeout(look, 10); }}; look();"
+    return tab.evaluate(f"new Promise((go, stop) => {{ {look} }})")
 
 
 def _of_the_page(loads: dict[str, Timing]) -> list[Row]:

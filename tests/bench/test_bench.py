@@ -108,6 +108,17 @@ def test_lines_over_positions():
     assert decode.milliseconds(timings, sizes) == dict.fromkeys(ways, expected)
 
 
+@pytest.mark.skipif(_browser.why_not() is not None, reason=str(_browser.why_not()))
+def test_a_page_that_fails_ends_the_wait():
+    with _browser.launched() as browser:
+        page = browser.new_page()
+        page.set_content("<p id='status'>drawing</p>")
+        assert runtime._wait(page, "6 * 7") == 42
+        page.set_content("<p id='status' class='wrong'>the model is damaged</p>")
+        with pytest.raises(Exception, match="the model is damaged"):
+            runtime._wait(page, "globalThis.never")
+
+
 def test_the_clock_waits_for_what_was_begun():
     events = []
     call, wait = (lambda: events.append("call")), (lambda: events.append("wait"))
