@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lintra import attention
+from lintra import attention, evaluate
 from lintra.cli import _info, main
 
 ROOT = Path(__file__).parents[1]
@@ -210,14 +210,41 @@ def test_the_table_of_the_comparison_is_that_of_the_file():
 
 
 def test_the_scores_of_shipped_models_are_those_of_their_files():
-    folder = ROOT / "lintra" / "weights" / "mnist-small"
-    scores = json.loads((folder / "evaluation.json").read_text())["scores"]
-    assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
-    first = scores["bits_per_dim_without_the_first"]["mean"]
-    assert f"| 64,000 | {first:.3f} |" in (IMAGES / "README.md").read_text()
-    folder = ROOT / "lintra" / "weights" / "spoken-digits"
-    words = json.loads((folder / "evaluation.json").read_text())["scores"]["word"]
+    shipped = ROOT / "lintra" / "weights"
+    small = _scores(shipped / "mnist-small")
+    assert f"({small['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
+    page = (IMAGES / "README.md").read_text()
+    for folder, seen in ((shipped / "mnist-small", "64,000"), (ROOT / "weights" / "mnist", "108,800")):
+        first = _scores(folder)["bits_per_dim_without_the_first"]["mean"]
+        assert f"| {seen} | {first:.3f} |" in page
+    words = _scores(shipped / "spoken-digits")["word"]
     assert f"{words['rate']:.2%} of the words" in (SPEECH / "README.md").read_text()
+
+
+def _scores(folder: Path) -> dict:
+    return json.loads((folder / "evaluation.json").read_text())["scores"]
+
+
+def test_the_error_rates_of_speech_are_those_of_its_outcomes():
+    """What each trained model wrote is in the repository: its errors are counted again."""
+    run = runpy.run_path(str(SPEECH / "run.py"))
+    kinds = {
+        f"{label}-{model}".replace(" ", "-"): (corpus, model)
+        for corpus, label in run["CORPORA"].items()
+        for model in run["MODELS"]
+    }
+    counted: dict[tuple[str, str], list[float]] = {}
+    for file in sorted((SPEECH / "outcomes").iterdir()):
+        kind, unit = kinds[file.stem.rpartition("-seed-")[0]], run["UNIT"]
+        heard = run["heard"](json.loads(file.read_text()), run["BEST"])
+        rates = evaluate.error_rates(heard, unit[kind[0]])
+        counted.setdefault(kind, []).append(rates[unit[kind[0]]].rate)
+    scores = json.loads((SPEECH / "results.json").read_text())["scores"]
+    assert counted == {
+        (corpus, model): [each[run["UNIT"][corpus]]["rate"] for each in found["seeds"]]
+        for corpus, of in scores.items()
+        for model, found in of.items()
+    }
 
 
 def steps(report: dict) -> list[str]:
@@ -254,6 +281,7 @@ def test_the_figures_of_a_fused_step_are_those_of_the_file():
     ("folder", "file", "tables"),
     [
         (IMAGES, "ablation.json", "ablation_tables"),
+        (IMAGES, "hours.json", "hours_tables"),
         (IMAGES, "speed.json", "speed_tables"),
         (SPEECH, "results.json", "tables"),
     ],

@@ -96,6 +96,10 @@ def ablation_tables(report: dict[str, Any]) -> list[str]:
     return ["\n".join(lines)]
 
 
+def hours_tables(report: dict[str, Any]) -> list[str]:
+    return [hours.table(report)]
+
+
 def speed_tables(report: dict[str, Any]) -> list[str]:
     return [*(speed.table(report, data) for data in speed.BATCHES), speed.state_table(report)]
 

@@ -114,7 +114,7 @@ def conclude(one: Trial) -> None:
     searches = {BEST: Search()}
     if task.config.data in SPELLED:
         searches[WITH_NGRAMS] = with_language_model(one)
-    heard = {
+    texts = {
         name: evaluate.transcripts(model, corpus, range(len(corpus)), search, batch=16)[0]
         for name, search in searches.items()
     }
@@ -124,8 +124,8 @@ def conclude(one: Trial) -> None:
         settings=settings(one),
         parameters=sum(p.numel() for p in model.parameters()),
         curve=train.curves(one.folder)[f"validate_{one.score}"],
-        said=[each.said for each in heard[BEST]],
-        found={name: [each.found for each in of] for name, of in heard.items()},
+        said=[each.said for each in texts[BEST]],
+        found={name: [each.found for each in of] for name, of in texts.items()},
     )
 
 
@@ -154,7 +154,7 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
         done = [told for told in each if told is not None]
         if not done:
             continue
-        texts = [_heard(told, BEST) for told in done]
+        texts = [heard(told, BEST) for told in done]
         rates = [evaluate.error_rates(text, UNIT[corpus]) for text in texts]
         found.setdefault(corpus, {})[model] = {
             "parameters": done[0]["parameters"],
@@ -163,12 +163,13 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
             "curves": [told["curve"] for told in done],
         }
         if corpus in SPELLED:
-            better = [_heard(told, WITH_NGRAMS) for told in done]
+            better = [heard(told, WITH_NGRAMS) for told in done]
             found[corpus][model][WITH_NGRAMS] = _of_all(better, UNIT[corpus])
     return found
 
 
-def _heard(told: dict[str, Any], search: str) -> list[Heard]:
+def heard(told: dict[str, Any], search: str) -> list[Heard]:
+    """What an outcome says was heard of the test set, searched in one way."""
     pairs = zip(told["said"], told["found"][search], strict=True)
     return [Heard(id=str(i), said=said, found=found) for i, (said, found) in enumerate(pairs)]
 
