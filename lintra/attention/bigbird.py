@@ -137,7 +137,7 @@ class BigBirdAttention(Attention):
         after = _append(state, k, v, here)
         if q.shape[1] == 1:
             y = self._token(q, after, here)
-        elif mask is not None or state.k.shape[1]:
+        elif q.shape[1] and (mask is not None or state.k.shape[1]):
             y = self._after(q, after, state, here)
         elif q.shape[1] <= self.full * self.config.block:
             y = self._everything(q, k, v, None)
