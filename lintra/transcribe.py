@@ -51,6 +51,8 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
 
     Raises ValueError for frames of another width than the model's.
     """
+    if not len(frames):
+        return []
     weight = model.head.weight
     x, mask = padded([torch.from_numpy(np.ascontiguousarray(each)).to(weight) for each in frames])
     found, mask = model(x, mask=mask)
