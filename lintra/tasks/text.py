@@ -110,10 +110,11 @@ class Text(Compressed):
         files = _files(path) if path.is_dir() else [path]
         text = np.frombuffer(b"".join(_text.content(file) for file in files), np.uint8)
         cut = len(text) - len(text) // 10
-        if len(text) - cut < self.config.length:
+        if (most := len(text) - cut) < self.config.length:
+            shorter = f", or a --length of at most {most:,}" if most else ""
             raise DataError(
                 f"{path} holds {len(text):,} bytes: the tenth for validation is less than one sequence. Take "
-                f"{10 * self.config.length:,} bytes or more, or a --length of at most {len(text) // 10:,}"
+                f"{10 * self.config.length:,} bytes or more{shorter}"
             )
         return text[:cut], text[cut:]
 
