@@ -106,7 +106,8 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, SoftmaxState]:
         self.check_causal()
         q, k, v = self.prepare(q, k, v, mask, rotate)
-        self._check_state(state, k, v)
+        letters = ("b s g d", "b s g e", "b s")
+        _check.cache("state", state, SoftmaxState, letters, self.sizes(k.shape[0]), k=k, v=v)
         here = token_positions(_seen(state), q.shape[1], mask)
         after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
         window = self.config.window
@@ -163,12 +164,6 @@ class SoftmaxAttention(Attention):
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
-
-    def _check_state(self, state: SoftmaxState, k: Tensor, v: Tensor) -> None:
-        _check.parts("state", state, SoftmaxState, ("b s g d", "b s g e", "b s"), self.sizes(k.shape[0]))
-        if state.k.shape[1]:
-            _check.alike("state.k", state.k, "k", k)
-            _check.alike("state.v", state.v, "v", v)
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
