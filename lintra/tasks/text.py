@@ -44,8 +44,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1 byte, got {self.length}")
+        fields.at_least(self, length=1)
         if not 0 <= self.data_seed < 2**64:
             raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
 

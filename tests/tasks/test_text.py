@@ -121,7 +121,7 @@ def test_missing_and_damaged(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length": 0}, "length must be at least 1 byte, got 0"),
+        ({"length": 0}, "length must be at least 1, got 0"),
         ({"data_seed": -1}, r"data_seed must lie in 0 .. 2\^64 - 1, got -1"),
     ],
 )
