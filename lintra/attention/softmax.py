@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, TokenMemory, append, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
 from lintra.ops.packed import Bounds
@@ -53,14 +53,6 @@ class SoftmaxState(NamedTuple):
     k: Tensor
     v: Tensor
     position: Tensor
-
-
-class SoftmaxMemory(NamedTuple):
-    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]."""
-
-    k: Tensor
-    v: Tensor
-    real: Tensor
 
 
 class SoftmaxAttention(Attention):
@@ -153,14 +145,11 @@ class SoftmaxAttention(Attention):
         y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(group, 2))
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> SoftmaxMemory:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        return SoftmaxMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
+        return self.remember_tokens(k, v, mask)
 
-    def read(self, q: Tensor, memory: SoftmaxMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, SoftmaxMemory, mask)
+    def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_read(q, memory, TokenMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
