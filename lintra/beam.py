@@ -67,7 +67,8 @@ def beam_search(
         state = model.start(*memory) if memory else None
         for _ in range(steps):
             params, state = model.extend(new, state, mask=mask)
-            following = model.output.log_probs(last(params, mask)).unflatten(0, (batch, -1)).double()
+            following = model.output.log_probs(last(params, mask)).double()
+            following = following.unflatten(0, (batch, log_prob.shape[1]))
             candidates = log_prob[..., None] + _once_done(following, done, end)
             longer = length + ~done
             score = candidates / ((5 + longer) / 6)[..., None] ** length_penalty
@@ -79,11 +80,11 @@ def beam_search(
             length, done = longer.gather(1, parent), done.gather(1, parent)
             if end is not None:
                 done = done | (symbol == end)
+                if bool(done.all()):
+                    break
             rows = (parent + parent.new_tensor(range(batch))[:, None] * score.shape[1]).flatten()
             state = map_state(lambda x, rows=rows: x[rows], state)
             new, mask = symbol.reshape(-1, 1), None
-            if bool(done.all()):
-                break
     return Hypotheses(tokens, length, log_prob)
 
 
@@ -91,7 +92,7 @@ def _once_done(following: Tensor, done: Tensor, end: int | None) -> Tensor:
     """The log-probabilities [b k n] of what follows: a complete hypothesis can only go on as it is."""
     if end is None:
         return following
-    stays = torch.full_like(following[0, 0], -math.inf)
+    stays = following.new_full(following.shape[2:], -math.inf)
     stays[end] = 0.0
     return torch.where(done[..., None], stays, following)
 

@@ -31,7 +31,7 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
     and will again when it is loaded; None: as they are. Large files come in parts (`lintra.tensors`).
     The folder appears complete or not at all: what was there before survives a full disk or a killed
     process. Raises Error where `folder` holds something that is not a model of ours, ValueError where the
-    weights do not fit into `stored`.
+    weights do not fit into `stored` or it is no floating type.
     """
     folder = Path(folder)
     if folder.exists() and not _replaceable(folder):
@@ -41,6 +41,8 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
 
 def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -> None:
     """The files of a model into `folder`, which is made. See `save`."""
+    if stored is not None and not stored.is_floating_point:
+        raise ValueError(f"stored must be a floating type, as weights are, got {stored}")
     folder.mkdir(parents=True, exist_ok=True)
     name = type(model).__module__.rpartition(".")[2]
     content = {"format": FORMAT, "model": name, "config": to_json(model.config)}
@@ -233,7 +235,7 @@ def _narrow(name: str, x: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
         return x
     if x.dtype != torch.float32:
         raise ValueError(f"stored={stored} is for models in float32, and {name} is {x.dtype}")
-    if bool((x.isfinite() & ~x.to(stored).isfinite()).any()):
+    if bool((x.isfinite() & (x.abs() > torch.finfo(stored).max)).any()):
         raise ValueError(f"{name} has numbers too large for stored={stored}")
     return x.to(stored)
 

@@ -24,6 +24,22 @@ def at_least(config: Any, **least: int) -> None:
             raise ValueError(f"{name} must be at least {bound}, got {value}")
 
 
+def not_negative(config: Any, *names: str) -> None:
+    """The same where a field is below 0, infinite or NaN."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be at least 0 and finite, got {value}")
+
+
+def positive(config: Any, *names: str) -> None:
+    """The same where a field is not above 0, infinite or NaN."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0 and finite, got {value}")
+
+
 def finite(config: Any, *names: str) -> None:
     """The same where a field is infinite or NaN."""
     for name in names:

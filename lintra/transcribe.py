@@ -1,6 +1,5 @@
 """What a recogniser hears in a whole utterance: its text, when each word was said, and how sure that is."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,10 +29,8 @@ class Search:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, beam=1)
-        if not 0 <= self.weight < math.inf:
-            raise ValueError(f"weight must be at least 0 and finite, got {self.weight}")
-        if not math.isfinite(self.bonus):
-            raise ValueError(f"bonus must be finite, got {self.bonus}")
+        fields.not_negative(self, "weight")
+        fields.finite(self, "bonus")
         if self.beam is None and (self.lm is not None or self.bonus):
             raise ValueError("a language model and a bonus are for a beam, got beam=None")
 
@@ -51,6 +48,8 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
 
     Raises ValueError for frames of another width than the model's.
     """
+    if not len(frames):
+        return []
     weight = model.head.weight
     x, mask = padded([torch.from_numpy(np.ascontiguousarray(each)).to(weight) for each in frames])
     found, mask = model(x, mask=mask)

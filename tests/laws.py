@@ -496,6 +496,40 @@ def long_sequences_do_not_drift(case: Case) -> None:
     assert (y.double() - exact).abs().max() < 1e-4 * exact.abs().max()
 
 
+def no_tokens_leave_the_state(case: Case) -> None:
+    """Extending by no tokens, masked or in a row of empty sequences: no outputs, and the state as it was."""
+    attention, inputs = case.build(), case.draw()
+    fresh, (mask, *_) = attention.start(BATCH, dtype=torch.float64), some_masks()
+    states = [fresh]
+    for each in (None, mask):
+        _, state = extend(case, attention, inputs, fresh, each, case.rotate(0, TIME, each))
+        states.append(state)
+    none, rotate = [x[:, :0] for x in inputs], case.rotate(0, 0)
+    row = [x[:1] for x in none]
+    named = dict(zip(reads(case), row[3:], strict=True))
+    of_row = None if rotate is None else rotate._replace(position=rotate.position[:1])
+    for state in states:
+        for each in (None, mask[:, :0]):
+            y, after = extend(case, attention, none, state, each, rotate)
+            assert y.shape == (BATCH, 0, case.heads, case.value_dim)
+            same_states(after, state)
+        cu_seqlens = torch.zeros(BATCH + 1, dtype=torch.int64)
+        y, after = attention.extend_packed(*row[:3], state, cu_seqlens, rotate=of_row, **named)
+        assert y.shape == (1, 0, case.heads, case.value_dim)
+        same_states(after, state)
+
+
+def no_samples_have_states(case: Case) -> None:
+    """A batch of none is extended, by several tokens and by one."""
+    attention = case.build()
+    state = attention.start(0, dtype=torch.float64)
+    for first, time in ((0, 5), (5, 1), (6, 0), (6, 3)):
+        rotate = case.rotate(first, time)
+        rotate = None if rotate is None else rotate._replace(position=rotate.position[:0])
+        y, state = extend(case, attention, [x[:0] for x in case.draw(time)], state, rotate=rotate)
+        assert y.shape == (0, time, case.heads, case.value_dim)
+
+
 def empty_sequences_and_batches(case: Case) -> None:
     """No tokens, or no samples: outputs of that shape."""
     attention, inputs = case.build(), case.draw()
@@ -596,6 +630,8 @@ APPLIES = {
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
     states_can_be_indexed: keeps_state,
+    no_tokens_leave_the_state: keeps_state,
+    no_samples_have_states: keeps_state,
     grouped_heads_are_repeated_heads: lambda case: case.heads != case.kv_heads,
     long_sequences_do_not_drift: long,
     no_array_is_square: lambda case: linear_cost(case) and case.fits(16_384),
@@ -621,6 +657,8 @@ LAWS = [
     parameters_and_buffers_are_saved,
     grouped_heads_are_repeated_heads,
     long_sequences_do_not_drift,
+    no_tokens_leave_the_state,
+    no_samples_have_states,
     empty_sequences_and_batches,
     extremes_stay_finite,
     training_is_evaluation,

@@ -116,6 +116,18 @@ def test_no_steps():
     assert (found.log_prob == 0).all()
 
 
+@pytest.mark.parametrize("end", [END, None])
+@pytest.mark.parametrize("attention", [linear.Config(), softmax.Config()])
+def test_no_prompts(attention, end):
+    """A batch of none gets hypotheses for none; where no symbol ends them, as long as those of `generate`."""
+    model, prompts = build(attention=attention), torch.zeros(0, 3, dtype=torch.int64)
+    found = beam_search(model, prompts, steps=STEPS, beam=2, end=end)
+    assert found.length.shape == found.log_prob.shape == (0, 2)
+    assert found.tokens.shape[:2] == (0, 2)
+    if end is None:
+        assert found.tokens.shape[2] == generate(model, prompts, steps=STEPS, seed=0).shape[1] == STEPS
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -324,6 +324,30 @@ def test_what_does_not_fit_is_not_stored(tmp_path):
         checkpoint.save(build().double(), tmp_path / "model", stored=torch.float16)
 
 
+def test_a_refused_type_leaves_the_model_that_is_there(tmp_path):
+    """What could not be loaded again is never written over a good model."""
+    model = build()
+    checkpoint.save(model, tmp_path / "model")
+    for stored in (torch.int8, torch.bool, torch.complex64):
+        with pytest.raises(ValueError, match=f"stored must be a floating type, as weights are, got {stored}"):
+            checkpoint.save(model, tmp_path / "model", stored=stored)
+    loaded = checkpoint.load(tmp_path / "model").state_dict()
+    assert all(torch.equal(loaded[name], x) for name, x in model.state_dict().items())
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_eight_bits_that_fit(tmp_path, stored):
+    model = build()
+    checkpoint.save(model, tmp_path / "model", stored=stored)
+    loaded = checkpoint.load(tmp_path / "model").state_dict()
+    for name, x in model.state_dict().items():
+        assert torch.equal(loaded[name], x.to(stored).float()), name
+    with torch.no_grad():
+        model.head.bias[0] = 1e6
+    with pytest.raises(ValueError, match=r"head.bias has numbers too large for stored"):
+        checkpoint.save(model, tmp_path / "model", stored=stored)
+
+
 def test_a_model_in_parts(tmp_path, monkeypatch):
     model = build()
     monkeypatch.setattr("lintra.tensors.PART", 5000)

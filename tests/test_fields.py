@@ -14,12 +14,16 @@ class Some:
     count: int | None = None
     factor: float | None = None
     share: float = 0.0
+    weight: float | None = None
+    heat: float | None = None
     pairs: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, count=1)
         fields.finite(self, "factor")
+        fields.not_negative(self, "weight")
+        fields.positive(self, "heat")
         fields.probability(self, "share")
 
 
@@ -30,6 +34,11 @@ class Some:
         ({"count": 1.0}, TypeError, r"count must be int or None, got 1\.0"),
         ({"factor": math.inf}, ValueError, "factor must be finite, got inf"),
         ({"factor": math.nan}, ValueError, "factor must be finite, got nan"),
+        ({"weight": -1.0}, ValueError, r"weight must be at least 0 and finite, got -1\.0"),
+        ({"weight": math.inf}, ValueError, "weight must be at least 0 and finite, got inf"),
+        ({"weight": math.nan}, ValueError, "weight must be at least 0 and finite, got nan"),
+        ({"heat": 0.0}, ValueError, r"heat must be above 0 and finite, got 0\.0"),
+        ({"heat": math.nan}, ValueError, "heat must be above 0 and finite, got nan"),
         ({"pairs": (("a", 1),)}, TypeError, r"pairs must be several \(str, several int\), got"),
         ({"pairs": (("a",),)}, TypeError, "pairs must be several"),
         ({"pairs": (("a", (1,), (2,)),)}, TypeError, "pairs must be several"),
@@ -45,7 +54,7 @@ def test_a_field_out_of_range_is_named(options, error, message):
 
 def test_bounds_are_in_and_none_passes():
     Some()
-    Some(count=1, factor=-3.0, share=0.0, pairs=(("a", ()), ("b", (1, 2))))
+    Some(count=1, factor=-3.0, share=0.0, weight=0.0, heat=1e-9, pairs=(("a", ()), ("b", (1, 2))))
 
 
 @pytest.mark.parametrize("task", [copy, recall, text, text_classification], ids=lambda task: task.__name__)

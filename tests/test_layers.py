@@ -1,6 +1,7 @@
 """Each part of the package may import only what stands to its left."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ ORDER = [
     {"beam", "transcribe"},
     {"tasks"},
     {"train"},
-    {"compat", "hf", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},
+    {"compat", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},
     {"cli"},
 ]
 RANK = {name: i for i, names in enumerate(ORDER) for name in names}
@@ -48,6 +49,12 @@ def imports(file: Path) -> set[str]:
             continue
         found |= {name.split(".")[1] for name in names if name.startswith("lintra.")}
     return {name for name in found if (PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists()}
+
+
+def test_the_order_is_of_what_there_is_and_what_contributors_read():
+    assert sorted(RANK) == sorted({part(file) for file in FILES} - {"__init__"})
+    told = (PACKAGE.parent / "CONTRIBUTING.md").read_text().split("checks it:\n\n")[1].split("\n\n")[0]
+    assert [set(re.findall(r"\w+", names)) for names in told.split("<-")] == ORDER
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))

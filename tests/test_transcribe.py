@@ -37,6 +37,10 @@ def test_in_a_batch_as_alone(model):
         torch.testing.assert_close(found, log_probs(model, [each])[0])
 
 
+def test_no_utterances(model):
+    assert log_probs(model, []) == []
+
+
 def test_a_search_is_greedy_or_a_beam(model):
     (found,) = log_probs(model, utterances(30))
     assert Search()(found) == decoding.greedy(found)

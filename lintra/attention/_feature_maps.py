@@ -75,8 +75,7 @@ class Dpfp(FeatureMap):
 
     def __post_init__(self):
         fields.check(self)
-        if self.nu < 1:
-            raise ValueError(f"nu must be at least 1, got {self.nu}")
+        fields.at_least(self, nu=1)
 
     def size(self, dim: int) -> int:
         if self.nu >= 2 * dim:
@@ -119,8 +118,7 @@ class T2R(FeatureMap):
 
     def __post_init__(self):
         fields.check(self)
-        if self.width < 1:
-            raise ValueError(f"width must be at least 1 feature, got {self.width}")
+        fields.at_least(self, width=1)
 
     def size(self, dim: int) -> int:
         return self.width

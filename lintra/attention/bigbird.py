@@ -132,12 +132,13 @@ class BigBirdAttention(Attention):
     ) -> tuple[Tensor, BigBirdState]:
         self.check_causal()
         q, k, v = self.prepare(q, k, v, mask, rotate)
-        self._check_state(state, k, v)
+        letters = ("b s g d", "b s g e", "b s", "b")
+        _check.cache("state", state, BigBirdState, letters, self.sizes(k.shape[0]), k=k, v=v)
         here = token_positions(state.seen, q.shape[1], mask)
         after = _append(state, k, v, here)
         if q.shape[1] == 1:
             y = self._token(q, after, here)
-        elif mask is not None or state.k.shape[1]:
+        elif q.shape[1] and (mask is not None or state.k.shape[1]):
             y = self._after(q, after, state, here)
         elif q.shape[1] <= self.full * self.config.block:
             y = self._everything(q, k, v, None)
@@ -263,13 +264,6 @@ class BigBirdAttention(Attention):
     def _draw(self, generator: torch.Generator) -> Tensor:
         shape = (self.kv_heads, self.config.random_blocks)
         return torch.randint(2**32, shape, generator=generator, device=generator.device)
-
-    def _check_state(self, state: BigBirdState, k: Tensor, v: Tensor) -> None:
-        letters = ("b s g d", "b s g e", "b s", "b")
-        _check.parts("state", state, BigBirdState, letters, self.sizes(k.shape[0]))
-        if state.k.shape[1]:
-            _check.alike("state.k", state.k, "k", k)
-            _check.alike("state.v", state.v, "v", v)
 
 
 def _append(state: BigBirdState, k: Tensor, v: Tensor, here: Tensor) -> BigBirdState:

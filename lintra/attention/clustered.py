@@ -20,14 +20,13 @@ keys are chosen from all of the sequence.
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities, TokenMemory, zero_padding
 from lintra.ops import _check, clustering
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
@@ -56,14 +55,6 @@ class Config:
 
     def build(self, **shape) -> "ClusteredAttention":
         return ClusteredAttention(self, **shape)
-
-
-class ClusteredMemory(NamedTuple):
-    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]."""
-
-    k: Tensor
-    v: Tensor
-    real: Tensor
 
 
 class ClusteredAttention(Attention):
@@ -104,14 +95,11 @@ class ClusteredAttention(Attention):
         q, k, v = self.prepare(q, k, v, mask, rotate)
         return self._attend(q, k, v, mask, mask)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ClusteredMemory:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        return ClusteredMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
+        return self.remember_tokens(k, v, mask)
 
-    def read(self, q: Tensor, memory: ClusteredMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, ClusteredMemory, mask)
+    def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_read(q, memory, TokenMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return self._attend(q, *memory[:2], mask, memory.real)

@@ -40,8 +40,7 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, max_length=1, chunk=1)
-        if not 0 <= self.eps < math.inf:
-            raise ValueError(f"eps must be at least 0 and finite, got {self.eps}")
+        fields.not_negative(self, "eps")
 
     def build(self, **shape) -> "Cosformer":
         return Cosformer(self, **shape)

@@ -45,10 +45,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.conv is not None and self.conv < 1:
-            raise ValueError(f"conv must be at least 1 token, got {self.conv}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+        fields.at_least(self, conv=1, chunk=1)
 
     def build(self, **shape) -> "DeltaNet":
         return DeltaNet(self, **shape)

@@ -13,7 +13,6 @@ Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a t
 holds d e numbers whatever the length.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,8 +41,7 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, rank=1)
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature must be above 0 and finite, got {self.temperature}")
+        fields.positive(self, "temperature")
         if self.chunk < 1 or self.chunk & (self.chunk - 1):
             raise ValueError(f"chunk must be a power of two, got {self.chunk}")
 

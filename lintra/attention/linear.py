@@ -13,7 +13,6 @@ With rotary positions the features are turned in the numerator alone, so that th
 denominator stay positive (Su et al. 2021, arXiv:2104.09864, equation 19).
 """
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -68,10 +67,8 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if not 0 <= self.eps < math.inf:
-            raise ValueError(f"eps must be at least 0 and finite, got {self.eps}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+        fields.not_negative(self, "eps")
+        fields.at_least(self, chunk=1)
         if self.normalize and not self.feature_map.positive:
             name = type(self.feature_map).__name__
             raise ValueError(f"feature_map {name} gives weights of both signs: it needs normalize=False")

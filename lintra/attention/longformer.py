@@ -334,10 +334,7 @@ class LongformerAttention(Attention):
             raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
         for name, tokens in zip(state._fields, state[:3], strict=False):
             letters = ("b s g d", "b s g e", "b s")
-            _check.parts(f"state.{name}", tokens, Tokens, letters, self.sizes(k.shape[0]))
-            if tokens.k.shape[1]:
-                _check.alike(f"state.{name}.k", tokens.k, "k", k)
-                _check.alike(f"state.{name}.v", tokens.v, "v", v)
+            _check.cache(f"state.{name}", tokens, Tokens, letters, self.sizes(k.shape[0]), k=k, v=v)
         _check.shape("state.count", state.count, "b", self.sizes(k.shape[0]))
 
 

@@ -329,10 +329,7 @@ class LongShortAttention(Attention):
     def _check_state(self, state: LongShortState, k: Tensor, v: Tensor) -> None:
         sizes = self.sizes(k.shape[0]) | {"r": self.rank, "f": self.dim + self.value_dim}
         letters = ("b s g d", "b s g e", "b c r g d", "b c r g e", "b g r f", "b g r", "b")
-        _check.parts("state", state, LongShortState, letters, sizes)
-        if state.k.shape[1]:
-            _check.alike("state.k", state.k, "k", k)
-            _check.alike("state.v", state.v, "v", v)
+        _check.cache("state", state, LongShortState, letters, sizes, k=k, v=v)
 
 
 def _pack(

@@ -195,7 +195,5 @@ class LshAttention(Attention):
 
     def _check_state(self, state: LshState, new: LshState) -> None:
         sizes = self.sizes(len(new.u)) | {"r": self.config.rounds, "l": len(self.levels)}
-        _check.parts("state", state, LshState, ("b s h d", "b s h e", "b s h r l", "b s"), sizes)
-        if state.u.shape[1]:
-            _check.alike("state.u", state.u, "q", new.u)
-            _check.alike("state.v", state.v, "v", new.v)
+        letters = ("b s h d", "b s h e", "b s h r l", "b s")
+        _check.cache("state", state, LshState, letters, sizes, q=new.u, v=new.v)

@@ -67,15 +67,8 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        for name in ("features", "redraw_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or None, got {value}")
-        for name in ("kernel_eps", "eps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
+        fields.at_least(self, features=1, redraw_every=1, chunk=1)
+        fields.not_negative(self, "kernel_eps", "eps")
         for name in ("activation", "kernel_eps"):
             if self.kernel != "generalized" and getattr(self, name) != getattr(Config, name):
                 raise ValueError(

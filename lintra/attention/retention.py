@@ -40,12 +40,11 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
+        fields.at_least(self, chunk=1)
         if not 0 < self.fastest < 1:
             raise ValueError(f"fastest must be above 0 and below 1, got {self.fastest}")
         if self.slowest is not None and not 0 < self.slowest <= self.fastest:
             raise ValueError(f"slowest must be above 0 and at most {self.fastest}, got {self.slowest}")
-        if self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 token, got {self.chunk}")
 
     def build(self, **shape) -> "Retention":
         return Retention(self, **shape)

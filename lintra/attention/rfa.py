@@ -20,7 +20,6 @@ Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the s
 additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -63,10 +62,7 @@ class Config:
         fields.check(self)
         fields.at_least(self, features=1, redraw_every=1, chunk=1)
         fields.finite(self, "gate_bias")
-        if not 0 < self.tau < math.inf:
-            raise ValueError(f"tau must be above 0 and finite, got {self.tau}")
-        if not 0 < self.den_eps < math.inf:
-            raise ValueError(f"den_eps must be above 0 and finite, got {self.den_eps}")
+        fields.positive(self, "tau", "den_eps")
         if self.gate_bias and not self.gate:
             raise ValueError(f"gate_bias is of gate=True, got {self.gate_bias} with gate=False")
 

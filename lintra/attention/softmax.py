@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, TokenMemory, append, zero_padding
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
 from lintra.ops.packed import Bounds
@@ -53,14 +53,6 @@ class SoftmaxState(NamedTuple):
     k: Tensor
     v: Tensor
     position: Tensor
-
-
-class SoftmaxMemory(NamedTuple):
-    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]."""
-
-    k: Tensor
-    v: Tensor
-    real: Tensor
 
 
 class SoftmaxAttention(Attention):
@@ -106,7 +98,8 @@ class SoftmaxAttention(Attention):
     ) -> tuple[Tensor, SoftmaxState]:
         self.check_causal()
         q, k, v = self.prepare(q, k, v, mask, rotate)
-        self._check_state(state, k, v)
+        letters = ("b s g d", "b s g e", "b s")
+        _check.cache("state", state, SoftmaxState, letters, self.sizes(k.shape[0]), k=k, v=v)
         here = token_positions(_seen(state), q.shape[1], mask)
         after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
         window = self.config.window
@@ -152,23 +145,14 @@ class SoftmaxAttention(Attention):
         y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(group, 2))
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> SoftmaxMemory:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        return SoftmaxMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
+    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
+        return self.remember_tokens(k, v, mask)
 
-    def read(self, q: Tensor, memory: SoftmaxMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, SoftmaxMemory, mask)
+    def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_read(q, memory, TokenMemory, mask)
         _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
-
-    def _check_state(self, state: SoftmaxState, k: Tensor, v: Tensor) -> None:
-        _check.parts("state", state, SoftmaxState, ("b s g d", "b s g e", "b s"), self.sizes(k.shape[0]))
-        if state.k.shape[1]:
-            _check.alike("state.k", state.k, "k", k)
-            _check.alike("state.v", state.v, "v", v)
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Which keys [b s] a query [b t] may see, by their positions -> [b t s]."""

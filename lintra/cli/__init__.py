@@ -42,7 +42,7 @@ usage: lintra COMMAND [--flag value ...]
 """
 )
 
-_TRAIN = ("tyro", "rich", "lightning", "torchmetrics", "matplotlib", "pooch", "tensorboard")
+_TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard")
 # package -> the extra that installs it
 _EXTRA = {
     **dict.fromkeys(_TRAIN, "train"),

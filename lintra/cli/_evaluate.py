@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lintra import evaluate
+from lintra import evaluate, fields
 from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli import _evaluate_speech
@@ -48,9 +48,7 @@ class Options:
     searching: Searching = dataclasses.field(default_factory=Searching)  # for speech
 
     def __post_init__(self):
-        for name in ("limit", "batch"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        fields.at_least(self, limit=1, batch=1)
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
         if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():

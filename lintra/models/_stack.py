@@ -43,7 +43,7 @@ class StackConfig:
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, layers=1, heads=1, width=1)
+        fields.at_least(self, layers=1, heads=1, width=1, max_length=1)
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
         fields.probability(self, "dropout")
@@ -55,8 +55,6 @@ class StackConfig:
             raise ValueError(
                 f"max_length goes with position='learned', got {self.max_length} with {self.position!r}"
             )
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1 token, got {self.max_length}")
         if (self.position == "grid") != bool(self.grid) or any(size < 1 for size in self.grid):
             raise ValueError(
                 f"grid goes with position='grid', sizes of at least 1, got {self.grid} with {self.position!r}"

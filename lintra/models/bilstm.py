@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from lintra import fields
 from lintra.attention._base import zero_padding
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
@@ -27,11 +28,8 @@ class Config(EndsConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("layers", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        fields.at_least(self, layers=1, width=1)
+        fields.probability(self, "dropout")
 
     def build(self) -> "BiLSTM":
         return BiLSTM(self)

@@ -59,8 +59,7 @@ class LogisticMixture:
 
     def __post_init__(self):
         fields.check(self)
-        if self.components < 1:
-            raise ValueError(f"components must be at least 1, got {self.components}")
+        fields.at_least(self, components=1)
 
     def build(self, vocabulary: int) -> Distribution:
         if vocabulary < 2:

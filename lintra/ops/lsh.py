@@ -249,6 +249,8 @@ def lsh_attention_newest(
 ) -> Float[Tensor, "b 1 h e"]:
     """What `lsh_attention` gives the last token, from the chunks it sees alone; there must be a token."""
     last = slice(u.shape[1] - 1, u.shape[1])
+    if u.numel() == 0 or v.numel() == 0:
+        return torch.zeros_like(v[:, last])
     order = Order.of(bucket, mask, pattern.chunk)
     u, v = u.transpose(1, 2), v.transpose(1, 2)
     pieces = []

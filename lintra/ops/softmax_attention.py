@@ -52,7 +52,7 @@ def softmax_attention(
         scores = scores.masked_fill(~visible, -math.inf)
     if k.shape[-2] == 0:
         empty = scores.sum(-1)
-        return Piece((scores @ v.to(dtype)), torch.full_like(empty, -math.inf))
+        return Piece((scores @ v.to(dtype)).to(dtype), torch.full_like(empty, -math.inf))
     highest = scores.amax(-1, keepdim=True).detach()
     highest = highest.masked_fill(highest == -math.inf, 0.0)
     weights = (scores - highest).exp()

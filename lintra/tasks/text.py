@@ -47,8 +47,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1 byte, got {self.length}")
+        fields.at_least(self, length=1)
         if not 0 <= self.data_seed < 2**64:
             raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
 
@@ -113,10 +112,11 @@ class Text(Compressed):
         files = _files(path) if path.is_dir() else [path]
         text = np.frombuffer(b"".join(_text.content(file) for file in files), np.uint8)
         cut = len(text) - len(text) // 10
-        if len(text) - cut < self.config.length:
+        if (most := len(text) - cut) < self.config.length:
+            shorter = f", or a --length of at most {most:,}" if most else ""
             raise DataError(
                 f"{path} holds {len(text):,} bytes: the tenth for validation is less than one sequence. Take "
-                f"{10 * self.config.length:,} bytes or more, or a --length of at most {len(text) // 10:,}"
+                f"{10 * self.config.length:,} bytes or more{shorter}"
             )
         return text[:cut], text[cut:]
 

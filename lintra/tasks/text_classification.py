@@ -50,8 +50,7 @@ class Config:
 
     def __post_init__(self):
         fields.check(self)
-        if self.length < 1:
-            raise ValueError(f"length must be at least 1 byte, got {self.length}")
+        fields.at_least(self, length=1)
 
     def build(self) -> "TextClassification":
         return TextClassification(self)

@@ -42,9 +42,7 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, devices=1)
-        for name in ("warmup", "drop_at", "seed", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        fields.not_negative(self, "warmup", "drop_at", "seed", "weight_decay")
         for name in ("max_minutes", "lr", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e30:

@@ -271,5 +271,5 @@ def test_config_refuses(field, value):
 def test_a_memory_of_another_kind_is_refused():
     case, attention = build(VARIANTS[0])
     q, k, v = case.draw()
-    with pytest.raises(TypeError, match="memory must be a ClusteredMemory, from remember, got tuple"):
+    with pytest.raises(TypeError, match="memory must be a TokenMemory, from remember, got tuple"):
         attention.read(q, (k, v))

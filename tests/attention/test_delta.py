@@ -264,8 +264,8 @@ def test_what_it_reads_is_checked():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"conv": 0}, "conv must be at least 1 token, got 0"),
-        ({"chunk": 0}, "chunk must be at least 1 token, got 0"),
+        ({"conv": 0}, "conv must be at least 1, got 0"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
     ],
 )
 def test_config_refuses(options, message):

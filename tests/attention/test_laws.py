@@ -73,6 +73,8 @@ DEMANDS = defaultdict(
         laws.packed_after_states: recurrent,
         laws.never_mutates_a_state: lambda can: can["recurrent"],
         laws.states_can_be_indexed: lambda can: can["recurrent"],
+        laws.no_tokens_leave_the_state: lambda can: can["recurrent"],
+        laws.no_samples_have_states: lambda can: can["recurrent"],
         laws.blind_to_the_future: lambda can: can["causal"] and not can["lookahead"],
         laws.cross_is_the_same_sum: lambda can: can["cross"],
         laws.grouped_heads_are_repeated_heads: lambda can: not can["shared_key"],

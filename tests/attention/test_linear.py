@@ -176,9 +176,9 @@ def test_a_feature_map_is_no_name():
     [
         (lambda: linear.Config(eps=float("inf")), "eps must be at least 0 and finite, got inf"),
         (lambda: linear.Config(eps=-1.0), "eps must be at least 0 and finite, got -1"),
-        (lambda: linear.Config(chunk=0), "chunk must be at least 1 token, got 0"),
+        (lambda: linear.Config(chunk=0), "chunk must be at least 1, got 0"),
         (lambda: linear.Dpfp(nu=0), "nu must be at least 1, got 0"),
-        (lambda: linear.T2R(width=0), "width must be at least 1 feature, got 0"),
+        (lambda: linear.T2R(width=0), "width must be at least 1, got 0"),
         (
             lambda: linear.Config(feature_map=linear.Dpfp(nu=8)).build(heads=1, dim=4, causal=True),
             "nu must be below twice the head size 4",

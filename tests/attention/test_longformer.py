@@ -127,6 +127,17 @@ def test_any_tokens_may_be_global(window, dilation, causal):
 
 
 @modes
+@pytest.mark.parametrize("time", [0, 1, 5])
+def test_global_tokens_under_autocast(time, causal):
+    """Few tokens or none: the output has autocast's dtype."""
+    case = Case("longformer", longformer.Config(window=2, global_tokens=2), causal)
+    q, k, v, *wide = (x.detach().bfloat16() for x in case.draw(time))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = case.build().float()(q, k, v, **named([q, k, v, *wide]))
+    assert (y.dtype, y.shape) == (torch.bfloat16, (2, time, 4, laws.VALUE_DIM))
+
+
+@modes
 def test_padding_wins_over_global(causal):
     """A global_mask may be True in padded places; what the real tokens alone give is the same."""
     case = Case("longformer", ANY, causal)

@@ -274,11 +274,11 @@ def test_exponents_ignore_autocast():
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("features", 0, "features must be at least 1 or None, got 0"),
-        ("redraw_every", 0, "redraw_every must be at least 1 or None, got 0"),
+        ("features", 0, "features must be at least 1, got 0"),
+        ("redraw_every", 0, "redraw_every must be at least 1, got 0"),
         ("kernel_eps", -1.0, "kernel_eps must be at least 0 and finite, got -1"),
         ("eps", float("inf"), "eps must be at least 0 and finite, got inf"),
-        ("chunk", 0, "chunk must be at least 1 token, got 0"),
+        ("chunk", 0, "chunk must be at least 1, got 0"),
         ("activation", "elu+1", "activation is of kernel='generalized', got 'elu.1' with kernel='positive'"),
         ("kernel_eps", 0.1, "kernel_eps is of kernel='generalized', got 0.1"),
     ],

@@ -178,7 +178,7 @@ def test_what_it_reads_is_checked():
         ({"fastest": 1.0}, "fastest must be above 0 and below 1, got 1"),
         ({"slowest": 0.0}, r"slowest must be above 0 and at most 0\.03125, got 0"),
         ({"slowest": 0.5}, r"slowest must be above 0 and at most 0\.03125, got 0\.5"),
-        ({"chunk": 0}, "chunk must be at least 1 token, got 0"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
     ],
 )
 def test_config_refuses(options, message):

@@ -1,6 +1,8 @@
 """`lintra export`, and drawing with what it writes."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,3 +134,19 @@ def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):
     assert (
         err == "lintra: this command needs onnxscript, which is not installed: pip install 'lintra[onnx]'\n"
     )
+
+
+def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
+    """Without what only the other extras install, the command works."""
+    tomllib = pytest.importorskip("tomllib")  # of Python 3.11
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = {
+        extra: {re.match(r"[\w-]+", each)[0].replace("-", "_") for each in packages}
+        for extra, packages in project["optional-dependencies"].items()
+    }
+    folder("run", digits.Config())
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: form.encode())
+    for name in (extras["train"] | extras["speech"]) - extras["onnx"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
+    assert (code, err) == (0, "")

@@ -56,6 +56,16 @@ def test_an_empty_set_is_nothing():
     assert (gradients(joined.o, [q])[0][:, 2] == 0).all()
 
 
+@pytest.mark.parametrize("keys", [0, 11])
+def test_pieces_keep_their_dtype_under_autocast(keys):
+    """Of no keys too: what is joined is float32."""
+    q, k, v = (x.detach().float() for x in draw())
+    with torch.autocast("cpu", torch.bfloat16):
+        for dtype in (torch.float32, torch.bfloat16):
+            piece = softmax_attention(q.to(dtype), k[:, :keys].to(dtype), v[:, :keys].to(dtype))
+            assert (piece.o.dtype, piece.logsumexp.dtype) == (torch.float32, torch.float32)
+
+
 @pytest.mark.parametrize("size", [1e4, 1e-4])
 def test_scores_of_any_size(size):
     q, k, v = (x.detach().float() for x in draw())

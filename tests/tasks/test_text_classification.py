@@ -156,5 +156,5 @@ def test_missing_and_damaged(file, tmp_path):
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="length must be at least 1 byte, got 0"):
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         text_classification.Config(length=0)
