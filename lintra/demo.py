@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lintra import checkpoint, generate, pictures, train
+from lintra import checkpoint, fields, generate, pictures, train
 from lintra.attention import linear
 from lintra.bench import decode
 from lintra.bench._timing import interleaved
@@ -36,10 +36,8 @@ class Config:
     seed: int = 0  # of weights, training and drawing
 
     def __post_init__(self):
-        if not self.seconds > 0:
-            raise ValueError(f"seconds must be positive, got {self.seconds}")
-        if self.longest < 32:
-            raise ValueError(f"longest must be at least 32 tokens, got {self.longest}")
+        fields.positive(self, "seconds")
+        fields.at_least(self, longest=32)
 
 
 def run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from typing_extensions import Required, Unpack
 
-from lintra import fused, replay
+from lintra import fields, fused, replay
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Weights
@@ -38,10 +38,8 @@ class Sampler:
     top_p: float | None = None
 
     def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature must be at least 0 and finite, got {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k must be at least 1 symbol, got {self.top_k}")
+        fields.not_negative(self, "temperature")
+        fields.at_least(self, top_k=1)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
 
@@ -242,7 +240,7 @@ def begin(
     if prompt is None:
         if lengths is not None:
             raise ValueError("lengths belong to a prompt, and there is none")
-        prompt = torch.empty(batch or 1, 0, dtype=torch.int64, device=device)
+        prompt = torch.empty(1 if batch is None else batch, 0, dtype=torch.int64, device=device)
     elif not isinstance(prompt, Tensor):
         raise TypeError(f"prompt must be a tensor of integers [b t], got {type(prompt).__name__}")
     elif prompt.dim() != 2 or prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool:

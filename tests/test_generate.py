@@ -59,6 +59,7 @@ def test_given_a_source_too_the_rnn_gives_the_tokens_of_the_definition(cross):
         generate(model, source=source, source_mask=mask, steps=12, temperature=0.0)[1:2], alone
     )
     assert generate(model, source=source, steps=0).shape == (3, 0)
+    assert generate(model, source=source[:0], steps=2).shape == (0, 2)
 
 
 def with_kv(change, state):
@@ -219,7 +220,7 @@ def test_a_symbol_of_no_probability_is_never_drawn():
         ({"steps": 1.5}, "steps must be an integer of at least 0, got 1.5"),
         ({"temperature": -0.1}, "temperature must be at least 0 and finite, got -0.1"),
         ({"temperature": float("nan")}, "temperature must be at least 0 and finite, got nan"),
-        ({"top_k": 0}, "top_k must be at least 1 symbol, got 0"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
         ({"batch": 0}, "batch must be at least 1 sequence, got 0"),

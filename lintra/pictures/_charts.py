@@ -76,9 +76,8 @@ def time_per_token(
 
 
 def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
-    """Lines, name -> {x: y}, on two logarithmic axes; many of them are named beside the last points."""
-    many = len(lines) > len(COLORS)
-    figure, axes = figure_of(title, size=(9, 5.6) if many else SIZE)
+    """Lines, name -> {x: y}, on two logarithmic axes, named beside their last points."""
+    figure, axes = figure_of(title, size=(9, 5.6) if len(lines) > len(COLORS) else SIZE)
     ends = {}
     for i, (name, line) in enumerate(lines.items()):
         color = COLORS[i % len(COLORS)]
@@ -90,13 +89,10 @@ def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str,
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_formatter(_plain)
     low, high = axes.get_ylim()
-    axes.yaxis.set_minor_formatter(_few if high < 20 * low else NullFormatter())
+    axes.yaxis.set_minor_formatter(_few if high < 50 * low else NullFormatter())
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    if many:
-        _name_ends(axes, ends)
-    else:
-        axes.legend(frameon=False)
+    _name_ends(axes, ends)
     save(path, figure)
 
 

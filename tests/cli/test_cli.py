@@ -107,7 +107,7 @@ def test_info(lintra_says):
             ["bench", "everything"],
             f"bench must be one of {', '.join(_bench.BENCHES)}; got 'everything'",
         ),
-        (["demo", "--seconds", "0"], "seconds must be positive, got 0"),
+        (["demo", "--seconds", "0"], "seconds must be above 0 and finite, got 0"),
     ],
 )
 def test_one_line_for_bad_input(lintra_says, tmp_path, monkeypatch, args, message):
