@@ -79,11 +79,13 @@ def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str,
     """Lines, name -> {x: y}, on two logarithmic axes, named beside their last points."""
     figure, axes = figure_of(title, size=(9, 5.6) if len(lines) > len(COLORS) else SIZE)
     ends = {}
-    for i, (name, line) in enumerate(lines.items()):
+    for i, (name, every) in enumerate(lines.items()):
+        line = {at: value for at, value in every.items() if value > 0}  # there is no place for the others
         color = COLORS[i % len(COLORS)]
         style = _DASHES[i // len(COLORS) % len(_DASHES)]
         axes.plot(list(line), list(line.values()), style, marker="o", color=color, markersize=4, label=name)
-        ends[name] = (*list(line.items())[-1], color)
+        if line:
+            ends[name] = (*list(line.items())[-1], color)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

@@ -459,7 +459,10 @@ INLINE void product_rows(uint32_t kind, int rows, const operands *o, uint64_t fi
   for (int r = 0; r < rows; ++r) {
     const uint64_t row = first + (uint64_t)r * apart;
     float sum = sums[r];
-    if (kind == INT8) sum *= o->worth * scale[row];
+    if (kind == INT8) {
+      sum *= o->worth * scale[row];
+      __asm__("" : "+r"(sum));  // rounded here: compilers would fuse it with the next sum for some processors only
+    }
     if (o->bias) sum += o->bias[row];
     o->y[row] = o->add ? o->y[row] + sum : sum;
   }

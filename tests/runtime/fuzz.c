@@ -131,12 +131,18 @@ static size_t mutate(uint8_t *data, size_t size, size_t room) {
   return size;
 }
 
+static double now(void) {
+  struct timespec time;
+  timespec_get(&time, TIME_UTC);
+  return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 int main(int argc, char **argv) {
   if (argc < 4) return fprintf(stderr, "usage: fuzz SECONDS SEED FILE...\n"), 2;
   const double seconds = atof(argv[1]);
   generator = strtoull(argv[2], 0, 10);
   unsigned long inputs = 0;
-  const time_t start = time(0);
+  const double start = now();
   do {
     for (int i = 3; i < argc; ++i) {
       FILE *file = fopen(argv[i], "rb");
@@ -156,7 +162,7 @@ int main(int argc, char **argv) {
       free(given);
       free(data);
     }
-  } while (difftime(time(0), start) < seconds);
+  } while (now() - start < seconds);
   printf("inputs %lu\n", inputs);
   for (int i = 0; i < RESULTS; ++i)
     if (results[i]) printf("%d %lu\n", -i, results[i]);
