@@ -12,6 +12,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,14 @@ def pack(run: train.Run, folder: Path, hours: float, grown_from: str | None) -> 
     step = checkpoint.step_of(run.checkpoints()[-1])
     evaluation = folder / EVALUATION
     told = evaluation.read_text() if evaluation.exists() else None
-    # Where data and weights were is nobody else's.
-    task = dataclasses.replace(run.task, data_dir=None)
+    # Where the data was is nobody else's.
+    gone = {name: None for name in ("data_dir", "cache") if hasattr(run.task, name)}
+    task = dataclasses.replace(run.task, **gone)
     training = dataclasses.replace(run.train, start_from=GROWN if grown_from else run.train.start_from)
+    for config in (task, training):
+        for name in config.PATHS:
+            if os.path.isabs(getattr(config, name) or ""):
+                raise SystemExit(f"{name}={getattr(config, name)} is a place of this machine: it is not told")
     run = dataclasses.replace(run, task=task, train=training)
 
     def write(place: Path) -> None:

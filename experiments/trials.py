@@ -66,7 +66,7 @@ class Trial:
         if asked.precision == "auto":  # a run writes down what that was
             asked = dataclasses.replace(asked, precision=run.train.precision)
         others = [
-            *_differences("task", run.task, from_anywhere(self.task)),
+            *_differences("task", from_anywhere(run.task), from_anywhere(self.task)),
             *_differences("model", run.model, self.model),
             *_differences("train", run.train, asked),
         ]
@@ -101,7 +101,7 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     _end_with(failed)
 
 
-PLAIN = train.Config(optimizer="radam", lr=1e-4, precision="32")
+PLAIN = train.Config(optimizer="radam", lr=1e-4, weight_decay=0.0, precision="32")
 
 
 def updates(

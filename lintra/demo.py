@@ -1,5 +1,6 @@
 """The whole way in two minutes: train on real digits in parallel, draw new ones as an RNN, measure, look."""
 
+import dataclasses
 import json
 import shutil
 import time
@@ -14,6 +15,7 @@ from lintra import checkpoint, fields, generate, pictures, train
 from lintra.attention import linear
 from lintra.bench import decode
 from lintra.bench._timing import interleaved
+from lintra.checkpoint import to_json
 from lintra.files import Error, read_json, write_atomically
 from lintra.models import decoder
 from lintra.models.decoder import Decoder
@@ -132,21 +134,22 @@ def _train(config: Config, task: digits.Config) -> train.Run:
         **digits.TRAINING, seed=config.seed, precision="32", max_minutes=config.seconds / 600
     )
     run = train.Run.create(folder, task=task, model=model, train=settings)
-    _mark(run, settings.steps)
+    _mark(run, settings)
     train.fit(run)  # for a tenth of the time, to see how many steps that is
     steps = min(settings.steps, 10 * max(train.curves(folder)["validate_loss"]))
     print(f"{steps:,} steps fit into {config.seconds:.0f} seconds")
     every = max(1, steps // 8)
     limit = config.seconds / 40  # minutes, half as much again: the machine may become busier
-    _mark(run, settings.steps, steps)
-    run = run.changed(steps=steps, max_minutes=limit, validate_every=every, save_every=steps)
+    changes = {"steps": steps, "max_minutes": limit, "validate_every": every, "save_every": steps}
+    _mark(run, settings, dataclasses.replace(settings, **changes))
+    run = run.changed(**changes)
     train.fit(run)
     return run
 
 
-def _mark(run: train.Run, *steps: int) -> None:
-    """Says in the run's folder that the demo made it, to be trained for one of these numbers of steps."""
-    text = json.dumps(steps)
+def _mark(run: train.Run, *settings: train.Config) -> None:
+    """Says in the run's folder that the demo made it, to be trained with one of these settings."""
+    text = json.dumps([to_json(each) for each in settings])
     write_atomically(run.folder / MARK, lambda place: place.write_text(text))
 
 
@@ -155,7 +158,7 @@ def _clear(folder: Path) -> None:
     if not (folder / "run.json").exists():
         return
     run, mark = train.Run.read(folder), folder / MARK
-    if not mark.exists() or run.train.steps not in read_json(mark):
+    if not mark.exists() or to_json(run.train) not in read_json(mark):
         raise Error(
             f"{folder} holds a run that is not the demo's, or was trained further since, and is kept: take "
             "another --dir, or rename it"

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,25 @@ def read_json(file: Path) -> Any:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path`, or where
-    `path` is a link to.
+    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path` or, if that
+    is a link, at what it leads to.
 
     Until then `path` is as it was, and after an error too. Raises Error if it cannot be written, and if it is
     a folder where a file is to be written.
     """
-    path = path.resolve()
     try:
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise Error(f"{path} cannot be written: {error.strerror}") from error
+    except RuntimeError as error:  # a link that leads to itself
+        raise Error(f"{path} cannot be written: {error}") from error
     try:
         write(work / path.name)
         new = work / path.name
         written = [new, *(new.rglob("*") if new.is_dir() else ())]
-        _open_to_readers(work, written)
+        _open_to_readers(written)
         _flush(*written)
         _put(new, path)
         _flush(path.parent)
@@ -59,9 +61,9 @@ def refuse_folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name} must be a file, got the folder {path}")
 
 
-def _open_to_readers(work: Path, written: Iterable[Path]) -> None:
+def _open_to_readers(written: Sequence[Path]) -> None:
     """Gives files the permissions of any new file: safetensors leaves its own to their owner alone."""
-    plain = work / "plain"
+    plain = written[0].with_name(f".{written[0].name}")
     plain.touch()
     mode = plain.stat().st_mode
     for file in written:

@@ -317,26 +317,26 @@ def last(params: Tensor, mask: Tensor | None) -> Tensor:
     return params[torch.arange(len(params), device=params.device), last]
 
 
-# Models in use by `evaluation`: by how many, and which of their modules are to train afterwards.
-_EVALUATED: dict[nn.Module, tuple[int, tuple[nn.Module, ...]]] = {}
-_LOCK = threading.Lock()
+# Models in use by `evaluation`: by how many, and which of their modules are to train afterwards. The lock can
+# be taken again inside, where the garbage collector may end a stream that was dropped.
+_EVALUATED: dict[nn.Module, list[Any]] = {}
+_LOCK = threading.RLock()
 
 
 @contextmanager
 def evaluation(model: nn.Module) -> Iterator[None]:
     """In evaluation mode inside; afterwards, once all that use the model so are done, as it was."""
     with _LOCK:
-        users, training = _EVALUATED.get(model, (0, ()))
-        training += tuple(module for module in model.modules() if module.training)
+        entry = _EVALUATED.setdefault(model, [0, []])
+        entry[0] += 1
+        entry[1] += [module for module in model.modules() if module.training]
         model.eval()
-        _EVALUATED[model] = users + 1, training
     try:
         yield
     finally:
         with _LOCK:
-            users, training = _EVALUATED.pop(model)
-            if users > 1:
-                _EVALUATED[model] = users - 1, training
-            else:
-                for module in training:
+            entry[0] -= 1
+            if not entry[0]:
+                del _EVALUATED[model]
+                for module in entry[1]:
                     module.training = True

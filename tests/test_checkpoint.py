@@ -225,11 +225,13 @@ def test_links_are_followed(tmp_path):
 
 def test_whoever_may_read_a_new_file_may_read_a_model(tmp_path):
     (tmp_path / "plain").touch()
+    mode = (tmp_path / "plain").stat().st_mode
     model = build()
     checkpoint.save(model, tmp_path / "model")
-    checkpoint.save_state(model.start(1), tmp_path / "state.safetensors")
-    for file in (*(tmp_path / "model").iterdir(), tmp_path / "state.safetensors"):
-        assert file.stat().st_mode == (tmp_path / "plain").stat().st_mode, file
+    for name in ("state", "plain"):
+        checkpoint.save_state(model.start(1), tmp_path / name)
+    for file in (*(tmp_path / "model").iterdir(), tmp_path / "state", tmp_path / "plain"):
+        assert file.stat().st_mode == mode, file
 
 
 def test_the_newest_checkpoint_of_a_run(tmp_path):

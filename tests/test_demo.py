@@ -38,11 +38,12 @@ def test_a_run_of_another_is_kept(tmp_path, monkeypatch):
     run = train.Run.read(tmp_path / "run")
     with run.locked(), pytest.raises(checkpoint.Error, match="is being trained by another process"):
         demo.run(config)
-    run = run.changed(steps=10**6)
+    before = run.train
+    run = run.changed(max_minutes=600.0)
     with pytest.raises(checkpoint.Error, match="not the demo's, or was trained further"):
         demo.run(config)
     assert run.checkpoints()
-    (run.changed(steps=1).folder / demo.MARK).unlink()
+    (dataclasses.replace(run, train=before).folder / demo.MARK).unlink()
     with pytest.raises(checkpoint.Error, match="holds a run that is not the demo's"):
         demo.run(config)
     assert run.checkpoints()

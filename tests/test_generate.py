@@ -183,6 +183,26 @@ def test_streams_of_one_model_leave_each_other_alone():
     assert torch.equal(torch.stack(tokens, 1), alone)
 
 
+def test_a_stream_that_was_dropped_may_end_anywhere():
+    """Even while another begins or ends, where the garbage collector may come by."""
+    model = build(dropout=0.5).train()
+
+    class Dropped(torch.nn.Module):
+        """Ends a stream of the same model while this one is looked through."""
+
+        def train(self, mode=True):
+            dropped.close()
+            return super().train(mode)
+
+    dropped = stream(model, steps=3, batch=1)
+    next(dropped)
+    model.dropped = Dropped()
+    drawn = stream(model, steps=2, batch=1)
+    assert len(list(drawn)) == 2
+    assert model.training
+    assert all(module.training for module in model.modules())
+
+
 def test_no_steps():
     assert generate(build(), steps=0, batch=3).shape == (3, 0)
 

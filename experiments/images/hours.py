@@ -14,6 +14,7 @@ import torch
 from trials import Trial, train_all, updates
 
 from lintra import checkpoint, pictures, train
+from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, softmax
 from lintra.bench import _report
 from lintra.bench._report import Row
@@ -45,6 +46,7 @@ def timings(data: Path) -> dict[str, Any]:
     file = RUNS / "timings.json"
     if not file.exists():
         torch.set_num_threads(1)
+        keep_freed_memory()  # as trainings do
         calls = {}
         for name in (LINEAR, *TRAINED):
             task, model = problem(name, data)
@@ -53,7 +55,6 @@ def timings(data: Path) -> dict[str, Any]:
             calls[name] = updates(built, model, [batch], shipped().train)
         found = interleaved(calls, rounds=ROUNDS, at_least=0)
         text = json.dumps({name: timing.as_json() for name, timing in found.items()}, indent=1)
-        file.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write_atomically(file, lambda place: place.write_text(text))
     return json.loads(file.read_text())
 

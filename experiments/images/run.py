@@ -5,7 +5,7 @@
     python experiments/images/run.py speed                   how fast each way to generate is
 
 Trainings, killed at any moment, go on with the same command; of the speed nothing is kept half done, and
-nothing else may run beside it.
+nothing else may run beside it, nor while `hours` first finds out what a step takes.
 """
 
 import argparse
@@ -129,7 +129,6 @@ def main() -> None:
         tell(trials)
         return
     if options.what == "hours":
-        keep_freed_memory()
         hours.measure(options.data, workers=options.workers, minutes=options.minutes)
         return
     train_all(trials, workers=options.workers, minutes=options.minutes)

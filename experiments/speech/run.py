@@ -346,14 +346,18 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
     parser.add_argument("--no-times", action="store_true", help="score what is trained, and time nothing")
     options = parser.parse_args()
-    todo = [one for one in trials(options.data) if concluded(one) is None]
+    every = trials(options.data)
+    todo = [one for one in every if concluded(one) is None]
     if options.list:
+        print(*(f"done  {one.name}" for one in every if one not in todo), sep="\n")
         tell(todo)
         return
     keep_freed_memory()
-    train_all(todo, workers=options.workers, minutes=options.minutes)
-    for one in todo:
-        conclude(one)
+    try:
+        train_all(todo, workers=options.workers, minutes=options.minutes)
+    finally:  # if some have failed, too
+        for one in todo:
+            conclude(one)
     rows, timings = ([], {}) if options.no_times else measure(options.data)
     found = scores(options.data)
     for corpus, of in found.items():

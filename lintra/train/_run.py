@@ -137,7 +137,7 @@ def from_anywhere(settings: Any) -> Any:
     lead to something. A model that comes with lintra keeps its name.
     """
     given = {name: getattr(settings, name) for name in getattr(settings, "PATHS", ())}
-    found = {name: str(Path(x).absolute()) for name, x in given.items() if x is not None and Path(x).exists()}
+    found = {name: str(Path(x).absolute()) for name, x in given.items() if x and Path(x).exists()}
     return dataclasses.replace(settings, **found)
 
 
