@@ -37,6 +37,7 @@ from lintra.train._batches import LengthSampler
 from lintra.transcribe import Search
 
 HERE = Path(__file__).parent
+TIMES = HERE / "times.json"
 sys.path.insert(0, str(HERE.parent))
 from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
 
@@ -240,6 +241,12 @@ def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:
     return rows, timings
 
 
+def times() -> dict[str, float]:
+    """What the times were that were measured last, by their names; empty before that."""
+    rows = json.loads(TIMES.read_text())["rows"] if TIMES.exists() else []
+    return {row["what"]: row["figure"] for row in rows}
+
+
 def alignment(data: Path) -> dict[str, Any]:
     """A test utterance of digits, as the recogniser that comes with the library hears it: features,
     words and their times, and how probable any symbol but the blank is in each frame.
@@ -272,8 +279,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
         pictures.curves(
             files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=CORPORA[corpus]
         )
-    if report["timings_in_seconds"]:
-        rows = {row["what"]: row["figure"] for row in report["rows"]}
+    if rows := times():
         against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
         files.append(HERE / "length.png")
         title = "The paper's models, an epoch of AN4 in joined utterances"
@@ -295,33 +301,30 @@ def draw(report: dict[str, Any]) -> list[Path]:
 
 def tables(report: dict[str, Any]) -> list[str]:
     """Those of README.md: of each corpus, and against the length."""
-    scores = [table(report, corpus) for corpus in report["scores"]]
-    return [*scores, against_length(report)] if report["timings_in_seconds"] else scores
+    scores, rows = [table(report, corpus) for corpus in report["scores"]], times()
+    return [*scores, against_length(rows)] if rows else scores
 
 
 def table(report: dict[str, Any], corpus: str) -> str:
     """A row for each model trained on a corpus: its error rates, and what an epoch costs."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
-    kinds = {BEST: f"{UNIT[corpus]} errors", WITH_NGRAMS: "with n-grams"}
+    rows, kinds = times(), {BEST: f"{UNIT[corpus]} errors", WITH_NGRAMS: "with n-grams"}
     found = report["scores"][corpus]
     kinds = {kind: head for kind, head in kinds.items() if all(kind in of for of in found.values())}
-    timed = bool(report["timings_in_seconds"])
-    heads = ["model", "parameters", "seeds", *kinds.values(), *["seconds an epoch"] * timed]
+    heads = ["model", "parameters", "seeds", *kinds.values(), *["seconds an epoch"] * bool(rows)]
     lines = [heads, ["---"] * len(heads)]
     for model, of in found.items():
         cells = [model, f"{of['parameters'] / 1e6:.2f} M", str(len(of["seeds"]))]
         for kind in kinds:
             rate = ErrorRate(**of[kind][UNIT[corpus]])
             cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
-        if timed:
+        if rows:
             cells.append(f"{rows[f'{CORPORA[corpus]}: {model}, an epoch']:.1f}")
         lines.append(cells)
     return _markdown(lines)
 
 
-def against_length(report: dict[str, Any]) -> str:
+def against_length(rows: dict[str, float]) -> str:
     """A row for each model: seconds an epoch by the frames of an utterance, beside softmax, and memory."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
     heads = ["model", *(f"{n:,} frames" for n in LENGTHS), "MB of 2,400 frames"]
     lines = [heads, ["---"] * len(heads)]
     for model in MODELS:
@@ -344,7 +347,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
-    parser.add_argument("--no-times", action="store_true", help="score what is trained, and time nothing")
+    parser.add_argument("--no-times", action="store_true", help="leave the times that are there")
     options = parser.parse_args()
     every = trials(options.data)
     todo = [one for one in every if concluded(one) is None]
@@ -358,21 +361,15 @@ def main() -> None:
     finally:  # if some have failed, too
         for one in todo:
             conclude(one)
-    rows, timings = ([], {}) if options.no_times else measure(options.data)
-    found = scores(options.data)
+    if not options.no_times:
+        _report.write(TIMES, *measure(options.data), command=COMMAND)
+    found, rows = scores(options.data), []
     for corpus, of in found.items():
         rates = [x[BEST][UNIT[corpus]]["rate"] for model, x in of.items() if model != "Bi-LSTM"]
         what = f"{CORPORA[corpus]}, {UNIT[corpus]} errors, best transformer"
         rows.append(Row(what, 100 * min(rates, default=1.0), "%", at_most=100 * ASKED[corpus]))
     results = HERE / "results.json"
-    _report.write(
-        results,
-        rows,
-        timings,
-        command=COMMAND + " --no-times" * options.no_times,
-        scores=found,
-        alignment=alignment(options.data),
-    )
+    _report.write(results, rows, {}, command=COMMAND, scores=found, alignment=alignment(options.data))
     report = json.loads(results.read_text())
     print("\n\n".join([*tables(report), f"saved in {results}"]))
     for file in draw(report):
