@@ -72,22 +72,26 @@ def trials(data: Path) -> list[Trial]:
     return found
 
 
-def measure(data: Path, workers: int | None, minutes: float) -> None:
-    """Trains what is not trained yet; writes hours.json and hours.png with what is trained by then."""
-    todo = trials(data)
+def measure(todo: list[Trial], data: Path, workers: int | None, minutes: float) -> None:
+    """Trains what is not trained yet of `trials`; writes hours.json and hours.png with what is by then."""
     train_all(todo, workers=workers, minutes=minutes)
     run, taken = shipped(), timings(data)
     scores = checkpoint.read_json(run.folder / "evaluation.json")["scores"]
-    rows = list(_rows(LINEAR, taken, run.train.steps, scores[SCORE]["mean"]))
+    rows = _rows(LINEAR, taken, run.train.steps, scores[SCORE]["mean"])
     curves = {LINEAR: _logged(run.folder / "log.csv")}
     for trial in todo:
         if (score := trial.scored()) is None:
             continue
         rows += _rows(trial.name, taken, trial.training.steps, score)
         curves[trial.name] = train.curves(trial.folder)["validate_bits_per_dim"]
-    command = "python experiments/images/run.py hours --data DIR"
-    more = {"command": command, "batch": run.train.batch, "curves": curves, "timings_in_seconds": taken}
-    _report.save(HERE / "hours.json", rows=[dataclasses.asdict(row) for row in rows], **more)
+    _report.save(
+        HERE / "hours.json",
+        command="python experiments/images/run.py hours --data DIR",
+        batch=run.train.batch,
+        rows=[dataclasses.asdict(row) for row in rows],
+        curves=curves,
+        timings_in_seconds=taken,
+    )
     report = json.loads((HERE / "hours.json").read_text())
     print(table(report), f"drawn in {draw(report)}", sep="\n\n")
 
