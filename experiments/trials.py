@@ -17,6 +17,7 @@ import torch
 
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
+from lintra.checkpoint import to_json
 from lintra.train._optimizer import optimizer
 from lintra.train._run import Run, from_anywhere
 
@@ -35,6 +36,9 @@ class Trial:
     training: train.Config
     score: str  # what the task's score calls it
     samples: int = SAMPLES
+    # The file of what came of it. It is part of the repository: what is trained on one machine need not be
+    # trained on another.
+    kept: Path | None = None
 
     @property
     def result(self) -> Path:
@@ -77,6 +81,21 @@ class Trial:
             )
         return run
 
+    def settings(self) -> dict[str, Any]:
+        """All that says how it is trained, but for the places of files."""
+        task = dataclasses.replace(self.task, **dict.fromkeys(getattr(self.task, "PATHS", ())))
+        parts = {"task": task, "model": self.model, "train": self.training}
+        return json.loads(json.dumps({name: to_json(part) for name, part in parts.items()}))
+
+    def concluded(self) -> dict[str, Any] | None:
+        """What the kept file says; None if there is none. Ends the program if it is of other settings."""
+        if self.kept is None or not self.kept.exists():
+            return None
+        told = json.loads(self.kept.read_text())
+        if told["settings"] != self.settings():
+            sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
+        return told
+
     def _evaluate(self) -> float:
         task, model = self.task.build(), checkpoint.load(self.folder)
         places = range(min(self.samples, len(task.test)))
@@ -89,6 +108,7 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     Ends the program with exit code 1 and the reasons: before the first one if a folder is not its trial's,
     after the last one if any failed.
     """
+    trials = [trial for trial in trials if trial.concluded() is None]
     _end_with([told for trial in trials if (told := _failure(trial.check))])
     todo = [trial for trial in trials if trial.scored() is None]
     end = time.time() + 60 * minutes
@@ -126,6 +146,9 @@ def updates(
 def tell(trials: Sequence[Trial]) -> None:
     """What is done and what is not, and which folders are not their trial's."""
     for trial in trials:
+        if trial.concluded() is not None:
+            print(f"done  {trial.name}")
+            continue
         other = _failure(trial.check)
         print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
 

@@ -9,7 +9,7 @@ import pytest
 
 from lintra import train
 from lintra.attention import linear
-from lintra.tasks import digits
+from lintra.tasks import digits, images
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from trials import Trial, tell, train_all
@@ -58,6 +58,27 @@ def test_nothing_is_trained_beside_a_folder_of_another(trial, tmp_path, capsys):
     first, second = capsys.readouterr().out.splitlines()
     assert first == "to do two"
     assert second.endswith("delete or rename the folder")
+
+
+def test_what_another_machine_has_trained_is_not_trained_again(trial, tmp_path, capsys):
+    kept = tmp_path / "one.json"
+    kept.write_text(json.dumps({"settings": trial.settings(), "score": 1.0}))
+    there = dataclasses.replace(trial, kept=kept)
+    train_all([there], workers=1, minutes=1)
+    tell([there])
+    assert capsys.readouterr().out == "done  one\n"
+    assert not trial.folder.exists()
+    assert there.concluded()["score"] == 1.0
+    other = dataclasses.replace(there, training=dataclasses.replace(trial.training, seed=1))
+    with pytest.raises(SystemExit, match=r"one\.json is of other settings than 'one'"):
+        train_all([other], workers=1, minutes=1)
+
+
+def test_where_the_data_lies_is_no_setting(trial):
+    here, there = (
+        dataclasses.replace(trial, task=images.Config(data="mnist", data_dir=place)) for place in "ab"
+    )
+    assert here.settings() == there.settings()
 
 
 def test_one_that_fails_stops_no_other(trial, tmp_path, capsys):

@@ -21,13 +21,13 @@ from lintra.bench._report import Row
 from lintra.bench._timing import interleaved
 
 HERE = Path(__file__).parent
-RUNS = HERE / "runs" / "hours"
+TIMES = HERE / "hours.json"
 LINEAR = "MNIST, linear"  # the model that comes with the library
 TRAINED = {"MNIST, softmax": ("mnist", softmax.Config()), "CIFAR-10, linear": ("cifar10", linear.Config())}
 SCORE = "bits_per_dim"
 SCORED = {"mnist": 10_000, "cifar10": 500}  # test images
 ROUNDS = 7
-FIGURES = ("a step", "steps", "all steps", "score")
+COMMAND = "python experiments/images/run.py hours --data DIR"
 
 
 def shipped() -> train.Run:
@@ -41,10 +41,9 @@ def problem(name: str, data: Path) -> tuple[Any, Any]:
     return task, task.build().model(attention)
 
 
-def timings(data: Path) -> dict[str, Any]:
-    """What a step of each takes one core, interleaved: measured once, and kept beside the trainings."""
-    file = RUNS / "timings.json"
-    if not file.exists():
+def step_times(data: Path) -> dict[str, float]:
+    """Seconds that a step of each takes one core, interleaved: measured once, and kept in the repository."""
+    if not TIMES.exists():
         torch.set_num_threads(1)
         keep_freed_memory()  # as trainings do
         calls = {}
@@ -54,52 +53,64 @@ def timings(data: Path) -> dict[str, Any]:
             batch = built.train.__getitems__(range(shipped().train.batch))
             calls[name] = updates(built, model, [batch], shipped().train)
         found = interleaved(calls, rounds=ROUNDS, at_least=0)
-        text = json.dumps({name: timing.as_json() for name, timing in found.items()}, indent=1)
-        checkpoint.write_atomically(file, lambda place: place.write_text(text))
-    return json.loads(file.read_text())
+        rows = [Row(name, timing.median, "s") for name, timing in found.items()]
+        _report.write(TIMES, rows, found, command=COMMAND)
+    return _seconds(json.loads(TIMES.read_text()))
+
+
+def _seconds(report: dict[str, Any]) -> dict[str, float]:
+    return {row["what"]: row["figure"] for row in report["rows"]}
 
 
 def trials(data: Path) -> list[Trial]:
     """As many steps of each as the time allows, to the nearest 100."""
-    taken, training = timings(data), shipped().train
+    taken, training = step_times(data), shipped().train
     found = []
     for name, (which, _) in TRAINED.items():
-        steps = training.steps * taken[LINEAR]["median"] / taken[name]["median"]
+        steps = training.steps * taken[LINEAR] / taken[name]
         settings = dataclasses.replace(training, steps=max(100, 100 * round(steps / 100)))
         task, model = problem(name, data)
-        folder = RUNS / name.replace(", ", "-")
-        found.append(Trial(name, folder, task, model, settings, SCORE, samples=SCORED[which]))
+        folder = HERE / "runs" / "hours" / name.replace(", ", "-")
+        kept = outcome(name)
+        found.append(Trial(name, folder, task, model, settings, SCORE, samples=SCORED[which], kept=kept))
     return found
 
 
-def measure(todo: list[Trial], data: Path, workers: int | None, minutes: float) -> None:
-    """Trains what is not trained yet of `trials`; writes hours.json and hours.png with what is by then."""
-    train_all(todo, workers=workers, minutes=minutes)
-    run, taken = shipped(), timings(data)
-    scores = checkpoint.read_json(run.folder / "evaluation.json")["scores"]
-    rows = _rows(LINEAR, taken, run.train.steps, scores[SCORE]["mean"])
-    curves = {LINEAR: _logged(run.folder / "log.csv")}
-    for trial in todo:
-        if (score := trial.scored()) is None:
-            continue
-        rows += _rows(trial.name, taken, trial.training.steps, score)
-        curves[trial.name] = train.curves(trial.folder)["validate_bits_per_dim"]
-    _report.save(
-        HERE / "hours.json",
-        command="python experiments/images/run.py hours --data DIR",
-        batch=run.train.batch,
-        rows=[dataclasses.asdict(row) for row in rows],
-        curves=curves,
-        timings_in_seconds=taken,
-    )
-    report = json.loads((HERE / "hours.json").read_text())
+def outcome(name: str) -> Path:
+    """The file of what came of it."""
+    return HERE / "outcomes" / f"{name.replace(', ', '-')}.json"
+
+
+def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
+    """Trains what is not trained yet of `trials`, keeps what came of it, and draws hours.png."""
+    try:
+        train_all(every, workers=workers, minutes=minutes)
+    finally:  # if one has failed, too
+        for one in every:
+            conclude(one)
+    report = json.loads(TIMES.read_text())
     print(table(report), f"drawn in {draw(report)}", sep="\n\n")
 
 
-def _rows(name: str, taken: dict[str, Any], steps: int, score: float) -> list[Row]:
-    seconds = taken[name]["median"]
-    figures = (seconds, "s"), (steps, ""), (steps * seconds / 60, "min"), (score, "bits/dim")
-    return [Row(f"{name}: {what}", *figure) for what, figure in zip(FIGURES, figures, strict=True)]
+def conclude(one: Trial) -> None:
+    """Writes the file of what came of a trial, if it is trained and has none."""
+    if one.concluded() is not None or (score := one.scored()) is None:
+        return
+    curve = train.curves(one.folder)["validate_bits_per_dim"]
+    _report.save(outcome(one.name), command=COMMAND, settings=one.settings(), score=score, curve=curve)
+
+
+def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
+    """name -> the steps of its training, its score, and the validations by step, of all that are trained."""
+    run = shipped()
+    score = checkpoint.read_json(run.folder / "evaluation.json")["scores"][SCORE]["mean"]
+    found = {LINEAR: (run.train.steps, score, _logged(run.folder / "log.csv"))}
+    for name in TRAINED:
+        if outcome(name).exists():
+            told = json.loads(outcome(name).read_text())
+            curve = {int(step): value for step, value in told["curve"].items()}
+            found[name] = told["settings"]["train"]["steps"], told["score"], curve
+    return found
 
 
 def _logged(file: Path) -> dict[int, float]:
@@ -111,22 +122,29 @@ def _logged(file: Path) -> dict[int, float]:
 
 def table(report: dict[str, Any]) -> str:
     """A row for each: what its time went into, and what came of it."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    taken, batch = _seconds(report), shipped().train.batch
     heads = ["of preset `small`", "a step, s", "steps", "images seen", "minutes", "bits/dim"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
-    for name in report["curves"]:
-        step, steps, minutes, score = (rows[f"{name}: {what}"] for what in FIGURES)
-        seen = steps * report["batch"]
-        lines.append(f"| {name} | {step:.2f} | {steps:,.0f} | {seen:,.0f} | {minutes:.0f} | {score:.3f} |")
+    for name, (steps, score, _) in learned().items():
+        minutes = steps * taken[name] / 60
+        cells = [
+            name,
+            f"{taken[name]:.2f}",
+            f"{steps:,}",
+            f"{steps * batch:,}",
+            f"{minutes:.0f}",
+            f"{score:.3f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def draw(report: dict[str, Any]) -> Path:
     """Bits per value of the validation images by the minutes that the steps so far take."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    taken = _seconds(report)
     lines = {
-        name: {int(step) * rows[f"{name}: a step"] / 60: value for step, value in curve.items()}
-        for name, curve in report["curves"].items()
+        name: {step * taken[name] / 60: value for step, value in curve.items()}
+        for name, (_, _, curve) in learned().items()
     }
     file = HERE / "hours.png"
     title = "One time for each: small models on one machine"

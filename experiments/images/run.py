@@ -129,7 +129,7 @@ def main() -> None:
         tell(trials)
         return
     if options.what == "hours":
-        hours.measure(trials, options.data, workers=options.workers, minutes=options.minutes)
+        hours.measure(trials, workers=options.workers, minutes=options.minutes)
         return
     train_all(trials, workers=options.workers, minutes=options.minutes)
     found = summary(trials)

@@ -28,7 +28,6 @@ from lintra.bench import _report
 from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import interleaved
-from lintra.checkpoint import to_json
 from lintra.evaluate import ErrorRate, Heard
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
@@ -82,6 +81,7 @@ def trial(corpus: str, model: str, seed: int, data: Path) -> Trial:
         model=problem(config).model(MODELS[model]),
         training=train.Config(**{**preset, "precision": "32", "save_every": 100, "seed": seed}),
         score="symbol_errors",
+        kept=HERE / "outcomes" / f"{CORPORA[corpus]}-{model}-seed-{seed}.json".replace(" ", "-"),
     )
 
 
@@ -99,17 +99,11 @@ def with_language_model(one: Trial) -> Search:
     return Search(beam=12, lm=lm, weight=0.6, bonus=0.5)
 
 
-def outcome(one: Trial) -> Path:
-    """The file of what came of a trial. It is part of the repository: what is trained on one machine need not
-    be trained on another.
-    """
-    return HERE / "outcomes" / f"{one.name.replace(', ', '-').replace(' ', '-')}.json"
-
-
 def conclude(one: Trial) -> None:
     """Writes it, if the trial is trained: what its model finds in the whole test set, and how it learned."""
-    if outcome(one).exists() or one.scored() is None:
+    if one.concluded() is not None or one.scored() is None:
         return
+    assert one.kept is not None
     model, task = checkpoint.load(one.folder), problem(one.task)
     corpus, _ = prepare(task.tested, model.config.features, cache=None)
     searches = {BEST: Search()}
@@ -120,9 +114,9 @@ def conclude(one: Trial) -> None:
         for name, search in searches.items()
     }
     _report.save(
-        outcome(one),
+        one.kept,
         command=COMMAND,
-        settings=settings(one),
+        settings=one.settings(),
         parameters=sum(p.numel() for p in model.parameters()),
         curve=train.curves(one.folder)[f"validate_{one.score}"],
         said=[each.said for each in texts[BEST]],
@@ -130,28 +124,11 @@ def conclude(one: Trial) -> None:
     )
 
 
-def concluded(one: Trial) -> dict[str, Any] | None:
-    """What the file says; None if there is none yet. Ends the program if it is of other settings."""
-    if not outcome(one).exists():
-        return None
-    told = json.loads(outcome(one).read_text())
-    if told["settings"] != settings(one):
-        sys.exit(f"{outcome(one)} is of other settings than {one.name!r}: delete or rename it")
-    return told
-
-
-def settings(one: Trial) -> dict[str, Any]:
-    """All that says how a trial is trained, but for the place of the data."""
-    task = dataclasses.replace(one.task, data_dir=None)
-    parts = {"task": task, "model": one.model, "train": one.training}
-    return json.loads(json.dumps({name: to_json(part) for name, part in parts.items()}))
-
-
 def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """corpus -> model -> the error rates of each seed, of all seeds together, and the curve of each."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for corpus, model in itertools.product(CORPORA, MODELS):
-        each = [concluded(trial(corpus, model, seed, data)) for seed in SEEDS]
+        each = [trial(corpus, model, seed, data).concluded() for seed in SEEDS]
         done = [told for told in each if told is not None]
         if not done:
             continue
@@ -350,16 +327,14 @@ def main() -> None:
     parser.add_argument("--no-times", action="store_true", help="leave the times that are there")
     options = parser.parse_args()
     every = trials(options.data)
-    todo = [one for one in every if concluded(one) is None]
     if options.list:
-        print(*(f"done  {one.name}" for one in every if one not in todo), sep="\n")
-        tell(todo)
+        tell(every)
         return
     keep_freed_memory()
     try:
-        train_all(todo, workers=options.workers, minutes=options.minutes)
+        train_all(every, workers=options.workers, minutes=options.minutes)
     finally:  # if some have failed, too
-        for one in todo:
+        for one in every:
             conclude(one)
     if not options.no_times:
         _report.write(TIMES, *measure(options.data), command=COMMAND)
