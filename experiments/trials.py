@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 from lintra.checkpoint import to_json
+from lintra.train._callbacks import Interrupted
 from lintra.train._optimizer import optimizer
 from lintra.train._run import Run, from_anywhere
 
@@ -113,11 +116,17 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     todo = [trial for trial in trials if trial.scored() is None]
     end = time.time() + 60 * minutes
     failed = []
-    with multiprocessing.get_context("spawn").Pool(workers, _worker) as pool:
-        work = pool.imap_unordered(_train_one, [(trial, end) for trial in todo])
-        for done, (told, failure) in enumerate(work, 1):
-            print(f"{done} of {len(todo)}: {told}", flush=True)
-            failed += [told] if failure else []
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
+        work = [pool.submit(_train_one, trial, end) for trial in todo]
+        try:
+            for done, each in enumerate(as_completed(work), 1):
+                told, failure = each.result()
+                print(f"{done} of {len(todo)}: {told}", flush=True)
+                failed += [told] if failure else []
+        except (KeyboardInterrupt, BrokenProcessPool):
+            pool.shutdown(cancel_futures=True)
+            sys.exit("a training was stopped or killed: the same command goes on")
     _end_with(failed)
 
 
@@ -167,6 +176,8 @@ def _failure(call: Callable[[], object]) -> str | None:
     """What a call raises, as a line; None if it does not."""
     try:
         call()
+    except Interrupted:
+        raise
     except Exception as error:
         message = " ".join(str(error).split())
         return message if isinstance(error, checkpoint.Error) else f"{type(error).__name__}: {message}"
@@ -188,14 +199,18 @@ def _worker() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _train_one(work: tuple[Trial, float]) -> tuple[str, bool]:
-    """One trial to its end, unless the time is up -> what there is to say of it, and whether it failed."""
-    trial, end = work
+def _train_one(trial: Trial, end: float) -> tuple[str, bool]:
+    """One trial to its end, unless the time is up -> what there is to say of it, and whether it failed. One
+    that is stopped ends the process, and with it all the others.
+    """
     if time.time() > end:
         return f"{trial.name}: no time left, the same command goes on", False
     began = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        failure = _failure(trial.train)
+        try:
+            failure = _failure(trial.train)
+        except Interrupted:
+            os._exit(130)
     if failure:
         return f"{trial.name} failed: {failure}", True
     return f"{trial.name}: {trial.score} {trial.scored():.3f}, {time.monotonic() - began:.0f} s", False

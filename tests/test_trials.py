@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from lintra import train
 from lintra.attention import linear
 from lintra.tasks import digits, images
+from lintra.train._callbacks import Interrupted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from trials import Trial, tell, train_all
@@ -87,3 +90,27 @@ def test_one_that_fails_stops_no_other(trial, tmp_path, capsys):
         train_all([bad, trial], workers=1, minutes=1)
     assert trial.scored() is not None
     assert "2 of 2: one: bits_per_dim" in capsys.readouterr().out
+
+
+class Killed(Trial):
+    """As the system kills a process that takes too much memory."""
+
+    def train(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Stopped(Trial):
+    """As by Ctrl-C, which reaches the processes that train as well."""
+
+    def train(self) -> None:
+        run = train.Run.create(self.folder, task=self.task, model=self.model, train=self.training)
+        raise Interrupted(signal.SIGINT, run, 0)
+
+
+@pytest.mark.parametrize("kind", [Killed, Stopped])
+def test_one_that_is_stopped_ends_all(trial, tmp_path, kind):
+    values = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
+    gone = kind(**{**values, "folder": tmp_path / "gone"})
+    with pytest.raises(SystemExit, match="a training was stopped or killed: the same command goes on"):
+        train_all([gone, trial], workers=1, minutes=1)
+    assert trial.scored() is None

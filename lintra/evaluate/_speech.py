@@ -93,8 +93,13 @@ def reference(symbols: Symbols, text: str | None) -> str:
 
 
 def error_rates(heard: Sequence[Heard], unit: Unit) -> dict[str, ErrorRate]:
-    """By what is counted: "character" and "word", or "phoneme". ValueError if there are no utterances."""
+    """By what is counted: "character" and "word", or "phoneme". What several models found in an utterance, of
+    one id, is resampled as one: it is one sample of speech. ValueError if there are no utterances.
+    """
+    found: dict[str, list[Heard]] = {}
+    for each in heard:
+        found.setdefault(each.id, []).append(each)
     return {
-        name: ErrorRate.of([edits(each.said, each.found) for each in heard])
+        name: ErrorRate.of([sum((edits(x.said, x.found) for x in same), Edits()) for same in found.values()])
         for name, edits in KINDS[unit].items()
     }

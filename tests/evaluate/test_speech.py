@@ -1,0 +1,23 @@
+"""Error rates of what several models heard: more models say nothing about more speech."""
+
+import dataclasses
+
+from lintra.evaluate import Heard, error_rates
+
+ONCE = [Heard(id=str(i), said="ABCD", found="ABCD"[: i % 5]) for i in range(20)]
+
+
+def test_hearing_the_same_again_narrows_no_interval():
+    once, thrice = error_rates(ONCE, "character"), error_rates(3 * ONCE, "character")
+    assert thrice.keys() == once.keys()
+    for kind, rate in once.items():
+        again = dataclasses.asdict(thrice[kind])
+        assert [again[name] for name in ("rate", "low", "high")] == [rate.rate, rate.low, rate.high]
+        assert again["length"] == 3 * rate.length
+
+
+def test_other_utterances_narrow_it():
+    others = [dataclasses.replace(each, id=f"{each.id}-{i}") for i in range(3) for each in ONCE]
+    once, more = error_rates(ONCE, "character")["character"], error_rates(others, "character")["character"]
+    assert once.rate == more.rate
+    assert more.high - more.low < 0.75 * (once.high - once.low)
