@@ -36,6 +36,7 @@ class Options:
     completions: int = 3  # of each of them
     fraction: float = 0.5  # the part of them that is given, from the top
     prompt: str | None = None  # what a text goes on from
+    length: int | None = None  # bytes of a text, the prompt's too; None: as many as were learned at once
     temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
     top_k: int | None = None  # only among the k most probable tokens
     top_p: float | None = None  # only among the fewest that hold this probability
@@ -51,6 +52,8 @@ class Options:
         for name, least in (("samples", 0), ("completions", 1), ("batch", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        if self.length is not None and self.length < 1:
+            raise ValueError(f"length must be at least 1 byte, got {self.length}")
         if isinstance(self.complete, int) and self.complete < 0:
             raise ValueError(f"complete must not be negative, got {self.complete}")
         if self.samples == 0 and self.complete in (0, ()):
@@ -77,8 +80,9 @@ def generate_command(args: Sequence[str]) -> int:
     model, task = open_model(options.model, device, options.data)
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
-    if options.prompt is not None and not hasattr(task, "to_text"):
-        raise UsageError(f"prompt is for tasks on text, {options.model} is of the task {task.name}")
+    for name in ("prompt", "length"):
+        if getattr(options, name) is not None and not hasattr(task, "to_text"):
+            raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")
     changed = {
         name: getattr(options, name) != getattr(Options, name) for name in ("complete", *OF_COMPLETIONS[:2])
     }
@@ -210,10 +214,12 @@ def _at_hand(task: PixelTask) -> bool:
 
 def _text(options: Options, drawing: Drawing, task: Any) -> None:
     given = task.to_tokens(options.prompt or "").repeat_interleave(options.samples, 0)
-    steps = task.length - given.shape[1]
-    if steps < 1:
-        raise UsageError(f"prompt must be shorter than the model's {task.length} bytes, got {given.shape[1]}")
-    written = drawing(given, steps)
+    length, prompt = options.length or task.length, given.shape[1]
+    if length <= prompt:
+        raise UsageError(
+            f"length must be more than the {prompt:,} bytes of the prompt, got {length:,}: say --length N"
+        )
+    written = drawing(given, length - prompt)
     for text in task.to_text(torch.cat([given[: len(written)], written], 1)):
         print(f"\n{text}")
 

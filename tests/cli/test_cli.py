@@ -264,7 +264,15 @@ def test_text_is_written(lintra_says, tmp_path, monkeypatch):
     assert (code, err) == (0, "")
     assert out.count("\na few") == 2
     code, _, err = lintra_says("generate", "--model", "run", "--prompt", "x" * 24)
-    assert (code, err) == (2, "lintra: prompt must be shorter than the model's 24 bytes, got 24\n")
+    assert (code, err) == (
+        2,
+        "lintra: length must be more than the 24 bytes of the prompt, got 24: say --length N\n",
+    )
+    code, out, _ = lintra_says(
+        "generate", "--model", "run", "--samples", "1", "--prompt", "x" * 24, "--length", "30"
+    )
+    assert code == 0
+    assert "1 x 6 tokens" in out
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -279,6 +287,8 @@ def test_what_draws_nothing_is_not_asked_to(lintra_says, tmp_path, monkeypatch, 
     assert lintra_says("train", "digits", *FEW[:-1], "digits")[0] == 0
     code, _, err = lintra_says("generate", "--model", "digits", "--prompt", "x")
     assert (code, err) == (2, "lintra: prompt is for tasks on text, digits is of the task digits\n")
+    code, _, err = lintra_says("generate", "--model", "digits", "--length", "9")
+    assert (code, err) == (2, "lintra: length is for tasks on text, digits is of the task digits\n")
 
 
 def test_options_of_a_mechanism():
