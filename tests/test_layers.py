@@ -130,3 +130,21 @@ def test_annotated_shapes_are_the_real_ones():
     """jaxtyping and beartype check every annotation on the way of the data."""
     done = subprocess.run([sys.executable, "-c", ANNOTATIONS], capture_output=True, text=True)
     assert done.stdout.strip() == "checked", done.stderr
+
+
+LATER = """
+import sys
+import lintra
+assert not {"lintra.train", "lintra.export", "lightning"} & set(sys.modules)
+for name in lintra._LATER:
+    getattr(lintra, name)
+try:
+    lintra.nothing
+except AttributeError as error:
+    print(error)
+"""
+
+
+def test_what_needs_more_than_pytorch_is_imported_when_it_is_asked_for():
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True)
+    assert done.stdout == "module 'lintra' has no attribute 'nothing'\n", done.stderr

@@ -7,6 +7,7 @@ from typing import Any
 
 from lintra import registry
 from lintra.attention._base import Attention, AttentionConfig, Capabilities, State, leaves, map_state
+from lintra.attention._training import redraw, undecayed
 
 __all__ = [
     "Attention",
@@ -20,6 +21,8 @@ __all__ = [
     "map_state",
     "mechanism",
     "names",
+    "redraw",
+    "undecayed",
 ]
 
 

@@ -9,7 +9,7 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lintra.attention import Attention
+from lintra import attention
 from lintra.models import Model
 from lintra.tasks._base import Batch, Task
 from lintra.train._batches import LengthSampler, StepSampler, of_similar_length, seed_of, share
@@ -64,16 +64,9 @@ class Learner(pl.LightningModule):
         self._redraw(step)
 
     def _redraw(self, step: int) -> None:
-        """Random features and the like anew, where a mechanism's configuration has a `redraw_every`.
-
-        From a generator of (seed, step), layer by layer.
-        """
+        """Random features and the like, from a generator of (seed, step)."""
         generator = torch.Generator().manual_seed(seed_of(self.config.seed, step, _REDRAW))
-        for module in self.model.modules():
-            if isinstance(module, Attention):
-                every = getattr(module.config, "redraw_every", None)
-                if every and step > 0 and step % every == 0:
-                    module.redraw(generator)
+        attention.redraw(self.model, step, generator)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss whose gradients, averaged over the processes, are those of the whole batch."""

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lintra.attention import Attention
+from lintra import attention
 from lintra.nn.block import Block
 from lintra.train._muon import Muon
 from lintra.train.config import Config
@@ -74,12 +74,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 def _groups(model: nn.Module, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
     """These parameters; those that a mechanism wants left alone, if any, without weight decay."""
-    free = {
-        id(getattr(module, name, None))
-        for module in model.modules()
-        if isinstance(module, Attention)
-        for name in module.undecayed
-    }
+    free = {id(x) for x in attention.undecayed(model)}
     decayed = [x for x in parameters if id(x) not in free]
     others = [x for x in parameters if id(x) in free]
     return [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]

@@ -1,0 +1,27 @@
+"""What a loop that trains a network has to know of the mechanisms in it."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from lintra.attention._base import Attention
+
+
+def redraw(model: nn.Module, step: int, generator: torch.Generator) -> None:
+    """Before a step of training, the first one 0: random features and the like anew, layer by layer, where
+    the `redraw_every` of a mechanism's configuration divides a `step` above 0.
+    """
+    for module in _mechanisms(model):
+        every = getattr(module.config, "redraw_every", None)
+        if every and step > 0 and step % every == 0:
+            module.redraw(generator)
+
+
+def undecayed(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that weight decay should leave alone: rates of decay and steps of time."""
+    return [getattr(module, name) for module in _mechanisms(model) for name in module.undecayed]
+
+
+def _mechanisms(model: nn.Module) -> Iterator[Attention]:
+    return (module for module in model.modules() if isinstance(module, Attention))

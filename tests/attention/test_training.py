@@ -1,0 +1,45 @@
+"""What a training loop of one's own calls: features drawn when it is time, parameters not to be decayed."""
+
+import pytest
+import torch
+from torch import nn
+
+from lintra import attention
+from lintra.attention import delta, linear, performer, rfa
+from lintra.nn import Heads
+
+
+def network(*configs):
+    return nn.Sequential(*(Heads(16, config, heads=2) for config in configs))
+
+
+def drawn(model):
+    """The buffers of each layer, in one vector."""
+    return [torch.cat([torch.empty(0), *(x.flatten() for x in layer.buffers())]) for layer in model]
+
+
+def redraw(model, step, seed=5):
+    attention.redraw(model, step, torch.Generator().manual_seed(seed))
+    return drawn(model)
+
+
+@pytest.mark.parametrize(("step", "changed"), [(0, []), (1, [1]), (2, [1]), (3, [0, 1]), (6, [0, 1])])
+def test_features_are_drawn_when_it_is_time(step, changed):
+    model = network(
+        performer.Config(redraw_every=3), rfa.Config(), rfa.Config(redraw_every=None), linear.Config()
+    )
+    before = drawn(model)
+    after = redraw(model, step)
+    assert [i for i, (x, y) in enumerate(zip(before, after, strict=True)) if not x.equal(y)] == changed
+
+
+def test_the_same_generator_draws_the_same():
+    one, other = network(rfa.Config(seed=0)), network(rfa.Config(seed=1))
+    assert redraw(one, 1)[0].equal(redraw(other, 1)[0])
+    assert not redraw(one, 1, seed=1)[0].equal(drawn(other)[0])
+
+
+def test_parameters_that_are_not_decayed():
+    model = network(linear.Config(), delta.Config())
+    layer = model[1].attention
+    assert {id(x) for x in attention.undecayed(model)} == {id(layer.A_log), id(layer.dt_bias)}
