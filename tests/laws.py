@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lintra.attention import Attention, Capabilities, map_state
+from lintra.attention import Attention, Capabilities, leaves, map_state
 from lintra.ops.positions import Rotation
 
 BATCH, TIME, DIM, VALUE_DIM = 2, 19, 6, 4
@@ -95,12 +95,6 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     weights = torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)
     found = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
-
-
-def leaves(state: object) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_state(lambda x: found.append(x) or x, state)
-    return found
 
 
 def same_states(one: object, other: object) -> None:
@@ -519,6 +513,15 @@ def no_tokens_leave_the_state(case: Case) -> None:
         same_states(after, state)
 
 
+def constant_states_keep_no_tokens(case: Case) -> None:
+    """The memory that a state of constant size holds on to after a long prompt is its own."""
+    attention, inputs = case.build(), case.draw(time := 512)
+    fresh = attention.start(BATCH, dtype=torch.float64)
+    _, state = extend(case, attention, inputs, fresh, rotate=case.rotate(0, time))
+    for x in leaves(state):
+        assert x.untyped_storage().nbytes() == x.nbytes
+
+
 def no_samples_have_states(case: Case) -> None:
     """A batch of none is extended, by several tokens and by one."""
     attention = case.build()
@@ -634,6 +637,9 @@ APPLIES = {
     no_samples_have_states: keeps_state,
     grouped_heads_are_repeated_heads: lambda case: case.heads != case.kv_heads,
     long_sequences_do_not_drift: long,
+    constant_states_keep_no_tokens: lambda case: (
+        recurrent(case) and can(case).state == "constant" and case.fits(512)
+    ),
     no_array_is_square: lambda case: linear_cost(case) and case.fits(16_384),
 }
 WITH_DEFINITION = [equals_its_definition, sixteen_bits_lose_no_more_than_the_textbook]
@@ -659,6 +665,7 @@ LAWS = [
     long_sequences_do_not_drift,
     no_tokens_leave_the_state,
     no_samples_have_states,
+    constant_states_keep_no_tokens,
     empty_sequences_and_batches,
     extremes_stay_finite,
     training_is_evaluation,

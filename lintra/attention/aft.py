@@ -119,7 +119,7 @@ class AttentionFree(Attention):
         k, v = exact(k, v)
         sums = running_sums(k, v, mask, state)
         y = zero_padding(mask, self._gate(q, sums.mean()))[0]
-        return y, ExpSums(*(x[:, -1] for x in sums))
+        return y, ExpSums(*(x[:, -1].clone() for x in sums))  # views would keep the whole line
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, *, rotate: Rotation | None = None

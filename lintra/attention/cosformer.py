@@ -143,7 +143,7 @@ class Cosformer(Attention):
         (q,) = zero_padding(mask, q)
         k, v = self.no_keys(q)
         y, _ = self._sum(self._features(q, here), k, v, memory, None, here[:, :0])
-        return zero_padding(mask, y)[0]
+        return zero_padding(mask, self._within(y, here))[0]
 
     def _sum(
         self,
@@ -161,7 +161,7 @@ class Cosformer(Attention):
             y, (kv, z) = ops.linear_attention(
                 q,
                 self._features(k, here),
-                v.to(q.dtype),
+                self._within(v, here).to(q.dtype),
                 state=LinearState(state.kv, state.z),
                 mask=mask,
                 causal=self.causal,
@@ -181,8 +181,16 @@ class Cosformer(Attention):
         x = x.to(dtype)
         return torch.cat((x * angle.sin(), x * angle.cos()), -1)
 
+    def _within(self, x: Tensor, here: Tensor) -> Tensor:
+        """x [b t h e], NaN beyond max_length: there `_positions` could not look at lengths."""
+        if _check.readable(here):
+            return x
+        return x.masked_fill((here >= self.config.max_length)[..., None, None], math.nan)
+
     def _positions(self, seen: Tensor, time: int, mask: Tensor | None) -> Tensor:
-        """Of `time` tokens after `seen` [b] earlier ones; -1 where padded. ValueError beyond max_length."""
+        """Of `time` tokens after `seen` [b] earlier ones; -1 where padded. ValueError beyond max_length
+        where lengths may be read.
+        """
         longest = time if mask is None else 0
         if _check.readable(seen) and seen.numel():
             longest = int((seen + (time if mask is None else mask.sum(1))).max())

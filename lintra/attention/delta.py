@@ -220,5 +220,5 @@ def _causal(x: Tensor, weight: Tensor) -> Tensor:
 def _behind(x: Tensor, count: int | Tensor, width: int) -> Tensor:
     """The `width` tokens of x [b width+t ...] before the place width + count, which is each sample's own."""
     if isinstance(count, int):
-        return x[:, count : count + width]
+        return x[:, count : count + width].clone()  # a view would keep the whole line
     return take(x, count[:, None] + torch.arange(width, device=x.device))

@@ -29,6 +29,7 @@ from lintra.attention._base import Attention, Capabilities, append, zero_padding
 from lintra.ops import _check, lsh
 from lintra.ops.positions import Rotation
 
+MOST_ROUNDS = 255  # how many of them see a key is counted in 8 bits
 LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, more tokens a bucket beyond
 
 
@@ -52,6 +53,8 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, rounds=1, chunk=1, look_back=0, look_ahead=0)
+        if self.rounds > MOST_ROUNDS:
+            raise ValueError(f"rounds must be at most {MOST_ROUNDS}, got {self.rounds}")
         if self.buckets is not None and not (2 <= self.buckets <= 2**14 and self.buckets.bit_count() == 1):
             raise ValueError(f"buckets must be a power of two from 2 to {2**14}, got {self.buckets}")
         fields.finite(self, "scale")

@@ -235,7 +235,7 @@ class Performer(Attention):
             c = running_max(torch.cat((before[:, None], largest), 1))
             # -inf before the first key, where there is nothing to decay.
             log_decay = (c[:, :-1] - c[:, 1:]).nan_to_num(0.0, neginf=0.0) if self.causal else None
-            last, c = c[:, -1], c[:, 1:] if self.causal else c[:, -1:]
+            last, c = c[:, -1].clone(), c[:, 1:] if self.causal else c[:, -1:]
             c = c.nan_to_num(torch.nan, neginf=0.0)
         # A sum: the gradient of a difference would be a negative copy of all features.
         return Keys((projection + (-offset - c)[..., None]).exp_(), log_decay, last)

@@ -32,7 +32,7 @@ from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.ops import LinearState, _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
-from lintra.ops.linear_attention import Impl
+from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.positions import Rotation
 from lintra.ops.random_features import arc_cosine, independent_gaussian, orthogonal_gaussian, trigonometric
 
@@ -226,7 +226,8 @@ class RandomFeatureAttention(Attention):
                 impl=config.impl,
             )
         n = self._weights(state.n, k, mask, gate)
-        return self._ratio(y, n[:, 1:] if self.causal else n[:, -1:]).to(v.dtype), RfaState(kv, n[:, -1])
+        y = self._ratio(y, n[:, 1:] if self.causal else n[:, -1:])
+        return y.to(v.dtype), RfaState(kv, n[:, -1].clone())
 
     def _features(self, x: Tensor, rotate: Rotation | None) -> Tensor:
         """[b t h d] -> [b t h f], in the dtype of the sums; those of trig have the length features^(1/2)."""
@@ -266,9 +267,7 @@ class RandomFeatureAttention(Attention):
             bound = self.config.den_eps * self.config.features * n
             bound = bound.repeat_interleave(self.heads // self.kv_heads, 2)
             weight = torch.where(weight > bound, weight, bound)
-        nothing = weight == 0
-        inverse = weight.masked_fill(nothing, 1.0).reciprocal().masked_fill(nothing, 0.0)
-        return y * inverse[..., None]
+        return divide(y, weight)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         draw = orthogonal_gaussian if self.config.orthogonal else independent_gaussian

@@ -73,11 +73,12 @@ class Block(nn.Module):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: Bounds | None = None,
+        **given: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
         x = self._enter(x, mask)
         normed = self._normed(x, self.norm_mix)
-        mixed, after = self.mix.extend(normed, state, mask=mask, cu_seqlens=cu_seqlens)
+        mixed, after = self.mix.extend(normed, state, mask=mask, cu_seqlens=cu_seqlens, **given)
         return self._leave(self._join(x, mixed, self.norm_mix), mask), after
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -155,6 +156,7 @@ class CrossBlock(Block):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: Bounds | None = None,
+        **given: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], CrossState]:
         """Any number of tokens after `state`."""
         if not isinstance(state, CrossState):
@@ -162,7 +164,7 @@ class CrossBlock(Block):
         row = packed_row(cu_seqlens, "x", x, mask)
         x = self._enter(x, mask)
         normed = self._normed(x, self.norm_mix)
-        mixed, after = self.mix.extend(normed, state.own, mask=mask, cu_seqlens=row)
+        mixed, after = self.mix.extend(normed, state.own, mask=mask, cu_seqlens=row, **given)
         x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask, row)
         return self._leave(x, mask), CrossState(after, state.memory)
 

@@ -73,7 +73,7 @@ class Categorical(Distribution):
     def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
         self.check(params, target)
         loss = functional.cross_entropy(
-            _exact(params).flatten(0, -2), target.flatten().long(), reduction="none"
+            _exact(params).reshape(-1, self.size), target.flatten().long(), reduction="none"
         )
         return -loss.reshape(target.shape)
 
@@ -95,7 +95,7 @@ class DiscretisedLogistics(Distribution):
         logits, mean, log_scale = params.chunk(3, -1)
         log_scale = log_scale.clamp(self.min_log_scale, self.max_log_scale)
         half = 1 / (self.vocabulary - 1)
-        target = target[..., None]
+        target = target.long()[..., None]  # a level of uint8 would be compared modulo 256
         centre = (2 * half * target.to(params.dtype) - 1 - mean) * (-log_scale).exp()
         reach = half * (-log_scale).exp()
         # sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)): no difference of near numbers.

@@ -104,6 +104,7 @@ class Heads(nn.Module):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: Bounds | None = None,
+        **given: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
         """Any number of tokens after `state` (None: before any token)."""
         row = packed_row(cu_seqlens, "x", x, mask)
@@ -115,7 +116,7 @@ class Heads(nn.Module):
         if state.seen.shape[0] != n:
             raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {n}")
         rotate = self._rotation(state.seen, x.shape[1], mask, row)
-        options = {"rotate": rotate, **reads}
+        options = {"rotate": rotate, **reads, **given}
         if row is None:
             y, after = self.attention.extend(q, k, v, state.attention, mask=mask, **options)
         else:

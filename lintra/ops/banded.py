@@ -126,8 +126,8 @@ class _Banded(torch.autograd.Function):
             weights = scores.sub_(highest).exp_()
             total = weights.sum(-1, keepdim=True)
             logsumexp[part] = (total.log() + highest)[..., 0]
-            total.masked_fill_(total == 0, 1.0)
-            o[part] = (weights.to(v.dtype) @ values[part].mT).to(dtype) / total
+            weights.div_(total.masked_fill_(total == 0, 1.0))  # before the product, which else may overflow
+            o[part] = (weights.to(v.dtype) @ values[part].mT).to(dtype)
         ctx.save_for_backward(q, k, v, real, band, o, logsumexp)
         ctx.step = step
         return o, logsumexp

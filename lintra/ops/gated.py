@@ -108,7 +108,7 @@ def _chunked(
     added = (k * until.exp()).mT @ v  # [b g n d e]
     states = scan_chunks(added, state, since[..., -1, :])  # [b g n+1 d e]
     y = y + _read(q * since.exp()[..., None, :], states[:, :, :-1])
-    return y.flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3), states[:, :, -1]
+    return y.flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3), states[:, :, -1].clone()
 
 
 def _within(

@@ -164,12 +164,13 @@ def linear_attention_reference(
     t, s, g = q.shape[1], *k.shape[1:3]
     log_decay = k.new_zeros(k.shape[:3]) if log_decay is None else log_decay
     log_input = k.new_zeros(k.shape[:3]) if log_input is None else log_input
-    elapsed = log_decay.cumsum(1)
     if causal:
-        future = torch.ones(t, s, dtype=torch.bool, device=q.device).triu(1)
-        weight = elapsed[:, :, None] - elapsed[:, None] + log_input[:, None]  # [b t s g]
-        weight = weight.masked_fill(future[None, :, :, None], -math.inf).exp()
-        past = elapsed.exp()  # [b t g]
+        future = torch.ones(t, s, dtype=torch.bool, device=q.device).triu()[..., None]
+        # Sums of their own, not differences: decays keep their digits beside one that is far larger.
+        faded = log_decay[:, :, None].expand(-1, -1, s, -1).masked_fill(future, 0.0).cumsum(1)
+        future = future[..., 0].triu(1)[..., None]
+        weight = (faded + log_input[:, None]).masked_fill(future, -math.inf).exp()  # [b t s g]
+        past = log_decay.cumsum(1).exp()  # [b t g]
     else:
         weight = log_input.exp()[:, None].expand(-1, t, -1, -1)
         past = q.new_ones(q.shape[0], t, g)
@@ -179,9 +180,9 @@ def linear_attention_reference(
     numerator = numerator + torch.einsum("btg,btgrf,bgfe->btgre", past, q, state.kv)
     denominator = scores.sum(-1) + torch.einsum("btg,btgrf,bgf->btgr", past, q, state.z)
 
-    remaining = log_decay.sum(1, keepdim=True)
-    k = k * (remaining - elapsed + log_input).exp()[..., None]
-    kept = remaining[:, 0].exp()[..., None]  # [b g 1]
+    later = torch.cat((log_decay[:, 1:], torch.zeros_like(log_decay[:, :1])), 1).flip(1).cumsum(1).flip(1)
+    k = k * (later + log_input).exp()[..., None]
+    kept = log_decay.sum(1).exp()[..., None]  # [b g 1]
     final = LinearState(
         kept[..., None] * state.kv + torch.einsum("bsgf,bsge->bgfe", k, v), kept * state.z + k.sum(1)
     )
@@ -212,15 +213,17 @@ def _chunked(
         scores = scores.masked_fill(future, 0.0)
         added_k = k
     else:
-        nothing = k.new_zeros(k.shape[:4])
-        log_input = nothing if log_input is None else into_chunks(log_input, c)
-        elapsed = nothing if log_decay is None else into_chunks(log_decay, c).cumsum(-1)  # [b g n c]
-        weight = elapsed[..., :, None] - elapsed[..., None, :] + log_input[..., None, :]
+        log_input = k.new_zeros(k.shape[:4]) if log_input is None else into_chunks(log_input, c)
+        log_decay = None if log_decay is None else into_chunks(log_decay, c)
+        weight = log_input[..., None, :].expand(*log_input.shape, c)
+        weight = weight if log_decay is None else weight + _faded(log_decay)
         # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
         scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
         added_k = k * weight[..., -1, :, None].exp()  # what the last token sees is what the state keeps
-        q = q * elapsed.exp().repeat_interleave(r, -1)[..., None]
-        faded = None if log_decay is None else elapsed[..., -1]  # [b g n]
+        if log_decay is not None:
+            elapsed = log_decay.cumsum(-1)  # [b g n c]
+            q = q * elapsed.exp().repeat_interleave(r, -1)[..., None]
+            faded = elapsed[..., -1]
     kv = _scan(added_k.mT @ v, state.kv, faded)  # [b g n+1 f e]
     z = _scan(added_k.sum(-2)[..., None], state.z[..., None], faded)[..., 0]  # [b g n+1 f]
     numerator = scores @ v + q @ kv[:, :, :-1]
@@ -230,7 +233,8 @@ def _chunked(
         """[b g n cr ...] -> [b t h ...]"""
         return x.unflatten(3, (c, r)).flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3)
 
-    return Ratio(join(numerator), join(denominator), LinearState(kv[:, :, -1], z[:, :, -1]))
+    final = LinearState(kv[:, :, -1].clone(), z[:, :, -1].clone())  # views would keep all of them
+    return Ratio(join(numerator), join(denominator), final)
 
 
 def into_chunks(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:
@@ -276,14 +280,20 @@ def scan_chunks(
 
 
 def fading(log_decay: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c c"]:
-    """What is left at each token of every earlier one; 0 of a later one.
+    """What is left at each token of every earlier one; 0 of a later one."""
+    c = log_decay.shape[-1]
+    future = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu(1)
+    return _faded(log_decay).masked_fill(future, -math.inf).exp()
+
+
+def _faded(log_decay: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c c"]:
+    """The logarithm of it for the earlier ones, 0 for the others.
 
     Every entry is a sum of its own and no difference of two: the decays keep their digits beside a token
     that decays by a lot."""
     c = log_decay.shape[-1]
     future = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu()
-    between = log_decay[..., None].expand(*log_decay.shape, c).masked_fill(future, 0.0).cumsum(-2)
-    return between.masked_fill(future.triu(1), -math.inf).exp()
+    return log_decay[..., None].expand(*log_decay.shape, c).masked_fill(future, 0.0).cumsum(-2)
 
 
 def _bidirectional(
@@ -392,11 +402,10 @@ def _validate(
             if x.device != q.device:
                 raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if state is not None:
-        if not isinstance(state, tuple) or len(state) != 2:
-            raise TypeError(f"state must be a LinearState(kv, z), got {type(state).__name__}")
-        for name, x, letters in (("state.kv", state[0], "b g d e"), ("state.z", state[1], "b g d")):
-            _check.shape(name, x, letters, sizes | {"b": count_sequences(q, row)})
-            _check.state_dtype(name, x, q, narrow=name == "state.kv")
+        of_all = sizes | {"b": count_sequences(q, row)}
+        _check.parts("state", state, LinearState, ("b g d e", "b g d"), of_all)
+        _check.state_dtype("state.kv", state.kv, q)
+        _check.state_dtype("state.z", state.z, q, narrow=False)
     if log_decay is not None:
         if not causal:
             raise ValueError("log_decay needs causal=True: without an order of time nothing decays")

@@ -22,6 +22,7 @@ WIDEST = 64  # features or values to a tile
 LEAST = 16  # of either that a matrix product takes
 LONGEST = 16  # chunks to a span: the more, the fewer states go through memory
 SCAN = 1024  # numbers of a state to a program
+GONE = -200.0  # the logarithm of a decay that leaves nothing, beside inputs of any weight in float32
 ROWS = 64  # rows to a program where nothing is multiplied
 
 
@@ -46,6 +47,11 @@ def cut(n: int, time: int, span: int, cu_seqlens: Tensor | None) -> Cut:
     return Cut(units, 0, sequence_of.clamp_(max=max(n - 1, 0)), first_of)
 
 
+def _limited(log_decay: Tensor | None) -> Tensor | None:
+    """No decay of so much that a sum with it loses the digits of the others."""
+    return None if log_decay is None else log_decay.clamp(min=GONE)
+
+
 class _Call:
     """One call of the operator or of its backward: sizes, and what several kernels are told."""
 
@@ -59,7 +65,7 @@ class _Call:
         self.kv, self.z = kv.contiguous(), z.contiguous()
         self.logarithms = {
             name: None if x is None else x.contiguous()
-            for name, x in (("log_decay", log_decay), ("log_input", log_input))
+            for name, x in (("log_decay", _limited(log_decay)), ("log_input", log_input))
         }
         self.mask = None if mask is None else mask.contiguous().view(torch.uint8)
         self.cu_seqlens = None

@@ -166,6 +166,20 @@ def test_no_more_tokens_than_max_length():
             more(*one, state)
 
 
+def test_past_max_length_is_nan_where_nobody_looks(monkeypatch):
+    monkeypatch.setattr(cosformer._check, "readable", lambda *x: False)
+    q, k, v = drawn()
+    everyone = torch.ones(2, 19, dtype=torch.bool)
+    causal, both = built(max_length=18), built(causal=False, max_length=18)
+    state = causal.start(2, dtype=torch.float64)._replace(seen=torch.tensor([0, 5]))
+    y, state = causal.extend(q, k, v, state, mask=everyone)
+    assert y.isfinite().flatten(2).all(2).sum(1).tolist() == [18, 13]
+    assert causal.extend(q[:, :1], k[:, :1], v[:, :1], state)[0].isnan().all()
+    few = both.remember(k[:, :3], v[:, :3])
+    assert both.read(q, few, everyone).isfinite().flatten(2).all(2).sum(1).tolist() == [18, 18]
+    assert both.read(q, both.remember(k, v, everyone), everyone).isnan().all()
+
+
 def test_sums_ignore_autocast():
     heads = Heads(12, cosformer.Config(eps=1e-2), heads=2)
     x = torch.randn(1, 9, 12, generator=torch.Generator().manual_seed(0))

@@ -79,6 +79,7 @@ DEMANDS = defaultdict(
         laws.cross_is_the_same_sum: lambda can: can["cross"],
         laws.grouped_heads_are_repeated_heads: lambda can: not can["shared_key"],
         laws.long_sequences_do_not_drift: lambda can: can["state"] == "constant",
+        laws.constant_states_keep_no_tokens: lambda can: can["state"] == "constant",
         laws.no_array_is_square: lambda can: "t^2" not in can["cost"],
     },
 )

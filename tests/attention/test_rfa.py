@@ -207,6 +207,22 @@ def test_defect_17_gates_near_0_and_1(size):
         assert g.isfinite().all()
 
 
+@pytest.mark.parametrize("kernel", ["trig", "arccos"])
+@pytest.mark.parametrize("size", [50.0, 60.0])
+def test_gradients_where_next_to_nothing_is_written(kernel, size):
+    """Gates of a sigmoid near 1: the denominator is tiny, and its square below what float32 holds."""
+    config = rfa.Config(kernel=kernel, features=32, gate=True)
+    inputs = drawn(9, gate=True)
+    inputs[3] = torch.full_like(inputs[3], size)
+    attention = Case("rfa", config, True).build()
+    exact = [x.requires_grad_() for x in inputs]
+    expected = gradients(attention(*exact[:3], gate=exact[3]), exact[:3])
+    single = [x.detach().float().requires_grad_() for x in inputs]
+    found = gradients(attention.float()(*single[:3], gate=single[3]), single[:3])
+    for g, e in zip(found, expected, strict=True):
+        assert_close(g.double(), e, rtol=0, atol=1e-4 * float(e.abs().max()))
+
+
 def test_gradients_are_those_of_finite_differences():
     """Of everything that is learned and of the state that came before."""
     case = Case("rfa", rfa.Config(features=8, gate=True, impl="torch"), True, heads=1, kv_heads=1)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from lintra.attention import Attention, Capabilities, linear, softmax
+from lintra.attention import Attention, Capabilities, linear, longformer, softmax
 from lintra.nn import Block, Feed, Heads, Learned, LogisticMixture, Logits, Sinusoidal, lengths_to_mask
 from lintra.nn.mask import padded
 from lintra.nn.position import Grid
@@ -127,6 +127,17 @@ def test_what_is_read_in_padded_places_changes_nothing():
 
     for a, b in zip(run(torch.nan), run(0.0), strict=True):
         assert_close(a, b, rtol=0, atol=0)
+
+
+def test_what_is_given_at_each_call_reaches_a_mechanism_after_a_state():
+    torch.manual_seed(0)
+    config = longformer.Config(window=2, global_projections=True)
+    block = Block(Heads(16, config, heads=2), Feed(16), width=16).double()
+    x, chosen = torch.randn(2, 9, 16, dtype=torch.float64), torch.rand(2, 9) > 0.6
+    y, state = block.extend(x[:, :4], global_mask=chosen[:, :4])
+    later, _ = block.extend(x[:, 4:], state, global_mask=chosen[:, 4:])
+    assert_close(torch.cat((y, later), 1), block(x, global_mask=chosen), **EXACT)
+    assert not torch.allclose(block(x), block(x, global_mask=chosen))
 
 
 def test_cross_attention_reads_another_sequence():
@@ -267,6 +278,18 @@ def test_targets_are_checked(kind):
         distribution.log_prob(params, torch.zeros(2))
     with pytest.raises(ValueError, match="one row a target"):
         distribution.log_prob(params[:, :-1], torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("kind", [Logits(), LogisticMixture(components=2)])
+def test_a_target_is_a_level_whatever_its_type_and_shape(kind):
+    """More levels than 8 bits have numbers: the last one of these is not the last level."""
+    distribution = kind.build(512)
+    params = torch.randn(3, distribution.size, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 200, 255])
+    expected = distribution.log_probs(params).gather(1, target[:, None])[:, 0]
+    for dtype in (torch.uint8, torch.int32, torch.int64):
+        assert_close(distribution.log_prob(params, target.to(dtype)), expected)
+    assert_close(distribution.log_prob(params[1], target[1]), expected[1])
 
 
 def test_a_step_is_one_causal_token():

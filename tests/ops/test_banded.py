@@ -82,6 +82,15 @@ def test_scores_of_16_bits_are_not_rounded_to_them(dtype, autocast):
     assert (o - exact).abs().max() <= torch.finfo(dtype).eps * v.abs().max()
 
 
+def test_weights_are_divided_before_they_meet_the_values():
+    """A sum of 512 values of 200 would pass the largest float16."""
+    q = torch.zeros(1, 600, 1, 4, dtype=torch.float16)
+    v = torch.full_like(q, 200.0)
+    o = banded_attention(q, q, v, before=511, after=0).o
+    # A weight is rounded, and then the sum.
+    assert_close(o, v.to(o.dtype), rtol=2 * torch.finfo(torch.float16).eps, atol=0)
+
+
 def test_everything_in_the_band_is_softmax():
     q, k, v = draw(50, h=2)
     whole = softmax_attention(*(x.movedim(1, 2) for x in (q, k, v)))

@@ -311,6 +311,26 @@ def test_65_536_tokens_of_equal_keys_still_count(impl):
     assert state.kv.item() == 65_536
 
 
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@pytest.mark.parametrize("decay", [-1e4, -1e9, -1e30])
+def test_decays_keep_their_digits_beside_one_that_leaves_nothing(impl, decay):
+    """A token that wipes the state: what follows is as exact in float32 as if it began there."""
+    exact, single = (forgetful(decay, dtype) for dtype in (torch.float64, torch.float32))
+    for e, x in zip(results(exact, impl="reference"), results(single, impl=impl), strict=True):
+        assert_close(x.double(), e, rtol=0, atol=1e-4 * float(e.abs().max()))  # hundreds of roundings
+
+
+def forgetful(decay, dtype):
+    arguments = draw(t=40)
+    arguments["log_decay"].data[:, 20] = decay
+    arguments["log_input"].data[:, 20] = 0.0
+    rounded = {n: x.detach().float().to(dtype) for n, x in arguments.items() if n != "state"}
+    rounded["state"] = LinearState(*(x.detach().float().to(dtype) for x in arguments["state"]))
+    for x in flat(rounded):
+        x.requires_grad_()
+    return rounded
+
+
 SCRIPT = """
 import torch
 from lintra.ops import linear_attention, LinearState
@@ -395,7 +415,8 @@ def change(**changes):
         (change(state=lambda s: LinearState(s.kv.float(), s.z)), TypeError, "state.kv must be torch.float64"),
         (change(state=lambda s: LinearState(s.kv.half(), s.z)), TypeError, "or bfloat16, got torch.float16"),
         (change(state=lambda s: LinearState(s.kv, s.z.bfloat16())), TypeError, "q of torch.float64, got"),
-        (change(state=lambda s: s.kv), TypeError, r"state must be a LinearState\(kv, z\), got Tensor"),
+        (change(state=lambda s: s.kv), TypeError, "state must be a LinearState, got Tensor"),
+        (change(state=tuple), TypeError, r"state must be a LinearState, got tuple"),
         (change(eps=-1.0), ValueError, "eps must be at least 0 and finite, got -1"),
         (change(eps=float("nan")), ValueError, "eps must be at least 0 and finite, got nan"),
         (

@@ -5,11 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
 from lintra.ops import LinearState, _dispatch, linear_attention, linear_attention_triton
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import divide, linear_attention_reference
-from tests.ops.test_linear_attention import accepted, draw, flat, results, uneven
+from tests.ops.test_linear_attention import accepted, draw, flat, forgetful, results, uneven
 from tests.ops.test_packed import alone, gradients, places, sequences
 
 WHY_NOT = _dispatch._no_gpu_kernels(torch.device("cuda"))
@@ -311,6 +312,14 @@ def test_nan_in_padding_changes_nothing(cut):
         arguments[name].data[:, C + 1 :] = torch.nan
     for a, b in zip(results(arguments, **options), expected, strict=True):
         assert torch.equal(a, b)
+
+
+def test_decays_keep_their_digits_beside_one_that_leaves_nothing(cut):
+    """What follows the wiped state is within the roundings of a sum of 200 in float32."""
+    exact = results(forgetful(-1e9, torch.float64), impl="reference")
+    found = results(moved(forgetful(-1e9, torch.float32)), impl="triton")
+    for e, x in zip(exact, found, strict=True):
+        assert_close(x.double().cpu(), e, rtol=0, atol=256 * FLOAT32 * float(e.abs().max()))
 
 
 def test_no_denominator_gives_zero_without_a_nan(cut):
