@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from lintra import attention, evaluate
 from lintra.cli import _info, main
@@ -25,6 +27,17 @@ def test_the_example_of_the_readme_runs(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("page", ["using.md", "reference/speech.md", "reference/transcribe.md"])
+def test_the_examples_of_a_page_run(page, tmp_path):
+    """One after the other, as a program; a recording is in its folder."""
+    noise = np.random.default_rng(0).normal(size=4_000) / 10
+    soundfile.write(tmp_path / "three.wav", noise, 8_000)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S))
+    assert code
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_table_of_the_readme_is_the_folder(capsys):

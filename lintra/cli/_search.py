@@ -20,7 +20,7 @@ ORDER = 5  # symbols of an n-gram, unless said
 class Searching:
     """How a text is found."""
 
-    beam: int | None = None  # texts followed at once; None: the best path
+    beam: int | None = None  # how many texts a search follows at once; None: the best path
     lm: Path | None = None  # lines of text, or a saved n-gram model, for --beam
     lm_order: int | None = None  # symbols of an n-gram, where --lm is text; None: 5
     lm_weight: float | None = None  # of its log-probabilities; None: 0.5

@@ -95,14 +95,14 @@ class Config:
 
     PATHS: ClassVar = ("manifest", "kaldi", "test", "data_dir", "cache", "lexicon")
 
-    data: Data | None = None  # a corpus by its name; or one of the next two
+    data: Data | None = None  # a corpus by its name; or give manifest or kaldi
     manifest: str | None = None  # a file of JSON lines: audio, text
     kaldi: str | None = None  # a folder: wav.scp or feats.scp, text
     test: str | None = None  # another such; else what is held back
     data_dir: str | None = None  # the corpus' files; else $LINTRA_DATA
     cache: str | None = None  # a folder to keep features in
     preset: Preset = "small"  # paper: its models and training
-    encoder: Kind = "transformer"  # bilstm: --attention is not asked
+    encoder: Kind = "transformer"  # a bilstm has no attention
     streaming: bool = False  # causal: it can write while it listens
     units: Unit = "character"  # its symbols; phoneme needs --lexicon
     lexicon: str | None = None  # lines of a word and its phonemes
