@@ -2,7 +2,8 @@
 
     python docs/draw.py [NAME ...]
 
-The output of attention is its matrix times the values, so the values are the rows of the identity.
+The output of attention is its matrix times the values, so the values are the rows of the identity. What the
+colours mean stands above every picture, and nowhere else.
 """
 
 import argparse
@@ -34,6 +35,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "performer": {"features": 64},
 }
 
+WIPES = (12, 28, 44)  # tokens at which the gates forget all that was before
+PERIOD, ASKED = 8, 16  # tokens until a key comes again, and for which a query asks for the same one
+
+# What else a reader has to know of what is drawn.
+NOTES = {
+    "delta": f"keys come again after {PERIOD} tokens,\nqueries ask for one key {ASKED} times",
+    "gated": f"tokens {WIPES[0]}, {WIPES[1]} and {WIPES[2]} wipe the state,\nthe others keep it",
+}
+
 
 def draw(name: str) -> None:
     """One picture with a panel for each form the mechanism has."""
@@ -41,7 +51,7 @@ def draw(name: str) -> None:
     for causal, label in ((False, "bidirectional"), (True, "causal")):
         can = attention.mechanism(name).can
         if can.causal if causal else can.bidirectional:
-            panels[f"{name}, {label}"] = matrix(name, causal)
+            panels[f"{name}, {label}\n{NOTES.get(name, '')}".strip()] = matrix(name, causal)
     pictures.matrices(FOLDER / f"{name}.png", panels, f"{TOKENS} tokens: blue above zero, red below")
 
 
@@ -49,14 +59,16 @@ def matrix(name: str, causal: bool) -> np.ndarray:
     """[t t]: what part of each value (column) is in each output (row)."""
     config = attention.for_length(attention.load(name).Config, TOKENS, **OPTIONS.get(name, {}))
     torch.manual_seed(0)
-    q, k = keys_and_queries()
+    q, k = repeated_keys() if name == "delta" else keys_and_queries()
     if name == "aft":  # each channel has its own weights: here those of one, as many times as there are keys
         q, k = (x[..., :1].expand(-1, -1, -1, TOKENS) for x in (q, k))
     shape = {"heads": 1, "dim": q.shape[3], "value_dim": TOKENS}
     mechanism = config.build(causal=causal, **shape).double().eval()
     inputs = [q, q if mechanism.shared_key else k, torch.eye(TOKENS, dtype=torch.float64)[None, :, None]]
-    # Gates are open; global tokens project as the others do.
-    known = {"gate": 1.0} | dict(zip(("global_q", "global_k", "global_v"), inputs, strict=True))
+    # Gates are open, what is new is written whole; global tokens project as the others do.
+    known = {"gate": 1.0, "beta": 2.0} | dict(zip(("global_q", "global_k", "global_v"), inputs, strict=True))
+    if name == "gated":
+        known["decay"] = wiping(mechanism)
     for what, width in mechanism.reads().items():
         x = torch.as_tensor(known.get(what, 0.0), dtype=torch.float64)
         inputs.append(x.expand(1, TOKENS, width) if x.dim() == 0 else x.flatten(2))
@@ -71,6 +83,19 @@ def keys_and_queries() -> tuple[torch.Tensor, torch.Tensor]:
     walk = walk - walk.mean(1, keepdim=True)
     noise = torch.randn(walk.shape, generator=generator, dtype=torch.float64) / 3
     return walk, walk + noise
+
+
+def repeated_keys() -> tuple[torch.Tensor, torch.Tensor]:
+    """A few keys at right angles by turns, and queries that ask for one of them for long."""
+    keys, tokens = torch.eye(PERIOD, DIM, dtype=torch.float64)[None, :, None], torch.arange(TOKENS)
+    return keys[:, tokens // ASKED], keys[:, tokens % PERIOD]
+
+
+def wiping(mechanism: Any) -> torch.Tensor:
+    """[1 t r]: what tokens must say so that the decays are 0 at WIPES and 1 elsewhere, in all features."""
+    rates = torch.full((TOKENS, DIM), 100.0, dtype=torch.float64)
+    rates[list(WIPES)] = -100.0
+    return torch.linalg.solve(mechanism.weight[0], (rates - mechanism.bias).mT).mT[None]
 
 
 if __name__ == "__main__":
