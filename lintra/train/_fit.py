@@ -44,6 +44,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
             f"{run.folder} was trained with fsdp, which cannot be resumed yet; its model is in {start}"
         )
     task.check(run.model)
+    run = run.changed(task=task.settled(run.task))
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build() if start else first_model(run.model, run.train)

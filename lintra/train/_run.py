@@ -90,12 +90,12 @@ class Run:
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))
 
-    def changed(self, **settings: Any) -> "Run":
-        """The same run with other training settings, from now on."""
-        if not settings:
-            return self
-        run = dataclasses.replace(self, train=dataclasses.replace(self.train, **settings))
-        run.write()
+    def changed(self, *, task: Any = None, **settings: Any) -> "Run":
+        """The same run with another configuration of its task or other training settings, from now on."""
+        train = dataclasses.replace(self.train, **settings)
+        run = dataclasses.replace(self, task=task or self.task, train=train)
+        if run != self:
+            run.write()
         return run
 
     def checkpoints(self) -> list[Path]:
