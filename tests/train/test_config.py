@@ -84,6 +84,10 @@ def test_a_run_is_never_overwritten(new_run):
     with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already: .*--resume"):
         new_run(seed=1)
     assert train.Run.read(run.folder) == run
+    checkpoint.save(run.model.build(), run.folder / "step-00000001")
+    (run.folder / "run.json").unlink()  # then its weights would be taken for those of the next one
+    with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already"):
+        new_run(seed=1)
 
 
 def test_damaged_runs(new_run, tmp_path):
