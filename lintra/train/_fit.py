@@ -27,6 +27,7 @@ def fit(run: Run, task: Task | None) -> None:
     first = is_first_process()
     console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     problem = run.task.build() if task is None else task
+    run.train.check_batch(problem.batch_tokens)
     with run.locked():
         _fit(run, problem, console, first)
 

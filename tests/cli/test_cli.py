@@ -95,6 +95,7 @@ def test_info(lintra_says):
         (["train", "digits", "--attention-options", "feature_map=Exp"], "Hedgehog, T2R, got 'Exp'"),
         (["train", "text"], "which text? Name a text file or a folder of them with --data PATH"),
         (["train", "text-classification", "--data", "nowhere"], "data nowhere does not exist"),
+        (["train", "digits", "--devices", "3"], "batch must be a multiple of devices=3, got 16"),
         (["train", "digits", "--heads", "5"], "width must be a multiple of heads"),
         (["train", "--resume", "nowhere"], "nowhere holds no run"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
