@@ -30,7 +30,9 @@ CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", 
 
 
 def pack(run: train.Run, folder: Path, hours: float, grown_from: str | None) -> None:
-    """Writes FOLDER anew; the evaluation that is there stays, and makes the card."""
+    """Writes FOLDER anew; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
+    where there is something else."""
+    checkpoint.refuse_others(folder, CARD, EVALUATION, RUN, LOG, CURVE)
     model, curves = checkpoint.load(run.folder), train.curves(run.folder)
     step = checkpoint.step_of(run.checkpoints()[-1])
     evaluation = folder / EVALUATION

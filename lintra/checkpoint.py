@@ -34,9 +34,19 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
     weights do not fit into `stored` or it is no floating type.
     """
     folder = Path(folder)
-    if folder.exists() and not _replaceable(folder):
-        raise Error(f"{folder} exists and is not a saved model: choose another folder")
+    refuse_others(folder)
     write_atomically(folder, lambda place: write_model(model, place, stored))
+
+
+def refuse_others(folder: Path, *more: str) -> None:
+    """Raises Error for a folder that holds anything but a saved model and files called as one of `more`."""
+    known = (CONFIG, ".DS_Store", *more)
+
+    def ours(x: Path) -> bool:
+        return x.name in known or is_part(x.name, folder / WEIGHTS)
+
+    if folder.exists() and not (folder.is_dir() and all(map(ours, folder.iterdir()))):
+        raise Error(f"{folder} exists and is not a saved model: choose another folder")
 
 
 def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -> None:
@@ -220,14 +230,6 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
         if name == _key(option):
             return option
     raise ValueError(f"{where} must be one of {', '.join(map(_key, options))}, got {name!r}")
-
-
-def _replaceable(folder: Path) -> bool:
-    """Whether nothing but a saved model, or nothing at all, is in the folder."""
-    known = (CONFIG, ".DS_Store")
-    return folder.is_dir() and all(
-        x.name in known or is_part(x.name, folder / WEIGHTS) for x in folder.iterdir()
-    )
 
 
 def _narrow(name: str, x: torch.Tensor, stored: torch.dtype) -> torch.Tensor:

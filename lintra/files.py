@@ -55,6 +55,11 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def leftovers(folder: Path, name: str) -> list[Path]:
+    """The folders in which `write_atomically` made, or still makes, what is called `name`, a pattern."""
+    return [x for x in folder.glob(f".{name}.*") if x.is_dir()]
+
+
 def refuse_folder(name: str, path: Path | None) -> None:
     """Raises ValueError if the file that argument `name` asks for is a folder."""
     if path is not None and path.is_dir():

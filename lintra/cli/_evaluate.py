@@ -65,6 +65,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     for name in options.searching.given():
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
+    task.check(model.config)
     chosen = drawn(len(task.test), options.limit, options.seed)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()

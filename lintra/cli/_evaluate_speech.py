@@ -1,12 +1,12 @@
 """`lintra evaluate` for a recogniser of speech."""
 
 import dataclasses
-import os
 import sys
 import time
 from typing import Any
 
 from lintra import evaluate as scoring
+from lintra import files
 from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli._arguments import UsageError
@@ -72,15 +72,18 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
 
 
 def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus, list[Skipped]]:
-    """The features of what is drawn of the test set. Where the run keeps features in a folder that is there
-    and can be written to, those of the whole set are kept there too.
+    """The features of what is drawn of the test set. Where the run keeps features in a folder that is there,
+    those of the whole set are read there, and kept if it can be written to.
     """
     chosen = [task.tested[i] for i in drawn(len(task.tested), options.limit, options.seed)]
     cache = task.cached(task.judged_by) if options.limit is None else None
-    if cache is not None and not os.access(cache.parent, os.W_OK):
+    if cache is not None and not cache.parent.is_dir():
         cache = None
     with progress("features to test on", len(chosen), "utterances") as report:
-        return prepare(chosen, config, cache=cache, report=report)
+        try:
+            return prepare(chosen, config, cache=cache, report=report)
+        except files.Error:
+            return prepare(chosen, config, cache=None, report=report)
 
 
 def _told(x: ErrorRate) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.cli._arguments import UsageError
-from lintra.tasks import Task, speech
+from lintra.tasks import Task
 from lintra.tasks._pixels import PixelTask
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -54,7 +54,7 @@ def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) 
 
 def _relocated(config: Any, data: str) -> Any:
     """The configuration of a task with its data elsewhere. Raises UsageError if it has none."""
-    if isinstance(config, speech.Config):
+    if hasattr(config, "moved"):
         return config.moved(data)
     has = {field.name for field in dataclasses.fields(config)}
     for name in ("data_dir", "data"):

@@ -90,6 +90,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     problem = _watched(options.task)
     if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
         raise UsageError("batch is in frames here: take --batch-frames instead")
+    options.train.check_batch(problem.batch_tokens)
     _ = problem.train  # reads the data: if there is none, no folder is claimed
     own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
     shape = ("layers", "heads", "width", "dropout")

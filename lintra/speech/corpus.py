@@ -1,6 +1,10 @@
 """The features of many utterances in one array, and what they are of."""
 
+import contextlib
+import glob
 import json
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,12 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lintra.files import write_atomically
+from lintra.files import leftovers, write_atomically
 from lintra.speech import features
 from lintra.speech.arrays import arrays
 from lintra.speech.cache import Parts, Write, origin_of, reopen, write
 from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance
+
+_DAY = 86_400  # seconds
 
 
 class Skipped(NamedTuple):
@@ -87,12 +93,21 @@ def prepare(
     wanted = (path, origin, config.bins, len(utterances), len(speeds))
     found = reopen(*wanted)
     if found is None:
+        _remove_abandoned(path)
         compute = partial(_compute, utterances, config, speeds, report)
         write_atomically(path, lambda place: write(place, origin, config.bins, compute))
         found = reopen(*wanted)
     if found is None:
         raise SpeechError(f"{path} is not what was written: something else changes it")
     return _corpus(*found, utterances, speeds)
+
+
+def _remove_abandoned(cache: Path) -> None:
+    """What killed preparations of a cache left, which may be large: what nothing was written to for a day."""
+    for work in leftovers(cache.parent, glob.escape(cache.name)):
+        with contextlib.suppress(OSError):  # perhaps it is another's who has just finished
+            if max(x.stat().st_mtime for x in (work, *work.iterdir())) < time.time() - _DAY:
+                shutil.rmtree(work)
 
 
 def _corpus(

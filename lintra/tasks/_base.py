@@ -95,6 +95,10 @@ class Task(ABC):
     def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
         """Sets in a fresh model what follows from the data and is not learned, before its first step."""
 
+    def settled(self, config: Any) -> Any:
+        """This configuration of the task, with what a run takes from its data and has to keep."""
+        return config
+
     def check(self, model: Any) -> None:  # noqa: B027 (most have nothing to say)
         """Raises DataError if a model of this config is not for the data as they are now."""
 

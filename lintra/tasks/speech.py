@@ -5,9 +5,11 @@ The loss is the sum of -log p of the transcripts over the number of their symbol
 What cannot be learned from is left out and counted: no transcript, unknown symbols, too few frames.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -250,8 +252,13 @@ class Speech(Task):
         return found
 
     def cached(self, split: str) -> Path | None:
-        """The file that keeps the features of "train", "validate" or "test"; None: they are not kept."""
-        return Path(self.config.cache).expanduser() / f"{split}.safetensors" if self.config.cache else None
+        """The file that keeps the features of "train", "validate" or "test", each test set in its own; None:
+        they are not kept."""
+        if self.config.cache is None:
+            return None
+        if split == "test" and (place := self.config.test or self.config.data_dir):
+            split += f"-{sha256(os.fsencode(Path(place).expanduser().absolute())).hexdigest()[:8]}"
+        return Path(self.config.cache).expanduser() / f"{split}.safetensors"
 
     def _heard(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
         utterances = self.tested if split == "test" else self.utterances[split]

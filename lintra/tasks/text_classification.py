@@ -5,8 +5,9 @@ looked at. A file may be compressed (.xz, .gz). Without a file to test on, every
 validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with IMDB reviews.
 """
 
+import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -19,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from lintra import fields
 from lintra.attention import AttentionConfig
-from lintra.models import BiLSTM, Encoder, encoder
+from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
 from lintra.tasks import _text
 from lintra.tasks._base import Batch, DataError, Samples, Task
@@ -47,10 +48,17 @@ class Config:
     data: str | None = None  # lines label TAB ... TAB text (.gz, .xz too)
     test: str | None = None  # the file to validate on; else a tenth of the lines
     length: int = 1_024  # bytes of a text that are read, from its beginning
+    classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
 
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, length=1)
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"classes must all be different, got {self.classes}")
+
+    def moved(self, data: str) -> "Config":
+        """The same with its files elsewhere: the one to test on, or else what a tenth is kept back of."""
+        return replace(self, **{"data" if self.test is None else "test": data})
 
     def build(self) -> "TextClassification":
         return TextClassification(self)
@@ -61,6 +69,14 @@ class Labelled(NamedTuple):
 
     labels: list[str]
     texts: list[bytes]
+
+
+class Lines(NamedTuple):
+    """What there is to tell apart, the lines to learn it from and those to be judged by."""
+
+    classes: list[str]
+    train: Labelled
+    validate: Labelled
 
 
 class LabelledSamples(Samples):
@@ -92,20 +108,30 @@ class TextClassification(Task):
 
     @cached_property
     def train(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return LabelledSamples(self._lines[0], self.classes)
+        return LabelledSamples(self._lines.train, self.classes)
 
     @cached_property
     def validate(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return LabelledSamples(self._lines[1], self.classes)
+        return LabelledSamples(self._lines.validate, self.classes)
 
-    @cached_property
+    @property
     def classes(self) -> list[str]:
-        """The labels there are to learn, in alphabetical order; class 0 is the first of them."""
-        return sorted(set(self._lines[0].labels))
+        """The labels there are to learn, in alphabetical order unless that is given; class 0 is the first."""
+        return self._lines.classes
+
+    def settled(self, config: Config) -> Config:
+        return replace(config, classes=tuple(self.classes))
+
+    def check(self, model: encoder.Config | bilstm.Config) -> None:
+        if len(self.classes) != model.outputs:
+            raise DataError(
+                f"the data have {len(self.classes)} classes, and the model was made for {model.outputs}: put "
+                "the data back as they were, or begin a new run"
+            )
 
     @cached_property
-    def _lines(self) -> tuple[Labelled, Labelled]:
-        """The lines to learn from and those to be judged by. Raises DataError."""
+    def _lines(self) -> Lines:
+        """What the files hold. Raises DataError."""
         path = _text.named("data", self.config.data, "a file of lines label TAB text")
         lines = _read(path, self.config.length)
         if self.config.test is not None:
@@ -119,18 +145,21 @@ class TextClassification(Task):
             held, places = path, range(len(lines.labels))
             train = _only(lines, [i for i in places if i % _HELD_BACK != _HELD_BACK - 1])
             test = _only(lines, places[_HELD_BACK - 1 :: _HELD_BACK])
-        known = set(train.labels)
+        known = list(self.config.classes) or sorted(set(train.labels))
         if len(known) < 2:
-            raise DataError(f"{path} has the label {min(known)!r} only: there is nothing to tell apart")
+            raise DataError(f"{path} has the label {known[0]!r} only: there is nothing to tell apart")
         if len(known) > _MOST_LABELS:
             raise DataError(
                 f"{path} has {len(known):,} different labels, more than {_MOST_LABELS:,}: the label must be "
                 "the first column, the text the last"
             )
-        if unknown := sorted(set(test.labels) - known):
-            raise DataError(f"{held} has the label {unknown[0]!r}, which no line to learn from has")
+        for file, part in ((path, train), (held, test)):
+            if unknown := sorted(set(part.labels) - set(known)):
+                raise DataError(
+                    f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn"
+                )
         # Files are often in the order of their labels, and a validation may look at the first texts only.
-        return train, _only(test, np.random.default_rng(0).permutation(len(test.labels)))
+        return Lines(known, train, _only(test, np.random.default_rng(0).permutation(len(test.labels))))
 
     def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
         if isinstance(samples, dict):
@@ -182,8 +211,9 @@ def _read(path: Path, length: int) -> Labelled:
     """The lines of a file, each text cut to `length` bytes. Raises DataError."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file of lines label TAB text")
+    content = _text.content(path).removeprefix(codecs.BOM_UTF8)
     labels, texts = [], []
-    for number, line in enumerate(_text.content(path).removesuffix(b"\n").split(b"\n"), 1):
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
         label, *rest = line.removesuffix(b"\r").split(b"\t")
         if not rest or not label.strip():
             start = line[:40].decode(errors="replace")

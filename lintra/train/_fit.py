@@ -27,6 +27,7 @@ def fit(run: Run, task: Task | None) -> None:
     first = is_first_process()
     console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     problem = run.task.build() if task is None else task
+    run.train.check_batch(problem.batch_tokens)
     with run.locked():
         _fit(run, problem, console, first)
 
@@ -44,6 +45,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
             f"{run.folder} was trained with fsdp, which cannot be resumed yet; its model is in {start}"
         )
     task.check(run.model)
+    run = run.changed(task=task.settled(run.task))
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build() if start else first_model(run.model, run.train)

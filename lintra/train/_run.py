@@ -22,6 +22,7 @@ from lintra.checkpoint import (
     with_weights,
     write_atomically,
 )
+from lintra.files import leftovers
 from lintra.train.config import Config
 
 FORMAT = 1
@@ -39,11 +40,11 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
-        """Writes run.json into a folder that holds no run yet. Raises Error if it does."""
+        """Writes run.json into a folder without a run or checkpoints of one. Raises Error if it has some."""
         run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
         if not is_first_process():  # the first one has created the run, and then started this one
             return cls.read(folder)
-        if (run.folder / RUN).exists():
+        if (run.folder / RUN).exists() or checkpoints(run.folder):
             raise Error(
                 f"{folder} holds a run already: go on with --resume {folder}, or choose another folder"
             )
@@ -90,12 +91,12 @@ class Run:
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))
 
-    def changed(self, **settings: Any) -> "Run":
-        """The same run with other training settings, from now on."""
-        if not settings:
-            return self
-        run = dataclasses.replace(self, train=dataclasses.replace(self.train, **settings))
-        run.write()
+    def changed(self, *, task: Any = None, **settings: Any) -> "Run":
+        """The same run with another configuration of its task or other training settings, from now on."""
+        train = dataclasses.replace(self.train, **settings)
+        run = dataclasses.replace(self, task=task or self.task, train=train)
+        if run != self:
+            run.write()
         return run
 
     def checkpoints(self) -> list[Path]:
@@ -128,7 +129,7 @@ class Run:
 
     def sweep(self) -> None:
         """Removes what a killed process left half written or half removed."""
-        for leftover in (*self.folder.glob(".step-*"), *self.folder.glob(f".{RUN}.*")):
+        for leftover in (*leftovers(self.folder, "step-[0-9]*"), *leftovers(self.folder, RUN)):
             shutil.rmtree(leftover)
 
 

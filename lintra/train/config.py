@@ -47,12 +47,15 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e30:
                 raise ValueError(f"{name} must be above 0 and below 1e30, got {value}")
-        if self.batch % self.devices:
-            raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
         if self.optimizer == "muon" and self.strategy == "fsdp":
             raise ValueError("optimizer='muon' needs whole matrices, which strategy='fsdp' does not keep")
         if self.strategy != "auto" and self.devices == 1:
             raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
+
+    def check_batch(self, batch_tokens: int | None) -> None:
+        """Raises ValueError where batches are of sequences and the devices cannot share one evenly."""
+        if batch_tokens is None and self.batch % self.devices:
+            raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
 
     def lr_at(self, step: int) -> float:
         """The learning rate of a step (from 0); with "plateau", before it is halved."""

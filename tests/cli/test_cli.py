@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -94,6 +95,7 @@ def test_info(lintra_says):
         (["train", "digits", "--attention-options", "feature_map=Exp"], "Hedgehog, T2R, got 'Exp'"),
         (["train", "text"], "which text? Name a text file or a folder of them with --data PATH"),
         (["train", "text-classification", "--data", "nowhere"], "data nowhere does not exist"),
+        (["train", "digits", "--devices", "3"], "batch must be a multiple of devices=3, got 16"),
         (["train", "digits", "--heads", "5"], "width must be a multiple of heads"),
         (["train", "--resume", "nowhere"], "nowhere holds no run"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
@@ -248,6 +250,53 @@ def test_each_mechanism_trains_on_texts(lintra_says, tmp_path, monkeypatch, revi
         assert re.match(rf"lintra: .*{name}.* has no causal form", err)
         assert err.count("\n") == 1
         assert not (tmp_path / "digits").exists()
+
+
+def write_texts(file, labels, count=20):
+    """So many lines of each label, which its text repeats."""
+    Path(file).write_text("".join(f"{label}\t{label * 8}\n" * count for label in labels))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_class_keeps_its_number_whatever_is_read(lintra_says, tmp_path, monkeypatch):
+    """Else a model that is right is judged wrong, or learns on with its classes exchanged."""
+    monkeypatch.chdir(tmp_path)
+    write_texts("abc.tsv", "abc")
+    write_texts("bc.tsv", "bc")
+    quickly = ["--steps", "60", "--lr", "3e-2", "--warmup", "0", "--dropout", "0"]
+    learn = ["train", "text-classification", "--data", "abc.tsv", "--length", "8", *quickly, *TINY]
+    assert lintra_says(*learn)[0] == 0
+    assert train.Run.read("run").task.classes == ("a", "b", "c")
+    assert lintra_says(*learn[:-1], "tested", "--test", "abc.tsv")[0] == 0
+    for run, data, count in (("run", "abc.tsv", 6), ("run", "bc.tsv", 4), ("tested", "bc.tsv", 40)):
+        code, out, err = lintra_says("evaluate", "--model", run, "--data", data)
+        assert (code, err) == (0, "")
+        assert f"all {count} test samples" in out
+        assert re.search(r"accuracy +1\.0000", out)
+    write_texts("abc.tsv", "bc")
+    assert lintra_says("train", "--resume", "run", "--steps", "61")[0] == 0
+    assert re.search(r"accuracy +1\.0000", lintra_says("evaluate", "--model", "run")[1])
+    write_texts("abc.tsv", "abcd")
+    for args in (["evaluate", "--model", "run"], ["train", "--resume", "run", "--steps", "62"]):
+        code, _, err = lintra_says(*args)
+        assert code == 2
+        assert "abc.tsv has the label 'd', which is none of the 3 to learn" in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_of_before_classes_were_kept(lintra_says, tmp_path, monkeypatch, reviews):
+    monkeypatch.chdir(tmp_path)
+    assert lintra_says("train", "text-classification", "--data", "reviews.tsv", *FEW)[0] == 0
+    content = json.loads(Path("run/run.json").read_text())
+    del content["task"]["classes"]
+    Path("run/run.json").write_text(json.dumps(content))
+    assert lintra_says("evaluate", "--model", "run")[0] == 0
+    reviews.write_text(reviews.read_text() + "2\ta third\n")
+    code, _, err = lintra_says("evaluate", "--model", "run")
+    assert code == 2
+    assert "the data have 3 classes, and the model was made for 2" in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra import checkpoint, evaluate, train
+from lintra import checkpoint, evaluate, files, train
 from lintra.attention import linear
 from lintra.cli._transcribe import names
 from lintra.speech import audio, corpus, features
@@ -267,25 +267,37 @@ def test_error_rates(lintra_says, recogniser, tmp_path):
     assert "1 of 1 test utterances" in out
 
 
-def test_evaluate_keeps_features_where_training_did(lintra_says, recogniser, tmp_path, monkeypatch):
-    """Those of the whole test set; and it needs no such folder."""
+def test_evaluate_keeps_features_where_training_did(lintra_says, recogniser, monkeypatch):
+    """Those of each whole test set in a file of its own; and it needs no such folder, nor to write there."""
     recogniser(cache="kept")
-    test = write_manifest(tmp_path / "test", ["AB", "B CA"], "test.jsonl")
-    once = ["evaluate", "--model", "run", "--data", str(test), "--json", "a.json"]
+    tests = [write_manifest(Path(name), texts) for name, texts in (("one", ["AB", "B CA"]), ("other", ["C"]))]
 
-    def score(*more):
-        assert lintra_says(*once, *more)[0] == 0
+    def score(test, *more):
+        data = ["--data", str(test)] if test else []
+        assert lintra_says("evaluate", "--model", "run", *data, "--json", "a.json", *more)[0] == 0
         return json.loads(Path("a.json").read_text())["scores"]
 
-    scores = score("--limit", "2")
-    assert not Path("kept/test.safetensors").exists()
-    assert score() == scores
-    assert Path("kept/test.safetensors").exists()
+    once = score(tests[0], "--limit", "2")
+    assert not list(Path("kept").glob("test*"))
+    scores = [score(test) for test in (*tests, None)]
+    assert scores[0] == once != scores[1]
+    kept = sorted(Path("kept").glob("test*"))
+    assert len(kept) == 2
+
+    def refused(*_):
+        raise files.Error("kept cannot be written: Permission denied")
+
+    monkeypatch.setattr(corpus, "write_atomically", refused)
+    Path("kept").chmod(0o500)
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "arrays", None)  # nothing is computed
-        assert score() == scores
+        assert [score(test) for test in (*tests, None)] == scores
+    Path("kept").chmod(0o700)
+    for file in kept:
+        file.unlink()
+    assert [score(test) for test in (*tests, None)] == scores
     shutil.rmtree("kept")
-    assert score() == scores
+    assert [score(test) for test in (*tests, None)] == scores
     assert not Path("kept").exists()
 
 

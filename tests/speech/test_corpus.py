@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import time
 import tracemalloc
 
 import numpy as np
@@ -301,6 +302,25 @@ def test_a_cache_that_is_interrupted_leaves_what_was_there(utterances, tmp_path,
         prepare(utterances[:3], CONFIG, cache=path)
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_killed_preparations_left_is_removed(utterances, tmp_path):
+    """After a day: until then it may be one that is at work."""
+    path = tmp_path / "train.safetensors"
+    # Hours since the folder was made, and since something was written in it.
+    works = {
+        ".train.safetensors.a": (25, 25),
+        ".train.safetensors.b": (23, 23),
+        ".train.safetensors.c": (25, 0),
+    }
+    works[".test.safetensors.d"] = (25, 25)  # another cache's
+    for name, ages in works.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / path.name).write_text("half")
+        for each, hours in zip((tmp_path / name, tmp_path / name / path.name), ages, strict=True):
+            os.utime(each, times=(time.time() - 3_600 * hours,) * 2)
+    prepare(utterances, CONFIG, cache=path)
+    assert {x.name for x in tmp_path.glob(".*")} == works.keys() - {".train.safetensors.a"}
 
 
 def test_where_no_cache_can_be(utterances, tmp_path):

@@ -1,5 +1,6 @@
 """Texts with labels: how lines are read, what is kept back, padding, what is wrong with a file."""
 
+import dataclasses
 import lzma
 import math
 
@@ -68,6 +69,45 @@ def test_forms_of_a_line(tmp_path):
     assert contents(built.train) == list(zip(texts, [0, 1, 0, 1, 0], strict=True))
 
 
+def test_a_byte_order_mark_is_no_part_of_a_label(file):
+    file.write_bytes(b"\xef\xbb\xbf" + b"".join(LINES))
+    assert task(file).classes == ["bad", "good"]
+
+
+def test_classes_that_are_given_keep_their_numbers(file):
+    """Whatever else the file holds: a model has learned them."""
+    built = task(file, classes=("good", "missing", "bad"))
+    assert built.classes == ["good", "missing", "bad"]
+    found = task(file).train.labels
+    assert torch.equal(built.train.labels, torch.where(found == 1, 0, 2))
+    file.write_bytes(b"".join(x for x in LINES if x.startswith(b"good")))
+    assert set(task(file, classes=("bad", "good")).train.labels.tolist()) == {1}
+    for classes, unknown in ((("good", "fair"), "bad"), (("bad", "fair"), "good")):
+        file.write_bytes(b"".join(LINES))
+        with pytest.raises(
+            DataError, match=rf"train\.tsv has the label '{unknown}', which is none of the 2 "
+        ):
+            _ = task(file, classes=classes).train
+
+
+def test_a_run_keeps_its_classes(file):
+    config = text_classification.Config(data=str(file))
+    kept = config.build().settled(config)
+    assert kept == dataclasses.replace(config, classes=("bad", "good"))
+    assert kept.build().settled(kept) == kept
+    model = config.build().model(linear.Config())
+    config.build().check(model)
+    with pytest.raises(DataError, match="the data have 2 classes, and the model was made for 3"):
+        config.build().check(dataclasses.replace(model, outputs=3))
+
+
+def test_its_files_elsewhere(file):
+    config = text_classification.Config(data="old.tsv")
+    assert config.moved("new.tsv") == dataclasses.replace(config, data="new.tsv")
+    config = dataclasses.replace(config, test="old-test.tsv")
+    assert config.moved("new.tsv") == dataclasses.replace(config, test="new.tsv")
+
+
 def test_padding_is_at_the_end_and_masked(file):
     batch = task(file).train.__getitems__([0, 1, 20])
     assert batch["tokens"].shape == (3, 30)
@@ -129,7 +169,7 @@ def test_the_baseline_takes_the_same_batches(file):
             b"".join(line(f"text {i}", "1") for i in range(2_000)),
             r"has 1,800 different labels.* first column",
         ),
-        (b"".join(LINES[:9]) + line("awful", "x"), r"has the label 'awful', which no line to learn from has"),
+        (b"".join(LINES[:9]) + line("awful", "x"), r"has the label 'awful', which is none of the 2 to learn"),
         (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
     ],
 )
@@ -151,10 +191,12 @@ def test_missing_and_damaged(file, tmp_path):
     with pytest.raises(DataError, match=r"cut\.xz cannot be read, it may be cut short"):
         _ = task(tmp_path / "cut.xz").train
     (tmp_path / "other.tsv").write_bytes(line("so-so", "x"))
-    with pytest.raises(DataError, match=r"other\.tsv has the label 'so-so', which no line to learn from has"):
+    with pytest.raises(DataError, match=r"other\.tsv has the label 'so-so', which is none of the 2 to"):
         _ = task(file, test=str(tmp_path / "other.tsv")).train
 
 
 def test_bad_settings():
     with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         text_classification.Config(length=0)
+    with pytest.raises(ValueError, match=r"classes must all be different, got \('a', 'b', 'a'\)"):
+        text_classification.Config(classes=("a", "b", "a"))

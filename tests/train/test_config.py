@@ -23,7 +23,6 @@ from lintra.train._callbacks import Rate
         ({"max_minutes": -1.0}, "max_minutes must be above 0 and below 1e30, got -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay must be at least 0 and finite, got nan"),
         ({"warmup": -1}, "warmup must be at least 0 and finite, got -1"),
-        ({"batch": 3, "devices": 2}, "batch must be a multiple of devices=2, got 3"),
         ({"strategy": "ddp"}, "strategy='ddp' needs devices > 1, got devices=1"),
         ({"optimizer": "sgd"}, "optimizer must be 'radam' or 'adamw' or 'muon', got 'sgd'"),
         (
@@ -35,6 +34,15 @@ from lintra.train._callbacks import Rate
 def test_refusals(settings, message):
     with pytest.raises((TypeError, ValueError), match=message):
         Config(**settings)
+
+
+def test_devices_share_a_batch_evenly(new_run):
+    """One of sequences; one of tokens is divided whatever the number of devices is."""
+    run = new_run(batch=3, devices=2)
+    with pytest.raises(ValueError, match="batch must be a multiple of devices=2, got 3"):
+        train.fit(run)
+    assert run.checkpoints() == []
+    Config(batch=16, devices=3).check_batch(batch_tokens=2_000)
 
 
 def test_learning_rates():
@@ -84,6 +92,10 @@ def test_a_run_is_never_overwritten(new_run):
     with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already: .*--resume"):
         new_run(seed=1)
     assert train.Run.read(run.folder) == run
+    checkpoint.save(run.model.build(), run.folder / "step-00000001")
+    (run.folder / "run.json").unlink()  # then its weights would be taken for those of the next one
+    with pytest.raises(checkpoint.Error, match=rf"{run.folder} holds a run already"):
+        new_run(seed=1)
 
 
 def test_damaged_runs(new_run, tmp_path):

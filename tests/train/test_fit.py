@@ -128,7 +128,14 @@ def test_batches_by_tokens(new_run, monkeypatch):
 def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
     run = new_run(steps=20, save_every=5)
     (run.folder / ".step-00000003.abc").mkdir()  # left by a killed process
+    (run.folder / ".run.json.abc").mkdir()
+    others = [run.folder / ".run.json.swp", run.folder / ".step-by-step"]  # an editor's, a person's
+    others[0].touch()
+    others[1].mkdir()
     train.fit(run.changed(steps=10))
+    assert folders(run) == [".run.json.swp", ".step-by-step", "step-00000005", "step-00000010"]
+    others[0].unlink()
+    others[1].rmdir()
     train.fit(run)
     assert folders(run) == ["step-00000015", "step-00000020"]
     curves = train.curves(run.folder)
