@@ -224,10 +224,20 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
 
 def _replaceable(folder: Path) -> bool:
     """Whether nothing but a saved model, or nothing at all, is in the folder."""
-    known = (CONFIG, ".DS_Store")
-    return folder.is_dir() and all(
-        x.name in known or is_part(x.name, folder / WEIGHTS) for x in folder.iterdir()
-    )
+    if not folder.is_dir():
+        return False
+    names = {x.name for x in folder.iterdir()} - {".DS_Store"}
+    known = all(name == CONFIG or is_part(name, folder / WEIGHTS) for name in names)
+    return not names or (known and _is_ours(folder / CONFIG))
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a config.json is that of a model of ours: other programs have files of the same names."""
+    try:
+        content = read_json(file)
+    except Error:
+        return False
+    return isinstance(content, dict) and {"format", "model"} <= content.keys()
 
 
 def _narrow(name: str, x: torch.Tensor, stored: torch.dtype) -> torch.Tensor:

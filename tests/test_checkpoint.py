@@ -269,6 +269,26 @@ def test_saving_again_replaces_and_nothing_else_is_replaced(tmp_path):
     assert (tmp_path / "photos" / "one.jpg").read_text() == "x"
 
 
+@pytest.mark.parametrize("config", ['{"model_type": "bert"}', '["format", "model"]', "{", None])
+def test_another_program_s_model_is_not_replaced(tmp_path, config):
+    """Its files have the same names."""
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"precious")
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    with pytest.raises(checkpoint.Error, match="is not a saved model: choose another folder"):
+        checkpoint.save(build(), folder)
+    assert (folder / "model.safetensors").read_bytes() == b"precious"
+
+
+def test_a_folder_without_anything_takes_a_model(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / ".DS_Store").touch()  # a file manager looked at it
+    checkpoint.save(build(), tmp_path / "model")
+    assert len(checkpoint.load(tmp_path / "model").blocks) == 2
+
+
 def test_a_failing_exchange_keeps_the_old_model(tmp_path, monkeypatch):
     """Where folders cannot be exchanged and the second rename fails."""
     checkpoint.save(build(), tmp_path / "model")
