@@ -140,7 +140,9 @@ def step_of(folder: Path) -> int:
 
 def save_state(state: State, file: str | Path) -> None:
     """A state of generation into one safetensors file, to be resumed elsewhere. Atomic."""
-    tensors = {str(i): x.contiguous() for i, x in enumerate(attention.leaves(state))}
+    # Copies: those of a state may share memory, which safetensors refuses.
+    leaves = enumerate(attention.leaves(state))
+    tensors = {str(i): x.clone(memory_format=torch.contiguous_format) for i, x in leaves}
     write_atomically(Path(file), lambda place: save_file(tensors, place))
 
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from lintra import checkpoint, files
-from lintra.attention import linear, softmax
+from lintra import checkpoint, files, fused, native
+from lintra.attention import leaves, linear, softmax
 from lintra.models import bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
@@ -114,6 +114,24 @@ def test_a_state_resumes_elsewhere(tmp_path):
             checkpoint.load_state(model.start(3), tmp_path / "state.safetensors")
         with pytest.raises(checkpoint.Error, match="tensors, a state of this model"):
             checkpoint.load_state(build(layers=1).start(2), tmp_path / "state.safetensors")
+
+
+def test_a_state_whose_tensors_share_memory(tmp_path):
+    """Layers that read the same source with the same mask; the sums of a fused step."""
+    encoded = encoder.Config(inputs=3, layers=1, heads=2, width=16)
+    reader = seq2seq.Config(vocabulary=11, encoder=encoded, cross=softmax.Config(), **(READS | {"layers": 2}))
+    source, mask = torch.randn(2, 4, 3), torch.ones(2, 4, dtype=torch.bool)
+    model = reader.build().eval()
+    states = [model.start(model.remember(source, mask))]
+    if native.available():
+        alone = build().eval()
+        states.append(
+            fused.Fused(alone, alone.start(2))(torch.zeros(2, 1, dtype=torch.int64), alone.start(2))[1]
+        )
+    for state in states:
+        checkpoint.save_state(state, tmp_path / "state")
+        again = checkpoint.load_state(state, tmp_path / "state")
+        assert all(map(torch.equal, leaves(again), leaves(state)))
 
 
 def damage_config(folder, change):
