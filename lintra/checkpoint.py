@@ -82,10 +82,14 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
     """The model of a configuration with these tensors as its weights; no others are drawn first.
 
-    Raises Error, which names `file`, for a missing or unknown tensor or one of another shape.
+    Raises Error, which names `file`, for a missing or unknown tensor or one of another shape; ValueError for
+    sizes that no tensor can have.
     """
-    with torch.device("meta"):
-        model = config.build()
+    try:
+        with torch.device("meta"):
+            model = config.build()
+    except (RuntimeError, OverflowError, TypeError) as error:  # PyTorch's, with its calls in the lines below
+        raise ValueError(f"the model cannot be built: {error}".splitlines()[0]) from error
     wanted = model.state_dict()
     for problem, names in (("lacks", wanted.keys() - tensors), ("has the unknown", tensors.keys() - wanted)):
         if names:

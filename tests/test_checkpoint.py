@@ -124,10 +124,9 @@ def test_a_state_whose_tensors_share_memory(tmp_path):
     model = reader.build().eval()
     states = [model.start(model.remember(source, mask))]
     if native.available():
-        alone = build().eval()
-        states.append(
-            fused.Fused(alone, alone.start(2))(torch.zeros(2, 1, dtype=torch.int64), alone.start(2))[1]
-        )
+        alone, token = build().eval(), torch.zeros(2, 1, dtype=torch.int64)
+        step = fused.Fused(alone, alone.start(2))
+        states.append(step(token, alone.start(2))[1])
     for state in states:
         checkpoint.save_state(state, tmp_path / "state")
         again = checkpoint.load_state(state, tmp_path / "state")
@@ -153,6 +152,7 @@ def damage_weights(folder, change):
         (lambda f: (f / "config.json").unlink(), "holds no model"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
         (lambda f: (f / "config.json").write_text("[]"), "is not a lintra model"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is damaged: .*recursion"),
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is damaged"),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
@@ -179,6 +179,13 @@ def damage_weights(folder, change):
         (
             lambda f: damage_config(f, lambda c: c["config"].update(layers=0)),
             "layers must be at least 1, got 0",
+        ),
+        *(
+            (
+                lambda f, x=x: damage_config(f, lambda c: c["config"].update(x)),
+                r"config.json: the model cannot be built: [^\n]*$",
+            )
+            for x in ({"feed": 1e300}, {"width": 2**62}, {"width": 2**70}, {"vocabulary": 2**62})
         ),
         (lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")), "vocabulary"),
         (
