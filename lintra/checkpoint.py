@@ -40,12 +40,14 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
 
 def refuse_others(folder: Path, *more: str) -> None:
     """Raises Error for a folder that holds anything but a saved model and files called as one of `more`."""
-    known = (CONFIG, ".DS_Store", *more)
 
-    def ours(x: Path) -> bool:
-        return x.name in known or is_part(x.name, folder / WEIGHTS)
+    def ours(name: str) -> bool:
+        return name in (CONFIG, *more) or is_part(name, folder / WEIGHTS)
 
-    if folder.exists() and not (folder.is_dir() and all(map(ours, folder.iterdir()))):
+    if not folder.exists():
+        return
+    names = {x.name for x in folder.iterdir()} - {".DS_Store"} if folder.is_dir() else {""}
+    if names and not (all(map(ours, names)) and _is_ours(folder / CONFIG)):
         raise Error(f"{folder} exists and is not a saved model: choose another folder")
 
 
@@ -92,10 +94,14 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
     """The model of a configuration with these tensors as its weights; no others are drawn first.
 
-    Raises Error, which names `file`, for a missing or unknown tensor or one of another shape.
+    Raises Error, which names `file`, for a missing or unknown tensor or one of another shape; ValueError for
+    sizes that no tensor can have.
     """
-    with torch.device("meta"):
-        model = config.build()
+    try:
+        with torch.device("meta"):
+            model = config.build()
+    except (RuntimeError, OverflowError, TypeError) as error:  # PyTorch's, with its calls in the lines below
+        raise ValueError(f"the model cannot be built: {error}".splitlines()[0]) from error
     wanted = model.state_dict()
     for problem, names in (("lacks", wanted.keys() - tensors), ("has the unknown", tensors.keys() - wanted)):
         if names:
@@ -150,7 +156,9 @@ def step_of(folder: Path) -> int:
 
 def save_state(state: State, file: str | Path) -> None:
     """A state of generation into one safetensors file, to be resumed elsewhere. Atomic."""
-    tensors = {str(i): x.contiguous() for i, x in enumerate(attention.leaves(state))}
+    # Copies: those of a state may share memory, which safetensors refuses.
+    leaves = enumerate(attention.leaves(state))
+    tensors = {str(i): x.clone(memory_format=torch.contiguous_format) for i, x in leaves}
     write_atomically(Path(file), lambda place: save_file(tensors, place))
 
 
@@ -230,6 +238,15 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
         if name == _key(option):
             return option
     raise ValueError(f"{where} must be one of {', '.join(map(_key, options))}, got {name!r}")
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a config.json is that of a model of ours: other programs have files of the same names."""
+    try:
+        content = read_json(file)
+    except Error:
+        return False
+    return isinstance(content, dict) and {"format", "model"} <= content.keys()
 
 
 def _narrow(name: str, x: torch.Tensor, stored: torch.dtype) -> torch.Tensor:

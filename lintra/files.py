@@ -22,7 +22,7 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text())
     except OSError as error:
         raise Error(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Error(f"{file} is damaged: {error}") from error
 
 

@@ -17,10 +17,12 @@ from typing_extensions import Required, Unpack
 
 from lintra import fields, fused, replay
 from lintra.models import Decoder, Seq2Seq
+from lintra.models._ends import checked
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Weights
 from lintra.nn.block import Block, CrossState
 from lintra.nn.mask import lengths_to_mask
+from lintra.ops import _check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,10 +119,10 @@ def stream(
     """Yields the next token of every sequence, [b], `steps` times; memory grows only if the state does.
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
-    where the model has no start symbol, lengths, a batch or a source that do not fit, and what `Sampler`
-    refuses; for more tokens than the model has positions; for a state_dtype other than bfloat16 or None, or
-    with a mechanism that cannot keep its state so; for weights of less than float32 where no step can be
-    fused, or with a state_dtype.
+    where the model has no start symbol, a prompt of what is no symbol, lengths, a batch or a source that do
+    not fit, and what `Sampler` refuses; for more tokens than the model has positions; for a state_dtype other
+    than bfloat16 or None, or with a mechanism that cannot keep its state so; for weights of less than float32
+    where no step can be fused, or with a state_dtype.
     """
     return _recurrent(model, begin(model, prompt, **options))
 
@@ -227,16 +229,21 @@ def begin(
                 f"a fused step keeps its sums in float32: weights={weights!r} needs state_dtype=None"
             )
     device = model.head.weight.device
-    if isinstance(model, Seq2Seq) and source is None:
-        raise ValueError("a Seq2Seq model needs a source")
-    if source is not None and not isinstance(model, Seq2Seq):
-        raise ValueError(f"source goes with a Seq2Seq model, this one is a {type(model).__name__}")
-    if source is None and source_mask is not None:
-        raise ValueError("source_mask belongs to a source, and there is none")
-    if source is not None:
+    if isinstance(model, Seq2Seq):
+        if source is None:
+            raise ValueError("a Seq2Seq model needs a source")
+        source, source_mask = source.to(device), None if source_mask is None else source_mask.to(device)
+        try:
+            checked(model.encoder.config, source, source_mask)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"source does not fit: {error}") from error
         if batch not in (None, len(source)):
             raise ValueError(f"batch must be that of the source, {len(source)}, or None; got {batch}")
         batch = len(source)
+    elif source is not None:
+        raise ValueError(f"source goes with a Seq2Seq model, this one is a {type(model).__name__}")
+    elif source_mask is not None:
+        raise ValueError("source_mask belongs to a source, and there is none")
     if prompt is None:
         if lengths is not None:
             raise ValueError("lengths belong to a prompt, and there is none")
@@ -253,9 +260,9 @@ def begin(
     if lengths is not None and tuple(lengths.shape) != (len(prompt),):
         raise ValueError(f"lengths must be [{len(prompt)}], one a prompt, got {list(lengths.shape)}")
     tokens = prompt.to(device, torch.int64)
-    if tokens.numel() and lengths is None and int(tokens.max()) >= model.config.vocabulary:
-        raise ValueError(f"prompt must hold symbols below {model.config.vocabulary}, got {int(tokens.max())}")
     mask = None if lengths is None else lengths_to_mask(lengths.to(device), tokens.shape[1])
+    real = tokens if mask is None else tokens[mask]
+    _check.symbols("prompt", real.cpu(), model.config.vocabulary - 1)  # the start symbol is none of them
     if model.start_token is not None:
         tokens = torch.cat((tokens.new_full((len(tokens), 1), model.start_token), tokens), 1)
         mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
@@ -266,8 +273,8 @@ def begin(
     return Beginning(
         tokens,
         mask,
-        None if source is None else source.to(device),
-        None if source_mask is None else source_mask.to(device),
+        source,
+        source_mask,
         Sampler(temperature=temperature, top_k=top_k, top_p=top_p),
         steps,
         _uniforms(steps, tokens, seed),

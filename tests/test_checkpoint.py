@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from lintra import checkpoint, files
-from lintra.attention import linear, softmax
+from lintra import checkpoint, files, fused, native
+from lintra.attention import leaves, linear, softmax
 from lintra.models import bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
@@ -116,6 +116,23 @@ def test_a_state_resumes_elsewhere(tmp_path):
             checkpoint.load_state(build(layers=1).start(2), tmp_path / "state.safetensors")
 
 
+def test_a_state_whose_tensors_share_memory(tmp_path):
+    """Layers that read the same source with the same mask; the sums of a fused step."""
+    encoded = encoder.Config(inputs=3, layers=1, heads=2, width=16)
+    reader = seq2seq.Config(vocabulary=11, encoder=encoded, cross=softmax.Config(), **(READS | {"layers": 2}))
+    source, mask = torch.randn(2, 4, 3), torch.ones(2, 4, dtype=torch.bool)
+    model = reader.build().eval()
+    states = [model.start(model.remember(source, mask))]
+    if native.available():
+        alone, token = build().eval(), torch.zeros(2, 1, dtype=torch.int64)
+        step = fused.Fused(alone, alone.start(2))
+        states.append(step(token, alone.start(2))[1])
+    for state in states:
+        checkpoint.save_state(state, tmp_path / "state")
+        again = checkpoint.load_state(state, tmp_path / "state")
+        assert all(map(torch.equal, leaves(again), leaves(state)))
+
+
 def damage_config(folder, change):
     content = json.loads((folder / "config.json").read_text())
     change(content)
@@ -135,6 +152,7 @@ def damage_weights(folder, change):
         (lambda f: (f / "config.json").unlink(), "holds no model"),
         (lambda f: (f / "config.json").write_text("{"), "config.json is damaged"),
         (lambda f: (f / "config.json").write_text("[]"), "is not a lintra model"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is damaged: .*recursion"),
         (lambda f: (f / "config.json").write_bytes(b"\xff\xfe"), "config.json is damaged"),
         (
             lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
@@ -161,6 +179,13 @@ def damage_weights(folder, change):
         (
             lambda f: damage_config(f, lambda c: c["config"].update(layers=0)),
             "layers must be at least 1, got 0",
+        ),
+        *(
+            (
+                lambda f, x=x: damage_config(f, lambda c: c["config"].update(x)),
+                r"config.json: the model cannot be built: [^\n]*$",
+            )
+            for x in ({"feed": 1e300}, {"width": 2**62}, {"width": 2**70}, {"vocabulary": 2**62})
         ),
         (lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")), "vocabulary"),
         (
@@ -267,6 +292,26 @@ def test_saving_again_replaces_and_nothing_else_is_replaced(tmp_path):
     with pytest.raises(checkpoint.Error, match="is not a saved model: choose another folder"):
         checkpoint.save(build(), tmp_path / "photos")
     assert (tmp_path / "photos" / "one.jpg").read_text() == "x"
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "bert"}', '["format", "model"]', "{", None])
+def test_another_program_s_model_is_not_replaced(tmp_path, config):
+    """Its files have the same names."""
+    folder = tmp_path / "bert"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"precious")
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    with pytest.raises(checkpoint.Error, match="is not a saved model: choose another folder"):
+        checkpoint.save(build(), folder)
+    assert (folder / "model.safetensors").read_bytes() == b"precious"
+
+
+def test_a_folder_without_anything_takes_a_model(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / ".DS_Store").touch()  # a file manager looked at it
+    checkpoint.save(build(), tmp_path / "model")
+    assert len(checkpoint.load(tmp_path / "model").blocks) == 2
 
 
 def test_a_failing_exchange_keeps_the_old_model(tmp_path, monkeypatch):

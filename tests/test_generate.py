@@ -41,7 +41,8 @@ def build_seq2seq(**changes):
     torch.manual_seed(0)
     shape = {"layers": 1, "heads": 2, "width": 16}
     source = encoder.Config(vocabulary=7, dropout=0.5, **shape)
-    return seq2seq.Config(vocabulary=11, encoder=source, **(shape | changes)).build().double()
+    options = {"vocabulary": 11, "encoder": source, **shape} | changes
+    return seq2seq.Config(**options).build().double()
 
 
 @pytest.mark.parametrize("cross", [linear.Config(), softmax.Config()])
@@ -135,6 +136,18 @@ def test_sources_are_checked():
             stream(model, steps=1, **options)
     with pytest.raises(ValueError, match="source goes with a Seq2Seq model, this one is a Decoder"):
         stream(build(), source=source, steps=1)
+    for changes, message in (
+        ({"source": torch.zeros(2, 5)}, "tokens must be int64 or int32"),
+        ({"source": source + 7}, "tokens must be between 0 and 6, got 7"),
+        ({"source": source, "source_mask": torch.ones(2, 9).bool()}, r"mask must be \[b=2 t=5\]"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=f"source does not fit: {message}"):
+            stream(model, steps=1, **changes)
+    listener = build_seq2seq(encoder=encoder.Config(inputs=3, layers=1, heads=2, width=16))
+    with pytest.raises(
+        ValueError, match=r"source does not fit: x must be \[b=2 t=4 c=3\], got shape \[2, 4, 7\]"
+    ):
+        stream(listener, steps=1, source=torch.zeros(2, 4, 7, dtype=torch.float64))
     with pytest.raises(ValueError, match="source_mask belongs to a source"):
         stream(build(), source_mask=source > 0, steps=1)
     with pytest.raises(TypeError, match="model must be a Decoder or a Seq2Seq, got Encoder"):
@@ -305,9 +318,16 @@ def test_as_many_tokens_as_there_are_positions(positions):
 
 
 def test_a_prompt_out_of_range():
-    for symbol in (11, 40):  # 11 is the start symbol
-        with pytest.raises(ValueError, match=f"prompt must hold symbols below 11, got {symbol}"):
-            stream(build(), torch.tensor([[symbol]]), steps=1)
+    model = build()
+    for symbol in (-1, 11, 40):  # 11 is the start symbol
+        for lengths in (None, torch.tensor([2])):
+            with pytest.raises(ValueError, match=f"prompt must be between 0 and 10, got {symbol}"):
+                stream(model, torch.tensor([[1, symbol]]), steps=1, lengths=lengths)
+        padded, lengths = torch.tensor([[1, symbol]]), torch.tensor([1])
+        assert torch.equal(
+            generate(model, padded, steps=3, seed=0, lengths=lengths),
+            generate(model, padded[:, :1], steps=3, seed=0),
+        )
 
 
 def test_a_broken_model_draws_nothing():
