@@ -86,7 +86,10 @@ def problems(data: Path) -> list[Problem]:
         Problem(
             "classification",
             text_classification.Config(
-                data=str(data / "imdb_train.tsv.xz"), test=str(data / "imdb_test.tsv.xz"), length=1024
+                data=str(data / "imdb_train.tsv.xz"),
+                test=str(data / "imdb_test.tsv.xz"),
+                length=1024,
+                classes=("0", "1"),
             ),
             "accuracy",
             False,

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from jaxtyping import Float
+from torch import Tensor
+
 from lintra.evaluate._scores import Stopped
 from lintra.generate import evaluation
 from lintra.models import CTC
@@ -59,9 +62,9 @@ def transcripts(
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> tuple[list[Heard], list[Skipped]]:
-    """What a model finds in the utterances at these places, and those without a transcript that it could be
-    compared with. `batch` of them, of similar length, are heard at once: that changes memory
-    and time, not the result. If stopped, what was heard until then, the shortest first.
+    """What a model finds in the utterances at these places; and those that it cannot hear, or that have no
+    transcript that it could be compared with. `batch` of them, of similar length, are heard at once: that
+    changes memory and time, not the result. If stopped, what was heard until then, the shortest first.
     """
     symbols = model.config.symbols
     said: dict[int, str] = {}
@@ -75,12 +78,27 @@ def transcripts(
     with evaluation(model):
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
-            heard = log_probs(model, [corpus.array(place) for place in chosen])
-            found |= {place: symbols.decode(search(each)) for place, each in zip(chosen, heard, strict=True)}
+            heard = _heard(model, corpus, chosen, skipped)
+            found |= {place: symbols.decode(search(each)) for place, each in heard.items()}
             report(len(found))
             if stopped():
                 break
     return [Heard(corpus.ids[place], said[place], found[place]) for place in said if place in found], skipped
+
+
+def _heard(
+    model: CTC, corpus: Corpus, places: Sequence[int], skipped: list[Skipped]
+) -> dict[int, Float[Tensor, "t n"]]:
+    """The log-probabilities of the utterances at these places; without those that cannot be heard even alone,
+    such as one too long for a mechanism: these go to `skipped`."""
+    try:
+        return dict(zip(places, log_probs(model, [corpus.array(place) for place in places]), strict=True))
+    except ValueError as error:
+        if len(places) == 1:
+            skipped.append(Skipped(corpus.ids[places[0]], str(error)))
+            return {}
+    alone = (_heard(model, corpus, [place], skipped) for place in places)
+    return {place: each for found in alone for place, each in found.items()}
 
 
 def reference(symbols: Symbols, text: str | None) -> str:

@@ -56,6 +56,8 @@ class Task(ABC):
     # Where lengths differ much: as many samples of similar length make a batch as have together at most so
     # many tokens, padding included. None: as many samples as training is told.
     batch_tokens: int | None = None
+    # Whether its configuration says how many samples it validates on; else training looks at the first only.
+    validates_all: bool = False
 
     def remarks(self, folder: Path) -> list[str]:
         """What a person who trains on it should know of its data, a line each; what is long is written to

@@ -66,6 +66,7 @@ class CopySamples(NumberedSamples):
 
 class Copy(Guessed):
     name = "copy"
+    validates_all = True
 
     def __init__(self, config: Config):
         self.config = config

@@ -64,7 +64,7 @@ class Config:
     preset: Preset = "best"  # paper: its model and training
     data_dir: str | None = None  # their files; else $LINTRA_DATA, or a download
     limit: int | None = None  # train on the first so many images only
-    validate_images: int | None = 256  # validate on so many test images; None: all
+    validate_images: int | None = 128  # validate on so many test images; None: all
 
     def __post_init__(self):
         fields.check(self)
@@ -78,6 +78,7 @@ class Config:
 
 class Images(PixelTask):
     name = "images"
+    validates_all = True
     levels = 256
 
     def __init__(self, config: Config):

@@ -70,6 +70,7 @@ class RecallSamples(NumberedSamples):
 
 class Recall(Guessed):
     name = "recall"
+    validates_all = True
 
     def __init__(self, config: Config):
         self.config = config

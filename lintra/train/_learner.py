@@ -17,7 +17,7 @@ from lintra.train._optimizer import optimizer
 from lintra.train.config import Config
 
 _REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
-VALIDATION_BATCHES = 16  # a validation looks at no more of them
+VALIDATION_BATCHES = 16  # a validation looks at no more of them, where the task does not say how many
 
 
 class Diverged(ArithmeticError):
@@ -50,7 +50,8 @@ class Learner(pl.LightningModule):
     def val_dataloader(self) -> DataLoader[Batch]:
         samples, world = self.task.validate, self.trainer.world_size
         if self.task.batch_tokens is None:
-            places = range(min(len(samples), VALIDATION_BATCHES * self.config.batch))
+            most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * self.config.batch
+            places = range(min(len(samples), most))
             size = self.config.batch // world
             batches = [list(places[first : first + size]) for first in range(0, len(places), size)]
         else:

@@ -465,6 +465,32 @@ def test_a_file_too_long_for_a_mechanism_does_not_end_the_others(lintra_says, re
     assert err.count(f"lintra: {good}: a made-up mechanism reaches 60 tokens\n") == 2
 
 
+def test_an_utterance_too_long_for_a_mechanism_does_not_end_an_evaluation(
+    lintra_says, recogniser, monkeypatch
+):
+    """Nor does it take the others of its batch with it."""
+    model = recogniser()
+    forward, reason = type(model).forward, "a made-up mechanism reaches 60 frames"
+
+    def bounded(self, x, mask):
+        if x.shape[1] > 60:
+            raise ValueError(reason)
+        return forward(self, x, mask=mask)
+
+    monkeypatch.setattr(type(model), "forward", bounded)
+    scores = []
+    for texts in (["AB", "B", "C"], ["AB", "ABCABCABCA", "B", "ABCABCABCAB", "C"]):
+        data = str(write_manifest(Path("test"), texts))
+        code, out, err = lintra_says("evaluate", "--model", "run", "--data", data, "--json", "a.json")
+        assert (code, err) == (int(len(texts) > 3), "")
+        assert f"3 of {len(texts)} test utterances" in out
+        report = json.loads(Path("a.json").read_text())
+        scores.append({name: x["rate"] for name, x in report["scores"].items()})
+    assert scores[0] == scores[1]
+    assert report["skipped"] == [{"id": id, "reason": reason} for id in ("u1", "u3")]
+    assert not report["partial"]
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

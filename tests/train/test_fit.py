@@ -125,6 +125,19 @@ def test_batches_by_tokens(new_run, monkeypatch):
     assert len(prepared) == 2
 
 
+@pytest.mark.parametrize(
+    ("task", "samples"), [(copy.Config(length=8, validate_samples=40), 40), (digits.Config(), 32)]
+)
+def test_a_validation_looks_at_as_many_samples_as_its_task_says(new_run, monkeypatch, task, samples):
+    """Where it says none, at the first batches: there may be many."""
+    seen = []
+    kind = type(task.build())
+    score = kind.score
+    monkeypatch.setattr(kind, "score", lambda *args: seen.append(len(args[2]["tokens"])) or score(*args))
+    train.fit(new_run(task=task, steps=1, batch=2))
+    assert sum(seen) == samples
+
+
 def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
     run = new_run(steps=20, save_every=5)
     (run.folder / ".step-00000003.abc").mkdir()  # left by a killed process
