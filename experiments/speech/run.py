@@ -253,9 +253,8 @@ def draw(report: dict[str, Any]) -> list[Path]:
             steps = [int(step) for step in found["curves"][0]]
             lines[model] = {s: 100 * statistics.mean(c[str(s)] for c in found["curves"]) for s in steps}
         files.append(HERE / f"{corpus}.png")
-        pictures.curves(
-            files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=CORPORA[corpus]
-        )
+        title = f"{CORPORA[corpus]}, mean of {len(of['linear']['curves'])} seeds"
+        pictures.curves(files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=title)
     if rows := times():
         against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
         files.append(HERE / "length.png")
@@ -287,13 +286,14 @@ def table(report: dict[str, Any], corpus: str) -> str:
     rows, kinds = times(), {BEST: f"{UNIT[corpus]} errors", WITH_NGRAMS: "with n-grams"}
     found = report["scores"][corpus]
     kinds = {kind: head for kind, head in kinds.items() if all(kind in of for of in found.values())}
-    heads = ["model", "parameters", "seeds", *kinds.values(), *["seconds an epoch"] * bool(rows)]
+    heads = ["model", "parameters", *kinds.values(), "each seed, %", *["seconds an epoch"] * bool(rows)]
     lines = [heads, ["---"] * len(heads)]
     for model, of in found.items():
-        cells = [model, f"{of['parameters'] / 1e6:.2f} M", str(len(of["seeds"]))]
+        cells = [model, f"{of['parameters'] / 1e6:.2f} M"]
         for kind in kinds:
             rate = ErrorRate(**of[kind][UNIT[corpus]])
             cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
+        cells.append(", ".join(f"{100 * seed[UNIT[corpus]]['rate']:.1f}" for seed in of["seeds"]))
         if rows:
             cells.append(f"{rows[f'{CORPORA[corpus]}: {model}, an epoch']:.1f}")
         lines.append(cells)
