@@ -231,6 +231,7 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
 }
 
 // d log_decay and d log_input from q . dq, k . dk and the final state. In double: the scan covers the whole sequence.
+// Its terms are of float32 all the same (docs/decisions.md).
 template <class T>
 void weight_gradients(const Problem<T>& problem) {
   const lintra_call& call = problem.call;
