@@ -277,6 +277,8 @@ def test_the_figures_of_a_fused_step_are_those_of_the_file():
     page = (ROOT / "docs" / "performance.md").read_text()
     assert "\n".join(steps(report)) in page
     rows = {row["what"]: row["figure"] for row in report["rows"]}
+    reading = rows["reading the weights at the rate of a copy, float32"]
+    assert f"Reading the float32 weights at the rate of a copy would take {reading:.3g} ms." in page
     one, many, ratio = (
         rows[what]
         for what in (

@@ -167,7 +167,7 @@ def find(data: Path, problem: str, mechanism: str) -> Run:
 def step(run: Run) -> Any:
     """One update of a fresh model."""
     task = run.problem.task.build()
-    batch = task.collate(task.train.__getitems__(list(range(run.problem.training["batch"]))))
+    batch = task.train.__getitems__(range(run.problem.training["batch"]))
     return updates(task, run.model(), [batch])
 
 

@@ -65,7 +65,8 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def save(path: Path, **content: object) -> None:
-    """Saves what was found as JSON, atomically, with the command, the machine and the versions it is from."""
+    """Saves what was found as JSON, atomically, with the command, the machine and the versions it is from.
+    Raises ValueError for numbers that are not finite."""
     report = {
         "format": 1,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -78,7 +79,8 @@ def save(path: Path, **content: object) -> None:
         },
         **content,
     }
-    checkpoint.write_atomically(path, lambda temporary: temporary.write_text(json.dumps(report, indent=1)))
+    text = json.dumps(report, indent=1, allow_nan=False)  # which is no JSON
+    checkpoint.write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def machine() -> dict[str, object]:

@@ -3,9 +3,10 @@
 A step takes tokens and states to the parameters of the next tokens: eager (`model.extend`), fused
 (`lintra.fused`) with its weights in three precisions, and softmax with cached keys and values, whose time
 grows with the position in a straight line: it is the mean over the middles of equal parts of an image.
-Drawing from the parameters is timed by itself; images a second contain it. Of one sequence the bound is the
-time of a copy of the weights, which a cache that holds them is ahead of; of many it is the rate of a matrix
-product. With --model, a run on images, also the loss on its test images with each precision of the weights.
+Drawing from the parameters is timed by itself; images a second contain it. A step of one sequence is held
+against reading the weights at the rate of a copy, though memory may be read faster than it is copied; one of
+many against the rate of a matrix product. With --model, a run on images, also the loss on its test images
+with each precision of the weights.
 """
 
 import math
@@ -150,7 +151,9 @@ def _rows(seconds: dict[str, float], model: Decoder, sizes: Sizes) -> list[Row]:
         rows.append(Row(f"a step of 1, {name}", 1e3 * seconds[f"1: {name}"], "ms", at_most=target.get(name)))
     for name in PRECISIONS:
         size = DTYPES[name][0].itemsize
-        rows.append(Row(f"a copy of the weights, {name}", 1e3 * weights * size / memory, "ms"))
+        rows.append(
+            Row(f"reading the weights at the rate of a copy, {name}", 1e3 * weights * size / memory, "ms")
+        )
     for name in PRECISIONS[1:]:
         share = seconds[f"1: {name}"] / seconds["1: float32"]
         rows.append(Row(f"a step of 1, {name} / float32", 100 * share, "%", at_most=60))

@@ -77,15 +77,23 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         **_lengths(sizes),
         **_model(sizes),
     }
-    rows = []
+    made, left_out = _made(makers, torch.cuda.get_device_properties(0).total_memory)
+    contestants |= made
+    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress, finish=torch.cuda.synchronize)
+    return _rows(timings, sizes) + left_out, timings
+
+
+def _made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str, Pass], list[Row]]:
+    """Those that find room in so many bytes of memory, and a row for each that does not."""
+    made: dict[str, Pass] = {}
+    left_out = []
     for name, maker in makers.items():
         try:
-            contestants[name] = maker()
-        except torch.OutOfMemoryError:  # that point is missing, the others go on
-            rows.append(Row(f"{name}: out of memory", float("nan"), ""))
+            made[name] = maker()
+        except torch.OutOfMemoryError:
+            left_out.append(Row(f"{name}: left out, out of memory, had", memory / 1e9, "GB"))
             torch.cuda.empty_cache()
-    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress, finish=torch.cuda.synchronize)
-    return _rows(timings, sizes) + rows, timings
+    return made, left_out
 
 
 def check() -> None:

@@ -27,7 +27,7 @@ class DataError(ValueError):
 class Samples(Dataset[Batch], ABC):
     """A data set that is read a batch at a time, since reading sample by sample is slow.
 
-    PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`.
+    PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`; nothing is left to collate.
     """
 
     lengths: Sequence[int] = ()  # tokens of each sample, for a task that says `batch_tokens`
@@ -37,7 +37,7 @@ class Samples(Dataset[Batch], ABC):
 
     @abstractmethod
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples at these places, collated. IndexError if one is outside."""
+        """The samples at these places as one batch. IndexError if one is outside."""
 
     def __getitem__(self, index: int) -> Batch:
         return {name: value[0] for name, value in self.__getitems__([index]).items()}
@@ -83,12 +83,6 @@ class Task(ABC):
     def test(self) -> Samples:
         """All there are to be judged by in the end, where `validate` may be a part of them."""
         return self.validate
-
-    def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
-        """Samples of equal shapes -> one batch. What `Samples.__getitems__` gives is one already."""
-        if isinstance(samples, dict):
-            return samples
-        return {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
 
     @abstractmethod
     def model(self, attention: AttentionConfig) -> Any:

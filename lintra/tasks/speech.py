@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 from lintra import fields
 from lintra.attention import AttentionConfig, linear
@@ -265,13 +264,6 @@ class Speech(Task):
         with self.watch(f"features to {split} on", len(utterances), "utterances") as report:
             found = prepare(utterances, self.features, cache=self.cached(split), speeds=speeds, report=report)
         return Utterances(_corpora.Heard.of(found, self.symbols, self.subsample, split))
-
-    def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
-        if isinstance(samples, dict):
-            return samples
-        return {
-            name: pad_sequence([sample[name] for sample in samples], batch_first=True) for name in samples[0]
-        }
 
     def model(self, attention: AttentionConfig) -> ctc.Config:
         """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.

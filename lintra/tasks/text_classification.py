@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.utils.rnn import pad_sequence
 
 from lintra import fields
 from lintra.attention import AttentionConfig
@@ -160,16 +159,6 @@ class TextClassification(Task):
                 )
         # Files are often in the order of their labels, and a validation may look at the first texts only.
         return Lines(known, train, _only(test, np.random.default_rng(0).permutation(len(test.labels))))
-
-    def collate(self, samples: Sequence[Batch] | Batch) -> Batch:
-        if isinstance(samples, dict):
-            return samples
-        return {
-            name: pad_sequence([sample[name] for sample in samples], batch_first=True)
-            if samples[0][name].dim()
-            else torch.stack([sample[name] for sample in samples])
-            for name in samples[0]
-        }
 
     def model(self, attention: AttentionConfig) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all bytes."""

@@ -45,7 +45,7 @@ class Learner(pl.LightningModule):
             sampler = StepSampler(len(samples), self.config.batch, **seeded, **share)
         else:
             sampler = LengthSampler(samples.lengths, most, **seeded, **share)
-        return DataLoader(samples, batch_sampler=sampler, collate_fn=self.task.collate)
+        return DataLoader(samples, batch_sampler=sampler, collate_fn=lambda batch: batch)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         samples, world = self.task.validate, self.trainer.world_size
@@ -57,7 +57,7 @@ class Learner(pl.LightningModule):
         else:
             batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)
         batches, self.counted = share(batches, self.trainer.global_rank, world)
-        return DataLoader(samples, batch_sampler=batches, collate_fn=self.task.collate)
+        return DataLoader(samples, batch_sampler=batches, collate_fn=lambda batch: batch)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         step = self.trainer.global_step

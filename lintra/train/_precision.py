@@ -19,8 +19,7 @@ def measured(config: Any, task: Task, batch: int) -> Literal["32", "bf16"]:
     samples = 1
     while True:
         indices = [i % len(task.train) for i in range(samples)]
-        loaded = task.collate(task.train.__getitems__(indices))
-        loaded = {name: value.to(device) for name, value in loaded.items()}
+        loaded = {name: value.to(device) for name, value in task.train.__getitems__(indices).items()}
         full, half = (min(_seconds(model, task, loaded, bf16) for _ in range(3)) for bf16 in (False, True))
         if full >= ENOUGH or half >= ENOUGH or samples >= batch:
             return "bf16" if half < WORTH * full else "32"

@@ -94,6 +94,25 @@ def test_a_report_says_where_it_comes_from(tmp_path):
     assert report["sizes"] == {"n": 1}
 
 
+def test_what_is_no_number_is_not_written(tmp_path):
+    """JSON has none such: readers other than Python's end at it."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        _report.write(tmp_path / "a.json", [Row("a", float("nan"), "x")], {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_finds_no_memory_on_a_gpu_is_left_out():
+    def full():
+        raise torch.OutOfMemoryError
+
+    def step():
+        pass
+
+    made, rows = gpu._made({"a": lambda: step, "b": full, "c": lambda: step}, 80 * 10**9)
+    assert made == {"a": step, "c": step}
+    assert rows == [Row("b: left out, out of memory, had", 80, "GB")]
+
+
 def test_operations_of_a_training_step():
     sizes = train.Sizes(layers=1, width=32, batch=2, tokens=10)
     model = train.model(attention.linear.Config(), sizes).build()
