@@ -47,11 +47,16 @@ def why_not(model: Decoder) -> str | None:
             if reason := _foreign(module):
                 return reason
     kinds = {_shape(model, block, batch=1) for block in model.blocks}
-    norms = [norm for block in model.blocks for norm in (block.norm_mix, block.norm_feed)]
-    norms += [model.norm] if not isinstance(model.norm, nn.Identity) else []
-    if len(kinds) != 1 or len({norm.eps for norm in norms}) != 1:
+    if len(kinds) != 1 or len(epsilons(model)) != 1:
         return "a fused step needs layers that are alike, these differ in size or kind"
     return None
+
+
+def epsilons(model: Any) -> set[float]:
+    """What the norms of a decoder add to a variance."""
+    norms = [norm for block in model.blocks for norm in (block.norm_mix, block.norm_feed)]
+    norms += [] if isinstance(model.norm, nn.Identity) else [model.norm]
+    return {norm.eps for norm in norms}
 
 
 def _foreign(module: nn.Module) -> str | None:

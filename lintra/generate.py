@@ -24,6 +24,8 @@ from lintra.nn.block import Block, CrossState
 from lintra.nn.mask import lengths_to_mask
 from lintra.ops import _check
 
+_ZERO = 2.0**-150  # what is not above it is 0 in float32
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
@@ -47,7 +49,7 @@ class Sampler:
 
     def probabilities(self, log_probs: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
         """What is drawn from."""
-        if self.temperature == 0:
+        if self.temperature <= _ZERO:
             return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
         # Relative to the largest: a tiny temperature must not make all of them -inf.
         log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / self.temperature
@@ -57,7 +59,8 @@ class Sampler:
         probs = log_probs.softmax(1)
         if self.top_p is None:
             return probs
-        ordered, order = probs.sort(1, descending=True)
+        # Stable: of equal ones the first stay, on every processor.
+        ordered, order = probs.sort(dim=1, descending=True, stable=True)
         enough = ordered.cumsum(1) - ordered >= self.top_p
         probs = probs.masked_fill(enough.gather(1, order.argsort(1)), 0.0)
         return probs / probs.sum(1, keepdim=True)

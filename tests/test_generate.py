@@ -298,8 +298,15 @@ def test_prompts_of_any_integers():
 
 def test_a_tiny_temperature_is_the_most_probable_symbol():
     log_probs = torch.tensor([[0.2, 0.5, 0.3]]).log()
-    probabilities = Sampler(temperature=1e-45).probabilities(log_probs)
-    assert torch.equal(probabilities, torch.tensor([[0.0, 1.0, 0.0]]))
+    for temperature in (1e-45, 1e-46):  # the second is 0 in float32
+        probabilities = Sampler(temperature=temperature).probabilities(log_probs)
+        assert torch.equal(probabilities, torch.tensor([[0.0, 1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("n", [8, 256])  # shares whose sums are exact
+def test_of_equally_probable_symbols_the_first_stay(n):
+    probabilities = Sampler(top_p=0.5).probabilities(torch.zeros(1, n))
+    assert probabilities.nonzero()[:, 1].tolist() == list(range(n // 2))
 
 
 @pytest.mark.parametrize(

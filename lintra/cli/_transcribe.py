@@ -58,7 +58,7 @@ def transcribe_command(args: Sequence[str]) -> int:
     options = parse(
         Options, args, prog="lintra transcribe", takes="FILES ...", description=Options.__doc__ or ""
     )
-    model = checkpoint.load(checkpoint.find(options.model), chosen(options.device))
+    model = checkpoint.load(options.model, chosen(options.device))
     if not isinstance(model, CTC):
         raise UsageError(f"{options.model} holds no recogniser of speech, but a {type(model).__name__}")
     if options.stream and (why := model.why_not_stream()):

@@ -17,6 +17,7 @@ from lintra.attention.linear import EluPlusOne, Identity, LinearAttention, Relu,
 from lintra.attention.retention import Retention
 from lintra.attention.rfa import RandomFeatureAttention
 from lintra.checkpoint import write_atomically
+from lintra.fused import epsilons
 from lintra.models import Decoder, Seq2Seq
 from lintra.native.decoder import round_rows
 from lintra.nn.block import Block
@@ -77,7 +78,7 @@ def why_not(model: Any) -> str | None:
             return f"the runtime would pass over the hooks of {type(module).__name__}"
     if type(model.output) not in (Categorical, DiscretisedLogistics):
         return f"the runtime does not know the distribution {type(model.output).__name__}"
-    if len({_Kind.of(block) for block in model.blocks}) != 1 or len(_epsilons(model)) != 1:
+    if len({_Kind.of(block) for block in model.blocks}) != 1 or len(epsilons(model)) != 1:
         return "the runtime needs layers that are alike, these differ in size or kind"
     for name, parameter in model.state_dict().items():
         if not bool(parameter.isfinite().all()):
@@ -294,7 +295,7 @@ def _fields(model: Any, weights: Weights) -> bytes:
         OUTPUTS.index("logits" if isinstance(model.output, Categorical) else "mixture"),
         _components(model),
     ]
-    packed = struct.pack(f"<{len(words)}I2f", *words, kind.eps, *_epsilons(model))
+    packed = struct.pack(f"<{len(words)}I2f", *words, kind.eps, *epsilons(model))
     return packed + bytes(HEADER - _BEGINNING.size - len(packed))
 
 
@@ -306,13 +307,6 @@ def _axes(model: Any) -> tuple[int, ...]:
 
 def _components(model: Any) -> int:
     return 0 if isinstance(model.output, Categorical) else model.output.size // 3
-
-
-def _epsilons(model: Any) -> set[float]:
-    """What the norms add to a variance."""
-    norms = [norm for block in model.blocks for norm in (block.norm_mix, block.norm_feed)]
-    norms += [] if isinstance(model.norm, nn.Identity) else [model.norm]
-    return {norm.eps for norm in norms}
 
 
 def _sizes(model: Any) -> list[tuple[str, int, int]]:

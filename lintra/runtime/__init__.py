@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator
 from functools import cache
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ class Model:
 
 
 class Sequence:
-    """A sequence of a model: its state and what comes next. Raises Error for what the runtime refuses, which
-    leaves it as it was."""
+    """A sequence of a model: its state and what comes next. Raises Error for what the runtime refuses and
+    TypeError for a token that is no integer, which leave it as it was."""
 
     def __init__(self, model: Model):
         self.model, self.library = model, model.library
@@ -130,7 +131,8 @@ class Sequence:
         self.model.check(self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
 
     def _check(self, *tokens: int) -> None:
-        if not all(0 <= token < 2**32 for token in tokens):  # else what wraps around might be one
+        # Else what is rounded or wraps around might be one.
+        if not all(0 <= index(token) < 2**32 for token in tokens):
             raise Error(self.library.lrt_error(_BAD_TOKEN).decode())
 
     def params(self) -> Tensor:

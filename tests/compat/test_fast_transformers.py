@@ -1,6 +1,7 @@
 """The interface of the 2020 library: its names, its state dicts, its numbers."""
 
 import argparse
+import inspect
 import subprocess
 import sys
 
@@ -397,6 +398,34 @@ def test_masks():
         FullMask(torch.ones(2, 2))
     with pytest.raises(ValueError, match="needs a mask or its size"):
         FullMask()
+
+
+CLUSTERED = ("clusters", "iterations", "bits", "hash_bias")
+SOFTMAX = ("softmax_temp", "attention_dropout", "event_dispatcher")
+RANDOM = ("query_dimensions", "n_dims", "softmax_temp", "orthogonal")
+REDRAWN = ("redraw", "deterministic_eval")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (TYPES["full"], SOFTMAX),
+        (TYPES["linear"], ("query_dimensions", "feature_map", "eps", "event_dispatcher")),
+        (TYPES["clustered"], (*CLUSTERED, *SOFTMAX)),
+        (TYPES["improved-clustered"], (*CLUSTERED, "topk", *SOFTMAX)),
+        (TYPES["improved-causal"], (*CLUSTERED, "topk", *SOFTMAX)),
+        (TYPES["reformer"], ("chunk_size", "bits", "rounds", "masked", *SOFTMAX)),
+        (TYPES["local"], ("local_context", *SOFTMAX)),
+        (TYPES["exact-topk"], ("topk", *SOFTMAX)),
+        (TYPES["conditional-full"], ("other_attention", "length_limit", *SOFTMAX)),
+        (RandomFourierFeatures, (*RANDOM, *REDRAWN)),
+        (SmoothedRandomFourierFeatures, (*RANDOM, "smoothing", *REDRAWN)),
+        (Favor, (*RANDOM, "stabilize", *REDRAWN)),
+        (GeneralizedRandomFeatures, (*RANDOM, "kernel_fn", *REDRAWN)),
+    ],
+)
+def test_arguments_stand_in_their_order(kind, names):
+    assert tuple(inspect.signature(kind).parameters) == names
 
 
 def test_builders_take_what_theirs_take():

@@ -291,6 +291,24 @@ def test_states_that_are_none():
     assert sequence.seen == 3
 
 
+@pytest.mark.parametrize(("kind", "features"), [("plain", 12), ("retention", 12), ("rfa", 20)])
+def test_padding_of_a_state_holds_nothing(kind, features):
+    """Every other number may be changed: there are as many as the sums of docs/format.md hold."""
+    model = build(**({"layers": 2} | KINDS[kind]))
+    sequence = Sequence(Model(export.to_bytes(model)))
+    sequence.prefill([0, 1, 2])
+    state, taken, reasons = sequence.save(), 0, set()
+    for at in range(64, len(state), 4):
+        try:
+            sequence.load(with_word(state, at, 0.5))
+            taken += 1
+        except Error as error:
+            reasons.add(str(error))
+    assert reasons == {"it holds something where there must be zeros"}
+    mix = model.blocks[0].mix
+    assert taken == 2 * mix.kv_heads * (features * (mix.dim + 1) + 1)
+
+
 def test_a_state_fits_the_weights_it_was_made_with():
     """The same sizes are not enough."""
     model = build()

@@ -227,7 +227,13 @@ def test_equal_symbols_draw_as_equals():
     sequence.step(0)
     log_probs = model.output.log_probs(sequence.params()[None])
     uniforms = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
-    for sampler in (Sampler(top_k=2), Sampler(top_k=1), Sampler(top_p=0.5), Sampler(top_p=0.4, top_k=3)):
+    for sampler in (
+        Sampler(top_k=2),
+        Sampler(top_k=1),
+        Sampler(top_p=0.5),
+        Sampler(top_p=0.4, top_k=3),
+        Sampler(temperature=1e-46),  # 0 in float32
+    ):
         mine = [sequence.sample(uniform, sampler) for uniform in uniforms.tolist()]
         assert mine == sampler.draw(log_probs.expand(200, -1), uniforms).tolist()
 
@@ -300,6 +306,9 @@ def test_what_a_sequence_refuses():
             sequence.step(token)
     with pytest.raises(Error, match="a token is no symbol of the model"):
         sequence.prefill([0, 6])
+    for call in (sequence.step, lambda token: sequence.prefill([0, token])):
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            call(1.7)
     with pytest.raises(Error, match="no position for so many tokens"):
         sequence.prefill([0, 0, 0])
     for uniform in (-0.1, 1.0, math.nan):

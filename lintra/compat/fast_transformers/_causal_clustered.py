@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from lintra.attention.clustered import ClusteredAttention as Clustered
-from lintra.compat.fast_transformers.attention import ClusteredAttention, InnerAttention
+from lintra.compat.fast_transformers.attention import ImprovedClusteredAttention, InnerAttention
 from lintra.ops import clustering
 from lintra.ops.softmax_attention import softmax_attention
 
 
-class ImprovedClusteredCausalAttention(ClusteredAttention):
+class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
     """The `topk` keys of a query's cluster, of them those up to its own place; memory grows by l topk e."""
 
     def bidirectional(

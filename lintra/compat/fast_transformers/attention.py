@@ -4,6 +4,7 @@ An inner attention takes queries [n l h e], keys [n s h e], values [n s h d] and
 query may see, which queries are real, which keys are. None stands for all. What it cannot honour it refuses.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -236,15 +237,12 @@ class ReformerAttention(InnerAttention):
 class ClusteredAttention(InnerAttention):
     """Queries in clusters, a softmax for the mean of each."""
 
-    improved = False
-
     def __init__(
         self,
         clusters: int,
         iterations: int = 10,
         bits: int = 63,
         hash_bias: bool = True,
-        topk: int = 32,
         softmax_temp: float | None = None,
         attention_dropout: float = 0.1,
         event_dispatcher: str = "",
@@ -255,8 +253,7 @@ class ClusteredAttention(InnerAttention):
             clusters=clusters,
             iterations=iterations,
             bits=bits,
-            improved=self.improved,
-            topk=topk,
+            improved=False,
             scale=softmax_temp,
             dropout=attention_dropout,
         )
@@ -271,7 +268,21 @@ class ClusteredAttention(InnerAttention):
 class ImprovedClusteredAttention(ClusteredAttention):
     """The same, and the keys that matter most to a cluster weighed for each of its queries."""
 
-    improved = True
+    def __init__(
+        self,
+        clusters: int,
+        iterations: int = 10,
+        bits: int = 63,
+        hash_bias: bool = True,
+        topk: int = 32,
+        softmax_temp: float | None = None,
+        attention_dropout: float = 0.1,
+        event_dispatcher: str = "",
+    ):
+        super().__init__(
+            clusters, iterations, bits, hash_bias, softmax_temp, attention_dropout, event_dispatcher
+        )
+        self.config = dataclasses.replace(self.config, improved=True, topk=topk)
 
 
 class LocalAttention(InnerAttention):

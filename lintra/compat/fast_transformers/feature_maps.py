@@ -113,9 +113,17 @@ class SmoothedRandomFourierFeatures(RandomFourierFeatures):
     """The same with one more feature, `smoothing`: keeps the estimate away from 0."""
 
     def __init__(
-        self, query_dimensions: int, n_dims: int | None = None, *args, smoothing: float = 1.0, **options
+        self,
+        query_dimensions: int,
+        n_dims: int | None = None,
+        softmax_temp: float | None = None,
+        orthogonal: bool = False,
+        smoothing: float = 1.0,
+        redraw: int = 1,
+        deterministic_eval: bool = False,
     ):
-        super().__init__(query_dimensions, (n_dims or query_dimensions) - 1, *args, **options)
+        count = (n_dims or query_dimensions) - 1
+        super().__init__(query_dimensions, count, softmax_temp, orthogonal, redraw, deterministic_eval)
         self.smoothing = smoothing
 
     def forward(self, x: Tensor) -> Tensor:
