@@ -32,9 +32,10 @@ bench: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-# The attention matrices in docs/pictures/, from the definitions in the tests.
+# The attention matrices in docs/pictures/, from the definitions in the tests; the charts, from measured figures.
 pictures: install
 	$(BIN)/python docs/draw.py
+	$(BIN)/python docs/charts.py
 	$(BIN)/python docs/photograph.py
 
 # The NEON kernels, compiled where there is no such processor.

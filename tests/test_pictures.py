@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from lintra import checkpoint, pictures
-from lintra.pictures._figure import COLORS
+from lintra.pictures import _charts, _lines
+from lintra.pictures._figure import COLORS, save
 
 
 def pixels(path) -> np.ndarray:
@@ -42,13 +43,47 @@ def test_curves_with_little_in_them(tmp_path):
     assert pixels(tmp_path / "time.png").std() > 1
 
 
-def test_curves_begin_at_nothing(tmp_path):
-    lines = {"a": {10: 90.0, 20: 40.0}, "b": {10: 80.0, 20: 60.0}}
+@pytest.mark.parametrize(("least", "low"), [(40.0, 0.0), (60.0, None)])
+def test_curves_begin_at_nothing_or_near_the_least(tmp_path, monkeypatch, least, low):
+    figures = []
+    monkeypatch.setattr(_charts, "save", lambda path, figure: figures.append(figure))
+    lines = {"a": {10: 90.0, 20: least}, "b": {10: 80.0, 20: 70.0}}
     pictures.curves(tmp_path / "a.png", lines, x="step", y="errors (%)", title="learning")
+    (axes,) = figures[0].axes
+    assert axes.get_xlim()[0] == 0
+    bottom = axes.get_ylim()[0]
+    assert bottom == low if low is not None else 0.9 * least < bottom < least
+
+
+@pytest.mark.parametrize("draw", [pictures.logarithmic, pictures.percentages])
+def test_lines_in_colour_stand_before_others(tmp_path, monkeypatch, draw):
+    """The axis has the lengths that were measured, and every line its name, all of them in the picture."""
+    lines = {"a": {800: 1.0, 1600: 1.1}, "b": {800: 1.0, 1600: 4.0, 2400: 90.0}}
+    others = [{"c": {800: 2.0, 2400: 90.0}}, {"d": {800: 50.0}, "e": {}}]
+    figures = []
+    monkeypatch.setattr(_lines, "save", lambda path, figure: figures.append(figure) or save(path, figure))
+    draw(tmp_path / "a.png", lines, others=others, x="frames", y="seconds", title="time")
+    (axes,) = figures[0].axes
+    assert list(axes.get_xticks()) == [800, 1600, 2400]
+    assert sorted(text.get_text() for text in axes.texts if text.get_text()) == ["a", "b", "c", "d"]
     found = pixels(tmp_path / "a.png")
     for color in COLORS[:2]:
         wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
         assert (found == wanted).all(-1).any()
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [
+        ([], []),
+        ([0.2, 0.5, 0.9], [0.2, 0.5, 0.9]),
+        ([0.5, 0.5, 0.5], [0.4, 0.5, 0.6]),
+        ([0.95, 0.95], [0.9, 1.0]),
+        ([0.0, 0.02, 0.5], [0.0, 0.1, 0.5]),
+    ],
+)
+def test_names_are_moved_apart(heights, expected):
+    assert list(_lines._moved_apart(heights, 0.1)) == pytest.approx(expected)  # sums of few numbers
 
 
 def test_words_stand_over_what_was_heard(tmp_path):

@@ -182,14 +182,16 @@ def scores(data: Path, names: list[str]) -> dict[str, dict[str, list[float]]]:
 
 
 def draw(found: dict[str, dict[str, list[float]]]) -> None:
-    """Recall against the number of pairs, a line for each mechanism."""
+    """Recall against the number of pairs, a line for each mechanism; linear and softmax in colour."""
     lines: dict[str, dict[int, float]] = {}
     for pairs in PAIRS:
         for name, values in found.get(f"recall-{pairs}", {}).items():
             lines.setdefault(name, {})[pairs] = 100 * statistics.mean(values)
-    pictures.logarithmic(
+    before = {name: lines.pop(name) for name in ("linear", "softmax") if name in lines}
+    pictures.percentages(
         HERE / "recall.png",
-        lines,
+        before,
+        others=[lines],
         x="pairs in the sequence",
         y="recalled (%)",
         title="associative recall, same model and budget",

@@ -18,6 +18,7 @@ from lintra.bench._timing import Timing, interleaved
 
 CAUSAL = {True: "causal", False: "bidirectional"}
 QUADRATIC = "softmax"  # the yardstick; through PyTorch's own scaled_dot_product_attention
+SHOWN = ("linear", QUADRATIC)  # before the others, in the picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +58,13 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Time against length, a line for each mechanism."""
+    """Time against length, a line for each mechanism; linear and softmax in colour."""
+    lines = {name: {n: 1e3 * s for n, s in line.items()} for name, line in _lines(timings, sizes).items()}
+    before = {name: lines.pop(name) for name in SHOWN if name in lines}
     pictures.logarithmic(
         path,
-        {name: {n: 1e3 * s for n, s in line.items()} for name, line in _lines(timings, sizes).items()},
+        before,
+        others=[lines],
         x="tokens",
         y="forward + backward (ms)",
         title=f"{sizes.heads} heads of {sizes.dim}, one sequence",

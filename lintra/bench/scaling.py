@@ -175,6 +175,11 @@ def _single(length: int) -> str:
     return f"{FUSED}, {length:,} tokens, one call: {_TIME}"
 
 
+def _once_measured(rows: list[Row], sizes: Sizes) -> float | None:
+    """What `_once` found, if it was called for."""
+    return next((row.figure for row in rows if row.what == _single(max(sizes.lengths))), None)
+
+
 def exponent(line: Mapping[int, float], at_least: int) -> float | None:
     """a of y = c n^a, by least squares on logarithms over n >= `at_least`; None for fewer than two points."""
     kept = {n: y for n, y in line.items() if n >= at_least and y > 0}
@@ -213,8 +218,7 @@ def _ratios(rows: list[Row], sizes: Sizes) -> Iterator[Row]:
                 least = min(found[peer][n] / found[mine][n] for n in both)
                 yield Row(f"{peer} / {mine}: {what}, least of all lengths", least, "x", 1)
     last = max(sizes.lengths)
-    single = next((row.figure for row in rows if row.what == _single(last)), None)
-    exact, mine = times.get(FUSED, {}).get(last, single), times.get(LINEAR, {}).get(last)
+    exact, mine = times.get(FUSED, {}).get(last, _once_measured(rows, sizes)), times.get(LINEAR, {}).get(last)
     if exact is not None and mine is not None:
         yield Row(f"{_TIME} of {FUSED} / {LINEAR}, {last:,} tokens", exact / mine, "x", 100)
 
@@ -225,12 +229,20 @@ def details(sizes: Sizes) -> dict[str, object]:
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Time and memory of one sequence against its length, a picture of each."""
+    """Time and memory of one sequence against its length, a picture of each; linear and softmax in colour."""
     title = f"forward + backward of one sequence, {sizes.heads} heads of {sizes.dim}"
+    if sizes.peers:
+        title += "; dashed: other libraries"
     drawn = []
     for what, unit in ((_TIME, "ms"), (_MEMORY, "MB")):
+        found = lines(rows, what)
+        if what == _TIME and (last := _once_measured(rows, sizes)) is not None:
+            found.setdefault(FUSED, {})[max(sizes.lengths)] = last
+        before = {name: found.pop(name) for name in (LINEAR, FUSED, WRITTEN_OUT) if name in found}
+        peers = {name: found.pop(name) for name in _peers.PEERS if name in found}
         drawn.append(path.with_stem(f"{path.stem}-{what}"))
-        pictures.logarithmic(drawn[-1], lines(rows, what), x="tokens", y=f"{what} ({unit})", title=title)
+        others = [found, peers]
+        pictures.logarithmic(drawn[-1], before, others=others, x="tokens", y=f"{what} ({unit})", title=title)
     return drawn
 
 

@@ -3,13 +3,12 @@
 from lintra.pictures._charts import (
     curves,
     histograms,
-    logarithmic,
     loss_curve,
     matrices,
     roofline,
-    time_per_token,
 )
 from lintra.pictures._images import completions, heat, read, rows, samples
+from lintra.pictures._lines import logarithmic, percentages, time_per_token
 from lintra.pictures._speech import alignment
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "logarithmic",
     "loss_curve",
     "matrices",
+    "percentages",
     "read",
     "roofline",
     "rows",

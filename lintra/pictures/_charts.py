@@ -1,17 +1,15 @@
 """Pictures of numbers: curves, points and matrices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from lintra.pictures._figure import COLORS, INK, PAPER, SIZE, SOFT, figure_of, save
+from lintra.pictures._figure import COLORS, INK, PAPER, SOFT, few, figure_of, plain, save
 
-_DASHES = ("-", "--", ":", "-.")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -48,53 +46,21 @@ def loss_curve(
 
 
 def curves(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
-    """Lines, name -> {x: y}, on axes that begin at 0."""
+    """Lines, name -> {x: y}, x from 0. y is from 0 if the least is below half of the largest; else, as
+    with bits/dim, it begins near the least: from 0 on, no difference between the lines would be seen.
+    """
     figure, axes = figure_of(title)
     for i, (name, line) in enumerate(lines.items()):
         axes.plot(
             list(line), list(line.values()), "o-", color=COLORS[i % len(COLORS)], markersize=3, label=name
         )
+    values = [value for line in lines.values() for value in line.values()]
     axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
+    if min(values) < max(values) / 2:
+        axes.set_ylim(bottom=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.legend(frameon=False)
-    save(path, figure)
-
-
-def time_per_token(
-    path: Path, positions: Sequence[int], milliseconds: Mapping[str, Sequence[float]], title: str
-) -> None:
-    """The time one more token takes (ms) against the tokens that came before it, a line for each way."""
-    logarithmic(
-        path,
-        {name: dict(zip(positions, times, strict=False)) for name, times in milliseconds.items()},
-        x="position in the sequence (tokens)",
-        y="time for the next token (ms)",
-        title=title,
-    )
-
-
-def logarithmic(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
-    """Lines, name -> {x: y}, on two logarithmic axes, named beside their last points."""
-    figure, axes = figure_of(title, size=(9, 5.6) if len(lines) > len(COLORS) else SIZE)
-    ends = {}
-    for i, (name, every) in enumerate(lines.items()):
-        line = {at: value for at, value in every.items() if value > 0}  # there is no place for the others
-        color = COLORS[i % len(COLORS)]
-        style = _DASHES[i // len(COLORS) % len(_DASHES)]
-        axes.plot(list(line), list(line.values()), style, marker="o", color=color, markersize=4, label=name)
-        if line:
-            ends[name] = (*list(line.items())[-1], color)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.yaxis.set_major_formatter(_plain)
-    low, high = axes.get_ylim()
-    axes.yaxis.set_minor_formatter(_few if high < 50 * low else NullFormatter())
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    _name_ends(axes, ends)
     save(path, figure)
 
 
@@ -114,8 +80,8 @@ def histograms(path: Path, values: Mapping[str, np.ndarray], *, x: str, title: s
         axes.set_yticks([])
         axes.spines[["top", "left", "right"]].set_visible(False)
         axes.tick_params(colors=INK, which="both", labelsize=8, length=3)
-    panels[-1].xaxis.set_major_formatter(_plain)
-    panels[-1].xaxis.set_minor_formatter(_few)
+    panels[-1].xaxis.set_major_formatter(plain)
+    panels[-1].xaxis.set_minor_formatter(few)
     panels[-1].set_xlabel(x, color=INK, fontsize=9)
     save(path, figure)
 
@@ -145,7 +111,7 @@ def roofline(
     axes.set_xlabel("operations for every byte that must be moved")
     axes.set_ylabel("GFLOP/s")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_plain)
+        axis.set_major_formatter(plain)
         axis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     save(path, figure)
@@ -168,42 +134,3 @@ def matrices(path: Path, panels: Mapping[str, np.ndarray], title: str) -> None:
         axes.tick_params(colors=SOFT, labelsize=7)
         axes.spines[:].set_color("#cccccc")
     save(path, figure)
-
-
-def _name_ends(axes: Axes, ends: Mapping[str, tuple[float, float, str]]) -> None:
-    """Names in the margin, at the heights where their lines end, moved apart where they would touch."""
-    low, high = np.log(axes.get_ylim())
-    order = sorted(ends, key=lambda name: ends[name][1])
-    places = (np.log([ends[name][1] for name in order]) - low) / (high - low)
-    apart = 0.042 * np.arange(len(order))
-    places = np.maximum.accumulate(places - apart) + apart  # each above the one below it
-    top = 1.0 - 0.042 * np.arange(len(order))[::-1]
-    for name, place in zip(order, np.minimum(places, top), strict=True):
-        x, y, color = ends[name]
-        axes.annotate(
-            name,
-            (x, y),
-            (1.03, place),
-            textcoords="axes fraction",
-            color=color,
-            fontsize=8,
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "relpos": (0, 0.5),
-                "color": color,
-                "alpha": 0.35,
-                "linewidth": 0.7,
-            },
-        )
-
-
-def _plain(value: float, _: float) -> str:
-    """A number at an axis, not as a power of ten."""
-    return f"{value:g}"
-
-
-def _few(value: float, _: float) -> str:
-    """Of the numbers between two powers of ten some, for an axis that is hardly longer."""
-    return _plain(value, _) if f"{value:e}"[0] in "235" else ""

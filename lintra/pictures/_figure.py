@@ -25,3 +25,13 @@ def figure_of(title: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axe
 
 def save(path: Path, figure: Figure) -> None:
     checkpoint.write_atomically(path, lambda temporary: figure.savefig(temporary, format="png"))
+
+
+def plain(value: float, _: float) -> str:
+    """A number at an axis, not as a power of ten."""
+    return f"{value:,.10g}"
+
+
+def few(value: float, _: float) -> str:
+    """Of the numbers between two powers of ten some, for an axis that is hardly longer."""
+    return plain(value, _) if f"{value:e}"[0] in "235" else ""

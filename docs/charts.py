@@ -1,0 +1,52 @@
+"""Draws the charts on the pages again, from the figures that are in the repository; nothing is measured.
+
+python docs/charts.py
+"""
+
+import json
+import runpy
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from lintra.bench import mechanisms, model, roofline, scaling
+from lintra.bench._report import Row
+from lintra.bench._timing import Timing
+
+ROOT = Path(__file__).parents[1]
+BENCHES = {
+    "bench/results/mechanisms-amd-epyc.json": mechanisms,
+    "bench/results/roofline-amd-epyc.json": roofline,
+    "experiments/scaling/attention.json": scaling,
+    "experiments/scaling/model.json": model,
+}
+
+
+def draw(file: Path, bench: ModuleType) -> None:
+    """The pictures of a benchmark, beside its file."""
+    report = _read(file)
+    rows = [Row(**{name: row[name] for name in Row.__dataclass_fields__}) for row in report["rows"]]
+    timings = {
+        name: Timing(tuple(each["seconds"]), each["calls"])
+        for name, each in report["timings_in_seconds"].items()
+    }
+    bench.picture(file.with_suffix(".png"), rows, timings, _sizes(bench.Sizes, report["sizes"]))
+
+
+def _sizes(kind: type, content: dict[str, Any]) -> Any:
+    """The dataclass that was written, with others in it."""
+    hints = get_type_hints(kind)
+    return kind(**{x: _sizes(hints[x], y) if isinstance(y, dict) else y for x, y in content.items()})
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text())
+
+
+if __name__ == "__main__":
+    for name, bench in BENCHES.items():
+        draw(ROOT / name, bench)
+    compare, images, speech = (ROOT / "experiments" / name for name in ("compare", "images", "speech"))
+    runpy.run_path(str(compare / "run.py"))["draw"](_read(compare / "results.json")["scores"])
+    runpy.run_path(str(images / "run.py"))["hours"].draw(_read(images / "hours.json"))
+    runpy.run_path(str(speech / "run.py"))["draw"](_read(speech / "results.json"))
