@@ -111,10 +111,10 @@ def exactly(arguments):
 
 def close(found, formula, expected, names):
     """Off by at most twice the error of the same formula in the same precision, and 4 roundings of the
-    largest number: of few numbers that error may be 0 by luck. With decays, by 64 roundings more: what is left
-    between two tokens, exp(-x), is the difference of two sums here, with as many roundings as x, about 30, has
-    units, where chunked PyTorch sums up each by itself; and the gradient of log_decay is a difference of two
-    sums over time, whose roundings stay where the sums cancel."""
+    largest number: of few numbers that error may be 0 by luck. With decays, by 64 roundings more: what is
+    left between two tokens, exp(-x), is the difference of two sums here, with as many roundings as x, about
+    30, has units, where chunked PyTorch sums up each by itself; and the gradient of log_decay is a difference
+    of two sums over time, whose roundings stay where the sums cancel."""
     roundings = 64 if "log_decay" in names else 4
     for name, a, b, e in zip(names, found, formula, expected, strict=True):
         assert a.shape == e.shape
