@@ -15,7 +15,7 @@ from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.export import runtime as export
-from lintra.files import refuse_folder
+from lintra.files import refuse_folder, refuse_unwritable
 from lintra.generate import Sampler
 from lintra.models import Decoder
 from lintra.tasks import DataError
@@ -60,8 +60,6 @@ class Options:
             raise ValueError("samples and complete are both 0: there is nothing to draw")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
-        if self.out.parent.exists() and not self.out.parent.is_dir():
-            raise ValueError(f"out must be in a folder, got {self.out}, where {self.out.parent} is a file")
         Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
@@ -162,6 +160,7 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     from lintra import pictures
 
     # Before anything is drawn: what is wrong with it is told at once.
+    refuse_unwritable(options.out)
     given = _given(options, task)
     if given:
         prompt = given[0].shape[1]

@@ -197,6 +197,15 @@ def test_damaged_data_are_no_end_either(lintra_says, folder, drawn, tmp_path):
     assert "half" in err
 
 
+@pytest.mark.parametrize("out", ["file/a.png", "file/b/c.png", "file/b/c/d.png"])
+def test_a_place_that_cannot_be_written_is_told_before_drawing(lintra_says, folder, tmp_path, out):
+    folder("run", digits.Config())
+    (tmp_path / "file").touch()
+    code, told, err = lintra_says("generate", "--model", "run", "--samples", "1", "--out", out)
+    assert (code, told) == (2, "")
+    assert err == f"lintra: {tmp_path / out} cannot be written: above it is a file, not a folder\n"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
