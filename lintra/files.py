@@ -33,14 +33,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     Until then `path` is as it was, and after an error too. Raises Error if it cannot be written, and if it is
     a folder where a file is to be written.
     """
-    try:
-        path = path.resolve()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise Error(f"{path} cannot be written: {error.strerror}") from error
-    except RuntimeError as error:  # a link that leads to itself
-        raise Error(f"{path} cannot be written: {error}") from error
+    path, work = _begin(path)
     try:
         write(work / path.name)
         new = work / path.name
@@ -64,6 +57,27 @@ def refuse_folder(name: str, path: Path | None) -> None:
     """Raises ValueError if the file that argument `name` asks for is a folder."""
     if path is not None and path.is_dir():
         raise ValueError(f"{name} must be a file, got the folder {path}")
+
+
+def refuse_unwritable(path: Path | None) -> None:
+    """Raises Error where `write_atomically` could not begin: known before there is anything to write. Makes
+    the folder that `path` is to be in."""
+    if path is not None:
+        _begin(path)[1].rmdir()
+
+
+def _begin(path: Path) -> tuple[Path, Path]:
+    """What `path` leads to, and a new folder beside it."""
+    try:
+        path = path.resolve()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path, Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except (FileExistsError, NotADirectoryError) as error:
+        raise Error(f"{path} cannot be written: above it is a file, not a folder") from error
+    except OSError as error:
+        raise Error(f"{path} cannot be written: {error.strerror}") from error
+    except RuntimeError as error:  # a link that leads to itself
+        raise Error(f"{path} cannot be written: {error}") from error
 
 
 def _open_to_readers(written: Sequence[Path]) -> None:

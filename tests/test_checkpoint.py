@@ -342,8 +342,12 @@ def test_loading_leaves_the_random_generator_alone(tmp_path):
 
 def test_an_unwritable_place(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(checkpoint.Error, match="cannot be written"):
-        checkpoint.save(build(), tmp_path / "file" / "model")
+    place = tmp_path / "file" / "model"
+    for write in (lambda: checkpoint.save(build(), place), lambda: files.refuse_unwritable(place)):
+        with pytest.raises(checkpoint.Error, match="cannot be written"):
+            write()
+    files.refuse_unwritable(tmp_path / "new" / "model")
+    assert not list((tmp_path / "new").iterdir())
 
 
 def test_half_the_bytes_on_disk_and_float32_again(tmp_path):

@@ -19,6 +19,7 @@ from lintra.cli._progress import progress
 from lintra.cli._search import Searching
 from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import Estimate
+from lintra.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.tasks import Task
 from lintra.tasks._pixels import PixelTask
@@ -53,19 +54,20 @@ class Options:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
         if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():
             raise ValueError(f"pictures must be a folder, got the file {self.pictures}")
-        if self.json is not None and (self.json.is_dir() or self.json.parent.is_file()):
-            raise ValueError(f"json must be a file in a folder, got {self.json}")
+        refuse_folder("json", self.json)
 
 
 def evaluate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
     model, task = open_model(options.model, options.device, options.data)
+    refuse_unwritable(options.json)
     if isinstance(task, Speech):
         return _evaluate_speech.evaluate(model, task, options)
     for name in options.searching.given():
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     task.check(model.config)
+    refuse_unwritable(options.pictures and options.pictures / "any.png")
     chosen = drawn(len(task.test), options.limit, options.seed)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()

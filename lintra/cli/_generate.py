@@ -15,7 +15,7 @@ from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.export import runtime as export
-from lintra.files import refuse_folder
+from lintra.files import refuse_folder, refuse_unwritable
 from lintra.generate import Sampler
 from lintra.models import Decoder
 from lintra.tasks import DataError
@@ -46,7 +46,7 @@ class Options:
     device: Device = "auto"  # auto: a GPU if there is one
     engine: Literal["pytorch", "runtime"] = "pytorch"  # runtime: the small C program, on a CPU
     weights: Literal["float32", "bfloat16", "float16", "int8"] = "float32"  # rounded, and read in less time
-    out: Path = Path("samples.png")  # completions get the same name with -completions
+    out: Path = Path("samples.png")  # of images; completions get the same name with -completions
 
     def __post_init__(self):
         for name, least in (("samples", 0), ("completions", 1), ("batch", 1)):
@@ -58,15 +58,19 @@ class Options:
             raise ValueError(f"complete must not be negative, got {self.complete}")
         if self.samples == 0 and self.complete in (0, ()):
             raise ValueError("samples and complete are both 0: there is nothing to draw")
+        if self.complete in (0, ()) and (idle := self.given("completions", "fraction")):
+            raise ValueError(f"{idle[0]} is of images that are completed, and complete is 0")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
-        if self.out.parent.exists() and not self.out.parent.is_dir():
-            raise ValueError(f"out must be in a folder, got {self.out}, where {self.out.parent} is a file")
         Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
         refuse_folder("out", self.out)
         check_fraction(self.fraction)
+
+    def given(self, *names: str) -> list[str]:
+        """Those of these flags that are not as they are without them."""
+        return [name for name in names if getattr(self, name) != getattr(Options, name)]
 
 
 def generate_command(args: Sequence[str]) -> int:
@@ -83,10 +87,8 @@ def generate_command(args: Sequence[str]) -> int:
     for name in ("prompt", "length"):
         if getattr(options, name) is not None and not hasattr(task, "to_text"):
             raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")
-    changed = {
-        name: getattr(options, name) != getattr(Options, name) for name in ("complete", *OF_COMPLETIONS[:2])
-    }
-    refuse_unless_images(task, options.model, changed)
+    of_images = options.given("complete", "completions", "fraction", "out")
+    refuse_unless_images(task, options.model, dict.fromkeys(of_images, True))
     if options.samples == 0 and not isinstance(task, PixelTask):
         raise UsageError("samples must be at least 1, got 0")
     drawing = Drawing(options, model)
@@ -162,6 +164,7 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     from lintra import pictures
 
     # Before anything is drawn: what is wrong with it is told at once.
+    refuse_unwritable(options.out)
     given = _given(options, task)
     if given:
         prompt = given[0].shape[1]
@@ -190,8 +193,7 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
 
     complete = options.complete
     if complete is None:
-        told = any(getattr(options, name) != getattr(Options, name) for name in OF_COMPLETIONS)
-        complete = COMPLETE if told or _at_hand(task) else 0
+        complete = COMPLETE if options.given(*OF_COMPLETIONS) or _at_hand(task) else 0
     if not complete:
         return None
     if isinstance(complete, int):

@@ -101,7 +101,7 @@ def test_info(lintra_says):
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
         (["evaluate", "--model", "x", "--limit", "0"], "limit must be at least 1, got 0"),
         (["evaluate", "--model", "nowhere"], "nowhere"),
-        (["evaluate", "--json", "."], "json must be a file in a folder"),
+        (["evaluate", "--json", "."], "json must be a file, got the folder"),
         (["evaluate", "--pictures", os.devnull], f"pictures must be a folder, got the file {os.devnull}"),
         (["generate", "--model", "nowhere"], "nowhere"),
         (["generate", "--model", "x", "--samples", "-1"], "samples must be at least 0, got -1"),

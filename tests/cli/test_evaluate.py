@@ -38,6 +38,15 @@ def test_images_by_both_conventions(lintra_says, folder):
     assert "The probabilities of all 17 symbols sum to 1 within" in out
 
 
+@pytest.mark.parametrize("flag", ["--json", "--pictures"])
+def test_a_place_that_cannot_be_written_is_told_before_scoring(lintra_says, folder, tmp_path, flag):
+    folder("run", digits.Config())
+    (tmp_path / "file").touch()
+    code, out, err = lintra_says("evaluate", "--model", "run", flag, "file/a/b")
+    assert (code, out) == (2, "")
+    assert "cannot be written: above it is a file, not a folder" in err
+
+
 def test_a_limit_draws_samples(lintra_says, folder, tmp_path):
     folder("run", digits.Config())
     found = []
@@ -129,7 +138,7 @@ def test_what_was_scored_before_it_was_stopped(lintra_says, folder, tmp_path, mo
     assert all(x["samples"] == 10 and x["error"] > 0 for x in found["scores"].values())
     assert f"10 of {found['test_samples']} test samples" in out
     assert f"Stopped: these are scores of the first 10 of {found['test_samples']} samples" in out
-    assert not (tmp_path / "p").exists()
+    assert not list(tmp_path.glob("p/*"))
     assert signal.getsignal(signum) is before
 
 

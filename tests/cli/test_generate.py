@@ -165,8 +165,10 @@ def test_memory_is_known_here():
     assert _memory.available(torch.device("cpu")) > 1e6
 
 
-@pytest.mark.parametrize("flag", [["--complete", "4"], ["--completions", "2"], ["--fraction", "0.1"]])
-def test_only_images_are_completed(lintra_says, folder, flag):
+@pytest.mark.parametrize(
+    "flag", [["--complete", "4"], ["--completions", "2"], ["--fraction", "0.1"], ["--out", "a.png"]]
+)
+def test_only_images_are_completed_or_drawn_into_files(lintra_says, folder, flag):
     folder("run", copy.Config(length=16))
     code, _, err = lintra_says("generate", "--model", "run", *flag)
     assert code == 2
@@ -197,11 +199,28 @@ def test_damaged_data_are_no_end_either(lintra_says, folder, drawn, tmp_path):
     assert "half" in err
 
 
+@pytest.mark.parametrize("out", ["file/a.png", "file/b/c.png", "file/b/c/d.png"])
+def test_a_place_that_cannot_be_written_is_told_before_drawing(lintra_says, folder, tmp_path, out):
+    folder("run", digits.Config())
+    (tmp_path / "file").touch()
+    code, told, err = lintra_says("generate", "--model", "run", "--samples", "1", "--out", out)
+    assert (code, told) == (2, "")
+    assert err == f"lintra: {tmp_path / out} cannot be written: above it is a file, not a folder\n"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (["--samples", "-1"], "samples must be at least 0, got -1"),
         (["--fraction", "2"], "fraction must lie between 0 and 1, both excluded, got 2.0"),
+        (
+            ["--complete", "0", "--completions", "5"],
+            "completions is of images that are completed, and complete is 0",
+        ),
+        (
+            ["--complete", "0", "--fraction", "0.2"],
+            "fraction is of images that are completed, and complete is 0",
+        ),
         (["--out", "folder.png"], "out must be a file, got the folder folder.png"),
     ],
 )
