@@ -82,14 +82,14 @@ def outcome(name: str) -> Path:
 
 
 def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
-    """Trains what is not trained yet of `trials`, keeps what came of it, and draws hours.png."""
+    """Trains what is not trained yet of `trials`, keeps what came of it, and draws the curves."""
     try:
         train_all(every, workers=workers, minutes=minutes)
     finally:  # if one has failed, too
         for one in every:
             conclude(one)
     report = json.loads(TIMES.read_text())
-    print(table(report), f"drawn in {draw(report)}", sep="\n\n")
+    print(table(report), *(f"drawn in {file}" for file in draw(report)), sep="\n\n")
 
 
 def conclude(one: Trial) -> None:
@@ -139,14 +139,18 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def draw(report: dict[str, Any]) -> Path:
-    """Bits per value of the validation images by the minutes that the steps so far take."""
-    taken = _seconds(report)
-    lines = {
-        name: {step * taken[name] / 60: value for step, value in curve.items()}
-        for name, (_, _, curve) in learned().items()
-    }
-    file = HERE / "hours.png"
-    title = "One time for each: small models on one machine"
-    pictures.curves(file, lines, x="minutes of training", y="bits/dim in validation", title=title)
-    return file
+def draw(report: dict[str, Any]) -> list[Path]:
+    """Bits per value of the validation images by the minutes that the steps so far take, a picture for each
+    set of images.
+    """
+    taken, files = _seconds(report), []
+    for images in dict.fromkeys(name.split(",")[0] for name in learned()):
+        lines = {
+            name: {step * taken[name] / 60: value for step, value in curve.items()}
+            for name, (_, _, curve) in learned().items()
+            if name.split(",")[0] == images
+        }
+        files.append(HERE / f"hours-{images.lower()}.png")
+        title = f"{images}: one time for each, small models on one core"
+        pictures.curves(files[-1], lines, x="minutes of training", y="bits/dim in validation", title=title)
+    return files
