@@ -9,6 +9,7 @@ from lintra import checkpoint
 from lintra.cli._arguments import UsageError, parse
 from lintra.export import onnx, runtime
 from lintra.export.runtime import Weights
+from lintra.files import refuse_folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,8 +24,7 @@ class Options:
     def __post_init__(self):
         if self.to == "onnx" and self.weights != "float32":
             raise ValueError(f"weights must be float32 in ONNX, got {self.weights}")
-        if self.to == "runtime" and self.out is not None and self.out.is_dir():
-            raise ValueError(f"out must be a file, got the folder {self.out}")
+        refuse_folder("out", self.out)
 
 
 def export_command(args: Sequence[str]) -> int:
@@ -43,15 +43,17 @@ def _runtime(model: Any, options: Options) -> None:
 
 def _onnx(model: Any, options: Options) -> None:
     """Every form there is of the model; what its mechanism has no parallel form for is told."""
-    first, *others = onnx.forms(model)
-    for form in (first, *others):
-        reason = onnx.why_not(model, form)
-        if reason is not None and form != first:
-            print(f"no {form} form: {reason}")
-            continue
-        out = _place(options, f"-{form}.onnx")
+    forms = onnx.forms(model)
+    reasons = {form: onnx.why_not(model, form) for form in forms[1:]}  # for the first one `write` raises
+    # All places are known before anything is written.
+    places: dict[onnx.Form, Path] = {
+        form: _place(options, f"-{form}.onnx") for form in forms if reasons.get(form) is None
+    }
+    for form, out in places.items():
         onnx.write(model, out, form)
         print(f"{out}: {_size(out)}, opset {onnx.OPSET}")
+    for form in reasons.keys() - places:
+        print(f"no {form} form: {reasons[form]}")
 
 
 def _place(options: Options, ending: str) -> Path:
@@ -61,7 +63,7 @@ def _place(options: Options, ending: str) -> Path:
         return options.out if ending == ".lrt" else options.out.with_name(name.removesuffix(".onnx") + ending)
     out = Path(f"{options.model.resolve().name}{ending}")
     if out.exists():
-        name = out.name.removesuffix(ending) if options.to == "onnx" else out
+        name = out.name.removesuffix(ending) + ".onnx" if options.to == "onnx" else out
         raise UsageError(f"{out} exists: say --out {name} to replace it")
     return out
 

@@ -157,37 +157,38 @@
   }
 
   function stroke([fromX, fromY], [x, y], erase) {
+    stop();
     const steps = Math.max(1, Math.ceil(Math.hypot(x - fromX, y - fromY) * 3));
     for (let i = 1; i <= steps; ++i) dot(fromX + ((x - fromX) * i) / steps, fromY + ((y - fromY) * i) / steps, erase);
     touched();
   }
 
-  let pen = null; // where it was last
+  let pen = null; // { id, at }: the pointer that draws, and where it was last; another finger beside it does not
   const spot = (event) => {
     const box = canvas.getBoundingClientRect();
     return [((event.clientX - box.left) / box.width) * width, ((event.clientY - box.top) / box.height) * height];
   };
   canvas.addEventListener("pointerdown", (event) => {
-    if (event.button) return;
+    if (event.button || pen) return;
     canvas.setPointerCapture(event.pointerId);
-    stop();
-    pen = spot(event);
-    stroke(pen, pen, erasing);
+    pen = { id: event.pointerId, at: spot(event) };
+    stroke(pen.at, pen.at, erasing);
   });
   canvas.addEventListener("pointermove", (event) => {
-    if (!pen) return;
+    if (event.pointerId !== pen?.id) return;
     const passed = event.getCoalescedEvents ? event.getCoalescedEvents() : [];
     for (const each of passed.length ? passed : [event]) {
       const to = spot(each);
-      stroke(pen, to, erasing);
-      pen = to;
+      stroke(pen.at, to, erasing);
+      pen.at = to;
     }
   });
-  canvas.addEventListener("pointerup", () => {
-    if (pen && !isEmpty()) draw();
-    pen = null;
+  canvas.addEventListener("pointerup", (event) => {
+    if (event.pointerId === pen?.id && !isEmpty()) draw();
   });
-  canvas.addEventListener("pointercancel", () => void (pen = null));
+  canvas.addEventListener("lostpointercapture", (event) => { // after it was lifted, or taken away
+    if (event.pointerId === pen?.id) pen = null;
+  });
 
   const cursor = [Math.floor(width / 2), Math.floor(height / 4)];
   const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };

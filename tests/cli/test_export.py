@@ -39,6 +39,7 @@ def test_what_is_refused(lintra_says, folder, tmp_path):
         (["--model", "soft"], "cannot be exported to the runtime: the runtime knows the attentions linear"),
         (["--model", "nothing"], "nothing does not exist"),
         (["--model", "run", "--out", "."], "out must be a file, got the folder"),
+        (["--model", "run", "--to", "onnx", "--out", "soft"], "out must be a file, got the folder soft"),
         (["--model", "run", "--weights", "int4"], "invalid choice"),
     ):
         code, out, err = lintra_says("export", "--to", "runtime", *args)
@@ -104,10 +105,16 @@ def test_onnx_has_a_file_for_each_form(lintra_says, folder, tmp_path, monkeypatc
     assert (tmp_path / "run-step.onnx").read_bytes() == b"step"
     assert (tmp_path / "run-parallel.onnx").read_bytes() == b"parallel"
     code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
-    assert (code, err) == (2, "lintra: run-step.onnx exists: say --out run to replace it\n")
-    for out in ("run", "run.onnx"):
-        assert lintra_says("export", "--to", "onnx", "--model", "run", "--out", out)[0] == 0
+    assert (code, err) == (2, "lintra: run-step.onnx exists: say --out run.onnx to replace it\n")
+    (tmp_path / "run-step.onnx").unlink()
+    code, out, err = lintra_says("export", "--to", "onnx", "--model", "run")
+    assert (code, out) == (2, "")
+    assert "run-parallel.onnx exists" in err
+    assert not (tmp_path / "run-step.onnx").exists()
+    assert lintra_says("export", "--to", "onnx", "--model", "run", "--out", "run.onnx")[0] == 0
     assert len(list(tmp_path.glob("*.onnx"))) == 2
+    assert lintra_says("export", "--to", "onnx", "--model", "run", "--out", "mine")[0] == 0
+    assert (tmp_path / "mine-parallel.onnx").read_bytes() == b"parallel"
 
 
 def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):

@@ -137,6 +137,21 @@ def test_keys_draw(small, opened):
         assert label.startswith("Image 1 of 4, finished: ink in rows ")
 
 
+def test_keys_that_draw_stop_what_was_begun(small, opened):
+    """It would go on from another drawing than is seen."""
+    with opened(small, reduced_motion="reduce") as found:
+        found.says("Ready")
+        found.set("pace", 0)
+        for key in (" ", "Shift+ArrowRight", "Delete"):
+            found.page.click("#go")
+            found.says("Stop", "#go")
+            found.page.focus("#own")
+            found.page.keyboard.press("ArrowLeft")
+            found.says("Stop", "#go")
+            found.page.keyboard.press(key)
+            assert found.page.locator("#go").text_content() == "Complete it"
+
+
 def test_settings(small, opened):
     with opened(small) as found:
         found.says("Finished")
@@ -252,6 +267,33 @@ def test_a_finger_draws(small, opened):
         given = found.own()[:32]
         assert given[2 * 8 + 4] > 0
         assert found.images() == [small.draw(4, image, given) for image in range(4)]
+
+
+def test_only_the_first_finger_draws(small, opened):
+    """What a second one does beside it leaves no line between them, and is no end."""
+    with opened(small, has_touch=True, reduced_motion="reduce") as found:
+        found.says("Ready")
+        left, top, width, height = found.box()
+        session = found.page.context.new_cdp_session(found.page)
+
+        def touch(kind, *fingers):
+            points = [{"id": i, "x": left + x * width, "y": top + y * height} for i, x, y in fingers]
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+        touch("touchStart", (0, 0.1, 0.1))
+        touch("touchStart", (0, 0.1, 0.1), (1, 0.9, 0.1))
+        touch("touchMove", (0, 0.1, 0.2), (1, 0.9, 0.2))
+        touch("touchEnd", (1, 0.9, 0.2))
+        assert found.page.locator("#status").text_content() == "Ready."
+        touch("touchMove", (0, 0.1, 0.4))
+        touch("touchEnd")
+        found.says("Finished")
+        given = found.own()[:32]
+        assert all(given[8 * row] for row in range(4))
+        assert not any(value for i, value in enumerate(given) if i % 8 > 2)
+        touch("touchStart", (0, 0.9, 0.1))  # the next first one
+        touch("touchEnd")
+        assert found.own()[7] > 0
 
 
 def test_an_example_is_a_beginning(small, opened):
