@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,26 @@ def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), target
+
+
+def test_every_picture_is_shown():
+    shown = {
+        (document.parent / target).resolve()
+        for document in DOCUMENTS
+        for target in re.findall(r"!\[[^\]]+\]\(([^)#]+)\)", document.read_text())
+    }
+    folders = ("docs/pictures", "bench/results", "experiments/*")
+    assert {picture for folder in folders for picture in ROOT.glob(f"{folder}/*.png")} <= shown
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    def pages(menu):
+        if isinstance(menu, str):
+            return {ROOT / "docs" / menu}
+        return set().union(*(pages(x) for x in (menu.values() if isinstance(menu, dict) else menu)))
+
+    config = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["on_config"](SimpleNamespace())
+    assert set((ROOT / "docs").rglob("*.md")) <= pages(config.nav)
 
 
 CPU = ROOT / "bench" / "results" / "attention-amd-epyc.json"
