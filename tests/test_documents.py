@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -65,6 +66,38 @@ def test_every_page_is_in_the_menu_of_the_site():
 
     config = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["on_config"](SimpleNamespace())
     assert set((ROOT / "docs").rglob("*.md")) <= pages(config.nav)
+
+
+@dataclass
+class Base:
+    one: int  # beside it
+    two: str = "# no comment"
+    # above it,
+    # in two lines
+    three: int = 3
+    four: dict = field(  # in its
+        default_factory=lambda: {"#": 1}  # lines
+    )
+
+
+@dataclass
+class Derived(Base):
+    two: str = "2"  # told here | there
+    three: int = 4
+    # belongs to nothing
+
+    five: float | None = None
+
+
+def test_comments_of_fields_reach_the_reference():
+    table = runpy.run_path(str(ROOT / "docs" / "fields.py"))["table"]
+    assert table(Derived).splitlines()[2:] == [
+        "| `one` | int |  | beside it |",
+        r"| `two` | str | `'2'` | told here \| there |",
+        "| `three` | int | `4` | above it, in two lines |",
+        "| `four` | dict | `{'#': 1}` | in its lines |",
+        "| `five` | float or None | `None` |  |",
+    ]
 
 
 CPU = ROOT / "bench" / "results" / "attention-amd-epyc.json"
