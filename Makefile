@@ -30,7 +30,7 @@ bench: install
 
 # The documentation as a site, in build/site; any warning is an error.
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # The attention matrices in docs/pictures/, from the definitions in the tests; the charts, from measured figures.
 pictures: install

@@ -5,21 +5,29 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
+
 from lintra import attention
 
-REFERENCE = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def on_config(config: Any) -> Any:
-    """The menu follows the folders, so that a new mechanism's page is in it."""
+    """The menu follows the folders, so that a new mechanism's page is in it; any other page that is not is an
+    error, by mkdocs.yml."""
     config.nav = [
         {"Reading order": "README.md"},
+        {"Using": "using.md"},
         {"Choosing": "choosing.md"},
         {"Mechanisms": [{name: f"{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},
         {"Speech": "speech.md"},
-        {"Migrating": "migrating.md"},
+        {"Export": "export.md"},
         {"Web": "web.md"},
+        {"Format": "format.md"},
+        {"Migrating": "migrating.md"},
         {"Performance": "performance.md"},
         {"Decisions": "decisions.md"},
         {"Reference": [{page.stem: f"reference/{page.name}"} for page in sorted(REFERENCE.glob("*.md"))]},
@@ -27,14 +35,26 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to files outside of docs/ become the names of those files; a mechanism gets its API."""
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Pictures outside of docs/ come in, links to other files there become the names of those files; a
+    mechanism gets its API."""
     folder = posixpath.dirname(posixpath.join("docs", page.file.src_path))
+
+    def shown(picture: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, picture[2]))
+        if target.startswith("docs/"):
+            return picture[0]
+        if not (ROOT / target).is_file():
+            raise PluginError(f"docs/{page.file.src_path} shows {target}, which does not exist")
+        if target not in files.src_uris:
+            files.append(File.generated(config, target, abs_src_path=str(ROOT / target)))
+        return f"{picture[1]}({posixpath.relpath(posixpath.join('docs', target), folder)})"
 
     def named(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(folder, link[2]))
         return link[0] if target.startswith("docs/") else f"{link[1]} (`{target}`)"
 
+    markdown = re.sub(r"(!\[[^\]]*\])\(((?!https?:)[^)#]+)\)", shown, markdown)
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\(((?!https?:)[^)#]+)\)", named, markdown)
     name = Path(page.file.src_path).stem
     if name in attention.names() and "/" not in page.file.src_path:

@@ -5,7 +5,9 @@ import re
 import runpy
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -57,6 +59,58 @@ def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if not target.startswith("http"):
             assert (document.parent / target).exists(), target
+
+
+def test_every_picture_is_shown():
+    shown = {
+        (document.parent / target).resolve()
+        for document in DOCUMENTS
+        for target in re.findall(r"!\[[^\]]+\]\(([^)#]+)\)", document.read_text())
+    }
+    folders = ("docs/pictures", "bench/results", "experiments/*")
+    assert {picture for folder in folders for picture in ROOT.glob(f"{folder}/*.png")} <= shown
+
+
+def test_every_page_is_in_the_menu_of_the_site():
+    def pages(menu):
+        if isinstance(menu, str):
+            return {ROOT / "docs" / menu}
+        return set().union(*(pages(x) for x in (menu.values() if isinstance(menu, dict) else menu)))
+
+    config = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["on_config"](SimpleNamespace())
+    assert set((ROOT / "docs").rglob("*.md")) <= pages(config.nav)
+
+
+@dataclass
+class Base:
+    one: int  # beside it
+    two: str = "# no comment"
+    # above it,
+    # in two lines
+    three: int = 3
+    four: dict = field(  # in its
+        default_factory=lambda: {"#": 1}  # lines
+    )
+
+
+@dataclass
+class Derived(Base):
+    two: str = "2"  # told here | there
+    three: int = 4
+    # belongs to nothing
+
+    five: float | None = None
+
+
+def test_comments_of_fields_reach_the_reference():
+    table = runpy.run_path(str(ROOT / "docs" / "fields.py"))["table"]
+    assert table(Derived).splitlines()[2:] == [
+        "| `one` | int |  | beside it |",
+        r"| `two` | str | `'2'` | told here \| there |",
+        "| `three` | int | `4` | above it, in two lines |",
+        "| `four` | dict | `{'#': 1}` | in its lines |",
+        "| `five` | float or None | `None` |  |",
+    ]
 
 
 CPU = ROOT / "bench" / "results" / "attention-amd-epyc.json"
