@@ -19,6 +19,7 @@ import torch
 
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
+from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.train._callbacks import Interrupted
 from lintra.train._optimizer import optimizer
@@ -98,6 +99,13 @@ class Trial:
         if told["settings"] != self.settings():
             sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
         return told
+
+    def conclude(self, command: str, found: Callable[["Trial"], dict[str, Any]]) -> None:
+        """Writes the kept file, if it is trained and has none: how it learned, and what is `found` of it."""
+        if self.kept is None or self.concluded() is not None or self.scored() is None:
+            return
+        more = {"curve": train.curves(self.folder)[f"validate_{self.score}"], **found(self)}
+        _report.save(self.kept, command=command, settings=self.settings(), **more)
 
     def _evaluate(self) -> float:
         task, model = self.task.build(), checkpoint.load(self.folder)

@@ -77,6 +77,19 @@ def test_what_another_machine_has_trained_is_not_trained_again(trial, tmp_path, 
         train_all([other], workers=1, minutes=1)
 
 
+def test_what_came_of_a_training_is_kept_once(trial, tmp_path):
+    kept = dataclasses.replace(trial, kept=tmp_path / "kept" / "one.json")
+    kept.conclude("train", lambda one: {"score": one.scored()})
+    assert not kept.kept.exists()
+    kept.train()
+    kept.conclude("train", lambda one: {"score": one.scored()})
+    told = kept.concluded()
+    assert told["score"] == kept.scored()
+    assert set(told["curve"]) == {"1"}
+    kept.conclude("train", lambda one: {"score": None})
+    assert kept.concluded() == told
+
+
 def test_where_the_data_lies_is_no_setting(trial):
     here, there = (
         dataclasses.replace(trial, task=images.Config(data="mnist", data_dir=place)) for place in "ab"

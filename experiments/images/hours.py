@@ -87,17 +87,9 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
         train_all(every, workers=workers, minutes=minutes)
     finally:  # if one has failed, too
         for one in every:
-            conclude(one)
+            one.conclude(COMMAND, lambda one: {"score": one.scored()})
     report = json.loads(TIMES.read_text())
     print(table(report), *(f"drawn in {file}" for file in draw(report)), sep="\n\n")
-
-
-def conclude(one: Trial) -> None:
-    """Writes the file of what came of a trial, if it is trained and has none."""
-    if one.concluded() is not None or (score := one.scored()) is None:
-        return
-    curve = train.curves(one.folder)["validate_bits_per_dim"]
-    _report.save(outcome(one.name), command=COMMAND, settings=one.settings(), score=score, curve=curve)
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
@@ -143,11 +135,11 @@ def draw(report: dict[str, Any]) -> list[Path]:
     """Bits per value of the validation images by the minutes that the steps so far take, a picture for each
     set of images.
     """
-    taken, files = _seconds(report), []
-    for images in dict.fromkeys(name.split(",")[0] for name in learned()):
+    taken, found, files = _seconds(report), learned(), []
+    for images in dict.fromkeys(name.split(",")[0] for name in found):
         lines = {
             name: {step * taken[name] / 60: value for step, value in curve.items()}
-            for name, (_, _, curve) in learned().items()
+            for name, (_, _, curve) in found.items()
             if name.split(",")[0] == images
         }
         files.append(HERE / f"hours-{images.lower()}.png")

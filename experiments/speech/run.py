@@ -99,11 +99,8 @@ def with_language_model(one: Trial) -> Search:
     return Search(beam=12, lm=lm, weight=0.6, bonus=0.5)
 
 
-def conclude(one: Trial) -> None:
-    """Writes it, if the trial is trained: what its model finds in the whole test set, and how it learned."""
-    if one.concluded() is not None or one.scored() is None:
-        return
-    assert one.kept is not None
+def written(one: Trial) -> dict[str, Any]:
+    """What a trained model finds in the whole test set, beside what was said."""
     model, task = checkpoint.load(one.folder), problem(one.task)
     corpus, _ = prepare(task.tested, model.config.features, cache=None)
     searches = {BEST: Search()}
@@ -113,15 +110,11 @@ def conclude(one: Trial) -> None:
         name: evaluate.transcripts(model, corpus, range(len(corpus)), search, batch=16)[0]
         for name, search in searches.items()
     }
-    _report.save(
-        one.kept,
-        command=COMMAND,
-        settings=one.settings(),
-        parameters=sum(p.numel() for p in model.parameters()),
-        curve=train.curves(one.folder)[f"validate_{one.score}"],
-        said=[each.said for each in texts[BEST]],
-        found={name: [each.found for each in of] for name, of in texts.items()},
-    )
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "said": [each.said for each in texts[BEST]],
+        "found": {name: [each.found for each in of] for name, of in texts.items()},
+    }
 
 
 def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -335,7 +328,7 @@ def main() -> None:
         train_all(every, workers=options.workers, minutes=options.minutes)
     finally:  # if some have failed, too
         for one in every:
-            conclude(one)
+            one.conclude(COMMAND, written)
     if not options.no_times:
         _report.write(TIMES, *measure(options.data), command=COMMAND)
     found, rows = scores(options.data), []

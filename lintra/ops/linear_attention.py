@@ -165,11 +165,10 @@ def linear_attention_reference(
     log_decay = k.new_zeros(k.shape[:3]) if log_decay is None else log_decay
     log_input = k.new_zeros(k.shape[:3]) if log_input is None else log_input
     if causal:
-        future = torch.ones(t, s, dtype=torch.bool, device=q.device).triu()[..., None]
-        # Sums of their own, not differences: decays keep their digits beside one that is far larger.
-        faded = log_decay[:, :, None].expand(-1, -1, s, -1).masked_fill(future, 0.0).cumsum(1)
-        future = future[..., 0].triu(1)[..., None]
-        weight = (faded + log_input[:, None]).masked_fill(future, -math.inf).exp()  # [b t s g]
+        ahead = torch.ones(t, s, dtype=torch.bool, device=q.device).triu()  # keys from each query's own on
+        # [b t s g]. Sums of their own, not differences: decays keep their digits beside one far larger.
+        faded = log_decay[:, :, None].expand(-1, -1, s, -1).masked_fill(ahead[..., None], 0.0).cumsum(1)
+        weight = (faded + log_input[:, None]).masked_fill(ahead.triu(1)[..., None], -math.inf).exp()
         past = log_decay.cumsum(1).exp()  # [b t g]
     else:
         weight = log_input.exp()[:, None].expand(-1, t, -1, -1)
