@@ -32,13 +32,13 @@ struct Split {
 
   void segment(i64 i, i64* from, i64* to) const {
     const i64 t = problem.stretch(b).t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
-    auto bound = [&](i64 piece) {
-      const i64 token = chunks * piece / pieces * kChunk;
-      return piece == pieces || token > t ? t : token;
+    auto bound = [&](i64 piece) {  // backwards the pieces come from the end; all cut between chunks
+      const i64 chunk = chunks * piece / pieces, token = (s.backwards ? chunks - chunk : chunk) * kChunk;
+      return token < t ? token : t;
     };
-    const i64 first = i == 0 ? 0 : bound(2 * i - 1), last = bound(2 * i + 1);
-    *from = s.backwards ? t - last : first;
-    *to = s.backwards ? t - first : last;
+    const i64 first = i == 0 ? bound(0) : bound(2 * i - 1), last = bound(2 * i + 1);
+    *from = s.backwards ? last : first;
+    *to = s.backwards ? first : last;
   }
   static void share(i64 n, i64 i, i64 parts, i64* from, i64* to) {
     const i64 chunks = (n + kChunk - 1) / kChunk;
@@ -230,14 +230,18 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
   return LINTRA_OK;
 }
 
-// d log_decay and d log_input from q . dq, k . dk and the final state. In double: the scan covers the whole sequence.
-// Its terms are of float32 all the same (docs/decisions.md).
+// d log_decay and d log_input from q . dq and k . dk. The decay of a token has for its gradient <the state before it,
+// that state's gradient>, which is computed as such at marks, and from there on back summed up of what tokens add to it.
+// In double; but the terms are of float32, and without marks their roundings would add up over the whole sequence.
 template <class T>
 void weight_gradients(const Problem<T>& problem) {
   const lintra_call& call = problem.call;
+  const i64 size = problem.marked_size();
   for (i64 item = 0; item < call.b * call.g; ++item) {
     const i64 b = item / call.g, g = item % call.g;
     const i64 first = problem.token(b, call.s), dots = problem.token(b, g, call.s);
+    const T* states = problem.marked(problem.states, b, g);
+    const T* gradients = problem.marked(problem.gradients, b, g);
     double total = problem.ends ? problem.ends[item] : 0;
     for (i64 token = problem.stretch(b).s - 1; token >= 0; --token) {
       const bool real = problem.mask(b).real(token);
@@ -246,6 +250,11 @@ void weight_gradients(const Problem<T>& problem) {
       if (call.dlog_input) ((T*)call.dlog_input)[at] = T(key);
       if (call.dlog_decay) {
         total += problem.query_dots[dots + token] - key;
+        if (token % problem.mark == 0) {
+          const i64 place = token / problem.mark * size;
+          total = 0;
+          for (i64 n = 0; n < size; ++n) total += double(states[place + n]) * double(gradients[place + n]);
+        }
         ((T*)call.dlog_decay)[at] = real ? T(total) : T(0);
       }
     }
@@ -255,8 +264,8 @@ void weight_gradients(const Problem<T>& problem) {
 template <class T>
 int run_backward(const lintra_call& call, lintra_launch launch) {
   const i64 items = call.b * call.g;
-  Problem<T> problem = {call, call.g ? call.h / call.g : 1, nullptr, nullptr, nullptr};
-  Memory memory;
+  Problem<T> problem = {call, call.g ? call.h / call.g : 1};
+  Memory memory, marked;
   const bool wanted = call.dlog_decay || call.dlog_input;
   if (wanted) {
     const i64 rows = lintra_rows(call) * call.g;
@@ -266,6 +275,12 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
     if (call.dlog_decay) {
       problem.query_dots = dots + rows * call.s;
       problem.ends = problem.query_dots + rows * call.t;
+      // A quarter of the memory of the keys.
+      problem.mark = round_up(8 * (call.e + 1), kChunk);
+      const i64 size = problem.marked_size() * problem.marks() * call.g;
+      problem.states = (T*)marked.get(2 * size * i64(sizeof(T)), false);
+      if (!problem.states) return LINTRA_NO_MEMORY;
+      problem.gradients = problem.states + size;
     }
   }
   const Pass passes[] = {kQueryGradient, kKeyGradient, kValueGradient};
@@ -279,10 +294,10 @@ int forward(const lintra_call& call, lintra_launch launch) {
   const Pass pass = kForward;
   const bool step = call.causal && call.t == 1 && !call.cu_seqlens;
   if (call.dtype == LINTRA_FLOAT64) {
-    const Problem<double> problem = {call, group, nullptr, nullptr, nullptr};
+    const Problem<double> problem = {call, group};
     return step ? run_step(problem, launch) : run(problem, &pass, 1, launch);
   }
-  const Problem<float> problem = {call, group, nullptr, nullptr, nullptr};
+  const Problem<float> problem = {call, group};
   return step ? run_step(problem, launch) : run(problem, &pass, 1, launch);
 }
 

@@ -16,9 +16,12 @@ template <class T>
 struct Problem {
   const lintra_call& call;
   i64 group;            // query heads per key head
-  double* query_dots;   // [b g t]: q . dq and
-  double* key_dots;     // [b g s]: k . dk, for the gradients of log_decay and log_input
-  double* ends;         // [b g]: <gradient of the final state, final state>
+  double* query_dots = nullptr;  // [b g t]: q . dq and
+  double* key_dots = nullptr;    // [b g s]: k . dk, for the gradients of log_decay and log_input
+  double* ends = nullptr;        // [b g]: <gradient of the final state, final state>
+  T* states = nullptr;           // [g marks size] before every `mark`th token, as the sweep of dq has them, and
+  T* gradients = nullptr;        // those of these states, which the sweep of dk lays out alike
+  i64 mark = 0;
 
   static constexpr i64 kSize = sizeof(T);
 
@@ -37,6 +40,19 @@ struct Problem {
     const Stretch at = stretch(b);
     return (at.row * call.g + g) * tokens + at.first;
   }
+  // Marks of all sequences for one head; a sequence of t tokens has at most t / mark + 1.
+  i64 marks() const { return lintra_rows(call) * call.t / mark + call.b; }
+  i64 marked_size() const {
+    Sweep<T> s = {};
+    s.inner = call.e + 1;
+    s.outer = call.f;
+    return Shape::of(s).state();
+  }
+  // The first of a sequence's.
+  T* marked(T* states, i64 b, i64 g) const {
+    return states ? states + (g * marks() + token(b, call.t) / mark + b) * marked_size() : nullptr;
+  }
+
   char* first_row(const lintra_tensor& x, i64 b, i64 head, i64 size) const {
     const Stretch at = stretch(b);
     return x.data + (at.row * x.b + at.first * x.t + head * x.h) * size;
@@ -139,6 +155,9 @@ struct Problem {
         s.out = output(call.dv, b, call.s, g, call.g, call.e);
         break;
     }
+    s.mark = mark;
+    if (pass == kQueryGradient) s.marks = marked(states, b, g);
+    if (pass == kKeyGradient) s.marks = marked(gradients, b, g);
     return s;
   }
 

@@ -46,6 +46,8 @@ struct Sweep {
   Operand features;   // of out's tokens, when a feature map has to be differentiated or `dots` is wanted
   bool chain;         // multiply by the slope of features.map
   double* dots;       // dots[token] += out . features over the reading heads; 0: not wanted
+  T* marks;           // the state before each token whose number is a multiple of `mark`; 0: not wanted
+  i64 mark;           // tokens from one to the next: whole chunks
 
   bool weighted() const { return log_decay || log_input; }
 };
@@ -392,6 +394,14 @@ void sweep_chunk(const Lane<T>& lane, const Shape& shape, i64 start, i64 count, 
   if (mode & kWrite) write_chunk(s, shape, count, decay, lane.state, r, ahead);
 }
 
+// The state before token `start`: what came earlier has been summed up, or backwards what comes later.
+template <class T>
+void keep_state(const Lane<T>& lane, const Shape& shape, i64 start) {
+  const Sweep<T>& s = lane.sweep;
+  if (s.marks && start % s.mark == 0)
+    memcpy(s.marks + start / s.mark * shape.state(), lane.state.sum, size_t(shape.state()) * sizeof(T));
+}
+
 // Tokens from..to of some lanes, which differ only in where their rows are; the states come in and go out. Neighbouring
 // heads share pages and, where rows are short, cache lines: taking them chunk by chunk together uses each while it is
 // at hand.
@@ -407,7 +417,10 @@ void sweep(const Lane<T>* lanes, i64 lane_count, i64 from, i64 to, int mode, Scr
       i64 next = start;
       if (i + 1 == lane_count) next = n + 1 == chunks ? to : backwards ? start - kChunk : start + kChunk;
       Ahead<T> ahead = {lanes[(i + 1) % lane_count].sweep, mode, next, next + kChunk < to ? next + kChunk : to};
+      const bool kept = mode == (kRead | kWrite);  // of a sum of its own the state is not that of the sequence
+      if (kept && !backwards) keep_state(lanes[i], shape, start);
       sweep_chunk(lanes[i], shape, start, count, mode, r, ahead);
+      if (kept && backwards) keep_state(lanes[i], shape, start);
     }
   }
 }

@@ -260,22 +260,35 @@ def value_gradients(
 
 @triton.jit
 def logarithm_gradients(
-    query_dots, key_dots, ends, mask, cu_seqlens, dlog_decay, dlog_input, rows, time, G, READERS,
-    TILES: tl.constexpr, C: tl.constexpr,
+    query_dots, key_dots, mask, cu_seqlens, sequence_of, first_of, past, final_kv, final_z, future,
+    dlog_decay, dlog_input, rows, spans, time, SPAN, G, READERS,
+    F: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """d log_input = k . dk; d log_decay = q . dq - k . dk from each token on, with `ends` added: the final
-    state . its gradient. In float64: a token's gradient is a small difference of long sums.
+    """d log_input = k . dk; d log_decay = q . dq - k . dk from each token to the end of its span, with the
+    state behind the span . its gradient added. In float64: a token's gradient is a small difference of long
+    sums, which the span keeps short, as its terms are float32.
 
-    Grid: sequences; key-value heads.
+    Grid: spans of keys; key-value heads.
     """
-    i, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
     batch, begin, count = _sequence(i, cu_seqlens, time)
+    chunks = _chunks(count, first, SPAN, C)
     behind = tl.sum(tl.zeros([C], tl.float64), 0)
-    if ends is not None:
-        behind += tl.load(ends + i * G + g)
-    chunks = (count + C - 1) // C
+    if dlog_decay is not None:
+        SIZE: tl.constexpr = F * E + F
+        more, last = first + SPAN < count, first + SPAN >= count
+        for block in range(tl.cdiv(SIZE, BLOCK)):
+            place = block * BLOCK + tl.arange(0, BLOCK)
+            inside, counted = place < SIZE, (place >= F * E) & (place < SIZE)  # z, behind kv
+            gradient = tl.load(future + (unit * G + g) * SIZE + place, mask=inside, other=0.0).to(tl.float64)
+            state = tl.load(past + ((unit + 1) * G + g) * SIZE + place, mask=inside & more, other=0.0)
+            state += tl.load(final_kv + (i * G + g) * F * E + place, mask=last & (place < F * E), other=0.0)
+            at_z = final_z + (i * G + g) * F + place - F * E
+            state += tl.load(at_z, mask=last & counted, other=0.0)
+            behind += tl.sum(state * gradient, 0)
     for step in range(chunks):
-        row, inside, real = _tokens(mask, batch, begin, count, (chunks - 1 - step) * C, time, C)
+        row, inside, real = _tokens(mask, batch, begin, count, first + (chunks - 1 - step) * C, time, C)
         at = (batch * time + row) * G + g
         key = tl.zeros([C], tl.float64)
         query = tl.zeros([C], tl.float64)

@@ -304,18 +304,13 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         )
         logarithms = (None, None)
         if decays or inputs:
-            logarithms = _logarithm_gradients(call, query_dots, key_dots, _ends(dkv, dz, kv, z))
+            states = {"past": past, "final_kv": kv, "final_z": z, "future": future}
+            logarithms = _logarithm_gradients(call, query_dots, key_dots, states)
         return dq, dk, dv, *logarithms, dkv_in.to(call.kv.dtype), dz_in
 
 
-def _ends(dkv: Tensor | None, dz: Tensor | None, kv: Tensor, z: Tensor) -> Tensor | None:
-    """The final state . its gradient [n g] in float64; None if it has none."""
-    products = [(g.double() * x).flatten(2).sum(2) for g, x in ((dkv, kv), (dz, z)) if g is not None]
-    return sum(products[1:], products[0]) if products else None
-
-
 def _logarithm_gradients(
-    call: _Call, query_dots: Tensor | None, key_dots: Tensor | None, ends: Tensor | None
+    call: _Call, query_dots: Tensor | None, key_dots: Tensor | None, states: dict[str, Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Those of log_decay and log_input [b s g], each None if it was not given."""
     from lintra.ops import _triton_gradients as kernels
@@ -324,22 +319,22 @@ def _logarithm_gradients(
         None if x is None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for x in call.logarithms.values()
     ]
+    told = {name: x for name, x in call.side(False).items() if name not in call.logarithms}
     _launch(
         kernels.logarithm_gradients,
-        (call.n, call.g),
+        (call.keys.units, call.g),
         query_dots=query_dots,
         key_dots=key_dots,
-        ends=ends,
-        mask=call.mask,
-        cu_seqlens=call.cu_seqlens,
+        **told,
+        **states,
         dlog_decay=made[0],
         dlog_input=made[1],
         rows=call.b * call.s,
-        time=call.s,
-        G=call.g,
-        READERS=call.h // call.g,
+        F=call.f,
+        E=call.e,
+        BLOCK=SCAN,
         TILES=call.tiles_f,
-        C=256,
+        C=min(call.span, 256),
     )
     return tuple(made)
 

@@ -10,7 +10,15 @@ from torch.testing import assert_close
 from lintra.ops import LinearState, _dispatch, linear_attention, linear_attention_triton
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import divide, linear_attention_reference
-from tests.ops.test_linear_attention import accepted, draw, flat, forgetful, results, uneven
+from tests.ops.test_linear_attention import (
+    accepted,
+    draw,
+    flat,
+    forgetful,
+    results,
+    shift_of_decay_gradients,
+    uneven,
+)
 from tests.ops.test_packed import alone, gradients, places, sequences
 
 WHY_NOT = _dispatch._no_gpu_kernels(torch.device("cuda"))
@@ -114,7 +122,7 @@ def close(found, formula, expected, names):
     largest number: of few numbers that error may be 0 by luck. With decays, by 64 roundings more: what is
     left between two tokens, exp(-x), is the difference of two sums here, with as many roundings as x, about
     30, has units, where chunked PyTorch sums up each by itself; and the gradient of log_decay is a difference
-    of two sums over time, whose roundings stay where the sums cancel."""
+    of two sums over a span, whose roundings stay where the sums cancel."""
     roundings = 64 if "log_decay" in names else 4
     for name, a, b, e in zip(names, found, formula, expected, strict=True):
         assert a.shape == e.shape
@@ -320,6 +328,12 @@ def test_decays_keep_their_digits_beside_one_that_leaves_nothing(cut):
     found = results(moved(forgetful(-1e9, torch.float32)), impl="triton")
     for e, x in zip(exact, found, strict=True):
         assert_close(x.double().cpu(), e, rtol=0, atol=256 * FLOAT32 * float(e.abs().max()))
+
+
+def test_gradients_of_decays_are_as_exact_far_from_the_end(cut):
+    """For fewer tokens than the other implementations, in spans of a chunk: the interpreter is slow."""
+    cut(programs=100)
+    assert shift_of_decay_gradients(1000, DEVICE, impl="triton") < 8 * FLOAT32
 
 
 def test_no_denominator_gives_zero_without_a_nan(cut):
