@@ -1,11 +1,13 @@
 """Packs a trained run as one of the models that come with the library, of images or of speech.
 
-    python experiments/ship.py RUN FOLDER --hours HOURS           the model, its settings and learning curve
+    python experiments/ship.py RUN FOLDER                         the model, its settings and learning curve
     lintra evaluate --model FOLDER --json FOLDER/evaluation.json  its score
-    python experiments/ship.py RUN FOLDER --hours HOURS           now with a model card
+    python experiments/ship.py RUN FOLDER                         now with a model card
 
-The data are looked for as `lintra train` does. HOURS is how much processor time the training took. For one
-that began at a model that images/grow.py made of another, --grown-from names that one.
+The data are looked for as `lintra train` does. A run that began at a packed model goes on with its log, and
+keeps the settings of its training in before/; FOLDER must be another one. For a training that began at a
+model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not count
+minutes.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import csv
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,50 +27,109 @@ from lintra.attention import leaves, load
 from lintra.bench._report import cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
+from lintra.train._curve import MINUTES
 
 GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
+BEFORE = "before"  # the RUN of the training that the weights were of before this one, and its own BEFORE
+Curves = Mapping[str, Mapping[int, float]]
 
 
-def pack(run: train.Run, folder: Path, hours: float, grown_from: str | None) -> None:
+def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: str | None = None) -> None:
     """Writes FOLDER anew; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
     where there is something else."""
-    checkpoint.refuse_others(folder, CARD, EVALUATION, RUN, LOG, CURVE)
-    model, curves = checkpoint.load(run.folder), train.curves(run.folder)
-    step = checkpoint.step_of(run.checkpoints()[-1])
+    checkpoint.refuse_others(folder, CARD, EVALUATION, RUN, LOG, CURVE, BEFORE)
+    if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.train.steps:
+        raise SystemExit(f"{run.folder} has done {step:,} of {run.train.steps:,} steps: resume it")
+    model, curves, before = checkpoint.load(run.folder), train.curves(run.folder), _before(run)
+    earlier = [] if before is None else _stages(before)
+    if before is not None:
+        if before.resolve() == folder.resolve():
+            raise SystemExit(f"the training began at {folder}: pack it in another folder")
+        curves = joined(read_log(before / LOG), sum(each.train.steps for each in earlier), curves)
+    if hours is None and not curves.get(MINUTES):
+        raise SystemExit("the log does not count minutes: --hours says how long the training took")
+    hours = curves[MINUTES][max(curves[MINUTES])] / 60 if hours is None else hours
     evaluation = folder / EVALUATION
     told = evaluation.read_text() if evaluation.exists() else None
     # Where the data was is nobody else's.
     gone = {name: None for name in ("data_dir", "cache") if hasattr(run.task, name)}
     task = dataclasses.replace(run.task, **gone)
-    training = dataclasses.replace(run.train, start_from=GROWN if grown_from else run.train.start_from)
+    start = _folder(len(earlier)) if earlier else GROWN if grown_from else run.train.start_from
+    training = dataclasses.replace(run.train, start_from=start)
     for config in (task, training):
         for name in config.PATHS:
             if os.path.isabs(getattr(config, name) or ""):
                 raise SystemExit(f"{name}={getattr(config, name)} is a place of this machine: it is not told")
     run = dataclasses.replace(run, task=task, train=training)
+    stages = [*earlier, run]
 
     def write(place: Path) -> None:
         checkpoint.write_model(model, place, torch.float16)
         dataclasses.replace(run, folder=place).write()
         with (place / LOG).open("w", newline="") as file:
             write_log(file, curves)
+        if before is not None:
+            (place / BEFORE).mkdir()
+            shutil.copyfile(before / RUN, place / BEFORE / RUN)
+            if (before / BEFORE).exists():
+                shutil.copytree(before / BEFORE, place / BEFORE / BEFORE)
+        steps = sum(each.train.steps for each in stages)
         loss = curves["train_loss"], curves["validate_loss"]
         unit = "nats per symbol" if isinstance(task, speech.Config) else "nats per value"
-        pictures.loss_curve(place / CURVE, *loss, unit=unit, title=f"{folder.name}, {step:,} steps")
+        pictures.loss_curve(place / CURVE, *loss, unit=unit, title=f"{folder.name}, {steps:,} steps")
         if told is not None:
             (place / EVALUATION).write_text(told)
             name = folder.name if folder.resolve().parent == checkpoint.SHIPPED else folder.as_posix()
             if isinstance(task, speech.Config):
                 text = of_speech(name, model, json.loads(told))
             else:
-                text = of_images(name, _seen(run, step, grown_from), model, json.loads(told))
-            (place / CARD).write_text(text + _training(run, step, hours, grown_from))
+                text = of_images(name, _seen(stages, grown_from), model, json.loads(told))
+            (place / CARD).write_text(text + _training(stages, hours, grown_from))
 
     checkpoint.write_atomically(folder, write)
 
 
-def write_log(file: Any, curves: Mapping[str, Mapping[int, float]]) -> None:
+def _before(run: train.Run) -> Path | None:
+    """The packed model that a training began at, if it did."""
+    folder = None if run.train.start_from is None else Path(run.train.start_from)
+    return folder if folder is not None and (folder / LOG).exists() else None
+
+
+def _stages(folder: Path) -> list[train.Run]:
+    """The trainings of a packed model, the first one first."""
+    earlier = _stages(folder / BEFORE) if (folder / BEFORE).exists() else []
+    return [*earlier, train.Run.read(folder)]
+
+
+def _folder(stage: int) -> str:
+    """Where the card trains a stage, of 1 and more, that another one goes on with."""
+    return f"runs/stage-{stage}"
+
+
+def joined(first: Curves, steps: int, then: Curves) -> Curves:
+    """Of a training of `steps` and the one after it, as of one; minutes if both count them."""
+    minutes = max(first.get(MINUTES, {}).values(), default=0.0)
+    return {
+        name: {**curve, **{steps + step: y + minutes * (name == MINUTES) for step, y in then[name].items()}}
+        for name, curve in first.items()
+        if name in then
+    }
+
+
+def read_log(path: Path) -> Curves:
+    """What `write_log` wrote."""
+    found: dict[str, dict[int, float]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            step = int(row.pop("step"))
+            for name, value in row.items():
+                if value:
+                    found.setdefault(name, {})[step] = float(value)
+    return found
+
+
+def write_log(file: Any, curves: Curves) -> None:
     """A row for each logged step."""
     rows = csv.writer(file)
     rows.writerow(["step", *curves])
@@ -131,38 +193,42 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 """
 
 
-def _training(run: train.Run, step: int, hours: float, grown_from: str | None) -> str:
+def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None) -> str:
     """How it was trained, and how to do it again."""
-    before, grow = "", ""
+    amounts = ", then\n  ".join(f"{run.train.steps:,} steps of {_amount(run)}" for run in stages)
+    commands = [
+        _command(run) + (f" --dir {_folder(stage)}" if stage < len(stages) else "")
+        for stage, run in enumerate(stages, 1)
+    ]
+    before = ""
     if grown_from:
         before = f",\n  from weights made of those of {grown_from}"
-        grow = f"`python experiments/images/grow.py {grown_from} {GROWN}`, then\n  "
-    return f"""- **Training**: {step:,} steps of {_amount(run, step)}{before}; {hours:.1f} hours
+        commands.insert(0, f"python experiments/images/grow.py {grown_from} {GROWN}")
+    again = ", then\n  ".join(f"`{command}`" for command in commands)
+    earlier = f" and, of what came before, [{BEFORE}]({BEFORE})" if len(stages) > 1 else ""
+    return f"""- **Training**: {amounts}{before}; {hours:.1f} hours
   of processor time on one or two cores that did other work too ({cpu()}). Every setting is
-  in [{RUN}]({RUN}), the losses by step are in [{LOG}]({LOG}).
-- **Again**: {grow}`{_command(run)}`
+  in [{RUN}]({RUN}){earlier}, the losses by step are in [{LOG}]({LOG}).
+- **Again**: {again}
 
 ![loss by step]({CURVE})
 """
 
 
-def _amount(run: train.Run, step: int) -> str:
+def _amount(run: train.Run) -> str:
     if isinstance(run.task, speech.Config):
         return f"up to {run.task.build().batch_tokens:,} frames"
-    return f"{run.train.batch} images, {_epochs(run, step):.2f} times over the data"
+    return f"{run.train.batch} images, {_epochs(run):.2f} times over the data"
 
 
-def _seen(run: train.Run, step: int, grown_from: str | None) -> float:
+def _seen(stages: Sequence[train.Run], grown_from: str | None) -> float:
     """How often it has seen its data, and that it was made of."""
-    own = _epochs(run, step)
-    if not grown_from:
-        return own
-    first = train.Run.around(grown_from)
-    return own + _seen(first, first.train.steps, None)
+    first = [train.Run.around(grown_from)] if grown_from else []
+    return sum(_epochs(run) for run in (*first, *stages))
 
 
-def _epochs(run: train.Run, step: int) -> float:
-    return step * run.train.batch / len(run.task.build().train)
+def _epochs(run: train.Run) -> float:
+    return run.train.steps * run.train.batch / len(run.task.build().train)
 
 
 def _command(run: train.Run) -> str:
@@ -202,7 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Packs a trained run as a model to come with the library.")
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--hours", type=float, required=True, help="processor time of the training")
+    parser.add_argument("--hours", type=float, help="how long the training took, if its log does not say")
     parser.add_argument("--grown-from", help="the model that the first weights were grown of")
     options = parser.parse_args()
     pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from)

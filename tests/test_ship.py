@@ -1,5 +1,6 @@
 """experiments/ship.py: a run becomes a model to pass on, and nothing else is written over."""
 
+import csv
 import dataclasses
 import runpy
 from pathlib import Path
@@ -18,21 +19,68 @@ def contents(folder):
     return {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 
 
-def test_only_what_it_wrote_is_replaced(tmp_path, monkeypatch, one_thread):
+@pytest.fixture
+def trained(tmp_path, monkeypatch, one_thread):
+    """trained(folder, **settings): a run of 10 steps, the first that is logged."""
     source = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), np.uint8)
     found = images._files.Splits(train=[lambda: source], test=[lambda: source])
     monkeypatch.setattr(images, "_locate", lambda data, data_dir: found)
     task = images.Config(validate_images=2)
     model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
-    settings = train.Config(steps=10, batch=1, precision="32")  # the first that is logged
-    run = train.Run.create(tmp_path / "run", task=task, model=model, train=settings)
-    train.fit(run)
+
+    def make(folder, **settings):
+        settings = train.Config(**{"steps": 10, "batch": 1, "precision": "32"} | settings)
+        run = train.Run.create(tmp_path / folder, task=task, model=model, train=settings)
+        train.fit(run)
+        return run
+
+    return make
+
+
+def test_only_what_it_wrote_is_replaced(tmp_path, trained):
+    run = trained("run")
     for _ in range(2):
-        pack(run, tmp_path / "model", hours=1.0, grown_from=None)
-    assert checkpoint.load(tmp_path / "model").config == model
+        pack(run, tmp_path / "model", hours=1.0)
+    assert checkpoint.load(tmp_path / "model").config == run.model
     (tmp_path / "model" / "notes.txt").write_text("precious")
     for folder in (tmp_path / "model", run.folder):
         before = contents(folder)
         with pytest.raises(checkpoint.Error, match=f"{folder} exists and is not a saved model"):
-            pack(run, folder, hours=1.0, grown_from=None)
+            pack(run, folder, hours=1.0)
         assert contents(folder) == before
+
+
+def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained):
+    """Three, each from what was packed of the last: one log, and every one's settings."""
+    folder = None
+    for number in range(1, 4):
+        run = trained(f"run-{number}", start_from=folder and str(folder), seed=number, lr=number / 1000)
+        folder = tmp_path / f"model-{number}"
+        pack(run, folder)
+    with pytest.raises(SystemExit, match="model-2: pack it in another folder"):
+        pack(run, tmp_path / "model-2")
+    with (folder / "log.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["10", "20", "30"]
+    minutes = [float(row["minutes"]) for row in rows]
+    assert minutes == sorted(set(minutes))
+    stages = [folder / "before" / "before", folder / "before", folder]
+    assert [train.Run.read(stage).train.seed for stage in stages] == [1, 2, 3]
+    (folder / "evaluation.json").write_text(
+        '{"test_samples": 4, "scores": {"bits_per_dim": {"mean": 8, "error": 0}, '
+        '"bits_per_dim_without_the_first": {"mean": 8, "error": 0}}}'
+    )
+    pack(run, folder)
+    card = (folder / "README.md").read_text()
+    assert card.count("10 steps of 1 images, 2.50 times over the data") == 3
+    assert "has seen them 7.5 times" in card
+    again = card[card.index("**Again**") :]
+    commands = [f"--{word} runs/stage-{stage}" for stage in (1, 2) for word in ("dir", "start-from")]
+    assert sorted(commands, key=again.index) == commands
+
+
+def test_a_run_that_is_not_over_is_not_packed(tmp_path, trained):
+    run = trained("run", max_minutes=1e-9, save_every=1)
+    with pytest.raises(SystemExit, match=r"has done \d of 10 steps: resume it"):
+        pack(run, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
