@@ -265,6 +265,7 @@ def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
 
 
 COMPARISON = ROOT / "experiments" / "compare"
+COPYING = ROOT / "experiments" / "copy"
 SPEECH = ROOT / "experiments" / "speech"
 IMAGES = ROOT / "experiments" / "images"
 
@@ -274,6 +275,11 @@ def test_the_table_of_the_comparison_is_that_of_the_file():
     assert {"machine", "versions", "command", "date"} <= set(report)
     table = runpy.run_path(str(COMPARISON / "run.py"))["table"]
     assert table(report) in (COMPARISON / "README.md").read_text()
+
+
+def test_the_table_of_copying_is_that_of_its_outcomes():
+    table = runpy.run_path(str(COPYING / "run.py"))["table"]
+    assert table() in (COPYING / "README.md").read_text()
 
 
 def test_the_scores_of_shipped_models_are_those_of_their_files():
