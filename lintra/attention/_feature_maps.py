@@ -140,4 +140,4 @@ class Projected(nn.Module):
         self.bias = nn.Parameter(weight.new_zeros(weight.shape[0], weight.shape[2]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, self.weight, self.bias)
+        return self.function(x, self.weight.to(x.dtype), self.bias.to(x.dtype))

@@ -32,7 +32,7 @@ from lintra.attention._feature_maps import (
     Taylor2,
 )
 from lintra.ops import LinearState
-from lintra.ops._autocast import no_autocast
+from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import Impl, divide
@@ -148,7 +148,7 @@ class LinearAttention(Attention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         dtype, group = state.kv.dtype, self.heads // self.kv_heads
-        q, k = (x.to(dtype) for x in self._features(q, k))
+        q, k = self._features(q, k, dtype)
         turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
         kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
         z = state.z + k[:, 0]
@@ -170,9 +170,12 @@ class LinearAttention(Attention):
         k, v = self.no_keys(q)
         return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]
 
-    def _features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """phi(q), phi(k), computed in `dtype`: the gradient of a feature may be as large as 1 / eps, and float16
+        ends at 65504."""
         fused = self.config.feature_map.fused
-        return apply_feature_map(fused, self.query_map(q)), apply_feature_map(fused, self.key_map(k))
+        q, k = self.query_map(q.to(dtype)), self.key_map(k.to(dtype))
+        return apply_feature_map(fused, q), apply_feature_map(fused, k)
 
     def _sum(
         self,
@@ -191,19 +194,23 @@ class LinearAttention(Attention):
         if rotate is not None or fused is None:
             (k,) = zero_padding(mask, k)
             (q,) = zero_padding(mask if self.causal else None, q)
-        if rotate is None:
-            q, k = self.query_map(q), self.key_map(k)
-            options |= {"normalize": config.normalize, "eps": config.eps, "feature_map": fused}
-            return ops.linear_attention(q, k, v, state=state, **options)
-        options |= {"normalize": False}
+        divided = {"normalize": config.normalize, "eps": config.eps}
+        if rotate is None and fused is not None:
+            return ops.linear_attention(q, k, v, state=state, feature_map=fused, **divided, **options)
+        (given,) = follow_autocast(v)
         dtype = sum_dtype(v.dtype)
-        q, k = (x.to(dtype) for x in self._features(q, k))
-        # The denominator is the same sum over unturned features with the value 1.
-        ones = k.new_ones(*k.shape[:3], 1)
-        counted = None if state is None else LinearState(state.z[..., None], state.z)
-        with no_autocast(q):  # the turned features keep their digits
-            y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v.to(dtype), state=state, **options)
+        v = given.to(dtype)
+        with no_autocast(v):  # the features keep their digits
+            q, k = self._features(q, k, dtype)
+            if rotate is None:
+                y, state = ops.linear_attention(q, k, v, state=state, **divided, **options)
+                return y.to(given.dtype), state
+            options |= {"normalize": False}
+            # The denominator is the same sum over unturned features with the value 1.
+            ones = k.new_ones(*k.shape[:3], 1)
+            counted = None if state is None else LinearState(state.z[..., None], state.z)
+            y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v, state=state, **options)
             weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
         if config.normalize:
             y = divide(y, weight[..., 0] + config.eps)
-        return y.to(v.dtype), LinearState(kv, z)
+        return y.to(given.dtype), LinearState(kv, z)
