@@ -335,7 +335,7 @@ def of_256(report: dict) -> list[float]:
 
 
 def where_the_time_goes(report: dict) -> str:
-    """How near the products of 256 sequences come to the rate of a large one, from what the file has of 64."""
+    """How near the products of 256 sequences come to the rate of a large one, by what the file has of 64."""
     rows = {row["what"]: row["figure"] for row in report["rows"]}
     share, taken = rows["a step of 64, float32: of the matmul's rate"], rows["a step of 64, float32"]
     step, drawing = of_256(report)
