@@ -128,14 +128,24 @@ def extend(case: Case, attention: Attention, inputs: list[Tensor], state, mask=N
     return call(q, k, v, state, mask=mask, rotate=rotate, **named)
 
 
+def some_lengths(case: Case) -> list[int]:
+    """One token, two, and as many as a block of the parallel form has, one less, one more and three of them;
+    where a configuration names no small block, one of 16, as the native sum has."""
+    named = (getattr(case.config, name, None) for name in ("chunk", "block", "segment", "landmarks"))
+    block = next((size for size in named if size is not None and 1 < size <= 16), 16)
+    lengths = {1, 2, block - 1, block, block + 1, TIME, 3 * block + 5}
+    return [time for time in sorted(lengths) if case.fits(time)]
+
+
 def equals_its_definition(case: Case, dense) -> None:
-    """The parallel form is the dense N x N definition, values and gradients."""
-    attention, inputs = case.build(), case.draw()
-    parameters = list(attention.parameters())
-    y, expected = forward(case, attention, *inputs), dense(attention, *inputs)
-    assert_close(y, expected, **EXACT)
-    everything = inputs + parameters
-    assert_close(gradients(y, everything), gradients(expected, everything), **EXACT)
+    """The parallel form is the dense N x N definition, values and gradients, at any length."""
+    attention = case.build()
+    for time in some_lengths(case):
+        inputs = case.draw(time)
+        everything = [*inputs, *attention.parameters()]
+        y, expected = forward(case, attention, *inputs), dense(attention, *inputs)
+        assert_close(y, expected, **EXACT)
+        assert_close(gradients(y, everything), gradients(expected, everything), **EXACT)
 
 
 def parallel_is_recurrent(case: Case) -> None:
