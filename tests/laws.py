@@ -370,6 +370,13 @@ def cross_is_the_same_sum(case: Case) -> None:
         assert few.shape == (*q[:, :3].shape[:3], case.value_dim)
     else:
         assert_close(few, attention(q, k, v)[:, :3], **EXACT)
+    fewer = [x[:, :7] for x in (k, v)]
+    many = attention.read(q, attention.remember(*fewer))
+    assert many.isfinite().all()
+    if not attention.can.joint_queries:
+        assert_close(many[:, :7], attention(q[:, :7], *fewer), **EXACT)
+        if not attention.can.placed_queries:
+            assert_close(many[:, -7:], attention(q[:, -7:], *fewer), **EXACT)
     mask = some_masks()[2]
     y = attention.read(q, attention.remember(k, v, mask), mask)
     assert_close(y, attention(q, k, v, mask=mask), **EXACT)
