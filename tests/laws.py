@@ -213,6 +213,23 @@ def padding_changes_nothing(case: Case) -> None:
             assert_close(gradients(y, dirty), clean_gradients, rtol=0, atol=0)
 
 
+def dropout_does_not_see_padding(case: Case) -> None:
+    """Dropping weights in training: what stands in padded places still changes nothing."""
+    attention = replace(case, config=replace(case.config, dropout=0.4)).build()
+
+    def drawn(inputs: list[Tensor], mask: Tensor) -> Tensor:
+        torch.manual_seed(2)
+        return forward(case, attention.train(), *inputs, mask=mask)
+
+    for mask in some_masks():
+        inputs = case.draw()
+        dirty = [x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_() for x in inputs]
+        y, clean = drawn(dirty, mask), drawn(inputs, mask)
+        assert not torch.allclose(clean, forward(case, attention.eval(), *inputs, mask=mask))
+        assert_close(y, clean, rtol=0, atol=0)
+        assert_close(gradients(y, dirty), gradients(clean, inputs), rtol=0, atol=0)
+
+
 def padding_is_absence(case: Case) -> None:
     """A padded sequence gives what its real tokens alone give, states included; more padding does too."""
     attention, inputs = case.build(), case.draw()
@@ -611,6 +628,29 @@ def no_array_is_square(case: Case) -> None:
     assert largest.numbers <= time**2 // 16
 
 
+def kept_for_backward(case: Case, attention: Attention, time: int) -> int:
+    """The bytes that a forward of so many tokens keeps until the backward, shared memory once."""
+    sizes = {}
+
+    def keep(x: Tensor) -> Tensor:
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    inputs = [x.detach()[:1].requires_grad_() for x in case.draw(time, dtype=torch.float32)]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        y = forward(case, attention, *inputs)  # as long as it lives, no address is given out again
+    assert y.requires_grad
+    return sum(sizes.values())
+
+
+def memory_is_linear(case: Case) -> None:
+    """Twice the tokens keep about twice the bytes for the backward."""
+    alone = replace(case, heads=1, kv_heads=1)
+    attention = alone.build().float()
+    few, many = (kept_for_backward(alone, attention, time) for time in (2048, 4096))
+    assert many < 2.3 * few  # sizes are rounded up to whole blocks
+
+
 def always(case: Case) -> bool:
     return True
 
@@ -651,6 +691,7 @@ APPLIES = {
     padding_between_states_changes_nothing: keeps_state,
     packed_after_states: recurrent,
     cross_is_the_same_sum: cross,
+    dropout_does_not_see_padding: lambda case: hasattr(case.config, "dropout") and not case.rotary,
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
     states_can_be_indexed: keeps_state,
@@ -662,6 +703,7 @@ APPLIES = {
         recurrent(case) and can(case).state == "constant" and case.fits(512)
     ),
     no_array_is_square: lambda case: linear_cost(case) and case.fits(16_384),
+    memory_is_linear: lambda case: linear_cost(case) and case.fits(4096),
 }
 WITH_DEFINITION = [equals_its_definition, sixteen_bits_lose_no_more_than_the_textbook]
 LAWS = [
@@ -669,6 +711,7 @@ LAWS = [
     final_state_has_gradients,
     blind_to_the_future,
     padding_changes_nothing,
+    dropout_does_not_see_padding,
     padding_is_absence,
     padding_leaves_the_state,
     padding_between_states_changes_nothing,
@@ -691,4 +734,5 @@ LAWS = [
     extremes_stay_finite,
     training_is_evaluation,
     no_array_is_square,
+    memory_is_linear,
 ]
