@@ -171,8 +171,8 @@ class LinearAttention(Attention):
         return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]
 
     def _features(self, q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """phi(q), phi(k), computed in `dtype`: the gradient of a feature may be as large as 1 / eps, and float16
-        ends at 65504."""
+        """phi(q), phi(k), computed in `dtype`: the gradient of a feature may be as large as 1 / eps, and
+        float16 ends at 65504."""
         fused = self.config.feature_map.fused
         q, k = self.query_map(q.to(dtype)), self.key_map(k.to(dtype))
         return apply_feature_map(fused, q), apply_feature_map(fused, k)
