@@ -128,14 +128,24 @@ def extend(case: Case, attention: Attention, inputs: list[Tensor], state, mask=N
     return call(q, k, v, state, mask=mask, rotate=rotate, **named)
 
 
+def some_lengths(case: Case) -> list[int]:
+    """One token, two, and as many as a block of the parallel form has, one less, one more and three of them;
+    where a configuration names no small block, one of 16, as the native sum has."""
+    named = (getattr(case.config, name, None) for name in ("chunk", "block", "segment", "landmarks"))
+    block = next((size for size in named if size is not None and 1 < size <= 16), 16)
+    lengths = {1, 2, block - 1, block, block + 1, TIME, 3 * block + 5}
+    return [time for time in sorted(lengths) if case.fits(time)]
+
+
 def equals_its_definition(case: Case, dense) -> None:
-    """The parallel form is the dense N x N definition, values and gradients."""
-    attention, inputs = case.build(), case.draw()
-    parameters = list(attention.parameters())
-    y, expected = forward(case, attention, *inputs), dense(attention, *inputs)
-    assert_close(y, expected, **EXACT)
-    everything = inputs + parameters
-    assert_close(gradients(y, everything), gradients(expected, everything), **EXACT)
+    """The parallel form is the dense N x N definition, values and gradients, at any length."""
+    attention = case.build()
+    for time in some_lengths(case):
+        inputs = case.draw(time)
+        everything = [*inputs, *attention.parameters()]
+        y, expected = forward(case, attention, *inputs), dense(attention, *inputs)
+        assert_close(y, expected, **EXACT)
+        assert_close(gradients(y, everything), gradients(expected, everything), **EXACT)
 
 
 def parallel_is_recurrent(case: Case) -> None:
@@ -201,6 +211,23 @@ def padding_changes_nothing(case: Case) -> None:
             y = forward(case, attention, *dirty, mask=mask)
             assert_close(y, clean, rtol=0, atol=0)
             assert_close(gradients(y, dirty), clean_gradients, rtol=0, atol=0)
+
+
+def dropout_does_not_see_padding(case: Case) -> None:
+    """Dropping weights in training: what stands in padded places still changes nothing."""
+    attention = replace(case, config=replace(case.config, dropout=0.4)).build()
+
+    def drawn(inputs: list[Tensor], mask: Tensor) -> Tensor:
+        torch.manual_seed(2)
+        return forward(case, attention.train(), *inputs, mask=mask)
+
+    for mask in some_masks():
+        inputs = case.draw()
+        dirty = [x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_() for x in inputs]
+        y, clean = drawn(dirty, mask), drawn(inputs, mask)
+        assert not torch.allclose(clean, forward(case, attention.eval(), *inputs, mask=mask))
+        assert_close(y, clean, rtol=0, atol=0)
+        assert_close(gradients(y, dirty), gradients(clean, inputs), rtol=0, atol=0)
 
 
 def padding_is_absence(case: Case) -> None:
@@ -360,6 +387,13 @@ def cross_is_the_same_sum(case: Case) -> None:
         assert few.shape == (*q[:, :3].shape[:3], case.value_dim)
     else:
         assert_close(few, attention(q, k, v)[:, :3], **EXACT)
+    fewer = [x[:, :7] for x in (k, v)]
+    many = attention.read(q, attention.remember(*fewer))
+    assert many.isfinite().all()
+    if not attention.can.joint_queries:
+        assert_close(many[:, :7], attention(q[:, :7], *fewer), **EXACT)
+        if not attention.can.placed_queries:
+            assert_close(many[:, -7:], attention(q[:, -7:], *fewer), **EXACT)
     mask = some_masks()[2]
     y = attention.read(q, attention.remember(k, v, mask), mask)
     assert_close(y, attention(q, k, v, mask=mask), **EXACT)
@@ -594,6 +628,29 @@ def no_array_is_square(case: Case) -> None:
     assert largest.numbers <= time**2 // 16
 
 
+def kept_for_backward(case: Case, attention: Attention, time: int) -> int:
+    """The bytes that a forward of so many tokens keeps until the backward, shared memory once."""
+    sizes = {}
+
+    def keep(x: Tensor) -> Tensor:
+        sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    inputs = [x.detach()[:1].requires_grad_() for x in case.draw(time, dtype=torch.float32)]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        y = forward(case, attention, *inputs)  # as long as it lives, no address is given out again
+    assert y.requires_grad
+    return sum(sizes.values())
+
+
+def memory_is_linear(case: Case) -> None:
+    """Twice the tokens keep about twice the bytes for the backward."""
+    alone = replace(case, heads=1, kv_heads=1)
+    attention = alone.build().float()
+    few, many = (kept_for_backward(alone, attention, time) for time in (2048, 4096))
+    assert many < 2.3 * few  # sizes are rounded up to whole blocks
+
+
 def always(case: Case) -> bool:
     return True
 
@@ -634,6 +691,7 @@ APPLIES = {
     padding_between_states_changes_nothing: keeps_state,
     packed_after_states: recurrent,
     cross_is_the_same_sum: cross,
+    dropout_does_not_see_padding: lambda case: hasattr(case.config, "dropout") and not case.rotary,
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
     states_can_be_indexed: keeps_state,
@@ -645,6 +703,7 @@ APPLIES = {
         recurrent(case) and can(case).state == "constant" and case.fits(512)
     ),
     no_array_is_square: lambda case: linear_cost(case) and case.fits(16_384),
+    memory_is_linear: lambda case: linear_cost(case) and case.fits(4096),
 }
 WITH_DEFINITION = [equals_its_definition, sixteen_bits_lose_no_more_than_the_textbook]
 LAWS = [
@@ -652,6 +711,7 @@ LAWS = [
     final_state_has_gradients,
     blind_to_the_future,
     padding_changes_nothing,
+    dropout_does_not_see_padding,
     padding_is_absence,
     padding_leaves_the_state,
     padding_between_states_changes_nothing,
@@ -674,4 +734,5 @@ LAWS = [
     extremes_stay_finite,
     training_is_evaluation,
     no_array_is_square,
+    memory_is_linear,
 ]

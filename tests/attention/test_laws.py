@@ -77,9 +77,11 @@ DEMANDS = defaultdict(
         laws.no_samples_have_states: lambda can: can["recurrent"],
         laws.blind_to_the_future: lambda can: can["causal"] and not can["lookahead"],
         laws.cross_is_the_same_sum: lambda can: can["cross"],
+        laws.dropout_does_not_see_padding: lambda can: hasattr(attention.load(can["name"]).Config, "dropout"),
         laws.grouped_heads_are_repeated_heads: lambda can: not can["shared_key"],
         laws.long_sequences_do_not_drift: lambda can: can["state"] == "constant",
         laws.constant_states_keep_no_tokens: lambda can: can["state"] == "constant",
         laws.no_array_is_square: lambda can: "t^2" not in can["cost"],
+        laws.memory_is_linear: lambda can: "t^2" not in can["cost"],
     },
 )

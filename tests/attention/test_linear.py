@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.attention import linear
 from lintra.attention.linear import LinearAttention
-from tests.laws import EXACT, Case, gradients, some_masks
+from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 MAPS = [
     linear.EluPlusOne(),
@@ -82,6 +82,46 @@ def test_constant_values_come_back():
     for causal in (True, False):
         y = Case("linear", linear.Config(eps=0.0), causal).build()(q, k, torch.full_like(v, 3.0))
         assert_close(y, torch.full_like(y, 3.0), **EXACT)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+def test_order_matters_only_to_the_causal_form(impl):
+    """Keys, values and their mask in another order."""
+    q, k, v = Case("linear", linear.Config(), True).draw()
+    mixed = torch.randperm(TIME, generator=torch.Generator().manual_seed(0))
+    attention = Case("linear", linear.Config(impl=impl), False).build()
+    assert_close(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v), **EXACT)
+    for mask in some_masks():
+        y = attention.read(q, attention.remember(k[:, mixed], v[:, mixed], mask[:, mixed]))
+        assert_close(y, attention.read(q, attention.remember(k, v, mask)), **EXACT)
+    attention = Case("linear", linear.Config(impl=impl), True).build()
+    assert not torch.allclose(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v))
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("feature_map", [*MAPS[:-1], linear.T2R(width=64)], ids=str)
+def test_edges(feature_map, impl):
+    """Length 1, one valid key and equal keys: the mean of the values that are seen; features that are all 0
+    give 0."""
+    config = linear.Config(feature_map=feature_map, eps=0.0, impl=impl)
+    q, k, v = (x.detach() for x in Case("linear", linear.Config(), True).draw())
+    q, k = q.abs(), k.abs()  # of different signs they may share no feature
+    seen = v.repeat_interleave(2, 2)
+    one = torch.zeros(BATCH, TIME, dtype=torch.bool)
+    one[:, 7] = True
+    for causal in (True, False):
+        attention = Case("linear", config, causal).build()
+        assert_close(attention(q[:, :1], k[:, :1], v[:, :1]), seen[:, :1], **EXACT)
+        assert_close(attention(q, k, v, mask=one)[:, 7], seen[:, 7], **EXACT)
+        assert_close(attention(q, k[:, :1].expand_as(k), v)[:, -1], seen.mean(1), **EXACT)
+        if isinstance(feature_map, linear.Relu | linear.SquaredRelu | linear.Dpfp):
+            nothing = torch.zeros_like(k).requires_grad_()
+            y = attention(q, nothing, v)
+            assert (y == 0).all()
+            assert gradients(y, [nothing])[0].isfinite().all()
+        if not causal:
+            y = attention.read(q, attention.remember(k, v, one))
+            assert_close(y, seen[:, 7:8].expand_as(y), **EXACT)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -142,6 +142,18 @@ def test_order_matters_only_to_causal_forms():
     assert not torch.allclose(attention(q, k[:, order], v[:, order]), attention(q, k, v))
 
 
+def test_order_matters_to_a_gate():
+    """To the last query too, which sees every key."""
+    q, k, v, gate = drawn(gate=True)
+    order = torch.randperm(19, generator=torch.Generator().manual_seed(0))
+    mixed, attention = [x[:, order] for x in (k, v)], built(gate=True)
+    last = attention(q, k, v, gate=gate)[:, -1]
+    for moved in (gate, gate[:, order]):
+        assert not torch.allclose(attention(q, *mixed, gate=moved)[:, -1], last)
+    ungated = built()
+    assert_close(ungated(q, *mixed)[:, -1], ungated(q, k, v)[:, -1], **EXACT)
+
+
 @pytest.mark.parametrize("name", ["trig", "arccos"])
 def test_an_equal_gate_discounts(name):
     q, k, v, gate = drawn(gate=True)

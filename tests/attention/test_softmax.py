@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra.attention import softmax
 from lintra.attention.softmax import SoftmaxAttention
 from lintra.nn import Heads
-from tests.laws import EXACT, Case, gradients
+from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3)]
 
@@ -82,6 +82,40 @@ def test_the_cache_of_a_window_stops_growing():
     q, k, v = Case("softmax", softmax.Config(), True).draw()
     _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64))
     assert state.k.shape[1] == 4
+
+
+def test_order_matters_only_to_the_causal_form():
+    """Keys, values and their mask in another order."""
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    mixed = torch.randperm(TIME, generator=torch.Generator().manual_seed(0))
+    attention = Case("softmax", softmax.Config(), False).build()
+    assert_close(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v), **EXACT)
+    for mask in some_masks():
+        y = attention.read(q, attention.remember(k[:, mixed], v[:, mixed], mask[:, mixed]))
+        assert_close(y, attention.read(q, attention.remember(k, v, mask)), **EXACT)
+    for config in VARIANTS[:2]:
+        attention = Case("softmax", config, True).build()
+        assert not torch.allclose(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v))
+
+
+def test_edges():
+    """Length 1, one valid key, equal keys and zero rows: the mean of the values that are seen."""
+    q, k, v = Case("softmax", softmax.Config(), True).draw()
+    seen = v.repeat_interleave(2, 2)
+    one = torch.zeros(BATCH, TIME, dtype=torch.bool)
+    one[:, 7] = True
+    for causal in (True, False):
+        attention = Case("softmax", softmax.Config(), causal).build()
+        assert_close(attention(q[:, :1], k[:, :1], v[:, :1]), seen[:, :1], **EXACT)
+        assert_close(attention(q, k, v, mask=one)[:, 7], seen[:, 7], **EXACT)
+        for same in (k[:, :1].expand_as(k), torch.zeros_like(k)):
+            assert_close(attention(q, same, v)[:, -1], seen.mean(1), **EXACT)
+    windowed = Case("softmax", VARIANTS[1], True).build()
+    assert_close(windowed(q, k, v, mask=one)[:, 7], seen[:, 7], **EXACT)
+    assert_close(windowed(q, k[:, :1].expand_as(k), v)[:, -1], seen[:, -5:].mean(1), **EXACT)
+    both = Case("softmax", softmax.Config(), False).build()
+    everyone = both.read(q, both.remember(k, v, one))
+    assert_close(everyone, seen[:, 7:8].expand_as(everyone), **EXACT)
 
 
 def test_constant_values_come_back():

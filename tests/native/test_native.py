@@ -285,6 +285,38 @@ def test_strides(instruction_set):
         assert x is z is None or torch.equal(x, z)
 
 
+@pytest.fixture(scope="module")
+def far_apart():
+    """Addresses of more than 4 GiB. Memory that is not touched is none, so that few pages of it are used."""
+    try:
+        return torch.empty(2**31 + 2**14, dtype=torch.float16)
+    except RuntimeError as error:
+        pytest.skip(f"no 4 GiB of addresses: {error}")
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("axis", [0, 1, 2], ids=["batch", "time", "head"])
+def test_offsets_of_more_than_32_bits(instruction_set, far_apart, axis, t):
+    """Two of each axis, on one of which they lie 2^32 bytes apart: 2^31 elements of q, k, v and dy."""
+    inputs, mask = problem(t, 8, 8, decay=True, weights=True, mask="holes", feature_map="elu+1")
+    inputs = {n: x for n, x in cast(inputs, torch.float16).items() if x is not None}
+    inputs |= {"mask": mask, "dy": torch.randn(inputs["v"].shape).half()}
+    apart = {}
+    for i, (name, x) in enumerate(inputs.items()):
+        stride, size = list(x.stride()), x.element_size()
+        if axis < x.dim():
+            stride[axis] = 2**32 // size
+        apart[name] = far_apart.view(x.dtype).as_strided(x.shape, stride, i * 2**10 // size).copy_(x)
+    for plain, far in zip(results(**inputs), results(**apart), strict=True):
+        assert torch.equal(plain, far)
+
+
+def results(dy, **inputs):
+    """All that the kernels give, forward and backward."""
+    y, kv, z, den = native.forward(**inputs, feature_map="elu+1")
+    return y, kv, z, den, *native.backward(dy, kv, z, y=y, den=den, **inputs, feature_map="elu+1")
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_steps_are_the_sequence(instruction_set, dtype):
     inputs, mask = problem(20, 13, 21, h=4, g=2, decay=True, weights=True, mask="holes", feature_map="elu+1")

@@ -107,6 +107,18 @@ def test_lengths_of_rows(draw):
     assert abs(squares.var() - 12) < 1.5
 
 
+def test_lengths_and_directions_are_independent():
+    """Of all rows of a block, and their squares: where both come of one draw, some are correlated by 0.4."""
+    blocks = orthogonal_gaussian(4 * 4000, 4, "chi", generator()).unflatten(0, (4000, 4))
+    length = blocks.norm(dim=2)
+    direction = (blocks / length[..., None]).flatten(1)
+    drawn = torch.cat((length, length.square(), direction, direction.square()), 1).T
+    found = drawn.corrcoef()
+    limit = 4.5 / 4000**0.5  # standard deviations of a correlation of 4,000 independent pairs
+    assert found[:8, 8:].abs().max() < limit
+    assert (found[:4, :4] - torch.eye(4)).abs().max() < limit
+
+
 def test_defect_05_directions_lean_to_no_side():
     """Every entry of the first row has mean 0; with LAPACK's signs the first is never positive."""
     first = orthogonal_gaussian(16_000, 8, "constant", generator())[::8]

@@ -1,6 +1,6 @@
 """Pieces of softmax attention: joined over any split of the keys they are the whole."""
 
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 import torch
@@ -38,6 +38,26 @@ def test_pieces_join_to_the_whole(cuts):
     assert_close(gradients(joined.o, [q, k, v]), gradients(whole.o, [q, k, v]), **EXACT)
     ours = gradients(joined.logsumexp, [q, k, v])
     assert_close(ours, gradients(whole.logsumexp, [q, k, v]), **EXACT)
+
+
+def test_pieces_join_in_any_order_and_grouping():
+    """Values and gradients, with pieces that are empty for some queries, for all of them, and of no keys."""
+    q, k, v = draw()
+    visible = torch.rand(2, 5, 11, generator=torch.Generator().manual_seed(1)) > 0.3
+    visible[:, 2], visible[0, 3, :8], visible[..., 4:8] = False, False, False
+    pieces = [
+        softmax_attention(q, k[:, i:j], v[:, i:j], visible=visible[..., i:j])
+        for i, j in ((0, 4), (4, 8), (8, 8), (8, 11))
+    ]
+
+    def everything(piece: Piece) -> list[torch.Tensor]:
+        finite = piece.logsumexp.masked_fill(piece.logsumexp == -torch.inf, 0.0)
+        return [*piece, *gradients(piece.o, [q, k, v]), *gradients(finite, [q, k, v])]
+
+    expected = everything(merge(*pieces))
+    for a, b, c, d in permutations(pieces):
+        for joined in (merge(a, b, c, d), merge(a, merge(b, merge(c, d))), merge(merge(a, b), merge(c, d))):
+            assert_close(everything(joined), expected, **EXACT)
 
 
 def test_an_empty_set_is_nothing():
