@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 STEPS = 16  # tokens a block is walked through one by one, all blocks at once
+LONGEST = 24  # rounds in an exported graph: 2^24 tokens
 
 
 class ExpSums(NamedTuple):
@@ -72,27 +73,17 @@ def running_sums(
 def running_max(x: Float[Tensor, "b t *c"]) -> Float[Tensor, "b t *c"]:
     """The largest so far, without a gradient.
 
-    In an exported graph of any length, where t is a symbol, by comparing all tokens of a block and all
-    blocks: ONNX has no operator for it."""
+    In an exported graph of any length, where t is a symbol, in rounds that look twice as far back each time:
+    ONNX has no operator for it."""
     t = x.shape[1]
     if not isinstance(t, int):
-        places = torch.arange((t + STEPS - 1) // STEPS * STEPS, device=x.device)
-        # The last token again behind it: no largest that is read changes.
-        blocks = x.detach().index_select(1, places.clamp(max=t - 1)).unflatten(1, (-1, STEPS))
-        within = _compared(blocks.movedim(2, 1))
-        ends = torch.cat((torch.full_like(within[:, -1, :1], -torch.inf), within[:, -1]), 1)
-        before = _compared(ends)[:, :-1]
-        return torch.maximum(within, before[:, None]).movedim(1, 2).flatten(1, 2)[:, :t]
+        x, places = x.detach(), torch.arange(t, device=x.device)
+        for i in range(LONGEST):  # the first token stands for what would be before it
+            x = torch.maximum(x, x.index_select(1, (places - 2**i).clamp(min=0)))
+        return x
     if t == 2:  # a token after a state
         return torch.stack((x[:, 0], torch.maximum(x[:, 0], x[:, 1])), 1).detach()
     return x.detach().cummax(1).values
-
-
-def _compared(x: Float[Tensor, "b t *c"]) -> Float[Tensor, "b t *c"]:
-    """The largest so far by the definition, O(t^2)."""
-    t = x.shape[1]
-    future = torch.ones(t, t, dtype=torch.bool, device=x.device).triu(1)
-    return x[:, None].masked_fill(future.reshape(t, t, *[1] * (x.dim() - 2)), -torch.inf).amax(2)
 
 
 def decayed_sum(added: Float[Tensor, "b t *c"], decay: Float[Tensor, "b t ..."]) -> Float[Tensor, "b t *c"]:
