@@ -52,6 +52,8 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
     hours = curves[MINUTES][max(curves[MINUTES])] / 60 if hours is None else hours
     evaluation = folder / EVALUATION
     told = evaluation.read_text() if evaluation.exists() else None
+    if told is not None and not _of_all(json.loads(told)):
+        raise SystemExit(f"{evaluation} is of a part of the test samples: evaluate all of them")
     # Where the data was is nobody else's.
     gone = {name: None for name in ("data_dir", "cache") if hasattr(run.task, name)}
     task = dataclasses.replace(run.task, **gone)
@@ -88,6 +90,12 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
             (place / CARD).write_text(text + _training(stages, hours, grown_from))
 
     checkpoint.write_atomically(folder, write)
+
+
+def _of_all(evaluation: dict[str, Any]) -> bool:
+    """Whether every test sample was scored."""
+    n = evaluation["test_samples"]
+    return not evaluation["partial"] and all(x.get("samples", n) == n for x in evaluation["scores"].values())
 
 
 def _before(run: train.Run) -> Path | None:

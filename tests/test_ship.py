@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import json
 import runpy
 from pathlib import Path
 
@@ -66,10 +67,14 @@ def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained)
     assert minutes == sorted(set(minutes))
     stages = [folder / "before" / "before", folder / "before", folder]
     assert [train.Run.read(stage).train.seed for stage in stages] == [1, 2, 3]
-    (folder / "evaluation.json").write_text(
-        '{"test_samples": 4, "scores": {"bits_per_dim": {"mean": 8, "error": 0}, '
-        '"bits_per_dim_without_the_first": {"mean": 8, "error": 0}}}'
-    )
+    scores = {x: {"mean": 8, "error": 0} for x in ("bits_per_dim", "bits_per_dim_without_the_first")}
+    for samples in (3, 4):
+        told = {name: score | {"samples": samples} for name, score in scores.items()}
+        content = {"test_samples": 4, "partial": False, "scores": told}
+        (folder / "evaluation.json").write_text(json.dumps(content))
+        if samples < 4:
+            with pytest.raises(SystemExit, match="is of a part of the test samples"):
+                pack(run, folder)
     pack(run, folder)
     card = (folder / "README.md").read_text()
     assert card.count("10 steps of 1 images, 2.50 times over the data") == 3

@@ -14,6 +14,7 @@ from lintra.cli import _memory
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
+from lintra.cli._stopping import Stopping, stopping
 from lintra.export import runtime as export
 from lintra.files import refuse_folder, refuse_unwritable
 from lintra.generate import Sampler
@@ -98,36 +99,36 @@ def generate_command(args: Sequence[str]) -> int:
         _text(options, drawing, task)
     else:
         _sequences(options, drawing, task)
-    return 130 if drawing.stopped else 0
+    return drawing.exit_code
 
 
 class Drawing:
-    """Draws in batches, with a bar while they come and the speed afterwards. Ctrl-C ends it: what it gives
-    are the sequences of the batches until then."""
+    """Draws in batches, with a bar while they come and the speed afterwards. Ctrl-C and SIGTERM end it: what
+    it gives are the sequences of the batches until then."""
 
     def __init__(self, options: Options, model: Decoder):
         self.options, self.model = options, model
         self.runtime = _runtime(options, model) if options.engine == "runtime" else None
-        self.stopped = False
+        self.exit_code = 0
 
     def __call__(self, prompts: Tensor, steps: int) -> Tensor:
-        """What follows prompts [n t] -> [n steps], fewer if stopped. KeyboardInterrupt if there are none."""
+        """What follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are none."""
         self.check(len(prompts), prompts.shape[1], steps)
         done: list[Tensor] = []
         batch, start, seconds = self.options.batch, time.perf_counter(), 0.0
-        with progress("drawing", len(prompts) * steps, "tokens") as report:
-            try:
-                for number, given in enumerate(prompts.split(batch)):
-                    before = number * batch * steps
-                    done.append(self._batch(given, steps, number, lambda n: report(before + n)))  # noqa: B023
-                    seconds = time.perf_counter() - start
-            except KeyboardInterrupt:
-                self.stopped = True
-        finished = sum(map(len, done))
-        if self.stopped:
-            print(f"stopped: {finished:,} of {len(prompts):,} are finished{', and kept' if done else ''}")
+        with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
+            for number, given in enumerate(prompts.split(batch)):
+                before = number * batch * steps
+                drawn = self._batch(given, steps, number, lambda n: report(before + n), stopped)  # noqa: B023
+                if drawn is None:
+                    break
+                done.append(drawn)
+                seconds = time.perf_counter() - start
+        self.exit_code, finished = stopped.exit_code, sum(map(len, done))
+        if stopped():
+            print(f"stopped: {finished:,} of {len(prompts):,} are finished")
         if not done:
-            raise KeyboardInterrupt
+            raise SystemExit(self.exit_code)
         speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
         print(f"{finished:,} x {steps:,} tokens: {speed}")
         return torch.cat(done)
@@ -136,7 +137,10 @@ class Drawing:
         """Raises UsageError if a batch of n such sequences finds no room."""
         _memory.check(self.model, min(self.options.batch, n), prompt, steps)
 
-    def _batch(self, prompts: Tensor, steps: int, number: int, report: Any) -> Tensor:
+    def _batch(
+        self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping
+    ) -> Tensor | None:
+        """None if it is stopped before its end."""
         options, tokens = self.options, []
         seed = None if options.seed is None else (options.seed + number * _STRIDE) % 2**63
         asked: dict[str, Any] = {"steps": steps, "temperature": options.temperature, "top_k": options.top_k}
@@ -147,6 +151,8 @@ class Drawing:
         else:
             drawn = runtime.stream(self.runtime, generate.begin(self.model, prompts, **asked))
         for token in drawn:
+            if stopped():
+                return None
             tokens.append(token)
             report(len(tokens) * len(prompts))
         return torch.stack(tokens, 1).cpu()
@@ -166,6 +172,10 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     # Before anything is drawn: what is wrong with it is told at once.
     refuse_unwritable(options.out)
     given = _given(options, task)
+    if not given and not options.samples:
+        raise UsageError(
+            "samples is 0, and there are no test images to complete: name some with --complete FILE"
+        )
     if given:
         prompt = given[0].shape[1]
         drawing.check(len(given[0]) * options.completions, prompt, task.length - prompt)
@@ -174,12 +184,10 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
         drawn = task.draw(blank, drawing)
         pictures.samples(options.out, drawn, f"{len(drawn)} samples, drawn as an RNN")
         print(f"samples: {options.out}")
-    if given is None or drawing.stopped:
+    if given is None or drawing.exit_code:
         return
     prompts, originals = given
     drawn = task.complete(prompts, options.completions, drawing)
-    if not len(drawn):
-        return
     out = options.out.with_name(f"{options.out.stem}-completions.png")
     whose = "Images" if isinstance(options.complete, tuple) else "Test images"
     whole = task.to_images(originals[: len(drawn)])

@@ -28,10 +28,10 @@ def samples(path: Path, images: Tensor, title: str) -> None:
     _grid(path, rows, title, labels=())
 
 
-def completions(path: Path, originals: Tensor, given: int, completed: Tensor, title: str) -> None:
+def completions(path: Path, originals: Tensor, given: int, completed: Sequence[Tensor], title: str) -> None:
     """A row for each image: the original, its first `given` lines, and what a model made of them.
 
-    originals [n h w ch], completed [n k h w ch], both uint8.
+    originals [n h w ch], completed n of [k h w ch], all uint8.
     """
     prompts = originals.clone()
     prompts[:, given:] = 96
@@ -39,7 +39,7 @@ def completions(path: Path, originals: Tensor, given: int, completed: Tensor, ti
         [original, prompt, *drawn]
         for original, prompt, drawn in zip(originals, prompts, completed, strict=True)
     ]
-    drawn = completed.shape[1]
+    drawn = max(map(len, completed))
     _grid(path, rows, title, labels=("original", "given", *["completed"] * drawn))
 
 

@@ -121,11 +121,11 @@ class PixelTask(Compressed):
         rest = draw(prompts, self.length - prompts.shape[1]).cpu()
         return self.to_images(torch.cat((prompts[: len(rest)], rest), 1))
 
-    def complete(self, prompts: Tensor, times: int, draw: Draw) -> Tensor:
-        """The same, each prompt `times` times -> [n times h w ch]; no prompt that is not drawn so often."""
+    def complete(self, prompts: Tensor, times: int, draw: Draw) -> list[Tensor]:
+        """The same, each prompt `times` times -> n of [times h w ch]; if `draw` gives fewer, the last of them
+        has fewer, and those behind it are left out."""
         images = self.draw(prompts.repeat_interleave(times, 0), draw)
-        n = len(images) // times
-        return images[: n * times].unflatten(0, (n, times))
+        return [images[i : i + times] for i in range(0, len(images), times)]
 
     def rows(self, prompts: Tensor) -> int:
         """How many rows of an image prompts [n t'] are."""

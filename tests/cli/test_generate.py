@@ -1,6 +1,7 @@
 """`lintra generate`: completing one's own images, batches, Ctrl-C, memory."""
 
 import re
+import signal
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ def test_own_images_are_completed(lintra_says, folder, drawn):
     assert (code, err) == (0, "")
     assert "completions: a-completions.png" in out
     path, originals, given, completed, _ = drawn["completions"]
+    completed = torch.stack(completed)
     assert (str(path), given, completed.shape) == ("a-completions.png", 2, (2, 2, 8, 8, 1))
     assert torch.equal(originals, whole)
     assert torch.equal(completed[:, 1, :2], whole[:, :2])
@@ -74,38 +76,42 @@ def test_batches_differ_and_follow_from_the_seed(lintra_says, folder, drawn):
 
 
 @pytest.mark.parametrize(
-    ("calls", "told", "kept"),
+    ("calls", "told", "samples", "completions"),
     [
-        (64 * 2 + 9, "stopped: 4 of 5 are finished, and kept", {"samples": 4}),
-        (9, "stopped: 0 of 5 are finished\n", {}),
-        # 5 samples in 3 batches are whole, then 2 of the 6 completions: of the second image there is none.
-        (
-            64 * 3 + 32 * 2 + 9,
-            "stopped: 4 of 6 are finished, and kept",
-            {"samples": 5, "completions": 1},
-        ),
-        (64 * 3 + 32 + 9, "stopped: 2 of 6 are finished, and kept", {"samples": 5}),
+        (64 * 2 + 9, "4 of 5", 4, []),
+        (9, "0 of 5", None, []),
+        # 5 samples in 3 batches are whole, then some of 3 completions of each of 2 images, in batches of 2.
+        (64 * 3 + 32 * 2 + 9, "4 of 6", 5, [3, 1]),
+        (64 * 3 + 32 + 9, "2 of 6", 5, [2]),
     ],
 )
-def test_what_is_finished_is_kept(lintra_says, folder, drawn, monkeypatch, calls, told, kept):
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_what_is_finished_is_kept(
+    lintra_says, folder, drawn, monkeypatch, calls, told, samples, completions, signum, exit_code
+):
     folder("run", digits.Config())
     stream, tokens = generate.stream, iter(range(calls))
 
     def interrupted(*args, **options):
         for token in stream(*args, **options):
             if next(tokens, None) is None:
-                raise KeyboardInterrupt
+                signal.raise_signal(signum)
             yield token
 
     monkeypatch.setattr(generate, "stream", interrupted)
     args = ["--complete", "2", "--samples", "5", "--batch", "2"]
     code, out, _ = lintra_says("generate", "--model", "run", *args)
-    assert code == 130
-    assert told in out
-    found = {name: len(x[1]) for name, x in drawn.items()}
-    assert found == kept
-    if "completions" in kept:
-        assert drawn["completions"][3].shape == (1, 3, 8, 8, 1)
+    assert code == exit_code
+    assert f"stopped: {told} are finished\n" in out
+    assert (len(drawn["samples"][1]) if "samples" in drawn else None) == samples
+    assert [len(x) for x in (drawn["completions"][3] if "completions" in drawn else ())] == completions
+
+
+def test_nothing_to_draw_is_told(lintra_says, folder, monkeypatch):
+    folder("run", digits.Config())
+    monkeypatch.setattr(digits.Digits, "at_hand", lambda task: False)
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "0")
+    assert (code, "name some with --complete FILE" in err) == (2, True)
 
 
 def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):

@@ -57,11 +57,14 @@ def test_what_is_drawn_follows_its_prompt():
     def draw(prompts, steps, n=None):
         return (torch.arange(len(prompts)) % 5)[:n, None].repeat(1, steps)
 
-    completed = task.complete(prompts, 2, draw)
+    completed = torch.stack(task.complete(prompts, 2, draw))
     assert completed.shape == (2, 2, 3, 2, 2)
     assert torch.equal(completed[:, 0, : task.rows(prompts)], completed[:, 1, : task.rows(prompts)])
     assert torch.equal(task.to_tokens(completed[1])[:, 4:], draw(torch.empty(4), 8)[2:])
-    assert torch.equal(task.complete(prompts, 2, lambda p, s: draw(p, s, 3)), completed[:1])
+    fewer = task.complete(prompts, 2, lambda p, s: draw(p, s, 3))
+    assert torch.equal(torch.cat(fewer), completed.flatten(0, 1)[:3])
+    assert [len(x) for x in fewer] == [2, 1]
+    assert task.complete(prompts, 2, lambda p, s: draw(p, s, 0)) == []
 
 
 @pytest.mark.parametrize(
