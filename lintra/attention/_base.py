@@ -348,8 +348,16 @@ def in_layer(config: Any, layer: int) -> Any:
 
 
 def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
-    """The new state where `keep`, the old one elsewhere, for every sample of the batch."""
-    return map_state(lambda a, b: torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b), new, old)
+    """The new state where `keep`, the old one elsewhere, for every sample of the batch.
+
+    Raises NotImplementedError for states that grow: then no token can be left out for some samples alone."""
+
+    def chosen(a: Tensor, b: Tensor) -> Tensor:
+        if a.shape != b.shape:
+            raise NotImplementedError("a state that grows needs an `extend` of its own where there is a mask")
+        return torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b)
+
+    return map_state(chosen, new, old)
 
 
 def append(cache: State, new: State) -> State:

@@ -237,7 +237,7 @@ class BigBirdAttention(Attention):
         row = here.clamp(min=0) // c
         blocks, listed = self.lists(row, row)
         blocks = torch.cat((blocks, row[:, None, :, None].expand(-1, g, -1, -1)), -1)[:, :, 0]
-        listed = torch.cat((listed, torch.ones_like(listed[..., :1])), -1)[:, :, 0]
+        listed = torch.cat((listed, listed.new_ones(*listed.shape[:-1], 1)), -1)[:, :, 0]
         places = (blocks[..., None] * c + torch.arange(c, device=q.device)).flatten(2)  # b g lc
         visible = listed.repeat_interleave(c, -1) & (places <= here[:, None])
         index = after.order.gather(1, places.clamp(max=after.order.shape[1] - 1).flatten(1))

@@ -140,7 +140,7 @@ class LinformerAttention(Attention):
 
 def _mix(weight: Tensor, x: Tensor) -> Tensor:
     """weight [r n] or, one for each head, [g r n]; x [b s g w] with s <= n -> [b r g w]."""
-    weight = weight[..., : x.shape[1]]
+    weight = weight[..., : x.shape[1]].to(x.dtype)
     if weight.dim() == 3:
         return (weight @ x.movedim(2, 1)).movedim(1, 2)
     return (weight @ x.flatten(2)).unflatten(2, x.shape[2:])
@@ -154,7 +154,8 @@ def _windows(x: Tensor, window: int) -> Tensor:
 
 def _convolve(weight: Tensor, x: Tensor) -> Tensor:
     """weight [w] or [g w], x [b n w g d] -> [b n g d]: the same weights for every channel of a head."""
-    return torch.einsum("bnwgd,w->bngd" if weight.dim() == 1 else "bnwgd,gw->bngd", x, weight)
+    letters = "bnwgd,w->bngd" if weight.dim() == 1 else "bnwgd,gw->bngd"
+    return torch.einsum(letters, x, weight.to(x.dtype))
 
 
 def _mean(x: Tensor, here: Tensor) -> Tensor:

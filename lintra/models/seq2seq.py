@@ -72,7 +72,7 @@ class Seq2Seq(Decoder):
         for layer in range(config.layers):
             read = Heads(
                 config.width,
-                in_layer(config.cross, layer),
+                in_layer(config.cross, config.layers + layer),  # what they read draws features of its own
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 causal=False,

@@ -308,3 +308,23 @@ def test_a_cache_follows_autocast():
             ys.append(y)
     assert state.attention.k.dtype == torch.bfloat16
     assert_close(torch.cat(ys, 1), expected, rtol=0.05, atol=0.02)  # two ways of rounding to 8 bits
+
+
+def test_the_own_block_alone_is_enough_to_decode():
+    config = bigbird.Config(block=4, window_blocks=1, left_blocks=0, random_blocks=0)
+    attention = config.build(heads=2, dim=4, causal=True)
+    q, k, v = torch.randn(3, 1, 9, 2, 4, generator=torch.Generator().manual_seed(0))
+    state, ys = attention.start(1), []
+    for i in range(9):
+        y, state = attention.extend(q[:, i : i + 1], k[:, i : i + 1], v[:, i : i + 1], state)
+        ys.append(y)
+    assert_close(torch.cat(ys, 1), attention(q, k, v))
+
+
+def test_compiled_for_another_length(one_thread):
+    attention = SMALL.build(heads=2, dim=4, causal=True)
+    compiled = torch.compile(attention, fullgraph=True, backend="eager")
+    for time in (37, 20):
+        q, k, v = torch.randn(3, 2, time, 2, 4)
+        mask = torch.arange(time) < torch.tensor([[time], [time // 2]])
+        assert_close(compiled(q, k, v, mask=mask), attention(q, k, v, mask=mask))

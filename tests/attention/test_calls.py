@@ -39,3 +39,15 @@ def test_a_step_takes_a_state_of_its_own(case: Case):
         mechanism.step(q, k, v, tuple(state), **given)
     with pytest.raises(ValueError, match="state must hold a tensor like"):
         mechanism.step(q, k, v, mechanism.start(1, dtype=torch.float64), **given)
+
+
+def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
+    """Padding would leave a token out for some samples alone."""
+    kind = attention.load("softmax")
+    built = kind.Config().build(heads=2, dim=4, causal=True)
+    q, k, v = torch.randn(3, 1, 6, 2, 4)
+    y, state = attention.Attention.extend(built, q, k, v, built.start(1))
+    assert state.k.shape[1] == 6
+    torch.testing.assert_close(y, built(q, k, v))
+    with pytest.raises(NotImplementedError, match="a state that grows needs an `extend` of its own"):
+        attention.Attention.extend(built, q, k, v, built.start(1), mask=torch.ones(1, 6, dtype=torch.bool))

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from lintra import attention
-from lintra.attention import linear, map_state, softmax
+from lintra.attention import linear, map_state, performer, softmax
 from lintra.models import encoder, seq2seq
 from lintra.nn import Feed, Heads, LogisticMixture
 from lintra.nn.block import CrossBlock
@@ -205,3 +205,10 @@ def test_memories_and_states_are_checked():
         model.extend(tokens)
     with pytest.raises(TypeError, match="memory must be a LinearState"):
         model(tokens, build(cross=softmax.Config()).remember(tokens))
+
+
+def test_attention_to_itself_and_to_the_source_draw_features_of_their_own():
+    model = build(attention=performer.Config(), cross=performer.Config())
+    drawn = [x for name, x in model.named_buffers() if name.endswith("weight") and "encoder" not in name]
+    assert len(drawn) == 4
+    assert all((a != b).any() for i, a in enumerate(drawn) for b in drawn[:i])
