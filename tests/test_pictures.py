@@ -168,6 +168,27 @@ def test_an_image_is_read_as_it_is(tmp_path, shape, mode):
     assert torch.equal(pictures.read(tmp_path / "a.png", shape), image)
 
 
+def test_sixteen_bits_are_scaled_as_advised(tmp_path):
+    """Pillow alone clips them: nearly all would be white."""
+    values = (np.arange(48).reshape(8, 6) * 1365).astype(np.uint16)
+    image = Image.fromarray(values)
+    image.save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"mode L: convert it, in Pillow with \.point") as caught:
+        pictures.read(tmp_path / "a.png", (8, 6, 1))
+    converted = eval(f"image{str(caught.value).rpartition(' with ')[2]}", {"image": image})
+    assert np.array_equal(np.asarray(converted), values // 256)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_goes_on_black(tmp_path, mode):
+    more = {"transparency": 0} if mode == "P" else {}
+    Image.new(mode, (6, 8)).save(tmp_path / "a.png", **more)
+    with pytest.raises(
+        ValueError, match=rf"mode {mode}; .* mode L: put it on black and convert it, in Pillow"
+    ):
+        pictures.read(tmp_path / "a.png", (8, 6, 1))
+
+
 def png(*chunks: tuple[bytes, bytes]) -> bytes:
     parts = [
         struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in chunks
