@@ -117,10 +117,11 @@ def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> A
 
 
 def find(model: str | Path) -> Path:
-    """The folder of that name; if there is none, of the model of that name that comes with the library."""
+    """The folder of that name; if it holds no model, that of the model of that name that comes with the
+    library, if there is one."""
     folder = Path(model)
-    named = not folder.exists() and str(model) in shipped()
-    return SHIPPED / folder if named else folder
+    holds = (folder / CONFIG).exists() or checkpoints(folder)
+    return SHIPPED / folder if not holds and str(model) in shipped() else folder
 
 
 def shipped() -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -420,3 +421,18 @@ def test_models_that_come_with_the_library(tmp_path, monkeypatch):
     for name in ("large", "other/small"):
         with pytest.raises(checkpoint.Error, match=f"{name} does not exist"):
             checkpoint.load(name)
+
+
+def test_a_folder_without_a_model_hides_none_that_comes_with_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "weights")
+    checkpoint.save(build(), tmp_path / "weights" / "small")
+    monkeypatch.chdir(tmp_path)
+    for inside in ("small", "small/pictures", "small/step-00000001"):  # a checkpoint that has no model
+        (tmp_path / inside).mkdir()
+        assert checkpoint.find("small") == tmp_path / "weights" / "small"
+        assert len(checkpoint.load("small").blocks) == 2
+    with pytest.raises(checkpoint.Error, match="small holds no model"):
+        checkpoint.load(tmp_path / "small")
+    checkpoint.save(build(layers=1), "small/step-00000002")
+    assert checkpoint.find("small") == Path("small")
+    assert len(checkpoint.load("small").blocks) == 1

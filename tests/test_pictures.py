@@ -1,5 +1,8 @@
 """Pictures are PNG files of the expected make; whether they are good to look at, a person must say."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +166,54 @@ def test_an_image_is_read_as_it_is(tmp_path, shape, mode):
     image = torch.randint(256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     Image.fromarray(image.squeeze(-1).numpy() if mode == "L" else image.numpy()).save(tmp_path / "a.png")
     assert torch.equal(pictures.read(tmp_path / "a.png", shape), image)
+
+
+def test_sixteen_bits_are_scaled_as_advised(tmp_path):
+    """Pillow alone clips them: nearly all would be white."""
+    values = (np.arange(48).reshape(8, 6) * 1365).astype(np.uint16)
+    image = Image.fromarray(values)
+    image.save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"mode L: convert it, in Pillow with \.point") as caught:
+        pictures.read(tmp_path / "a.png", (8, 6, 1))
+    converted = eval(f"image{str(caught.value).rpartition(' with ')[2]}", {"image": image})
+    assert np.array_equal(np.asarray(converted), values // 256)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_goes_on_black(tmp_path, mode):
+    more = {"transparency": 0} if mode == "P" else {}
+    Image.new(mode, (6, 8)).save(tmp_path / "a.png", **more)
+    with pytest.raises(
+        ValueError, match=rf"mode {mode}; .* mode L: put it on black and convert it, in Pillow"
+    ):
+        pictures.read(tmp_path / "a.png", (8, 6, 1))
+
+
+def png(*chunks: tuple[bytes, bytes]) -> bytes:
+    parts = [
+        struct.pack(">I", len(x)) + name + x + struct.pack(">I", zlib.crc32(name + x)) for name, x in chunks
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        png((b"IHDR", bytes(5))),
+        png(
+            (b"IHDR", struct.pack(">IIBBBBB", 6, 8, 8, 0, 0, 0, 0)),
+            (b"zTXt", b"a\0\0" + zlib.compress(bytes(2**21))),
+        ),
+        b"P5 6 8x 255\n" + bytes(48),
+        b"P5 6 8 255\n" + bytes(9),
+        b"P5 60000 60000 255\n",
+        b"",
+    ],
+    ids=["header", "text", "number", "short", "huge", "empty"],
+)
+def test_a_damaged_image_is_told_by_name(tmp_path, content):
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"a\.png cannot be read as an image, it must have 6 x 8 pixels in grey"
+    ):
+        pictures.read(tmp_path / "a.png", (8, 6, 1))

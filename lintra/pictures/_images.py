@@ -94,19 +94,23 @@ def read(file: Path, shape: Sequence[int]) -> Tensor:
     mode, words = {1: ("L", "grey"), 3: ("RGB", "RGB colours")}[channels]
     try:
         with Image.open(file) as image:
-            if image.size != (width, height) or image.mode != mode:
-                found = f"{image.width} x {image.height} pixels, mode {image.mode}"
-                raise ValueError(
-                    f"{file} has {found}; this model's images have {width} x {height} pixels in {words}, "
-                    f'mode {mode}: convert it, in Pillow with .convert("{mode}").resize(({width}, {height}))'
-                )
-            values = np.array(image)
+            image.load()
     except FileNotFoundError as error:
         raise ValueError(f"{file} does not exist") from error
-    except (OSError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's readers raise almost any for damaged files
         raise ValueError(
             f"{file} cannot be read as an image, it must have {width} x {height} pixels in {words}: {error}"
         ) from error
+    if image.size != (width, height) or image.mode != mode:
+        found = f"{image.width} x {image.height} pixels, mode {image.mode}"
+        first = "put it on black and " if image.has_transparency_data else ""
+        scaled = ".point(lambda x: x / 256)" if image.mode in ("I;16", "I") else ""  # 16 bits, else clipped
+        raise ValueError(
+            f"{file} has {found}; this model's images have {width} x {height} pixels in {words}, "
+            f"mode {mode}: {first}convert it, in Pillow with "
+            f'{scaled}.convert("{mode}").resize(({width}, {height}))'
+        )
+    values = np.array(image)
     return torch.from_numpy(values.reshape(height, width, channels))
 
 

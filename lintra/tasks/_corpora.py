@@ -17,6 +17,7 @@ from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
 from lintra.speech.symbols import Symbols
 from lintra.tasks._base import DataError
+from lintra.tasks._files import NAME_THE_FOLDER
 
 HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
 ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training
@@ -119,9 +120,7 @@ def _corpus(config: Any) -> Splits:
     """The splits of a corpus with a name; its files are in the folder that is named, or in `speech` there."""
     named = config.data_dir or os.environ.get("LINTRA_DATA")
     if named is None:
-        raise DataError(
-            f"where are the files of {config.data}? Name their folder with --data-dir or $LINTRA_DATA"
-        )
+        raise DataError(f"the files of {config.data} are not known: {NAME_THE_FOLDER}")
     folder = Path(named).expanduser()
     return _CORPORA[config.data](folder / "speech" if (folder / "speech").is_dir() else folder)
 

@@ -16,6 +16,9 @@ from lintra.tasks._base import DataError
 
 Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8
 
+# Every command reads $LINTRA_DATA; the flag is that of training alone.
+NAME_THE_FOLDER = "name their folder in $LINTRA_DATA, or with lintra train --data-dir"
+
 
 class Splits(NamedTuple):
     """The two parts of a data set, not read yet."""
@@ -44,8 +47,8 @@ def fetch(url: str, sha256: str, folder: Path) -> Path:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise DataError(
-            f"cannot download {url} to {folder}: {reason}. Try again, or fetch the file by other means "
-            "and name its folder as data_dir"
+            f"cannot download {url} to {folder}: {reason}. Try again, or fetch the files by other means: "
+            f"{NAME_THE_FOLDER}"
         ) from error
 
 
@@ -74,5 +77,7 @@ def _pooch() -> ModuleType:
         return importlib.import_module("pooch")
     except ImportError as error:
         raise ModuleNotFoundError(
-            "downloading data needs pooch: pip install 'lintra[train]', or name a data_dir", name="pooch"
+            "downloading data needs pooch: pip install 'lintra[train]'. If you have the files, "
+            f"{NAME_THE_FOLDER}",
+            name="pooch",
         ) from error

@@ -97,14 +97,15 @@ class PixelTask(Compressed):
             return self.beginnings(n, seed)
         return torch.empty(n, 0, dtype=torch.int64)
 
-    def prompts(self, n: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
-        """`upper` of the first n validation images, and the images -> [n t'], [n h*w*ch] int64.
+    def prompts(self, complete: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
+        """`upper` of the first `complete` validation images, n, and the images -> [n t'], [n h*w*ch] int64.
 
         Raises ValueError.
         """
-        if not 1 <= n <= len(self.validate):
-            raise ValueError(f"n must lie in 1 .. {len(self.validate)}, the validation images, got {n}")
-        images = self.validate.__getitems__(range(n))["tokens"]
+        most = len(self.validate)
+        if not 1 <= complete <= most:
+            raise ValueError(f"complete must lie in 1 .. {most}, the validation images, got {complete}")
+        images = self.validate.__getitems__(range(complete))["tokens"]
         return self.upper(images, fraction), images
 
     def upper(self, images: Tensor, fraction: float) -> Tensor:

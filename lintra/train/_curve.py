@@ -1,6 +1,7 @@
 """The logs of a run, read back as curves, however often the run was resumed."""
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 
 Curve = dict[int, float]  # value by step, in the order of the steps
@@ -19,16 +20,24 @@ def curves(run: Path) -> dict[str, Curve]:
     before = 0.0
     for file in files:
         latest = 0.0
-        with file.open(newline="") as lines:
-            for row in csv.DictReader(lines):
-                for name, value in row.items():
-                    if value and name not in ("step", "epoch"):
-                        if name == MINUTES:
-                            latest = float(value)
-                        number = before + latest if name == MINUTES else float(value)
-                        found.setdefault(name, {})[int(row["step"])] = number
+        for step, values in _rows(file):
+            latest = values.get(MINUTES, latest)
+            for name, value in values.items():
+                found.setdefault(name, {})[step] = before + value if name == MINUTES else value
         before += latest
     return {name: dict(sorted(curve.items())) for name, curve in found.items()}
+
+
+def _rows(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """The steps of a log with what was logged there; none that was cut when the run was killed."""
+    with file.open(newline="") as lines:
+        # Without its end, a last number may have lost digits and still be one.
+        for row in csv.DictReader(line for line in lines if line.endswith(("\r", "\n"))):
+            try:
+                step = int(row.pop("step"))
+                yield step, {name: float(value) for name, value in row.items() if value and name != "epoch"}
+            except (KeyError, TypeError, ValueError):
+                continue
 
 
 def _version(file: Path) -> int:

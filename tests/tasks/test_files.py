@@ -45,7 +45,7 @@ def gone(server):
 @pytest.mark.parametrize("failure", [truncated, another, absent, gone])
 def test_a_failed_download_leaves_nothing(server, folder, failure):
     failure(server)
-    with pytest.raises(DataError, match=r"cannot download http://127.*file\.bin.*data_dir") as caught:
+    with pytest.raises(DataError, match=r"cannot download http://127.*file\.bin.*\$LINTRA_DATA") as caught:
         _files.fetch(URL, SHA256, folder)
     assert "\n" not in str(caught.value)
     assert list(folder.iterdir()) == []

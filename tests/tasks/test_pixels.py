@@ -95,8 +95,8 @@ def test_prompts_are_whole_rows(fraction, rows):
 @pytest.mark.parametrize(
     ("n", "fraction", "message"),
     [
-        (0, 0.5, "n must lie in 1 .. 2"),
-        (3, 0.5, "got 3"),
+        (0, 0.5, "complete must lie in 1 .. 2, the validation images, got 0"),
+        (3, 0.5, "complete must .* got 3"),
         (1, 0.0, "fraction must"),
         (1, 1.0, "fraction must"),
     ],

@@ -266,7 +266,10 @@ def test_speech_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.delenv("LINTRA_DATA", raising=False)
     for config, message in (
         (speech.Config(), "which speech[?] Name a corpus with --data an4 or fsdd"),
-        (speech.Config(data="an4"), "where are the files of an4[?] Name their folder with --data-dir"),
+        (
+            speech.Config(data="an4"),
+            r"files of an4 are not known: name their folder in \$LINTRA_DATA, or with",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             _ = config.build().train
