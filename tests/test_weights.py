@@ -44,12 +44,15 @@ def test_the_card_says_what_was_measured(folder):
     if run.task.build().name == "images":
         for score in ("bits_per_dim", "bits_per_dim_without_the_first"):
             assert f"| {found['scores'][score]['mean']:.4f} | {found['scores'][score]['error']:.4f} |" in card
-        assert re.search(rf"{steps[-1]:,} steps of {run.train.batch} images", card)
+        assert all(x["samples"] == found["test_samples"] for x in found["scores"].values())
+        told = re.findall(rf"([\d,]+) steps of {run.train.batch} images", card)  # a number for each training
+        assert sum(int(x.replace(",", "")) for x in told) == steps[-1]
     else:
         for unit, x in found["scores"].items():
             assert f"| {unit} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} |" in card
         assert re.search(rf"{steps[-1]:,} steps of up to {run.task.build().batch_tokens:,} frames", card)
-    for x in folder.iterdir():
+    assert not found["partial"]
+    for x in (x for x in folder.rglob("*") if x.is_file()):
         assert x.stat().st_size <= 15e6, x
         if x.suffix in (".json", ".md", ".csv"):
             assert not re.search(r"(?<![\w.])/(tmp|home|root|work|Users)/", x.read_text()), x
