@@ -95,7 +95,9 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
 def _of_all(evaluation: dict[str, Any]) -> bool:
     """Whether every test sample was scored."""
     n = evaluation["test_samples"]
-    return not evaluation.get("partial") and all(x.get("samples", n) == n for x in evaluation["scores"].values())
+    return not evaluation.get("partial") and all(
+        x.get("samples", n) == n for x in evaluation["scores"].values()
+    )
 
 
 def _before(run: train.Run) -> Path | None:
