@@ -61,7 +61,7 @@ def test_the_runtime_draws_what_pytorch_draws(lintra_says, folder, drawn):
     for engine in ("pytorch", "runtime"):
         code, _, err = lintra_says(*args, "--engine", engine)
         assert (code, err) == (0, "")
-        found.append((drawn["samples"][1], drawn["completions"][3]))
+        found.append((drawn["samples"][1], torch.stack(drawn["completions"][3])))
     for mine, right in zip(*found, strict=True):
         assert torch.equal(mine, right)
     for weights in ("float16", "int8"):
