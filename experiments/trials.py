@@ -20,7 +20,7 @@ import torch
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
-from lintra.checkpoint import to_json
+from lintra.checkpoint import from_json, to_json
 from lintra.train._callbacks import Interrupted
 from lintra.train._optimizer import optimizer
 from lintra.train._run import Run, from_anywhere
@@ -95,8 +95,13 @@ class Trial:
         """What the kept file says; None if there is none. Ends the program if it is of other settings."""
         if self.kept is None or not self.kept.exists():
             return None
-        told = json.loads(self.kept.read_text())
-        if told["settings"] != self.settings():
+        told, settings = json.loads(self.kept.read_text()), self.settings()
+        for name, part in (("task", self.task), ("model", self.model), ("train", self.training)):
+            read = from_json(
+                type(part), told["settings"][name], name
+            )  # what was no setting yet has its default
+            told["settings"][name] = json.loads(json.dumps(to_json(read)))
+        if told["settings"] != settings:
             sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
         return told
 

@@ -72,6 +72,10 @@ def test_what_another_machine_has_trained_is_not_trained_again(trial, tmp_path, 
     assert capsys.readouterr().out == "done  one\n"
     assert not trial.folder.exists()
     assert there.concluded()["score"] == 1.0
+    older = json.loads(kept.read_text())
+    assert older["settings"]["train"].pop("ema") is None  # as if written before there was that setting
+    kept.write_text(json.dumps(older))
+    assert there.concluded() is not None
     other = dataclasses.replace(there, training=dataclasses.replace(trial.training, seed=1))
     with pytest.raises(SystemExit, match=r"one\.json is of other settings than 'one'"):
         train_all([other], workers=1, minutes=1)

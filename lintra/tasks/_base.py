@@ -59,6 +59,10 @@ class Task(ABC):
     # Whether its configuration says how many samples it validates on; else training looks at the first only.
     validates_all: bool = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Task":
+        """Itself: its data are large and never change, and copies of what learns from them share them."""
+        return self
+
     def remarks(self, folder: Path) -> list[str]:
         """What a person who trains on it should know of its data, a line each; what is long is written to
         files in `folder`."""

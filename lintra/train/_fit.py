@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lintra.checkpoint import Error
 from lintra.tasks._base import Task
+from lintra.train._average import Average
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Log, Rate, Save, Stop
 from lintra.train._learner import Learner
@@ -69,6 +70,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
 def _trainer(run: Run, console: Console) -> pl.Trainer:
     config, logs = run.train, run.folder / "logs"
     stop = Stop(config.steps, config.max_minutes)
+    average = [] if config.ema is None else [Average(config.ema)]
     return pl.Trainer(
         default_root_dir=run.folder,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
@@ -89,7 +91,7 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
             CSVLogger(logs, name="csv", flush_logs_every_n_steps=1),
             TensorBoardLogger(logs, name="tensorboard"),
         ],
-        callbacks=[stop, Rate(config), Show(stop, console), Log(stop), Save(run, stop)],
+        callbacks=[*average, stop, Rate(config), Show(stop, console), Log(stop), Save(run, stop)],
         plugins=[Storage(run.model)],
     )
 

@@ -32,6 +32,7 @@ class Config:
     patience: int = 3  # validations until "plateau" halves lr
     warmup: int = 0  # steps in which lr grows linearly from 0
     clip: float | None = 1.0  # longest gradient; None: as it is
+    ema: float | None = None  # decay of a running mean of the weights, which is then the trained model
     precision: Precision = "auto"  # bf16 autocast; auto: where it is faster
     save_every: int = 500  # steps from checkpoint to checkpoint
     validate_every: int = 500  # steps from validation to validation
@@ -47,8 +48,11 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e30:
                 raise ValueError(f"{name} must be above 0 and below 1e30, got {value}")
-        if self.optimizer == "muon" and self.strategy == "fsdp":
-            raise ValueError("optimizer='muon' needs whole matrices, which strategy='fsdp' does not keep")
+        if self.ema is not None and not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
+        if self.strategy == "fsdp" and (self.optimizer == "muon" or self.ema is not None):
+            told = "ema" if self.ema is not None else "optimizer='muon'"
+            raise ValueError(f"{told} needs whole matrices, which strategy='fsdp' does not keep")
         if self.strategy != "auto" and self.devices == 1:
             raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
 
