@@ -165,6 +165,14 @@ def updates(
     return step
 
 
+def earlier(told: dict[str, Any]) -> list[dict[str, Any]]:
+    """The reports that a report's file held so far, the oldest first, for one that adds to them to keep; none
+    where there was no file."""
+    if not told:
+        return []
+    return [*told.get("earlier", []), {name: x for name, x in told.items() if name != "earlier"}]
+
+
 def tell(trials: Sequence[Trial]) -> None:
     """What is done and what is not, and which folders are not their trial's."""
     for trial in trials:

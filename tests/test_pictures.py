@@ -6,7 +6,6 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 
 from lintra import checkpoint, pictures
@@ -115,11 +114,11 @@ def test_a_picture_appears_whole_or_not_at_all(tmp_path, monkeypatch):
     pictures.samples(path, torch.zeros(1, 8, 8, 1, dtype=torch.uint8), "before")
     before = path.read_bytes()
 
-    def broken(self, file, **_):
+    def broken(self, file, *_):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Figure, "savefig", broken)
+    monkeypatch.setattr(Image.Image, "save", broken)
     with pytest.raises(checkpoint.Error, match=r"a\.png cannot be written"):
         pictures.samples(path, torch.zeros(1, 8, 8, 1, dtype=torch.uint8), "after")
     assert path.read_bytes() == before

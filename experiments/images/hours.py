@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from speed import CHUNK
-from trials import Trial, train_all, updates
+from trials import Trial, earlier, train_all, updates
 
 from lintra import checkpoint, pictures, train
 from lintra.allocator import keep_freed_memory
@@ -54,8 +54,8 @@ def step_times(data: Path) -> dict[str, float]:
     What was not there yet is timed beside MNIST's linear attention, and counts as many times as long as that
     one's kept time, whatever the machine.
     """
-    told = json.loads(TIMES.read_text()) if TIMES.exists() else {"rows": []}
-    kept = _seconds(told)
+    told = json.loads(TIMES.read_text()) if TIMES.exists() else {}
+    kept = _seconds(told) if told else {}
     new = [name for name in (LINEAR, *TRAINED) if name not in kept]
     if new:
         torch.set_num_threads(1)
@@ -70,8 +70,7 @@ def step_times(data: Path) -> dict[str, float]:
         one = found[LINEAR].median
         kept |= {name: kept.get(LINEAR, one) / one * found[name].median for name in new}
         rows = [Row(name, time, "s") for name, time in kept.items()]
-        earlier = [*told.pop("earlier", []), told] if told["rows"] else []
-        _report.write(TIMES, rows, found, command=COMMAND, earlier=earlier)
+        _report.write(TIMES, rows, found, command=COMMAND, earlier=earlier(told))
     return kept
 
 

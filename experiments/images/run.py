@@ -26,10 +26,11 @@ from lintra.nn import Logits
 from lintra.tasks import images
 
 HERE = Path(__file__).parent
+ABLATION = HERE / "ablation.json"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import hours  # noqa: E402 (from this folder)
 import speed  # noqa: E402
-from trials import Trial, tell, train_all  # noqa: E402 (from the folder above)
+from trials import Trial, earlier, tell, train_all  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
 STEPS = 300
@@ -53,27 +54,36 @@ def changes(task: images.Images) -> list[Changes]:
     ]
 
 
+# What `best` does without: each by itself on top of all of the above.
+REFUSED: list[Changes] = [
+    ("a running mean of the weights (0.99)", {}, {"ema": 0.99}),
+    ("a running mean (0.99), and a rate that does not fall", {}, {"ema": 0.99, "schedule": "constant"}),
+    ("dropout 0.1", {"dropout": 0.1}, {}),
+]
+
+
 def ablation(data: Path) -> list[Trial]:
     """Everything there is to train, the first seed of all before the second of any."""
     task = images.Config(data_dir=str(data), preset="small", validate_images=500)
     paper = dataclasses.replace(task, preset="paper").build().model(linear.Config())
     trials = []
+
+    def add(name: str, model: Any, training: dict[str, Any], seed: int) -> None:
+        settings = {"steps": STEPS, "batch": 8, "precision": "32", "save_every": 100, "validate_every": 10**6}
+        config = train.Config(**settings, **training, seed=seed)
+        folder = HERE / "runs" / "ablation" / f"{len(trials) % len(order) + 1}" / f"seed-{seed}"
+        trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=500))
+
+    kept = changes(task.build())
+    order = [*kept, *REFUSED]
     for seed in SEEDS:
         model, training = dataclasses.replace(paper, **SIZE), {}
-        for number, (name, of_model, of_training) in enumerate(changes(task.build()), 1):
+        for name, of_model, of_training in kept:
             model = dataclasses.replace(model, **of_model)
             training = training | of_training
-            config = train.Config(
-                **training,
-                steps=STEPS,
-                batch=8,
-                seed=seed,
-                precision="32",
-                save_every=100,
-                validate_every=10**6,
-            )
-            folder = HERE / "runs" / "ablation" / f"{number}" / f"seed-{seed}"
-            trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=500))
+            add(name, model, training, seed)
+        for name, of_model, of_training in REFUSED:
+            add(name, dataclasses.replace(model, **of_model), training | of_training, seed)
     return trials
 
 
@@ -88,12 +98,21 @@ def summary(trials: list[Trial]) -> dict[str, list[float]]:
 
 
 def ablation_tables(report: dict[str, Any]) -> list[str]:
-    """One, with a row for each line of the ablation: mean and spread over the seeds."""
-    lines = ["| change, on top of those above it | bits/dim | standard deviation |", "| --- | --- | --- |"]
-    for name, values in report["scores"].items():
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        lines.append(f"| {name} | {statistics.mean(values):.3f} | {spread:.3f} |")
-    return ["\n".join(lines)]
+    """Mean and spread over the seeds, of what `best` is made of, and of what it does without."""
+    scores = report["scores"]
+    without = [name for name, _, _ in REFUSED]
+    parts = {
+        "change, on top of those above it": [name for name in scores if name not in without],
+        "change, by itself on top of all of them": without,
+    }
+    tables = []
+    for head, names in parts.items():
+        lines = [f"| {head} | bits/dim | standard deviation |", "| --- | --- | --- |"]
+        for name in names:
+            mean, spread = statistics.mean(scores[name]), statistics.stdev(scores[name])
+            lines.append(f"| {name} | {mean:.3f} | {spread:.3f} |")
+        tables.append("\n".join(lines))
+    return tables
 
 
 def hours_tables(report: dict[str, Any]) -> list[str]:
@@ -101,12 +120,14 @@ def hours_tables(report: dict[str, Any]) -> list[str]:
 
 
 def speed_tables(report: dict[str, Any]) -> list[str]:
-    return [*(speed.table(report, data) for data in speed.BATCHES), speed.state_table(report)]
+    tables = (speed.table(report, data) for data in speed.BATCHES)
+    return [*tables, speed.batch_table(report), speed.state_table(report)]
 
 
 def measure_speed() -> None:
     keep_freed_memory()
-    rows = [row for data in speed.BATCHES for row in (*speed.measure(data), *speed.state_sizes(data))]
+    parts = (speed.measure, speed.drawn_whole, speed.state_sizes)
+    rows = [row for data in speed.BATCHES for part in parts for row in part(data)]
     _report.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
     print("\n\n".join(speed_tables(json.loads((HERE / "speed.json").read_text()))))
 
@@ -124,7 +145,12 @@ def main() -> None:
         return
     if options.data is None:
         parser.error(f"{options.what} needs --data")
-    trials = ablation(options.data) if options.what == "ablation" else hours.trials(options.data)
+    told = json.loads(ABLATION.read_text()) if ABLATION.exists() else {}
+    scores = told.get("scores", {})
+    if options.what == "ablation":  # what the file holds is not trained again
+        trials = [trial for trial in ablation(options.data) if trial.name not in scores]
+    else:
+        trials = hours.trials(options.data)
     if options.list:
         tell(trials)
         return
@@ -132,14 +158,15 @@ def main() -> None:
         hours.measure(trials, workers=options.workers, minutes=options.minutes)
         return
     train_all(trials, workers=options.workers, minutes=options.minutes)
-    found = summary(trials)
-    if any(len(values) < len(SEEDS) for values in found.values()):
+    if any(trial.scored() is None for trial in trials):
         print("not all is trained: the same command goes on")
         return
-    rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
-    command = "python experiments/images/run.py ablation --data DIR"
-    _report.write(HERE / "ablation.json", rows, {}, command=command, scores=found)
-    print(*ablation_tables(json.loads((HERE / "ablation.json").read_text())))
+    if trials:
+        found = scores | summary(trials)
+        rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
+        command = "python experiments/images/run.py ablation --data DIR"
+        _report.write(ABLATION, rows, {}, command=command, scores=found, earlier=earlier(told))
+    print(*ablation_tables(json.loads(ABLATION.read_text())), sep="\n\n")
 
 
 if __name__ == "__main__":

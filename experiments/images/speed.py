@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lintra import generate
 from lintra.attention import leaves, linear, lsh, softmax
 from lintra.bench._report import Row
 from lintra.bench._timing import interleaved
@@ -15,6 +16,7 @@ from lintra.tasks import images
 Call = Callable[[], object]
 PARTS = 3  # of an image: a token is timed in the middle of each, and an image takes the mean times its tokens
 CHUNK = 32  # of LSH, as in the paper's code
+WHOLE = 64  # images at a time that are drawn from the first value to the last
 
 RECOMPUTED, CACHED, RNN, FUSED = "softmax, recomputed", "softmax, cached", "linear, unfused", "linear"
 BATCHES = {
@@ -67,6 +69,24 @@ def _rows(data: str, found: dict[str, dict[int, float]]) -> Iterator[Row]:
     for way in found:
         if way != FUSED:
             yield Row(f"{data}: linear / {way}, images a second", best[FUSED] / best[way], "x")
+            for batch in sorted(found[way].keys() & found[FUSED].keys()):
+                ratio = found[way][batch] / found[FUSED][batch]
+                yield Row(f"{data}: linear / {way}, {batch} at a time", ratio, "x")
+
+
+def drawn_whole(data: str, rounds: int = 3) -> list[Row]:
+    """Images a second as `lintra.generate` draws them: every value, chance included."""
+    model = _model(data, FUSED)
+    length = images.Config(data=data).build().length
+    first = torch.zeros(WHOLE, 1, dtype=torch.int64)  # not predicted by the paper's model
+    calls = {"all": lambda: generate.generate(model, first, steps=length - 1, seed=0)}
+    timing = interleaved(calls, rounds=rounds, settle=1.0)["all"]
+    return [Row(whole(data), WHOLE / timing.median, "/s")]
+
+
+def whole(data: str) -> str:
+    """What the row is called that times whole images."""
+    return f"{data}: {FUSED}, whole images drawn {WHOLE} at a time"
 
 
 def _model(data: str, way: str) -> Any:
@@ -137,6 +157,20 @@ def table(report: dict[str, Any], data: str) -> str:
         paper = PAPER[data].get(way, ("", ""))
         cells = [way, f"{rate:.3g}", f"{batch:.0f}", "" if ratio is None else f"{ratio:,.0f} x", paper[0]]
         lines.append(f"| {' | '.join(map(str, [*cells, f'{one:.3g}', paper[1]]))} |")
+    return "\n".join(lines)
+
+
+def batch_table(report: dict[str, Any]) -> str:
+    """How much faster linear attention is at the same batch."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    batches = sorted({batch for data in BATCHES for batch in BATCHES[data][FUSED]})[:-1]
+    heads = ["linear / it", *(f"{batch} at a time" for batch in batches)]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for data, ways in BATCHES.items():
+        for way in (way for way in ways if way != FUSED):
+            ratios = (rows.get(f"{data}: linear / {way}, {batch} at a time") for batch in batches)
+            cells = ("" if ratio is None else f"{ratio:,.0f} x" for ratio in ratios)
+            lines.append(f"| {data}, {way} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ import what they need when they are called.
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ usage: lintra COMMAND [--flag value ...]
 """
 )
 
+_NO_ROOM = re.compile(r"OutOfMemoryError|MemoryError|can't allocate memory|not enough memory", re.IGNORECASE)
 _TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard")
 # package -> the extra that installs it
 _EXTRA = {
@@ -99,4 +101,6 @@ def _one_line(error: Exception) -> str:
         )
     if isinstance(error, (ValueError, OSError)) or hasattr(error, "exit_code"):
         return message
+    if _NO_ROOM.search(f"{type(error).__name__} {message}"):
+        return f"there is not enough memory, take a smaller --batch or --limit ({message})"
     return f"{type(error).__name__}: {message} (--debug shows where)"

@@ -12,7 +12,7 @@ import torch
 from lintra import evaluate, fields
 from lintra.bench import _report
 from lintra.checkpoint import to_json
-from lintra.cli import _evaluate_speech
+from lintra.cli import _evaluate_speech, _memory
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, drawn, open_model, refuse_unless_images
 from lintra.cli._progress import progress
@@ -69,6 +69,8 @@ def evaluate_command(args: Sequence[str]) -> int:
     task.check(model.config)
     refuse_unwritable(options.pictures and options.pictures / "any.png")
     chosen = drawn(len(task.test), options.limit, options.seed)
+    if isinstance(model, Decoder):
+        _memory.check_batch(model, min(options.batch, len(chosen)), task.length, 0)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
     nats, batch = torch.empty(0), options.batch

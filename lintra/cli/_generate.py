@@ -112,8 +112,8 @@ class Drawing:
         self.exit_code = 0
 
     def __call__(self, prompts: Tensor, steps: int) -> Tensor:
-        """What follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are none."""
-        self.check(len(prompts), prompts.shape[1], steps)
+        """What follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are none. That
+        there is room for them is checked before they are made."""
         done: list[Tensor] = []
         batch, start, seconds = self.options.batch, time.perf_counter(), 0.0
         with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
@@ -134,8 +134,9 @@ class Drawing:
         return torch.cat(done)
 
     def check(self, n: int, prompt: int, steps: int) -> None:
-        """Raises UsageError if a batch of n such sequences finds no room."""
-        _memory.check(self.model, min(self.options.batch, n), prompt, steps)
+        """Raises UsageError if n such sequences, or a batch of them, find no room."""
+        _memory.check_all(n, prompt + steps)
+        _memory.check_batch(self.model, min(self.options.batch, n), prompt, steps)
 
     def _batch(
         self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping
@@ -180,6 +181,7 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
         prompt = given[0].shape[1]
         drawing.check(len(given[0]) * options.completions, prompt, task.length - prompt)
     if options.samples:
+        drawing.check(options.samples, 0, task.length)
         blank = task.blank(drawing.model, options.samples, options.seed)
         drawn = task.draw(blank, drawing)
         pictures.samples(options.out, drawn, f"{len(drawn)} samples, drawn as an RNN")
@@ -223,18 +225,21 @@ def _at_hand(task: PixelTask) -> bool:
 
 
 def _text(options: Options, drawing: Drawing, task: Any) -> None:
-    given = task.to_tokens(options.prompt or "").repeat_interleave(options.samples, 0)
+    given = task.to_tokens(options.prompt or "")
     length, prompt = options.length or task.length, given.shape[1]
     if length <= prompt:
         raise UsageError(
             f"length must be more than the {prompt:,} bytes of the prompt, got {length:,}: say --length N"
         )
+    drawing.check(options.samples, prompt, length - prompt)
+    given = given.repeat_interleave(options.samples, 0)
     written = drawing(given, length - prompt)
     for text in task.to_text(torch.cat([given[: len(written)], written], 1)):
         print(f"\n{text}")
 
 
 def _sequences(options: Options, drawing: Drawing, task: Any) -> None:
+    drawing.check(options.samples, 0, task.length)
     nothing = torch.empty(options.samples, 0, dtype=torch.int64)
     for row in drawing(nothing, task.length).tolist():
         print(" ".join(map(str, row)))

@@ -12,15 +12,32 @@ from lintra.models import Decoder
 from lintra.replay import constant
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
+_DONE = 48  # bytes that a token takes when it is drawn: with its batch, with all, and as a part of a picture
+
+# Of the control group that a container is: the limit, what is used of it, and on what; version 2, version 1.
+_CONTAINERS = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
 
 
-def check(model: Decoder, batch: int, prompt: int, steps: int) -> None:
+def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
     """Raises UsageError if so many sequences at once would not find room."""
-    one, free = per_sequence(model, prompt, steps), available(model.head.weight.device)
+    one, free = per_sequence(model, prompt, steps), available(next(model.parameters()).device)
     if free is not None and batch * one > _MODEST * free:
         raise UsageError(
             f"{batch:,} sequences at once need about {batch * one / 1e9:.1f} GB and {free / 1e9:.1f} GB are "
             f"free: take a --batch of at most {max(1, int(_MODEST * free / one)):,}"
+        )
+
+
+def check_all(n: int, tokens: int) -> None:
+    """Raises UsageError if n sequences of so many tokens would not find room when they are drawn."""
+    free = available(torch.device("cpu"))
+    if free is not None and n * tokens * _DONE > _MODEST * free:
+        raise UsageError(
+            f"{n:,} sequences take about {n * tokens * _DONE / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
+            f"draw at most {int(_MODEST * free / (tokens * _DONE)):,} in one go"
         )
 
 
@@ -47,9 +64,14 @@ def _state(model: Decoder, tokens: int) -> State:
 
 
 def available(device: torch.device) -> int | None:
-    """The bytes that are free there; None where the system does not tell."""
+    """The bytes that are free there, for this process; None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    told = [x for x in (_of_machine(), *map(_of_container, _CONTAINERS)) if x is not None]
+    return min(told, default=None)
+
+
+def _of_machine() -> int | None:
     try:
         told = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
         return int(told[1]) * 1024 if told else None
@@ -58,4 +80,14 @@ def available(device: torch.device) -> int | None:
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _of_container(files: tuple[str, str, str]) -> int | None:
+    """What a control group leaves of its limit; what it holds of files it can give back."""
+    try:
+        limit, used, parts = ((Path("/sys/fs/cgroup") / file).read_text() for file in files)
+        given_back = re.search(r"^(?:total_)?inactive_file (\d+)$", parts, re.MULTILINE)
+        return max(0, int(limit) - int(used) + (int(given_back[1]) if given_back else 0))
+    except (OSError, ValueError):  # there is none, or its limit is "max"
         return None

@@ -108,7 +108,18 @@ class DiscretisedLogistics(Distribution):
         return torch.logsumexp(torch.log_softmax(logits, -1) + mass, -1)
 
     def log_probs(self, params: Tensor) -> Tensor:
-        return self._log_mass(params[..., None, :], torch.arange(self.vocabulary, device=params.device))
+        """Each level as in `log_prob`, at less than half the cost: an edge between two is looked at once."""
+        logits, mean, log_scale = _exact(params).chunk(3, -1)
+        sharpness = (-log_scale.clamp(self.min_log_scale, self.max_log_scale)).exp()
+        half = 1 / (self.vocabulary - 1)
+        places = torch.arange(1, self.vocabulary, device=params.device, dtype=mean.dtype)
+        edges = (half * (2 * places - 1) - 1 - mean[..., None]) * sharpness[..., None]  # [.. m n-1]
+        nearer = functional.logsigmoid(edges.abs())  # the mass on the side of the mean
+        below, above = nearer + edges.clamp(max=0), nearer - edges.clamp(min=0)
+        between = torch.log(-torch.expm1(-2 * half * sharpness))[..., None]
+        mass = functional.pad(below, (0, 1)) + functional.pad(above, (1, 0))
+        mass = mass + functional.pad(between.expand(*between.shape[:-1], self.vocabulary - 2), (1, 1))
+        return torch.logsumexp(torch.log_softmax(logits, -1)[..., None] + mass, -2)
 
 
 def _exact(params: Tensor) -> Tensor:

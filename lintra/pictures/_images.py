@@ -18,6 +18,7 @@ from lintra.pictures._figure import INK, PAPER, SOFT, save
 _PIXELS_PER_INCH = 100
 _TINY = 16  # pixels
 Place = tuple[float, float, float, float]  # left, bottom, width, height, as parts of the figure
+_WIDE = 4096  # pixels: a grid that would be wider is of images as small as they are
 _GAP = 0.15  # between the images of a grid, as part of an image's width
 
 
@@ -124,7 +125,8 @@ def _grid(
     """Images [h w ch] side by side, each row a row; a label above each column, one left of each row."""
     height, width, _ = rows[0][0].shape
     columns = max(len(row) for row in rows)
-    scale = max(1, 64 // width)  # so that the gap is a whole number of pixels
+    # A whole number, so that pixels stay squares; many images are not enlarged.
+    scale = max(1, min(64 // width, _WIDE // (columns * width)))
     gap = max(2, round(_GAP * width * scale))
     down, right = height * scale + gap, width * scale + gap
     canvas = np.full((len(rows) * down - gap, columns * right - gap, 3), 255, np.uint8)
@@ -139,13 +141,14 @@ def _grid(
     figure = Figure(figsize=size, dpi=_PIXELS_PER_INCH, facecolor=PAPER)
     first = (size[0] - wide + beside) / 2
     axes = figure.add_axes((first / size[0], margin / size[1], wide / size[0], high / size[1]))
-    axes.imshow(canvas, interpolation="nearest")
+    axes.set(xlim=(0, canvas.shape[1]), ylim=(canvas.shape[0], 0))
     axes.set_title(title, color=INK, fontsize=10)
     axes.spines[:].set_visible(False)
     axes.set_yticks([i * down + height * scale / 2 for i in range(len(sides))], sides)
     axes.set_xticks([j * right + width * scale / 2 for j in range(len(labels))], labels)
     axes.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=7, colors=SOFT)
-    save(path, figure)
+    place = round(first * _PIXELS_PER_INCH), round((size[1] - margin - high) * _PIXELS_PER_INCH)
+    save(path, figure, (canvas, place))
 
 
 def _enlarged(image: Tensor, scale: int) -> np.ndarray:

@@ -8,8 +8,10 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 
 from lintra import checkpoint, evaluate, tasks
+from lintra.cli import _memory
 from lintra.models.decoder import LogisticMixture
 from lintra.nn.distributions import DiscretisedLogistics
 from lintra.tasks import copy, digits, images, text, text_classification
@@ -45,6 +47,35 @@ def test_a_place_that_cannot_be_written_is_told_before_scoring(lintra_says, fold
     code, out, err = lintra_says("evaluate", "--model", "run", flag, "file/a/b")
     assert (code, out) == (2, "")
     assert "cannot be written: above it is a file, not a folder" in err
+
+
+def test_too_many_at_once(lintra_says, folder, monkeypatch):
+    folder("run", digits.Config())
+    monkeypatch.setattr(_memory, "available", lambda device: 10**6)
+    code, out, err = lintra_says("evaluate", "--model", "run", "--batch", "200")
+    assert (code, out) == (2, "")
+    assert err.startswith("lintra: 200 sequences at once need about ")
+    batch = int(err.rsplit(maxsplit=1)[1])
+    assert lintra_says("evaluate", "--model", "run", "--batch", str(batch), "--limit", "40")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("can't allocate memory: you asked"),
+    ],
+)
+def test_no_room_is_told_in_words(lintra_says, folder, monkeypatch, error):
+    folder("run", digits.Config())
+
+    def full(*args, **settings):
+        raise error
+
+    monkeypatch.setattr(evaluate, "nats", full)
+    code, _, err = lintra_says("evaluate", "--model", "run")
+    assert code == 2
+    assert err.startswith("lintra: there is not enough memory, take a smaller --batch")
 
 
 def test_a_limit_draws_samples(lintra_says, folder, tmp_path):

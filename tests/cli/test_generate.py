@@ -131,6 +131,7 @@ def test_too_many_at_once(lintra_says, folder, monkeypatch):
     model = checkpoint.load("run")
     one = _memory.per_sequence(model, 0, 64)
     monkeypatch.setattr(_memory, "available", lambda device: 100 * one)
+    monkeypatch.setattr(_memory, "check_all", lambda *args: None)
     args = ["generate", "--model", "run", "--complete", "0", "--samples", "200"]
     code, out, err = lintra_says(*args, "--batch", "91")
     assert (code, out) == (2, "")
@@ -167,8 +168,40 @@ def test_a_state_of_constant_size_is_not_computed(monkeypatch):
     assert _memory.per_sequence(model, 0, 10**9) == _memory.per_sequence(model, 0, 1)
 
 
+def test_more_than_there_is_room_for_when_they_are_done(lintra_says, folder, monkeypatch):
+    """Told before anything is made of that size, however large it is."""
+    folder("run", digits.Config())
+    free = 30 * 64 * _memory._DONE  # the rest is for the batch
+    monkeypatch.setattr(_memory, "available", lambda device: free)
+    monkeypatch.setattr(_memory, "check_batch", lambda *args: None)
+    args = ["generate", "--model", "run"]
+    for asked, n in (
+        (["--complete", "0", "--samples", "28"], 28),
+        (["--complete", "0", "--samples", str(10**20)], 10**20),
+        (["--samples", "0", "--complete", "2", "--completions", "14"], 28),
+        (["--samples", "0", "--complete", "2", "--completions", str(10**8)], 2 * 10**8),
+    ):
+        code, out, err = lintra_says(*args, *asked)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"lintra: {n:,} sequences take about ")
+        assert err.endswith("draw at most 27 in one go\n")
+    assert lintra_says(*args, "--complete", "0", "--samples", "27")[0] == 0
+
+
 def test_memory_is_known_here():
     assert _memory.available(torch.device("cpu")) > 1e6
+
+
+def test_memory_of_a_container(tmp_path, monkeypatch):
+    """Less than the machine has, where there is a limit; what is held of files counts as free."""
+    groups = [tmp_path / name for name in ("limit", "used", "stat")]
+    monkeypatch.setattr(_memory, "_CONTAINERS", [groups])
+    machine = _memory.available(torch.device("cpu"))
+    groups[1].write_text("700000\n")
+    groups[2].write_text("anon 1\ninactive_file 200000\n")
+    for limit, free in (("1000000", 500_000), ("max", machine), ("100", 0)):
+        groups[0].write_text(limit + "\n")
+        assert _memory.available(torch.device("cpu")) == pytest.approx(free, rel=0.2)
 
 
 @pytest.mark.parametrize(
