@@ -170,8 +170,6 @@ def _runtime(options: Options, model: Decoder) -> runtime.Model:
 def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     from lintra import pictures
 
-    # Before anything is drawn: what is wrong with it is told at once.
-    refuse_unwritable(options.out)
     given = _given(options, task)
     if not given and not options.samples:
         raise UsageError(
@@ -180,9 +178,12 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     if given:
         prompt = given[0].shape[1]
         drawing.check(len(given[0]) * options.completions, prompt, task.length - prompt)
+    blank = None
     if options.samples:
         drawing.check(options.samples, 0, task.length)
         blank = task.blank(drawing.model, options.samples, options.seed)
+    refuse_unwritable(options.out)  # before anything is drawn
+    if blank is not None:
         drawn = task.draw(blank, drawing)
         pictures.samples(options.out, drawn, f"{len(drawn)} samples, drawn as an RNN")
         print(f"samples: {options.out}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lintra.models import Decoder
-from lintra.tasks._base import Batch, Compressed, Samples
+from lintra.tasks._base import Batch, Compressed, DataError, Samples
 
 Split = Literal["train", "test"]
 Draw = Callable[[Tensor, int], Tensor]  # prompts [n t'], steps -> what follows them [n steps]
@@ -94,7 +94,11 @@ class PixelTask(Compressed):
         """What stands before n images that are drawn from nothing -> [n 0], or `beginnings` [n 1] for a model
         that needs them."""
         if model.start_token is None:
-            return self.beginnings(n, seed)
+            try:
+                return self.beginnings(n, seed)
+            except DataError as error:
+                why = "the model does not predict the first value of an image: training images give it"
+                raise DataError(f"{why}, and {error}") from error
         return torch.empty(n, 0, dtype=torch.int64)
 
     def prompts(self, complete: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:

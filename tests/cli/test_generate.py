@@ -12,7 +12,7 @@ from lintra import checkpoint, generate
 from lintra.attention import delta, leaves, linear, softmax
 from lintra.cli import _memory
 from lintra.models import decoder
-from lintra.tasks import copy, digits, images
+from lintra.tasks import DataError, copy, digits, images
 
 
 def save(name: str, values: np.ndarray) -> None:
@@ -124,6 +124,20 @@ def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
     assert (code, err) == (0, "")
     assert drawn["samples"][1].shape == (2, 28, 28, 1)
     assert drawn["samples"][1][:, 0, 0, 0].tolist() == [9, 9]
+
+
+def test_why_drawing_needs_training_images(lintra_says, folder, tmp_path, monkeypatch):
+    """And what is refused leaves no folder behind."""
+
+    def missing(data, data_dir):
+        raise DataError("mnist is not at hand")
+
+    monkeypatch.setattr(images, "_locate", missing)
+    folder("run", images.Config(preset="paper"), output=decoder.Logits())
+    code, out, err = lintra_says("generate", "--model", "run", "--samples", "2", "--out", "new/a.png")
+    assert (code, out) == (2, "")
+    assert err.endswith("the first value of an image: training images give it, and mnist is not at hand\n")
+    assert not (tmp_path / "new").exists()
 
 
 def test_too_many_at_once(lintra_says, folder, monkeypatch):
