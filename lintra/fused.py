@@ -155,7 +155,7 @@ def _shape(model: Decoder, block: Any, batch: int) -> Shape:
         feature_map=config.feature_map.fused,
         normalize=config.normalize,
         norm_first=block.pre,
-        gated=block.feed.kind == "swiglu",
+        feed=block.feed.kind,
         eps=config.eps,
         norm_eps=block.norm_mix.eps,
     )

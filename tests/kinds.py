@@ -12,6 +12,7 @@ KINDS = {
     "post": {"norm": "post", "final_norm": True},
     "post, no last norm": {"norm": "post", "norm_kind": "rms", "feed_kind": "swiglu"},
     "rms": {"norm_kind": "rms"},
+    "relu in the feed-forward": {"feed_kind": "relu", "norm": "post"},
     "swiglu": {"feed_kind": "swiglu", "feed": 3.0},
     "kv_heads": {"heads": 6, "kv_heads": 2, "width": 24},
     "one key head": {"heads": 4, "kv_heads": 1, "width": 64},

@@ -38,7 +38,7 @@ _MAGIC = b"lintraRT"
 
 # The kinds a field may have, in the order of their numbers.
 WEIGHTS = ("float32", "float16", "int8")
-FEEDS = ("gelu", "swiglu")
+FEEDS = ("gelu", "swiglu", "relu")
 NORM_PLACES = ("pre", "post")
 POSITIONS = ("none", "sinusoidal", "concatenated", "tables", "rotary")
 MAPS = ("identity", "elu+1", "relu", "squared relu", "trig", "arccos")

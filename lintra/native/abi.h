@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 3
+#define LINTRA_ABI 4
 
 #define LINTRA_PANEL 64  // outputs of a panel of weights
 
@@ -11,6 +11,7 @@ typedef int64_t i64;
 
 enum { LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16, LINTRA_INT8 };  // element types
 enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU };                         // feature maps
+enum { LINTRA_FEED_GELU, LINTRA_FEED_SWIGLU, LINTRA_FEED_RELU };                    // feed-forwards
 enum { LINTRA_OK, LINTRA_NO_MEMORY, LINTRA_BAD_CALL };                              // what a call returns
 enum { LINTRA_BASELINE, LINTRA_AVX2, LINTRA_AVX512, LINTRA_NEON, LINTRA_ISA_COUNT };  // instruction sets
 
@@ -61,7 +62,7 @@ typedef struct {
 
 typedef struct {
   lintra_map inward, outward;  // to q, k, v side by side, and from the heads
-  lintra_map up, down;         // gated: a panel of gates, one of what they open, and so on
+  lintra_map up, down;         // SwiGLU: a panel of gates, one of what they open, and so on
   lintra_norm norm_mix, norm_feed;
   float *kv, *z;  // [b g d d] [b g d]: the state, changed in place
 } lintra_layer;
@@ -72,7 +73,7 @@ typedef struct {
   float* params;                     // [b, whole panels]: what leaves the head
   i64 dtype;                         // of the weights: float32, bfloat16 or int8
   i64 b, layers, c, h, g, d, hidden;  // hidden: what goes down
-  i64 feature_map, normalize, norm_first, gated;
+  i64 feature_map, normalize, norm_first, feed;
   double eps, norm_eps;
   const lintra_layer* layer;
   lintra_norm norm;

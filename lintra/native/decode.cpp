@@ -100,10 +100,12 @@ struct Worker {
     phase(call.b * call.g, [&](i64 item) { attend(layer, item / call.g, item % call.g); });
     product(layer.outward, heads, x, add);
     norms(call.norm_first ? layer.norm_feed : layer.norm_mix);
-    if (call.gated)
+    if (call.feed == LINTRA_FEED_SWIGLU)
       gated_product(layer.up, seen, hidden);
-    else
+    else if (call.feed == LINTRA_FEED_GELU)
       product(layer.up, seen, hidden, [](float* to, Vec<float> y) { store(to, gelu(y)); });
+    else
+      product(layer.up, seen, hidden, [](float* to, Vec<float> y) { store(to, relu(y)); });
     product(layer.down, hidden, x, add);
     if (!call.norm_first) norms(layer.norm_feed);
   }
@@ -211,7 +213,8 @@ struct Team {
 int decode(const lintra_decoder& call, lintra_launch launch) {
   if (call.b == 0) return LINTRA_OK;
   const i64 attended = (call.h + 2 * call.g) * call.d, mixed = call.h * call.d;
-  const double layer = double(call.c) * double(attended + mixed + (2 + call.gated) * call.hidden);
+  const i64 maps = call.feed == LINTRA_FEED_SWIGLU ? 3 : 2;  // of the feed-forward
+  const double layer = double(call.c) * double(attended + mixed + maps * call.hidden);
   const double work = double(call.b) * double(call.layers) * layer;
   const i64 threads = work < kWorthThreads ? 1 : call.threads, parts = (kPhases * call.layers + 2) * threads;
   const i64 widths[] = {call.c, call.c, attended, mixed, call.hidden};

@@ -80,7 +80,7 @@ class Shape(NamedTuple):
     feature_map: str
     normalize: bool
     norm_first: bool
-    gated: bool
+    feed: str
     eps: float
     norm_eps: float
 
@@ -123,7 +123,9 @@ class Decoder:
         self.parts = layers, norm, head  # whose addresses the library is given
         self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
         dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
-        words = shape._replace(feature_map=native.FEATURE_MAPS[shape.feature_map])
+        words = shape._replace(
+            feature_map=native.FEATURE_MAPS[shape.feature_map], feed=native.FEEDS[shape.feed]
+        )
         table = ctypes.cast(ctypes.c_char_p(self.table), ctypes.c_void_p).value
         self.rest = _REST.pack(dtype, *words, table, *norm.words(), *head.words())
 

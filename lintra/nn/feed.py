@@ -1,25 +1,26 @@
 """The feed-forward half of a block."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-FeedKind = Literal["gelu", "swiglu"]
+FeedKind = Literal["gelu", "swiglu", "relu"]
 
 
 class Feed(nn.Module):
     """Two linear maps, each token by itself: x [b t c] -> [b t c].
 
-    "gelu": W2 gelu(W1 x), `multiple` * c hidden units. "swiglu": W2 (silu(W1 x) * W3 x), with two thirds of
-    them so that both kinds have about the same parameters. Shazeer 2020, arXiv:2002.05202, equation 6.
+    "gelu" and "relu": W2 gelu(W1 x) and W2 relu(W1 x), `multiple` * c hidden units. "swiglu":
+    W2 (silu(W1 x) * W3 x), with two thirds of them so that all kinds have about the same parameters. Shazeer
+    2020, arXiv:2002.05202, equation 6.
     """
 
     def __init__(self, width: int, *, multiple: float = 4.0, kind: FeedKind = "gelu", dropout: float = 0.0):
         super().__init__()
-        if kind not in ("gelu", "swiglu"):
-            raise ValueError(f"kind must be 'gelu' or 'swiglu', got {kind!r}")
+        if kind not in get_args(FeedKind):
+            raise ValueError(f"kind must be 'gelu', 'swiglu' or 'relu', got {kind!r}")
         hidden = round(width * multiple * (2 / 3 if kind == "swiglu" else 1))
         if hidden < 1:
             raise ValueError(f"multiple must give at least one hidden unit, got {multiple} of width {width}")
@@ -30,7 +31,8 @@ class Feed(nn.Module):
 
     def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t c"]:
         x = self.up(x)
-        if self.kind == "gelu":
-            return self.down(self.dropout(functional.gelu(x)))
-        gate, x = x.chunk(2, -1)
-        return self.down(self.dropout(functional.silu(gate) * x))
+        if self.kind == "swiglu":
+            gate, x = x.chunk(2, -1)
+            return self.down(self.dropout(functional.silu(gate) * x))
+        x = functional.gelu(x) if self.kind == "gelu" else functional.relu(x)
+        return self.down(self.dropout(x))

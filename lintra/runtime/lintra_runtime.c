@@ -46,7 +46,7 @@ typedef int32_t pairs __attribute__((vector_size(PIECE)));
 
 enum { HEADER = 320, STATE_HEADER = 64, AXES = 8, PLACES = 32 };
 enum { FLOAT32, FLOAT16, INT8 };
-enum { GELU, SWIGLU };
+enum { GELU, SWIGLU, RELU_FEED };
 enum { PRE, POST };
 enum { LAYER_NORM, RMS_NORM };
 enum { NOWHERE, SINUSOIDAL, CONCATENATED, TABLES, ROTARY };
@@ -648,7 +648,7 @@ static int read_header(lrt_model *m, const char *file) {
   m->kv_heads = size_of(&r, 1, 1 << 16);
   m->projected = size_of(&r, 0, 1 << 15);
   m->hidden = size_of(&r, 1, 1 << 20);
-  m->feed_kind = choice(&r, SWIGLU);
+  m->feed_kind = choice(&r, RELU_FEED);
   m->norm_place = choice(&r, POST);
   m->norm_kind = choice(&r, RMS_NORM);
   m->final_norm = choice(&r, 1);
@@ -1009,6 +1009,11 @@ static void feed(const lrt_sequence *s, const char *base, const float *seen, flo
   product(s, &l->up, base, (const float *)(base + l->up_bias), seen, hidden, 0);
   if (m->feed_kind == GELU) {
     for (uint64_t at = 0; at < n; at += W) store(hidden + at, gelu(load(hidden + at)));
+  } else if (m->feed_kind == RELU_FEED) {
+    for (uint64_t at = 0; at < n; at += W) {
+      const vf x = load(hidden + at);
+      store(hidden + at, pick(x < 0.0f, splat(0.0f), x));
+    }
   } else {
     for (uint64_t at = 0; at < n; at += W) {
       const vf gate = load(hidden + at), opened = load(hidden + n + at);

@@ -2,7 +2,7 @@
 // attentions run in the same program. It reads what docs/format.md describes, of models with linear attention.
 
 const [FLOAT32, FLOAT16, INT8] = [0, 1, 2];
-const [GELU, PRE, LAYER_NORM, MIXTURE] = [0, 0, 0, 1];
+const [GELU, SWIGLU, PRE, LAYER_NORM, MIXTURE] = [0, 1, 0, 0, 1];
 const [, SINUSOIDAL, CONCATENATED, , ROTARY] = [0, 1, 2, 3, 4];
 const FEATURE_MAPS = [
   (x) => x,
@@ -137,7 +137,7 @@ class PlainModel {
       inward: sections.linear(m.weights, (m.heads + 2 * m.kvHeads) * m.dim, m.width),
       outward: sections.linear(m.weights, m.width, m.width),
       normFeed: sections.norm(m.width, m.normKind),
-      up: sections.linear(m.weights, m.hidden * (m.feed === GELU ? 1 : 2), m.width),
+      up: sections.linear(m.weights, m.hidden * (m.feed === SWIGLU ? 2 : 1), m.width),
       down: sections.linear(m.weights, m.width, m.hidden),
     }));
     this.norm = m.finalNorm ? sections.norm(m.width, m.normKind) : null;
@@ -357,7 +357,10 @@ class PlainSequence {
   feed({ up, down }, from) {
     const { hidden } = this, { hidden: n, feed } = this.model.header;
     product(up, from, hidden, false);
-    for (let i = 0; i < n; ++i) hidden[i] = feed === GELU ? gelu(hidden[i]) : silu(hidden[i]) * hidden[n + i];
+    for (let i = 0; i < n; ++i) {
+      const x = hidden[i];
+      hidden[i] = feed === GELU ? gelu(x) : feed === SWIGLU ? silu(x) * hidden[n + i] : Math.max(0, x);
+    }
     product(down, hidden, this.x, true);
   }
 

@@ -320,7 +320,7 @@ def test_logits_are_a_softmax():
             "multiple of the key-value heads, got h=4, g=3",
         ),
         (lambda: Heads(12, linear.Config(), heads=4, rotary=100.0), "even head size, got 100.0 and 3"),
-        (lambda: Feed(8, kind="relu"), "kind must be 'gelu' or 'swiglu', got 'relu'"),
+        (lambda: Feed(8, kind="tanh"), "kind must be 'gelu', 'swiglu' or 'relu', got 'tanh'"),
         (lambda: Feed(8, multiple=0), "multiple must give at least one hidden unit"),
         (lambda: Block(nn.Identity(), Feed(8), width=8, norm="mid"), "norm must be 'pre' or 'post'"),
         (lambda: Block(nn.Identity(), Feed(8), width=8, norm_kind="batch"), "norm_kind must be"),

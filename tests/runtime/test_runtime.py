@@ -75,9 +75,9 @@ def test_a_step_is_a_step(kind, weights, instruction_set):
     hidden=st.integers(1, 70),
     vocabulary=st.integers(2, 40),
     components=st.integers(0, 18),
-    swiglu=st.booleans(),
+    feed=st.sampled_from(("gelu", "swiglu", "relu")),
 )
-def test_every_size(heads, dim, hidden, vocabulary, components, swiglu):
+def test_every_size(heads, dim, hidden, vocabulary, components, feed):
     """Whatever is left over behind whole vectors and whole blocks of rows."""
     width = heads * dim
     model = build(
@@ -86,8 +86,8 @@ def test_every_size(heads, dim, hidden, vocabulary, components, swiglu):
         layers=1,
         vocabulary=vocabulary,
         position="none",
-        feed=hidden / width * (1.5 if swiglu else 1),
-        feed_kind="swiglu" if swiglu else "gelu",
+        feed=hidden / width * (1.5 if feed == "swiglu" else 1),
+        feed_kind=feed,
         output=LogisticMixture(components=components) if components else decoder.Logits(),
     )
     tokens = tokens_of(model, 5)

@@ -113,6 +113,7 @@ def test_the_paper_s_model(data, layers):
     config = build(data=data, preset="paper").model(linear.Config())
     assert (config.layers, config.heads, config.width, config.vocabulary) == (layers, 8, 256, 256)
     assert (config.norm, config.final_norm, config.output.components) == ("post", True, 10)
+    assert (config.feed_kind, config.dropout) == ("relu", 0.1)
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])
@@ -131,8 +132,8 @@ def test_ours_is_no_larger_than_the_paper_s(data):
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])
 def test_a_preset_is_a_way_to_train(preset, data):
     config = train.Config(**images.training({"preset": preset, "data": data}))
-    paper = {"mnist": (1_500_000, 1e-4), "cifar10": (500_000, 2e-4)}[data]
-    assert (config.steps, config.lr) == (paper if preset == "paper" else (12_000, 3e-3))
+    paper = {"mnist": (937_500, 16, 1e-4), "cifar10": (500_000, 10, 2e-4)}[data]
+    assert (config.steps, config.batch, config.lr) == (paper if preset == "paper" else (12_000, 8, 3e-3))
     assert images.training({"data": data}) == images.training({"preset": "best"})
 
 
@@ -153,7 +154,7 @@ def test_what_surrounds_the_next_value():
 
 def test_without_a_start_symbol_the_first_value_is_not_predicted(mnist):
     task = build(data_dir=str(mnist.folder), preset="paper")
-    model = replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
+    model = replace(task.model(linear.Config()), layers=1, heads=2, width=16, dropout=0.0).build()
     batch = task.validate.__getitems__([0, 2])
     assert task.score(model, batch)["weight"] == 2 * 783
     tokens = batch["tokens"]
