@@ -78,8 +78,8 @@ TABLE = """
 ?tests/attention/test_linear.py::test_defect_06_elu_plus_one_keeps_its_digits
 
 07 lintra/attention/linear.py: a step changes the state it is given
--        kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
-+        kv = state.kv.add_(torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype)))
+-            kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
++            kv = state.kv.add_(torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype)))
 ?tests/attention/test_linear.py::test_defect_07_a_state_serves_two_continuations
 
 08 lintra/ops/linear_attention.py: gradients see earlier states as later ones less what was added since
@@ -244,8 +244,8 @@ TABLE = """
 +    q, k, v = (x.to(dtype) for x in (q, k, v))
 ?tests/attention/test_linear.py::test_defect_25_every_precision_has_values_and_gradients[torch]
 
-25 lintra/attention/_gates.py: norms and decays are in the 16 bits that come
--    return tuple(x.to(_check.sum_dtype(x.dtype)) for x in tensors)
+25 lintra/ops/_autocast.py: norms and decays are in the 16 bits that come
+-    return tuple(x.to(sum_dtype(x.dtype)) for x in tensors)
 +    return tensors
 ?tests/attention/test_gated.py::test_defect_25_decays_of_16_bits_are_not_summed_in_them
 ?tests/attention/test_retention.py::test_defect_25_the_norm_sees_what_16_bits_would_round

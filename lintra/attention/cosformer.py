@@ -122,10 +122,11 @@ class Cosformer(Attention):
         here = self._positions(state.seen, 1, None)
         group = self.heads // self.kv_heads
         q, k = (torch.relu(self._features(x, here)) for x in (q, k))
-        kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
-        z = state.z + k[:, 0]
-        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
-        weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+        with no_autocast(q):
+            kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
+            z = state.z + k[:, 0]
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> CosformerState:
