@@ -198,11 +198,9 @@ TABLE = """
 ?tests/attention/test_longshort.py::test_defect_20_any_length_and_mask_with_several_summaries
 
 21 lintra/attention/performer.py: features are drawn in evaluation
--        if self.causal:
--            return super().forward(q, k, v, mask=mask, rotate=rotate)
+-        config, dtype = self.config, sum_dtype(v.dtype)
 +        self.redraw(torch.default_generator)
-+        if self.causal:
-+            return super().forward(q, k, v, mask=mask, rotate=rotate)
++        config, dtype = self.config, sum_dtype(v.dtype)
 ?tests/attention/test_performer.py::test_defect_21_features_are_drawn_when_asked_only
 
 22 lintra/ops/linear_attention.py: there is a state for every token
