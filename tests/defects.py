@@ -78,8 +78,8 @@ TABLE = """
 ?tests/attention/test_linear.py::test_defect_06_elu_plus_one_keeps_its_digits
 
 07 lintra/attention/linear.py: a step changes the state it is given
--        kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
-+        kv = state.kv.add_(torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype)))
+-            kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
++            kv = state.kv.add_(torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype)))
 ?tests/attention/test_linear.py::test_defect_07_a_state_serves_two_continuations
 
 08 lintra/ops/linear_attention.py: gradients see earlier states as later ones less what was added since
@@ -198,11 +198,9 @@ TABLE = """
 ?tests/attention/test_longshort.py::test_defect_20_any_length_and_mask_with_several_summaries
 
 21 lintra/attention/performer.py: features are drawn in evaluation
--        if self.causal:
--            return super().forward(q, k, v, mask=mask, rotate=rotate)
+-        config, dtype = self.config, sum_dtype(v.dtype)
 +        self.redraw(torch.default_generator)
-+        if self.causal:
-+            return super().forward(q, k, v, mask=mask, rotate=rotate)
++        config, dtype = self.config, sum_dtype(v.dtype)
 ?tests/attention/test_performer.py::test_defect_21_features_are_drawn_when_asked_only
 
 22 lintra/ops/linear_attention.py: there is a state for every token
@@ -244,8 +242,8 @@ TABLE = """
 +    q, k, v = (x.to(dtype) for x in (q, k, v))
 ?tests/attention/test_linear.py::test_defect_25_every_precision_has_values_and_gradients[torch]
 
-25 lintra/attention/_gates.py: norms and decays are in the 16 bits that come
--    return tuple(x.to(_check.sum_dtype(x.dtype)) for x in tensors)
+25 lintra/ops/_autocast.py: norms and decays are in the 16 bits that come
+-    return tuple(x.to(sum_dtype(x.dtype)) for x in tensors)
 +    return tensors
 ?tests/attention/test_gated.py::test_defect_25_decays_of_16_bits_are_not_summed_in_them
 ?tests/attention/test_retention.py::test_defect_25_the_norm_sees_what_16_bits_would_round

@@ -506,6 +506,26 @@ def sixteen_bits_lose_no_more_than_the_textbook(case: Case, dense) -> None:
         assert error.mean() <= 2 * allowed.mean()
 
 
+def autocast_rounds_nothing_that_is_added(case: Case) -> None:
+    """On inputs that are bf16 already, autocast changes nothing: what is float32 without it stays so, and the
+    recurrence is as near to `extend` as it is without. To the bit, for the arithmetic is the same."""
+    attention, inputs = case.build().float(), [x.detach() for x in case.draw(dtype=torch.bfloat16)]
+
+    def found(autocast: bool) -> list:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            every = [forward(case, attention, *inputs)]
+            if keeps_state(case):
+                state = attention.start(BATCH, dtype=torch.bfloat16)
+                for by in (None, Attention):
+                    y, after = extend(case, attention, inputs, state, rotate=case.rotate(0, TIME), by=by)
+                    every += [y, *leaves(after)]
+            if cross(case):
+                every.append(attention.read(inputs[0], attention.remember(*inputs[1:3])))
+            return every
+
+    assert_close(found(True), found(False), rtol=0, atol=0)
+
+
 def long_sequences_do_not_drift(case: Case) -> None:
     """65,536 tokens in float32 stay within 1e-4 of float64, relative to the largest output."""
     time = 65_536
@@ -726,6 +746,7 @@ LAWS = [
     states_can_be_indexed,
     parameters_and_buffers_are_saved,
     grouped_heads_are_repeated_heads,
+    autocast_rounds_nothing_that_is_added,
     long_sequences_do_not_drift,
     no_tokens_leave_the_state,
     no_samples_have_states,

@@ -3,8 +3,6 @@
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.ops import _check
-
 EPS = 1e-6  # added to the mean square of a head: a head of zeros stays 0
 
 
@@ -17,8 +15,3 @@ def finish(y: Tensor, gate: Tensor | None, *, norm: bool = True, weight: Tensor 
     if weight is not None:
         y = y * weight.to(y.dtype)
     return y if gate is None else y * functional.silu(gate.to(y.dtype)).view(y.shape)
-
-
-def exact(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In the dtype of sums, out of reach of autocast: a norm afterwards magnifies what was rounded."""
-    return tuple(x.to(_check.sum_dtype(x.dtype)) for x in tensors)

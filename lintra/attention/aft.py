@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.attention._gates import exact
 from lintra.ops import _check
-from lintra.ops._autocast import no_autocast
+from lintra.ops._autocast import no_autocast, widened
 from lintra.ops.near_far import near_and_far
 from lintra.ops.padding import RealFirst
 from lintra.ops.positions import Rotation
@@ -116,7 +115,7 @@ class AttentionFree(Attention):
         if not q.shape[1]:
             return torch.zeros_like(q), state
         q, k, v = zero_padding(mask, q, k, v)
-        k, v = exact(k, v)
+        k, v = widened(k, v)
         sums = running_sums(k, v, mask, state)
         y = zero_padding(mask, self._gate(q, sums.mean()))[0]
         return y, ExpSums(*(x[:, -1].clone() for x in sums))  # views would keep the whole line
@@ -127,7 +126,7 @@ class AttentionFree(Attention):
         """One token more in both sums: the reference of `extend`."""
         self._check_recurrent(rotate)
         self.check_step(q, k, v, state)
-        k, v = (x[:, 0] for x in exact(k, v))
+        k, v = (x[:, 0] for x in widened(k, v))
         highest = torch.maximum(state.highest, k.detach())
         kept, weight = (state.highest - highest).exp(), (k - highest).exp()
         after = ExpSums(kept * state.numerator + weight * v, kept * state.denominator + weight, highest)
@@ -144,13 +143,13 @@ class AttentionFree(Attention):
         return zero_padding(mask, self._gate(q, memory.mean()[:, None]))[0]
 
     def _totals(self, k: Tensor, v: Tensor, mask: Tensor | None) -> ExpSums:
-        k, v = exact(*zero_padding(mask, k, v))
+        k, v = widened(*zero_padding(mask, k, v))
         return total_sums(k, v, mask)
 
     def _gate(self, q: Tensor, mean: Tensor) -> Tensor:
         """sigmoid(q) times the mean [b t g d] of its key-value head."""
         group = self.heads // self.kv_heads
-        return (exact(q)[0].sigmoid() * mean.repeat_interleave(group, 2)).to(q.dtype)
+        return (widened(q)[0].sigmoid() * mean.repeat_interleave(group, 2)).to(q.dtype)
 
     def _local(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if q.shape[1] > self.config.max_length:
@@ -166,7 +165,7 @@ class AttentionFree(Attention):
 
     def _mean(self, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The weighted values where places count from the first token: real ones come first."""
-        k, v = exact(k, v)
+        k, v = widened(k, v)
         names = ("bias",) if self.config.rank is None else ("query_bias", "key_bias")
         learned = [getattr(self, name)[: k.shape[1]].to(k.dtype) for name in names]
         with no_autocast(k):

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Capabilities, zero_padding
+from lintra.attention._kernel import KernelAttention
 from lintra.ops import LinearState, _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
@@ -55,10 +56,11 @@ class CosformerState(NamedTuple):
     seen: Tensor
 
 
-class Cosformer(Attention):
+class Cosformer(KernelAttention):
     """cosFormer. State: kv [b g f e], z [b g f] and the number of tokens seen [b]."""
 
     paper = "Qin et al. 2022, arXiv:2202.08791"
+    keeps = CosformerState, ("b g f e", "b g f", "b")
     rounded = True
     can = Capabilities(
         causal=True,
@@ -72,46 +74,14 @@ class Cosformer(Attention):
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
-        self.turned = 0
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
-    ) -> Tensor:
-        if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
-        self.check(q, k, v, mask)
-        self.check_rotate(rotate)
-        nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        here = self._positions(nothing.seen, q.shape[1], mask)
-        (q,) = zero_padding(mask, q)
-        y, _ = self._sum(self._features(q, here), k, v, nothing, mask, here)
-        return zero_padding(mask, y)[0]
+        self.features, self.turned = 2 * self.dim, 0
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> CosformerState:
-        sizes = (batch, self.kv_heads, 2 * self.dim, self.value_dim)
+        sizes = (batch, self.kv_heads, self.features, self.value_dim)
         sums = LinearState.empty(*sizes, device=device, dtype=dtype)
         return CosformerState(*sums, torch.zeros(batch, device=device, dtype=torch.int64))
-
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: CosformerState,
-        *,
-        mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-    ) -> tuple[Tensor, CosformerState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        self.check_rotate(rotate)
-        sizes = self.sizes(q.shape[0]) | {"f": 2 * self.dim}
-        _check.parts("state", state, CosformerState, ("b g f e", "b g f", "b"), sizes)
-        here = self._positions(state.seen, q.shape[1], mask)
-        (q,) = zero_padding(mask, q)
-        return self._sum(self._features(q, here), k, v, state, mask, here)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, *, rotate: Rotation | None = None
@@ -122,19 +92,12 @@ class Cosformer(Attention):
         here = self._positions(state.seen, 1, None)
         group = self.heads // self.kv_heads
         q, k = (torch.relu(self._features(x, here)) for x in (q, k))
-        kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
-        z = state.z + k[:, 0]
-        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
-        weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+        with no_autocast(q):
+            kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
+            z = state.z + k[:, 0]
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
-
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> CosformerState:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
-        here = self._positions(nothing.seen, k.shape[1], mask)
-        nobody = nothing.kv.new_zeros(k.shape[0], 0, self.heads, 2 * self.dim)
-        return self._sum(nobody, k, v, nothing, mask, here)[1]
 
     def read(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:
         """Queries stand at their own places, 0 first, as the memory's keys do."""
@@ -142,7 +105,7 @@ class Cosformer(Attention):
         here = self._positions(torch.zeros_like(memory.seen), q.shape[1], mask)
         (q,) = zero_padding(mask, q)
         k, v = self.no_keys(q)
-        y, _ = self._sum(self._features(q, here), k, v, memory, None, here[:, :0])
+        y, _ = self._sum(q, k, v, memory, None, None, here)
         return zero_padding(mask, self._within(y, here))[0]
 
     def _sum(
@@ -152,15 +115,20 @@ class Cosformer(Attention):
         v: Tensor,
         state: CosformerState,
         mask: Tensor | None,
-        here: Tensor,
+        rotate: Rotation | None,
+        queries: Tensor | None = None,
     ) -> tuple[Tensor, CosformerState]:
-        """Of q [b t h f], whose features are made; k [b s g d] at the positions `here`."""
+        """`queries` [b t]: the positions of q, if they are not those of k."""
         config = self.config
+        here = self._positions(state.seen, k.shape[1], mask)
+        queries = here[:, : q.shape[1]] if queries is None else queries
         (k,) = zero_padding(mask, k)
+        (q,) = zero_padding(mask if self.causal else None, q)
         with no_autocast(k):  # positions keep their digits
+            q, k = self._features(q, queries), self._features(k, here)
             y, (kv, z) = ops.linear_attention(
                 q,
-                self._features(k, here),
+                k,
                 self._within(v, here).to(q.dtype),
                 state=LinearState(state.kv, state.z),
                 mask=mask,

@@ -24,8 +24,9 @@ from torch.nn import functional
 
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities
-from lintra.attention._gates import exact, finish
+from lintra.attention._gates import finish
 from lintra.ops import _check
+from lintra.ops._autocast import no_autocast, widened
 from lintra.ops.delta import delta_rule
 from lintra.ops.padding import RealFirst, take
 from lintra.ops.positions import Rotation
@@ -175,16 +176,17 @@ class DeltaNet(Attention):
         q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)[:, 0]
         log_decay = self._log_decay(reads[1])
         kv = state.kv if log_decay is None else log_decay[:, 0, :, None, None].exp() * state.kv
-        missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
-        kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(reads[0])[:, 0], k, missing)
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+        with no_autocast(q):
+            missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
+            kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(reads[0])[:, 0], k, missing)
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), DeltaState(kv, *last)
 
     def _convolve(
         self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, mask: Tensor | None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """q, k, v after the convolution and SiLU, and its last inputs, in the dtype of sums."""
-        q, k, v = exact(q, k, v)
+        q, k, v = widened(q, k, v)
         if self.config.conv is None:
             return (q, k, v), state[1:]
         weights = (self.conv_q, self.conv_k, self.conv_v)
@@ -199,13 +201,13 @@ class DeltaNet(Attention):
         return x if rotate is None else rotate(x)
 
     def _beta(self, beta: Tensor) -> Tensor:
-        (beta,) = exact(beta)
+        (beta,) = widened(beta)
         return beta.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
 
     def _log_decay(self, decay: Tensor | None) -> Tensor | None:
         if decay is None:
             return None
-        (decay,) = exact(decay)
+        (decay,) = widened(decay)
         rate, bias = (x.to(decay.dtype) for x in (self.A_log, self.dt_bias))
         return -rate.exp() * functional.softplus(decay + bias)
 

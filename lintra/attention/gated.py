@@ -22,9 +22,9 @@ from torch.nn import functional
 
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.attention._gates import exact, finish
+from lintra.attention._gates import finish
 from lintra.ops import _check
-from lintra.ops._autocast import no_autocast
+from lintra.ops._autocast import no_autocast, widened
 from lintra.ops._check import sum_dtype
 from lintra.ops.gated import gated_attention
 from lintra.ops.positions import Rotation
@@ -116,9 +116,10 @@ class GatedLinearAttention(Attention):
         self.check_step(q, k, v, state)
         dtype, group = v.dtype, self.heads // self.kv_heads
         q, k, v, log_decay, gate = self._enter(q, k, v, None, rotate, decay, gate)
-        written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
-        kv = log_decay[:, 0].exp()[..., None] * state.kv + written
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+        with no_autocast(q):
+            written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
+            kv = log_decay[:, 0].exp()[..., None] * state.kv + written
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _enter(
@@ -133,7 +134,7 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Checked, padding zeroed, turned and scaled; the logarithm of the decays [b t g d]."""
         reads = self.check_reads(q, decay=decay, gate=gate)
-        q, k, v, low, closing = exact(*zero_padding(mask, q, k, v, *reads))
+        q, k, v, low, closing = widened(*zero_padding(mask, q, k, v, *reads))
         if rotate is not None:
             q, k = rotate(q), rotate(k)
         with no_autocast(q):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Capabilities, zero_padding
 from lintra.attention._feature_maps import (
     T2R,
     Dpfp,
@@ -31,6 +31,7 @@ from lintra.attention._feature_maps import (
     SquaredRelu,
     Taylor2,
 )
+from lintra.attention._kernel import KernelAttention
 from lintra.ops import LinearState
 from lintra.ops._autocast import follow_autocast, no_autocast
 from lintra.ops._check import sum_dtype
@@ -77,10 +78,11 @@ class Config:
         return LinearAttention(self, **shape)
 
 
-class LinearAttention(Attention):
+class LinearAttention(KernelAttention):
     """Linear attention. State: kv [b g f e] and z [b g f]."""
 
     paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
+    keeps = LinearState, ("b g f e", "b g f")
     rounded = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
@@ -92,34 +94,11 @@ class LinearAttention(Attention):
         self.query_map = config.feature_map.build(self.heads, self.dim)
         self.key_map = config.feature_map.build(self.kv_heads, self.dim)
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
-    ) -> Tensor:
-        if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
-        self.check(q, k, v, mask)
-        (q,) = zero_padding(mask, q)
-        return zero_padding(mask, self._sum(q, k, v, None, mask, rotate)[0])[0]
-
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearState:
         sizes = (batch, self.kv_heads, self.features, self.value_dim)
         return LinearState.empty(*sizes, device=device, dtype=dtype)
-
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: LinearState,
-        *,
-        mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-    ) -> tuple[Tensor, LinearState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        return self._sum(q, k, v, state, mask, rotate)
 
     def forward_packed(
         self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rotate: Rotation | None = None
@@ -148,27 +127,16 @@ class LinearAttention(Attention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         dtype, group = state.kv.dtype, self.heads // self.kv_heads
-        q, k = self._features(q, k, dtype)
-        turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
-        kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
-        z = state.z + k[:, 0]
-        y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(group, 1))
-        if self.config.normalize:
-            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
-            y = divide(y, weight + self.config.eps)
+        with no_autocast(q):
+            q, k = self._features(q, k, dtype)
+            turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
+            kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
+            z = state.z + k[:, 0]
+            y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(group, 1))
+            if self.config.normalize:
+                weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+                y = divide(y, weight + self.config.eps)
         return y.to(v.dtype), LinearState(kv, z)
-
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinearState:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
-        return self._sum(nobody, k, v, None, mask, None)[1]
-
-    def read(self, q: Tensor, memory: LinearState, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, LinearState, mask)
-        (q,) = zero_padding(mask, q)
-        k, v = self.no_keys(q)
-        return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]
 
     def _features(self, q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """phi(q), phi(k) in `dtype`, of 32 bits at least: the gradient of a feature may be 1 / eps, and

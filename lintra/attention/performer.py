@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.ops import LinearState, _check
+from lintra.attention._base import Capabilities, zero_padding
+from lintra.attention._kernel import KernelAttention
+from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.features import elu_plus_one, squared_relu
@@ -97,10 +98,11 @@ class Keys(NamedTuple):
     c: Tensor
 
 
-class Performer(Attention):
+class Performer(KernelAttention):
     """Performer. State: kv [b g f e], z [b g f] and c [b g]."""
 
     paper = "Choromanski et al. 2021, arXiv:2009.14794"
+    keeps = PerformerState, ("b g f e", "b g f", "b g")
     rounded = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
@@ -118,38 +120,12 @@ class Performer(Attention):
     def redraw(self, generator: torch.Generator) -> None:
         self.weight.copy_(self._draw(generator))
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
-    ) -> Tensor:
-        if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
-        self.check(q, k, v, mask)
-        (q,) = zero_padding(mask, q)
-        nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        return zero_padding(mask, self._sum(q, k, v, nothing, mask, rotate)[0])[0]
-
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> PerformerState:
         sizes = (batch, self.kv_heads, self.features, self.value_dim)
         kv, z = LinearState.empty(*sizes, device=device, dtype=dtype)
         return PerformerState(kv, z, torch.full_like(z[..., 0], -torch.inf))
-
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: PerformerState,
-        *,
-        mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-    ) -> tuple[Tensor, PerformerState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        sizes = self.sizes(q.shape[0]) | {"f": self.features}
-        _check.parts("state", state, PerformerState, ("b g f e", "b g f", "b g"), sizes)
-        return self._sum(q, k, v, state, mask, rotate)
 
     def step(
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState, *, rotate: Rotation | None = None
@@ -173,19 +149,6 @@ class Performer(Attention):
             y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
             weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), PerformerState(kv, z, c)
-
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> PerformerState:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
-        nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
-        return self._sum(nobody, k, v, nothing, mask, None)[1]
-
-    def read(self, q: Tensor, memory: PerformerState, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, PerformerState, mask)
-        (q,) = zero_padding(mask, q)
-        k, v = self.no_keys(q)
-        return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]
 
     def _sum(
         self,

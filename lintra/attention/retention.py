@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.attention._gates import exact, finish
+from lintra.attention._gates import finish
 from lintra.ops import LinearState
-from lintra.ops._autocast import no_autocast
+from lintra.ops._autocast import no_autocast, widened
 from lintra.ops.linear_attention import Impl
 from lintra.ops.positions import Rotation
 
@@ -88,7 +88,7 @@ class Retention(Attention):
         self.check_causal()
         self.check_reads(q, gate=gate)
         dtype, config = v.dtype, self.config
-        q, k, v = exact(*zero_padding(mask, q, k, v))
+        q, k, v = widened(*zero_padding(mask, q, k, v))
         if rotate is not None:
             q, k = rotate(q), rotate(k)
         log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
@@ -113,14 +113,15 @@ class Retention(Attention):
         self.check_step(q, k, v, state)
         self.check_reads(q, gate=gate)
         dtype, group = v.dtype, self.heads // self.kv_heads
-        q, k, v = exact(q, k, v)
+        q, k, v = widened(q, k, v)
         if rotate is not None:
             q, k = rotate(q), rotate(k)
         k = k[:, 0] * self.dim**-0.5
         decay = self.log_decay.to(k.dtype).exp()[:, None]
-        kv = decay[..., None] * state.kv + torch.einsum("bgd,bge->bgde", k, v[:, 0])
-        z = decay * state.z + k
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+        with no_autocast(q):
+            kv = decay[..., None] * state.kv + torch.einsum("bgd,bge->bgde", k, v[:, 0])
+            z = decay * state.z + k
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
         return finish(y, gate, norm=self.config.normalize_heads).to(dtype), LinearState(kv, z)
 
 

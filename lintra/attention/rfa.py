@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields, ops
-from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.ops import LinearState, _check
+from lintra.attention._base import Capabilities, zero_padding
+from lintra.attention._kernel import KernelAttention
+from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
@@ -85,10 +86,11 @@ class Gate(NamedTuple):
     write: Tensor | None
 
 
-class RandomFeatureAttention(Attention):
+class RandomFeatureAttention(KernelAttention):
     """Random feature attention. State: kv [b g f e+1] and n [b g]."""
 
     paper = "Peng et al. 2021, arXiv:2103.02143"
+    keeps = RfaState, ("b g f w", "b g")
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
     )
@@ -109,26 +111,11 @@ class RandomFeatureAttention(Attention):
     def reads(self) -> dict[str, int]:
         return {"gate": self.kv_heads} if self.config.gate else {}
 
+    def sizes(self, batch: int) -> dict[str, int]:
+        return super().sizes(batch) | {"w": self.value_dim + 1}
+
     def redraw(self, generator: torch.Generator) -> None:
         self.rows.copy_(self._draw(generator))
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-        **reads: Tensor,
-    ) -> Tensor:
-        if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate, **reads)
-        self.check(q, k, v, mask)
-        self.check_reads(q, **reads)  # a gate needs an order of time: there is nothing to read
-        (q,) = zero_padding(mask, q)
-        nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        return zero_padding(mask, self._sum(q, k, v, nothing, mask, rotate, Gate(None, None))[0])[0]
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -139,23 +126,6 @@ class RandomFeatureAttention(Attention):
             torch.zeros(*shape, self.features, self.value_dim + 1, device=device, dtype=dtype),
             torch.zeros(shape, device=device, dtype=dtype),
         )
-
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: RfaState,
-        *,
-        mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-        gate: Tensor | None = None,
-    ) -> tuple[Tensor, RfaState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        sizes = self.sizes(q.shape[0]) | {"f": self.features, "w": self.value_dim + 1}
-        _check.parts("state", state, RfaState, ("b g f w", "b g"), sizes)
-        return self._sum(q, k, v, state, mask, rotate, self._gate(gate, k, mask))
 
     def step(
         self,
@@ -182,20 +152,6 @@ class RandomFeatureAttention(Attention):
             y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
         return self._ratio(y, n[:, None]).to(v.dtype), RfaState(kv, n)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> RfaState:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
-        nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
-        return self._sum(nobody, k, v, nothing, mask, None, Gate(None, None))[1]
-
-    def read(self, q: Tensor, memory: RfaState, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, RfaState, mask)
-        (q,) = zero_padding(mask, q)
-        k, v = self.no_keys(q)
-        y, _ = self._sum(q, k, v, memory, None, None, Gate(None, None))
-        return zero_padding(mask, y)[0]
-
     def _sum(
         self,
         q: Tensor,
@@ -204,9 +160,10 @@ class RandomFeatureAttention(Attention):
         state: RfaState,
         mask: Tensor | None,
         rotate: Rotation | None,
-        gate: Gate,
+        gate: Tensor | None = None,
     ) -> tuple[Tensor, RfaState]:
         config = self.config
+        keep, write = self._gate(gate, k, mask)
         k, v = zero_padding(mask, k, v)
         (q,) = zero_padding(mask if self.causal else None, q)
         # The denominator is the same sum with the value 1: a column more costs next to nothing.
@@ -216,8 +173,8 @@ class RandomFeatureAttention(Attention):
                 self._features(q, rotate),
                 self._features(k, rotate),
                 values,
-                log_decay=gate.keep,
-                log_input=gate.write,
+                log_decay=keep,
+                log_input=write,
                 state=LinearState(state.kv, state.kv[..., -1]),
                 mask=mask,
                 causal=self.causal,
@@ -225,7 +182,7 @@ class RandomFeatureAttention(Attention):
                 chunk=config.chunk,
                 impl=config.impl,
             )
-        n = self._weights(state.n, k, mask, gate)
+        n = self._weights(state.n, k, mask, keep)
         y = self._ratio(y, n[:, 1:] if self.causal else n[:, -1:])
         return y.to(v.dtype), RfaState(kv, n[:, -1].clone())
 
@@ -250,14 +207,14 @@ class RandomFeatureAttention(Attention):
         keep = functional.logsigmoid(gate).nan_to_num(0.0)
         return Gate(*(zero_padding(mask, x)[0] for x in (keep, functional.logsigmoid(-gate))))
 
-    def _weights(self, before: Tensor, k: Tensor, mask: Tensor | None, gate: Gate) -> Tensor:
+    def _weights(self, before: Tensor, k: Tensor, mask: Tensor | None, keep: Tensor | None) -> Tensor:
         """n [b t+1 g] before the first token of k and after each."""
-        if gate.keep is None:
+        if keep is None:
             real = k.new_ones(k.shape[:2], dtype=before.dtype) if mask is None else mask.to(before.dtype)
             new = real[..., None].expand(-1, -1, self.kv_heads)
             return before[:, None] + torch.cat((torch.zeros_like(before[:, None]), new.cumsum(1)), 1)
         # What is forgotten is replaced: g n + (1 - g) - 1 = g (n - 1).
-        kept = torch.cat((torch.zeros_like(before[:, None]), gate.keep.cumsum(1)), 1)
+        kept = torch.cat((torch.zeros_like(before[:, None]), keep.cumsum(1)), 1)
         return before[:, None] * kept.exp() - kept.expm1()
 
     def _ratio(self, y: Tensor, n: Tensor) -> Tensor:

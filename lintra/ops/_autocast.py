@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from lintra.ops._check import sum_dtype
+
 
 def follow_autocast(*tensors: Tensor) -> list[Tensor]:
     """Under autocast, what the layers around pass in is brought to autocast's dtype, as for a matmul."""
@@ -19,3 +21,8 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Sums on the device of x keep their digits. Not every device knows autocast."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In the dtype of sums, of 32 bits at least: a norm afterwards magnifies what was rounded."""
+    return tuple(x.to(sum_dtype(x.dtype)) for x in tensors)

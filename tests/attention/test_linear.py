@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.attention import linear
 from lintra.attention.linear import LinearAttention
+from lintra.ops.positions import Rotation
 from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 MAPS = [
@@ -228,3 +229,12 @@ def test_a_feature_map_is_no_name():
 def test_config_refuses(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_turned_tokens_go_on_from_a_state_of_its_own():
+    """Refused by name before anything is turned, as without positions."""
+    attention = linear.Config().build(heads=2, dim=4, causal=True)
+    q, k, v = torch.randn(3, 1, 5, 2, 4)
+    rotate = Rotation(torch.arange(5)[None], 100.0)
+    with pytest.raises(TypeError, match="state must be a LinearState, got tuple"):
+        attention.extend(q, k, v, tuple(attention.start(1)), rotate=rotate)
