@@ -156,8 +156,12 @@ TABLE = """
 +    o = ((weights / total.masked_fill(empty, 0.0)).to(v.dtype) @ v).to(dtype).nan_to_num(0.0)
 ?tests/attention/test_longshort.py::test_defect_16_rows_that_see_nothing_have_no_gradient
 
-17 lintra/ops/linear_attention.py: the future is struck out after the exponential
+17 lintra/ops/linear_attention.py: differences of decays, the future struck out after the exponential
+-        weight = weight if log_decay is None else weight + _faded(log_decay)
+-        # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
 -        scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
++        until = log_decay.cumsum(-1)
++        weight = weight + until[..., :, None] - until[..., None, :]
 +        scores = scores * weight.repeat_interleave(r, -2).exp().masked_fill(future, 0.0)
 ?tests/attention/test_rfa.py::test_defect_17_gates_near_0_and_1
 
