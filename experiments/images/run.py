@@ -55,8 +55,8 @@ def changes(task: images.Images) -> list[Changes]:
     ]
 
 
-# What `best` does without: each by itself on top of all of the above.
-REFUSED: list[Changes] = [
+# What `best` does without, each by itself on top of all of the above.
+FURTHER: list[Changes] = [
     ("a running mean of the weights (0.99)", {}, {"ema": 0.99}),
     ("a running mean (0.99), and a rate that does not fall", {}, {"ema": 0.99, "schedule": "constant"}),
     ("dropout 0.1", {"dropout": 0.1}, {}),
@@ -76,14 +76,14 @@ def ablation(data: Path) -> list[Trial]:
         trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=500))
 
     kept = changes(task.build())
-    order = [*kept, *REFUSED]
+    order = [*kept, *FURTHER]
     for seed in SEEDS:
         model, training = dataclasses.replace(paper, **SIZE), {}
         for name, of_model, of_training in kept:
             model = dataclasses.replace(model, **of_model)
             training = training | of_training
             add(name, model, training, seed)
-        for name, of_model, of_training in REFUSED:
+        for name, of_model, of_training in FURTHER:
             add(name, dataclasses.replace(model, **of_model), training | of_training, seed)
     return trials
 
@@ -101,7 +101,7 @@ def summary(trials: list[Trial]) -> dict[str, list[float]]:
 def ablation_tables(report: dict[str, Any]) -> list[str]:
     """Mean and spread over the seeds, of what `best` is made of, and of what it does without."""
     scores = report["scores"]
-    without = [name for name, _, _ in REFUSED]
+    without = [name for name, _, _ in FURTHER]
     parts = {
         "change, on top of those above it": [name for name in scores if name not in without],
         "change, by itself on top of all of them": without,
