@@ -122,7 +122,7 @@ def hours_tables(report: dict[str, Any]) -> list[str]:
 
 def speed_tables(report: dict[str, Any]) -> list[str]:
     tables = (speed.table(report, data) for data in speed.BATCHES)
-    return [*tables, speed.batch_table(report), speed.state_table(report)]
+    return [*tables, speed.batch_table(report), speed.state_table(report), speed.whole_sentence(report)]
 
 
 def measure_speed() -> None:

@@ -143,6 +143,12 @@ def state_sizes(data: str) -> list[Row]:
     return rows
 
 
+def whole_sentence(report: dict[str, Any]) -> str:
+    """Images a second of whole ones."""
+    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    return f"{rows[whole('mnist')]:.1f} a second of MNIST, {rows[whole('cifar10')]:.2f} of CIFAR-10"
+
+
 def table(report: dict[str, Any], data: str) -> str:
     """A row for each way: images a second and seconds for one, ours beside the paper's."""
     rows = {row["what"]: row["figure"] for row in report["rows"]}
