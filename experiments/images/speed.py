@@ -170,7 +170,7 @@ def batch_table(report: dict[str, Any]) -> str:
     """How much faster linear attention is at the same batch."""
     rows = {row["what"]: row["figure"] for row in report["rows"]}
     batches = sorted({batch for data in BATCHES for batch in BATCHES[data][FUSED]})[:-1]
-    heads = ["linear / it", *(f"{batch} at a time" for batch in batches)]
+    heads = ["the same batch, linear / it", *(f"{batch} at a time" for batch in batches)]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for data, ways in BATCHES.items():
         for way in (way for way in ways if way != FUSED):
