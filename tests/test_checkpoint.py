@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from lintra import checkpoint, files, fused, native
-from lintra.attention import leaves, linear, softmax
+from lintra.attention import leaves, linear, lsh, softmax
 from lintra.models import bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
@@ -46,6 +46,16 @@ def test_what_is_saved_comes_back(tmp_path, changes):
     again(tokens).sum().backward()
     assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
     assert [x.name for x in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_model_saved_before_hashes_were_redrawn(tmp_path):
+    """Its configuration lacks the field; what it says in evaluation is what it said."""
+    model = build(attention=lsh.Config(chunk=4))
+    checkpoint.save(model, tmp_path / "model")
+    damage_config(tmp_path / "model", lambda content: content["config"]["attention"].pop("redraw_every"))
+    again, tokens = checkpoint.load(tmp_path / "model"), torch.randint(0, 11, (2, 9))
+    assert again.config == model.config
+    assert_close(again(tokens), model.eval()(tokens), rtol=1e-6, atol=1e-6)
 
 
 READS = {"layers": 1, "heads": 2, "width": 16}

@@ -36,11 +36,11 @@ TIMED = ("shakespeare", "classification")
 OPTIONS: dict[str, dict[str, Any]] = {
     "aft": {"window": 64, "max_length": 1_024},
     "bigbird": {"block": 16},
-    "clustered": {"clusters": 64},
+    "clustered": {"clusters": 64, "redraw_every": None},
     "linformer": {"rank": 128},
     "longformer": {"window": 64},
     "longshort": {"window": 64, "rank": 32},
-    "lsh": {"chunk": 32, "rounds": 4},
+    "lsh": {"chunk": 32, "rounds": 4, "redraw_every": None},
     "nystromformer": {"landmarks": 32},
     "performer": {"redraw_every": 100},
 }

@@ -45,11 +45,12 @@ class Config:
     topk: int = 32  # how many keys those are
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
-    seed: int = 0  # of the hash and the first centroids
+    redraw_every: int | None = 1  # training steps with one hash and first centroids; None: these stay
+    seed: int = 0  # of the first ones
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, clusters=1, bits=1, iterations=0, topk=1)
+        fields.at_least(self, clusters=1, bits=1, iterations=0, topk=1, redraw_every=1)
         fields.finite(self, "scale")
         fields.probability(self, "dropout")
 

@@ -48,11 +48,12 @@ class Config:
     exact_union: bool = True  # each key counts once; False: as often as rounds see it
     scale: float = 1.0  # multiplies the scores; no unit
     dropout: float = 0.0  # probability of dropping a weight in training
-    seed: int = 0  # of the hashes
+    redraw_every: int | None = 1  # training steps with one set of hashes; None: the first one stays
+    seed: int = 0  # of the first set
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, rounds=1, chunk=1, look_back=0, look_ahead=0)
+        fields.at_least(self, rounds=1, chunk=1, look_back=0, look_ahead=0, redraw_every=1)
         if self.rounds > MOST_ROUNDS:
             raise ValueError(f"rounds must be at most {MOST_ROUNDS}, got {self.rounds}")
         if self.buckets is not None and not (2 <= self.buckets <= 2**14 and self.buckets.bit_count() == 1):
@@ -109,6 +110,7 @@ class LshAttention(Attention):
         self.register_buffer("rotations", drawn.to(torch.get_default_dtype()))
 
     def redraw(self, generator: torch.Generator) -> None:
+        """New hashes, between sequences: the keys in a state keep the buckets they were put into."""
         self.rotations.copy_(self._draw(generator))
 
     def forward(

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lintra import attention
-from lintra.attention import delta, linear, performer, rfa
+from lintra.attention import clustered, delta, linear, lsh, performer, rfa
 from lintra.nn import Heads
 
 
@@ -31,6 +31,19 @@ def test_features_are_drawn_when_it_is_time(step, changed):
     before = drawn(model)
     after = redraw(model, step)
     assert [i for i, (x, y) in enumerate(zip(before, after, strict=True)) if not x.equal(y)] == changed
+
+
+@pytest.mark.parametrize(("module", "causal"), [(lsh, True), (clustered, False)])
+def test_hashes_are_drawn_at_each_step_unless_they_are_to_stay(module, causal):
+    one, kept, some = (module.Config(**each) for each in ({}, {"redraw_every": None}, {"redraw_every": 2}))
+    model = nn.Sequential(*(Heads(16, config, heads=2, causal=causal) for config in (one, kept, some)))
+    before = drawn(model)
+    for step, expected in ((0, []), (1, [0]), (2, [0, 2])):
+        after = redraw(model, step, seed=step)
+        assert [i for i, (x, y) in enumerate(zip(before, after, strict=True)) if not x.equal(y)] == expected
+        before = after
+    with pytest.raises(ValueError, match="redraw_every must be at least 1, got 0"):
+        module.Config(redraw_every=0)
 
 
 def test_the_same_generator_draws_the_same():

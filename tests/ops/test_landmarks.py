@@ -110,6 +110,21 @@ def test_zero_rows_and_columns_stay_apart():
         assert (inverse(torch.zeros(1, 2, 2)) == 0).all()
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [(torch.float32, 2), (torch.float64, 4)])
+def test_small_singular_values_are_cut_off(dtype, kept):
+    """The inverse of what is left; the gradient takes what is cut off for 0."""
+    u, _, v = torch.linalg.svd(draw(5, 5))
+    sizes = torch.tensor([2.0, 4e-3, 1e-3, 1e-6, 1e-9], dtype=torch.float64)
+    a = (u @ sizes.diag() @ v).to(dtype)
+    inverted = torch.where(torch.arange(5) < kept, 1 / sizes, 0.0)
+    # What is off in the smallest that is kept is multiplied by its inverse, twice.
+    error = torch.finfo(dtype).eps / sizes[kept - 1] ** 2
+    expected = v.mT @ inverted.diag() @ u.mT
+    assert (exact_inverse(a[None])[0] - expected).abs().max() < 4 * error
+    (slope,) = gradients(exact_inverse(a.requires_grad_()), [a])
+    assert slope.isfinite().all()
+
+
 @pytest.mark.parametrize("inverse", [lambda a: iterative_inverse(a, 4), exact_inverse])
 def test_gradients_are_those_of_finite_differences(inverse):
     a = (torch.eye(3, dtype=torch.float64) + attention_matrix(2, 3, 3)).requires_grad_()
