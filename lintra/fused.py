@@ -20,6 +20,7 @@ from lintra.native.decoder import Decoder as Native
 from lintra.nn.block import Block
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
+from lintra.nn.replaced import hooked
 from lintra.ops import LinearState
 
 WORTH = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
@@ -72,7 +73,7 @@ def _foreign(module: nn.Module) -> str | None:
             return "a fused step does not turn queries and keys, got rotary positions"
     if type(module) not in _KNOWN:
         return f"a fused step does not know {name}"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if hooked(module):
         return f"a fused step would pass over the hooks of {name}"
     return None
 

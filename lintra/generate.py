@@ -22,6 +22,7 @@ from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Weights
 from lintra.nn.block import Block, CrossState
 from lintra.nn.mask import lengths_to_mask
+from lintra.nn.replaced import placed
 from lintra.ops import _check
 
 _ZERO = 2.0**-150  # what is not above it is 0 in float32
@@ -196,7 +197,7 @@ def _collect(tokens: Iterator[Tensor], model: Decoder, prompt: Tensor | None, op
         return torch.stack(drawn, 1)
     given = next((len(x) for x in (prompt, options.get("source")) if x is not None), None)
     batch = given if given is not None else options.get("batch") or 1
-    return torch.empty(batch, 0, dtype=torch.int64, device=model.head.weight.device)
+    return torch.empty(batch, 0, dtype=torch.int64, device=placed(model).device)
 
 
 def begin(
@@ -231,7 +232,7 @@ def begin(
             raise ValueError(
                 f"a fused step keeps its sums in float32: weights={weights!r} needs state_dtype=None"
             )
-    device = model.head.weight.device
+    device = placed(model).device
     if isinstance(model, Seq2Seq):
         if source is None:
             raise ValueError("a Seq2Seq model needs a source")

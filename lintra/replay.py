@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lintra.attention import Attention, State, map_state
 from lintra.models import Decoder
+from lintra.nn.replaced import placed
 
 WORTH = 32  # tokens: a recording itself runs the step several times
 _recording = threading.Lock()  # one at a time in a process
@@ -40,7 +41,7 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
 
 def can_replay(model: Decoder) -> bool:
     """Whether the model is on a CUDA device and no state in it grows."""
-    return model.head.weight.is_cuda and constant(model)
+    return placed(model).is_cuda and constant(model)
 
 
 def constant(model: Decoder) -> bool:

@@ -5,12 +5,13 @@ folder; each mechanism's test file gives its variants and its dense definition. 
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lintra.attention import Attention, Capabilities, leaves, map_state
 from lintra.ops.positions import Rotation
@@ -92,9 +93,12 @@ def spread(mask: Tensor, x: Tensor) -> Tensor:
 
 def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     """Of a sum with fixed, unequal weights."""
-    weights = torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)
-    found = torch.autograd.grad((y * weights).sum(), inputs, allow_unused=True, retain_graph=True)
+    found = torch.autograd.grad(weighted(y), inputs, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
+
+
+def weighted(y: Tensor) -> Tensor:
+    return (y * torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)).sum()
 
 
 def same_states(one: object, other: object) -> None:
@@ -624,6 +628,46 @@ def training_is_evaluation(case: Case) -> None:
     assert_close(forward(case, attention.train(), *inputs), y, rtol=0, atol=0)
 
 
+def transforms_are_what_they_transform(case: Case) -> None:
+    """torch.func: grad is the backward, a product of jvp is its product, vmap is the loop; of inputs, masks
+    and parameters, with one transform in the other and with a mapped argument among others that are not."""
+    attention = case.build()
+    own = {name: x.detach() for name, x in attention.named_parameters()}
+
+    def value(inputs: list[Tensor], parameters: dict[str, Tensor], mask: Tensor | None) -> Tensor:
+        def called(*args, **named):
+            return torch.func.functional_call(attention, parameters, args, named)
+
+        return weighted(forward(case, called, *inputs, mask=mask))
+
+    def backward(*given):
+        numbers, form = tree_flatten(given[:2])
+        numbers = [x.clone().requires_grad_() for x in numbers]
+        y = value(*tree_unflatten(numbers, form), given[2])
+        return tree_unflatten(torch.autograd.grad(y, numbers, materialize_grads=True), form)
+
+    gradient = torch.func.grad(value, (0, 1))
+    for masks in ((None, None), some_masks()[1:]):
+        each = [
+            ([x.detach() for x in case.draw(seed=seed)], {name: x * size for name, x in own.items()}, mask)
+            for seed, size, mask in zip((0, 1), (1.0, 1.1), masks, strict=True)
+        ]
+        mapped = tree_map(lambda *x: None if x[0] is None else torch.stack(x), *each)
+        found, expected = gradient(*each[0]), [backward(*given) for given in each]
+        assert_close(found, expected[0], **EXACT)
+        moved = torch.func.jvp(partial(value, mask=masks[0]), each[0][:2], each[1][:2])[1]
+        pairs = zip(tree_flatten(found)[0], tree_flatten(each[1][:2])[0], strict=True)
+        assert_close(moved, sum((g * x).sum() for g, x in pairs), **EXACT)
+        over = tuple(None if x is None or x == {} else 0 for x in each[0])
+        several = torch.vmap(gradient, over)(*mapped)
+        assert_close(several, tree_map(lambda *x: torch.stack(x), *expected), **EXACT)
+        for i in (i for i in range(3) if over[i] == 0):
+            alone, given = [None] * 3, list(each[0])
+            alone[i], given[i] = 0, mapped[i]
+            loop = [value(*each[0][:i], x[i], *each[0][i + 1 :]) for x in each]
+            assert_close(torch.vmap(value, tuple(alone))(*given), torch.stack(loop), **EXACT)
+
+
 class Largest(TorchDispatchMode):
     """Watches how many numbers the largest tensor of a computation has."""
 
@@ -713,6 +757,7 @@ APPLIES = {
     cross_is_the_same_sum: cross,
     dropout_does_not_see_padding: lambda case: hasattr(case.config, "dropout") and not case.rotary,
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
+    transforms_are_what_they_transform: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
     states_can_be_indexed: keeps_state,
     no_tokens_leave_the_state: keeps_state,
@@ -754,6 +799,7 @@ LAWS = [
     empty_sequences_and_batches,
     extremes_stay_finite,
     training_is_evaluation,
+    transforms_are_what_they_transform,
     no_array_is_square,
     memory_is_linear,
 ]

@@ -7,6 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.utils import parametrize
 
 from lintra import fused, native
 from lintra.attention import linear, map_state, retention, softmax
@@ -179,6 +181,17 @@ class Other(Block):
     """A block that a user made."""
 
 
+class Wrapped(nn.Module):
+    """A linear map to which something may be added."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        return self.base(x)
+
+
 def test_what_cannot_be_fused():
     def changed(change):
         model = build()
@@ -187,6 +200,15 @@ def test_what_cannot_be_fused():
 
     def other_block(model):
         model.blocks[0].__class__ = Other
+
+    def wrapped(model):
+        model.blocks[1].mix.inward = Wrapped(model.blocks[1].mix.inward)
+
+    def other_method(model):
+        model.blocks[1].mix.inward.forward = lambda x: x
+
+    def other_weight(model):
+        parametrize.register_parametrization(model.blocks[1].feed.up, "weight", nn.Identity())
 
     for model, reason in (
         (build(attention=softmax.Config()), "knows linear attention with elu.1 or relu, got Config"),
@@ -197,6 +219,9 @@ def test_what_cannot_be_fused():
         (build().double(), "takes float32 on the CPU, got torch.float64 on cpu"),
         (build_seq2seq().float(), "does not read another sequence"),
         (changed(other_block), "does not know Other"),
+        (changed(wrapped), "does not know Wrapped"),
+        (changed(other_method), "pass over the hooks of Linear"),
+        (changed(other_weight), "does not know ParametrizedLinear"),
         (changed(lambda model: model.head.register_forward_hook(print)), "pass over the hooks of Linear"),
     ):
         with pytest.raises(ValueError, match=f"weights='int8' needs a fused step: .*{reason}"):

@@ -6,7 +6,7 @@ import torch
 from lintra import attention
 from lintra.attention import aft, linear, rfa, softmax
 from lintra.generate import Sampler, generate, generate_reference, keep, stream
-from lintra.models import decoder, encoder, seq2seq
+from lintra.models import Seq2Seq, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
 
@@ -353,3 +353,26 @@ def test_temperature_zero_is_the_mode_of_a_mixture():
     drawn = Sampler(temperature=0).draw(output.log_probs(params), torch.tensor([0.9]))
     assert drawn == output.log_probs(params).argmax(1)
     assert abs(drawn.item() / 127.5 - 1 - 0.31) < 0.01  # between the two that stand together
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated.*")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor.*")
+@pytest.mark.parametrize("make", [build, build_seq2seq])
+@pytest.mark.parametrize("options", [{"embed": "value"}, {"attention": softmax.Config()}], ids=str)
+def test_layers_of_eight_bits_generate(make, options):
+    """In place of every linear map, as PyTorch puts them: about the same parameters, and symbols of it."""
+    model = make(**options).float().eval()
+    quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear})
+    source = torch.randint(0, 5, (2, 6)) if isinstance(model, Seq2Seq) else None
+    tokens = torch.randint(0, 5, (2, 7))
+
+    def params(model):
+        return model(tokens) if source is None else model(tokens, model.remember(source))
+
+    # A weight is off by up to 2^-8 of the largest of its matrix, an activation by as much.
+    expected = params(model)
+    assert (params(quantised) - expected).abs().max() < 0.1 * expected.abs().max()
+    for steps in (0, 20):
+        drawn = generate(quantised, tokens, source=source, steps=steps, seed=0)
+        assert drawn.shape == (2, steps)
+        assert ((drawn >= 0) & (drawn < model.config.vocabulary)).all()

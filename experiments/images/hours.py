@@ -26,8 +26,8 @@ TIMES = HERE / "hours.json"
 LINEAR = "MNIST, linear"  # the model that comes with the library
 TRAINED = {
     "MNIST, softmax": ("mnist", softmax.Config()),
-    "MNIST, LSH-1": ("mnist", lsh.Config(rounds=1, chunk=CHUNK)),
-    "MNIST, LSH-4": ("mnist", lsh.Config(rounds=4, chunk=CHUNK)),
+    "MNIST, LSH-1": ("mnist", lsh.Config(rounds=1, chunk=CHUNK, redraw_every=None)),
+    "MNIST, LSH-4": ("mnist", lsh.Config(rounds=4, chunk=CHUNK, redraw_every=None)),
     "CIFAR-10, linear": ("cifar10", linear.Config()),
     "CIFAR-10, softmax": ("cifar10", softmax.Config()),
 }

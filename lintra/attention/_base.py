@@ -250,7 +250,7 @@ class Attention(nn.Module):
             _check.qkv(q, k, v, mask, sizes, same_length=True)
         else:
             _check.kv(k, v, mask, sizes)
-        if self.shared_key and q is not None and k is not q and _check.readable(q):
+        if self.shared_key and q is not None and k is not q and _check.readable(q, k, mask):
             same = (q == k) | q.isnan()
             if not bool(same.all() if mask is None else same[mask].all()):
                 raise ValueError(f"attention {self.name!r} has one projection: k must be q")

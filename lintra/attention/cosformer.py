@@ -160,7 +160,7 @@ class Cosformer(KernelAttention):
         where lengths may be read.
         """
         longest = time if mask is None else 0
-        if _check.readable(seen) and seen.numel():
+        if _check.readable(seen, mask) and seen.numel():
             longest = int((seen + (time if mask is None else mask.sum(1))).max())
         if longest > self.config.max_length:
             raise ValueError(f"a sequence may have max_length={self.config.max_length} tokens, got {longest}")

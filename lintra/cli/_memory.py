@@ -9,6 +9,7 @@ import torch
 from lintra.attention import State, leaves
 from lintra.cli._arguments import UsageError
 from lintra.models import Decoder
+from lintra.nn.replaced import placed
 from lintra.replay import constant
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
@@ -23,7 +24,7 @@ _CONTAINERS = (
 
 def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
     """Raises UsageError if so many sequences at once would not find room."""
-    one, free = per_sequence(model, prompt, steps), available(next(model.parameters()).device)
+    one, free = per_sequence(model, prompt, steps), available(placed(model).device)
     if free is not None and batch * one > _MODEST * free:
         raise UsageError(
             f"{batch:,} sequences at once need about {batch * one / 1e9:.1f} GB and {free / 1e9:.1f} GB are "
@@ -60,7 +61,7 @@ def _state(model: Decoder, tokens: int) -> State:
     """A state of so many tokens. How far one grows, only the mechanism knows: it is made."""
     if constant(model):
         return model.start(1)
-    return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=model.head.weight.device))[1]
+    return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=placed(model).device))[1]
 
 
 def available(device: torch.device) -> int | None:

@@ -26,6 +26,7 @@ from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads
 from lintra.nn.position import Grid, Learned, Sinusoidal
+from lintra.nn.replaced import hooked, placed
 from lintra.ops.positions import angles
 
 Weights = Literal["float32", "float16", "int8"]
@@ -74,7 +75,7 @@ def why_not(model: Any) -> str | None:
     for module in model.modules():
         if module not in functions and type(module) not in _KNOWN:
             return f"the runtime does not know {type(module).__name__}"
-        if module._forward_hooks or module._forward_pre_hooks:
+        if hooked(module):
             return f"the runtime would pass over the hooks of {type(module).__name__}"
     if type(model.output) not in (Categorical, DiscretisedLogistics):
         return f"the runtime does not know the distribution {type(model.output).__name__}"
@@ -167,7 +168,7 @@ def _write_tables(model: Any, out: _Content) -> None:
         for x in (model.embedding.own.table.weight, *model.embedding.earlier.parameters()):
             out.table(x)
     else:
-        symbols = torch.arange(model.config.vocabulary + model.config.start, device=model.head.weight.device)
+        symbols = torch.arange(model.config.vocabulary + model.config.start, device=placed(model).device)
         out.table(model.embedding(symbols[None])[0])
     if isinstance(model.position, Grid):
         for x in model.position.tables.parameters():

@@ -24,6 +24,7 @@ from lintra.attention import Attention
 from lintra.models import bilstm, encoder
 from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
+from lintra.nn.replaced import placed
 from lintra.ops import _check
 from lintra.ops.padding import RealFirst, zero_padding
 from lintra.speech import features
@@ -129,8 +130,8 @@ class CTC(nn.Module):
         """The state before any frame. Raises ValueError for a model that needs whole utterances."""
         if why := self.why_not_extend():
             raise ValueError(f"extend needs a model that can hear piece by piece: {why}")
-        weight = self.head.weight
-        edges = tuple(weight.new_zeros(batch, 1, x.in_channels) for x in self.stages)
+        like = placed(self)
+        edges = tuple(like.new_zeros(batch, 1, x.in_channels) for x in self.stages)
         return CTCState(edges, cast("Encoder", self.encoder).start(batch))
 
     def extend(

@@ -22,6 +22,7 @@ from lintra.models._stack import Stack, StackConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
+from lintra.nn.replaced import placed
 from lintra.ops.history import look_back
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 
@@ -112,7 +113,7 @@ class Decoder(Stack):
 
     def nothing_seen(self, batch: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
         """`seen` and `recent` of a state before any token: as if start symbols had stood there."""
-        device, reach = self.head.weight.device, max(self.config.context, default=0)
+        device, reach = placed(self).device, max(self.config.context, default=0)
         return (
             torch.zeros(batch, dtype=torch.int64, device=device),
             torch.full((batch, reach), self.config.vocabulary, dtype=torch.int64, device=device),

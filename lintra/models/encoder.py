@@ -18,6 +18,7 @@ from lintra.attention import AttentionConfig, State, linear
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
 from lintra.models._stack import Stack, StackConfig, blocks
+from lintra.nn.replaced import placed
 from lintra.ops.packed import Bounds, count_sequences, new_tokens, packed_row
 from lintra.ops.padding import zero_padding
 
@@ -91,7 +92,7 @@ class Encoder(Stack):
             raise ValueError(
                 f"extend predicts for each token, so pool must be None, got {self.config.pool!r}"
             )
-        seen = torch.zeros(batch, dtype=torch.int64, device=self.blocks[0].mix.inward.weight.device)
+        seen = torch.zeros(batch, dtype=torch.int64, device=placed(self).device)
         return EncoderState(seen, tuple(block.start(batch) for block in self.blocks))
 
     def extend(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention import AttentionConfig, State
+from lintra.nn.replaced import hooked, placed
 from lintra.ops import _check
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 from lintra.ops.padding import zero_padding
@@ -46,7 +47,7 @@ class Heads(nn.Module):
         super().__init__()
         if heads < 1 or width % heads:
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
-        self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
+        self.width, self.heads, self.kv_heads = width, heads, heads if kv_heads is None else kv_heads
         self.dim = width // heads
         if rotary is not None and (not 1 < rotary < math.inf or self.dim % 2):
             raise ValueError(
@@ -91,10 +92,10 @@ class Heads(nn.Module):
     def start(self, batch: int) -> HeadsState:
         """The state before any token. ValueError for a bidirectional mechanism, which has none."""
         self.attention.check_causal()
-        weight = self.inward.weight
+        like = placed(self.inward)
         return HeadsState(
-            torch.zeros(batch, dtype=torch.int64, device=weight.device),
-            self.attention.start(batch, device=weight.device, dtype=weight.dtype),
+            torch.zeros(batch, dtype=torch.int64, device=like.device),
+            self.attention.start(batch, device=like.device, dtype=like.dtype),
         )
 
     def extend(
@@ -144,7 +145,7 @@ class Heads(nn.Module):
             raise ValueError(f"cross-attention has no positions to turn by, got rotary={self.rotary}")
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        _check.activations(x, mask, self.inward.in_features)
+        _check.activations(x, mask, self.width)
         (x,) = zero_padding(mask, x)
         q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.inward(x).split(self.widths, -1))
         k = q if self.attention.shared_key else k
@@ -152,11 +153,14 @@ class Heads(nn.Module):
 
     def _parts(self, x: Tensor, mask: Tensor | None, which: slice) -> list[Tensor]:
         """Some of q, k and v alone, where the others would not be used."""
-        _check.activations(x, mask, self.inward.in_features)
+        _check.activations(x, mask, self.width)
         (x,) = zero_padding(mask, x)
-        rows = slice(sum(self.widths[: which.start]), sum(self.widths[: which.stop]))
-        bias = None if self.inward.bias is None else self.inward.bias[rows]
-        parts = functional.linear(x, self.inward.weight[rows], bias).split(self.widths[which], -1)
+        if type(self.inward) is nn.Linear and not hooked(self.inward):
+            rows = slice(sum(self.widths[: which.start]), sum(self.widths[: which.stop]))
+            bias = None if self.inward.bias is None else self.inward.bias[rows]
+            parts = functional.linear(x, self.inward.weight[rows], bias).split(self.widths[which], -1)
+        else:
+            parts = self.inward(x).split(self.widths, -1)[which]
         return [part.unflatten(2, (-1, self.dim)) for part in parts]
 
     def _rotation(

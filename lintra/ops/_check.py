@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def shape(name: str, x: Tensor, letters: str, sizes: dict[str, int]) -> None:
@@ -103,9 +104,30 @@ def activations(x: Tensor, mask_: Tensor | None, width: int) -> None:
         mask(mask_, "b t", sizes, x.device)
 
 
-def readable(x: Tensor) -> bool:
-    """Whether looking at values costs nothing: not on a GPU, not while a graph is being made."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+def transformed(x: Tensor) -> bool:
+    """Whether `x` is inside a torch.func transform or forward-mode differentiation."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore (it has no stub)
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+def transforming(*tensors: Tensor) -> bool:
+    """Whether one of them is so, or any transform of torch.func is going on around them: there PyTorch
+    refuses an autograd.Function that has no rules for transforms, whatever it is given."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or any(map(transformed, tensors))
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Whether looking at values costs nothing and is possible: not on a GPU, not while a graph is being made
+    and not inside a transform. None is no obstacle."""
+    given = [x for x in tensors if x is not None]
+    if torch.compiler.is_compiling():
+        return False
+    return all(x.device.type == "cpu" and not transformed(x) for x in given)
 
 
 def symbols(name: str, x: Tensor, last: int) -> None:

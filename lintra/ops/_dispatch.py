@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from lintra import native
+from lintra.ops._check import transformed
 
 IMPLEMENTATIONS = {"linear_attention": ("triton", "native", "torch", "reference")}  # fastest first
 
@@ -83,15 +83,6 @@ _ROLES = {
     "torch": "chunked PyTorch, every device and dtype, differentiable any number of times",
     "reference": "the quadratic definition, for tests",
 }
-
-
-def transformed(x: Tensor) -> bool:
-    """Whether `x` is inside a torch.func transform or forward-mode differentiation."""
-    if torch.compiler.is_compiling():
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore (it has no stub)
-        return True
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 def _why_not(name: str, tensors: Sequence[Tensor]) -> str | None:

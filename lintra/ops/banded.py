@@ -47,9 +47,9 @@ def banded_attention(
     That is -after dilation <= i - j <= before dilation with i - j a multiple of dilation: `before` and
     `after` count keys; `dilation` is one number or one for each head. The queries are the last t of s places.
     -> o [b t h e], logsumexp [b t h], 0 and -inf where a query sees nothing. `scale` multiplies q . k and has
-    no unit (default d**-0.5); dropout drops weights, and then all scores are kept for the backward pass,
-    O(t (before + after)). Raises ValueError for negative sizes and more queries than keys. Not twice
-    differentiable.
+    no unit (default d**-0.5); dropout drops weights, and then, as inside torch.func, all scores are kept for
+    the backward pass, O(t (before + after)). Raises ValueError for negative sizes and more queries than keys.
+    Not twice differentiable outside of torch.func.
     """
     b, t, h = q.shape[:3]
     dilations = dilation if isinstance(dilation, tuple) else (dilation,)
@@ -69,10 +69,10 @@ def banded_attention(
         visible = None if visible is None else _classes(visible, dilation)
     rows, time = q.shape[:2]
     q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
-    if dropout:
-        keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
+    if dropout or _check.transforming(q, k, v):
+        keys, values, seen = (windows(x, 1, band.shape[1], step) for x in (k, v, real))
         seen = band & seen[:, :, None]
-        piece = softmax_attention(q, keys.mT, values.mT, visible=seen, scale=factor, dropout=dropout)
+        piece = softmax_attention(q, keys, values, visible=seen, scale=factor, dropout=dropout)
     else:
         piece = Piece(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
     o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
@@ -102,6 +102,14 @@ def banded_attention_reference(
     k, v = (x.repeat_interleave(r, 2).movedim(1, 2) for x in (k, v))
     o, logsumexp = softmax_attention(q.movedim(1, 2), k, v, visible=band, scale=scale)
     return Piece(o.movedim(1, 2), logsumexp.movedim(1, 2))
+
+
+def windows(x: Tensor, dim: int, width: int, step: int) -> Tensor:
+    """x [.. s ..] -> [.. n j ..]: the `width` places from 0, step, 2 step .. on along `dim`, as many as there
+    are. Copies, of which a gradient takes no longer than of `Tensor.unfold`, and which vmap knows."""
+    count = (x.shape[dim] - width) // step + 1
+    places = step * torch.arange(count, device=x.device)[:, None] + torch.arange(width, device=x.device)
+    return x.index_select(dim, places.flatten()).unflatten(dim, (count, width))
 
 
 class _Banded(torch.autograd.Function):

@@ -93,11 +93,11 @@ class Blocks(NamedTuple):
         order = cluster.argsort(dim=2, stable=True)
         # How far the first place of a cluster is behind the number of members of those before it.
         shift = (last - blocks) * size - (count.cumsum(2) - count)
-        place = torch.empty_like(cluster).scatter_(
+        place = torch.empty_like(cluster).scatter(
             2, order, tokens + shift.gather(2, cluster.gather(2, order))
         )
         total = -(-time // size) + clusters
-        member = cluster.new_zeros(batch, heads, total * size).scatter_(2, place, tokens)
-        numbers = torch.arange(total, device=cluster.device).expand(batch, heads, total).contiguous()
-        owner = torch.searchsorted(last, numbers, right=True).clamp(max=clusters - 1)
+        member = cluster.new_zeros(batch, heads, total * size).scatter(2, place, tokens)
+        numbers = torch.arange(total, device=cluster.device)
+        owner = (last[:, :, None] <= numbers[:, None]).sum(3).clamp(max=clusters - 1)
         return cls(owner, member.unflatten(2, (total, size)), place)

@@ -420,7 +420,7 @@ def _validate(
 
 def check_decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
     """Raises ValueError where a decay [b t ...] is above 1 or, if it must be `finite`, 0; where readable."""
-    if not _check.readable(log_decay) or _dispatch.transformed(log_decay):
+    if not _check.readable(log_decay, mask):
         return
     with torch.no_grad():
         wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else log_decay > 0

@@ -100,7 +100,7 @@ class Order(NamedTuple):
         last = torch.iinfo(torch.int32).max
         token = bucket.masked_fill(~real[:, None, None], last).argsort(dim=-1, stable=True)
         places = torch.arange(time + spare, device=token.device).expand_as(token)
-        rank = torch.empty_like(token).scatter_(-1, token, places)
+        rank = torch.empty_like(token).scatter(-1, token, places)
         chunks = ((real.sum(1) + chunk - 1) // chunk).clamp(min=1)
         return cls(token, rank, (rank // chunk).to(torch.int32), bucket, real, chunks)
 

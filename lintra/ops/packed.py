@@ -192,6 +192,11 @@ def _check_bounds(cu_seqlens: Tensor, name: str, row: Tensor) -> None:
     if cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(f"cu_seqlens must be [n+1] for n sequences, got shape {list(cu_seqlens.shape)}")
     _check_device(cu_seqlens, name, row)
+    if _check.transformed(cu_seqlens):
+        raise ValueError(
+            "cu_seqlens must be the same for all that vmap maps over: it decides what shapes there are; "
+            "a mask may differ"
+        )
     if _check.readable(cu_seqlens):
         places = cu_seqlens.tolist()  # one look at the device
         if places[0] != 0:

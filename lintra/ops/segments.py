@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops import _check
+from lintra.ops.banded import windows
 from lintra.ops.softmax_attention import Piece, softmax_attention
 
 
@@ -39,9 +40,9 @@ def segment_attention(
     more, width = max(1, -(-t // c)) * c - t, c + 2 * side
     q = functional.pad(q, (0, 0, 0, 0, 0, more)).unflatten(2, (g, h // g)).unflatten(1, (-1, c))
     q = q.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)  # b g n cr d
-    k, v = (functional.pad(x.movedim(1, 2), (0, 0, side, side + more)).unfold(2, width, c).mT for x in (k, v))
+    k, v = (windows(functional.pad(x.movedim(1, 2), (0, 0, side, side + more)), 2, width, c) for x in (k, v))
     real = q.new_ones(1, t, dtype=torch.bool) if visible is None else visible
-    real = functional.pad(real, (side, side + more)).unfold(1, width, c)  # b n j
+    real = windows(functional.pad(real, (side, side + more)), 1, width, c)  # b n j
     piece = softmax_attention(q, k, v, visible=real[:, None, :, None], scale=scale, dropout=dropout)
     o, logsumexp = (x.unflatten(3, (c, h // g)) for x in piece)
     o, logsumexp = o.permute(0, 2, 3, 1, 4, 5), logsumexp.permute(0, 2, 3, 1, 4)

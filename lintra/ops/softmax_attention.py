@@ -6,15 +6,17 @@ compressed tokens are all sets. Milakov and Gimelshein 2018, arXiv:1805.02867, s
 """
 
 import math
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops._check import sum_dtype, transforming
 
 
 class Piece(NamedTuple):
@@ -77,7 +79,8 @@ def fused_attention(
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h i e"]:
-    """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores."""
+    """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores. Inside torch.func
+    and in forward mode, of which these kernels know a part, all scores are kept."""
     if not q.numel() or not k.numel():
         return v.new_zeros(*q.shape[:3], v.shape[3])
     blind = None
@@ -87,16 +90,17 @@ def fused_attention(
         visible = visible | blind
     if scale is not None and scale <= 0:  # PyTorch scales what it hid too: -inf times 0 is NaN
         q, scale = q * scale, 1.0
-    y = functional.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=visible,
-        is_causal=causal,
-        dropout_p=dropout,
-        scale=scale,
-        enable_gqa=True if q.shape[1] != k.shape[1] else False,  # noqa: SIM210 (compiled, != is a symbol)
-    )
+    with sdpa_kernel(SDPBackend.MATH) if transforming(q, k, v) else nullcontext():
+        y = functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=visible,
+            is_causal=causal,
+            dropout_p=dropout,
+            scale=scale,
+            enable_gqa=True if q.shape[1] != k.shape[1] else False,  # noqa: SIM210 (compiled, != is a symbol)
+        )
     return y if blind is None else y.masked_fill(blind, 0.0)
 
 

@@ -1,6 +1,5 @@
 """Which utterances to learn from, to validate on and to test on, and which of them cannot be used."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
 from lintra.speech.symbols import Symbols
 from lintra.tasks._base import DataError
-from lintra.tasks._files import NAME_THE_FOLDER
+from lintra.tasks._files import NAME_THE_FOLDER, named_folder
 
 HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
 ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training
@@ -118,10 +117,9 @@ def told(skipped: Sequence[Skipped], file: Path | None = None) -> str:
 
 def _corpus(config: Any) -> Splits:
     """The splits of a corpus with a name; its files are in the folder that is named, or in `speech` there."""
-    named = config.data_dir or os.environ.get("LINTRA_DATA")
-    if named is None:
+    folder = named_folder(config.data_dir)
+    if folder is None:
         raise DataError(f"the files of {config.data} are not known: {NAME_THE_FOLDER}")
-    folder = Path(named).expanduser()
     return _CORPORA[config.data](folder / "speech" if (folder / "speech").is_dir() else folder)
 
 

@@ -27,6 +27,12 @@ class Splits(NamedTuple):
     test: Shards
 
 
+def named_folder(data_dir: str | None) -> Path | None:
+    """The folder that `data_dir` or else $LINTRA_DATA names; empty, neither names one."""
+    named = data_dir or os.environ.get("LINTRA_DATA")
+    return Path(named).expanduser() if named else None
+
+
 def cache_dir(name: str) -> Path:
     """The user's folder for what is downloaded of one data set (~/.cache/lintra/... on Linux)."""
     return Path(_pooch().os_cache("lintra")) / name

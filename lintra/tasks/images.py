@@ -5,7 +5,6 @@ predicted, the first from the start symbol; the paper's released code, and so th
 first one out (783 and 3,071 predictions).
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -87,7 +86,8 @@ class Images(PixelTask):
 
     def at_hand(self) -> bool:
         source = _SOURCES[self.config.data]
-        return any(source.find(folder) for folder in _folders(self.config.data, self.config.data_dir))
+        named = _files.named_folder(self.config.data_dir)
+        return any(source.find(folder) for folder in _folders(self.config.data, named))
 
     def images(self, split: Split) -> np.ndarray:
         splits = _locate(self.config.data, self.config.data_dir)
@@ -152,11 +152,10 @@ def _check_count(name: str, count: int | None, most: int) -> None:
 
 def _locate(data: Data, data_dir: str | None) -> _files.Splits:
     """Find the files where the user says they are, or else download them. Raises DataError."""
-    source, folders = _SOURCES[data], _folders(data, data_dir)
-    named = data_dir or os.environ.get("LINTRA_DATA")
-    if not named:
-        source.download(folders[0])
-    for folder in folders:
+    source, named = _SOURCES[data], _files.named_folder(data_dir)
+    if named is None:
+        source.download(_files.cache_dir(data))
+    for folder in _folders(data, named):
         if splits := source.find(folder):
             return splits
     raise DataError(
@@ -165,10 +164,9 @@ def _locate(data: Data, data_dir: str | None) -> _files.Splits:
     )
 
 
-def _folders(data: Data, data_dir: str | None) -> list[Path]:
+def _folders(data: Data, named: Path | None) -> list[Path]:
     """Where the files may be."""
-    named = data_dir or os.environ.get("LINTRA_DATA")
-    return [Path(named).expanduser(), Path(named).expanduser() / data] if named else [_files.cache_dir(data)]
+    return [_files.cache_dir(data)] if named is None else [named, named / data]
 
 
 def _first(count: int | None, shards: _files.Shards) -> np.ndarray:

@@ -212,6 +212,30 @@ def test_torch_compile_keeps_a_model_in_one_graph():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_samples_and_ensembles_in_torch_func(kind):
+    """The gradients of each of several ragged sequences, and what each of two models says of them."""
+    models = [build(**kind), build(**kind)]
+    for parameter in models[1].parameters():
+        parameter.data.mul_(1.1)
+    tokens = torch.randint(0, 11, (3, 1, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(9) < torch.tensor([9, 4, 1])[:, None, None]
+
+    def loss(parameters, tokens, mask):
+        params = torch.func.functional_call(models[0], parameters, (tokens,), {"mask": mask})
+        return -(models[0].output.log_prob(params, tokens) * mask).sum()
+
+    own, each = dict(models[0].named_parameters()), list(zip(tokens, mask, strict=True))
+    samples = torch.vmap(torch.func.grad(loss), (None, 0, 0))(own, tokens, mask)
+    alone = [torch.autograd.grad(loss(own, *x), own.values()) for x in each]
+    expected = [torch.stack(x) for x in zip(*alone, strict=True)]
+    assert_close(list(samples.values()), expected, **EXACT)
+    stacked, _ = torch.func.stack_module_state(models)
+    ensemble = torch.vmap(loss, (0, None, None))(stacked, *each[0])
+    expected = [loss(dict(model.named_parameters()), *each[0]) for model in models]
+    assert_close(ensemble, torch.stack(expected), **EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_packed_sequences_are_each_alone(kind):
     """Values, and going on from the states of a row of prompts: packed again, then as a batch."""
     model = build(**kind)

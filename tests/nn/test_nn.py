@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
 from lintra.attention import Attention, Capabilities, linear, longformer, softmax
@@ -147,6 +148,70 @@ def test_cross_attention_reads_another_sequence():
     y = heads.read(x, heads.remember(source, mask))
     assert y.shape == x.shape
     assert_close(y[1:], heads.read(x[1:], heads.remember(source[1:, :4])), **EXACT)
+
+
+class LowRank(nn.Module):
+    """A linear map with a product of two thin ones added, as they are trained beside a frozen one."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down, self.up = nn.Linear(base.in_features, 2), nn.Linear(2, base.out_features)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+class Twice(nn.Module):
+    """For `parametrize`."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+def replaced(heads, how):
+    """`heads` with another map inward, and the linear map which that amounts to."""
+    inward = heads.inward
+    same = nn.Linear(inward.in_features, inward.out_features).double()
+    with torch.no_grad():
+        if how == "wrapper":
+            heads.inward = LowRank(inward).double()
+            up, down = heads.inward.up, heads.inward.down
+            same.weight.copy_(inward.weight + up.weight @ down.weight)
+            same.bias.copy_(inward.bias + up.weight @ down.bias + up.bias)
+        else:
+            same.weight.copy_(2 * inward.weight)
+            same.bias.copy_((2 if how != "parametrization" else 1) * inward.bias)
+    if how == "hook":
+        inward.register_forward_hook(lambda module, args, y: 2 * y)
+    if how == "hook before":
+        same.bias.data.copy_(inward.bias)
+        inward.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    if how == "method":
+        inward.forward = lambda x, call=inward.forward: 2 * call(x)
+    if how == "parametrization":
+        parametrize.register_parametrization(inward, "weight", Twice())
+    return same
+
+
+@pytest.mark.parametrize("how", ["wrapper", "hook", "hook before", "method", "parametrization"])
+@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config()])
+def test_what_stands_in_place_of_a_projection_serves_every_verb(how, mechanism):
+    """A whole sequence, after a state, and another sequence: the same as with one linear map."""
+    x, source = torch.randn(2, 3, 16).double(), torch.randn(2, 9, 16).double()
+    for causal in (True, False):
+        heads, expected = (
+            Heads(16, mechanism, heads=4, kv_heads=2, causal=causal).double() for _ in range(2)
+        )
+        same = replaced(heads, how)
+        expected.outward.load_state_dict(heads.outward.state_dict())
+        expected.inward = same
+        assert_close(heads(x), expected(x), **EXACT)
+        if causal:
+            assert_close(heads.extend(x)[0], expected.extend(x)[0], **EXACT)
+        else:
+            found = heads.read(x, heads.remember(source))
+            assert_close(found, expected.read(x, expected.remember(source)), **EXACT)
 
 
 def test_one_head_of_the_full_width_is_the_mechanism_itself():

@@ -158,6 +158,19 @@ def test_no_sequences(impl):
     assert (y.shape, state.kv.shape) == ((1, 0, 2, 3), (0, 2, 3, 3))
 
 
+def test_bounds_are_the_same_for_all_that_is_mapped():
+    q, k, v = torch.randn(3, 2, 1, 9, 2, 3, dtype=torch.float64)
+
+    def call(q, k, v, cu_seqlens):
+        return linear_attention(q, k, v, cu_seqlens=cu_seqlens, feature_map="elu+1")[0]
+
+    bounds = places([4, 5])
+    expected = torch.stack([call(q[i], k[i], v[i], bounds) for i in range(2)])
+    assert_close(torch.vmap(call, (0, 0, 0, None))(q, k, v, bounds), expected, **EXACT)
+    with pytest.raises(ValueError, match="cu_seqlens must be the same for all that vmap maps over"):
+        torch.vmap(call, (None, None, None, 0))(q[0], k[0], v[0], torch.stack((bounds, places([2, 7]))))
+
+
 @needs_native
 def test_native_is_an_operator_that_pytorch_accepts():
     lengths = [5, 0, 33]

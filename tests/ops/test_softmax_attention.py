@@ -155,3 +155,25 @@ def test_fused_attention_hides_the_future_at_any_scale(scale):
     expected = softmax_attention(q, k, v, visible=past, scale=scale).o
     assert_close(y, expected)
     assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # in PyTorch's own forward mode
+@pytest.mark.parametrize("causal", [False, True])
+def test_transforms_of_torch_func(causal):
+    """At one width of q, k and v, for which PyTorch has kernels that know neither forward mode nor vmap."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 4, 5, 8, generator=generator, dtype=torch.float64)
+    past = torch.ones(5, 5, dtype=torch.bool).tril() if causal else None
+
+    def call(q, k, v):
+        return fused_attention(q, k, v, causal=causal)
+
+    def definition(q, k, v):
+        return softmax_attention(q, k, v, visible=past).o
+
+    assert_close(torch.vmap(call)(q, k, v), torch.stack([definition(*x) for x in zip(q, k, v, strict=True)]))
+    one, direction = (q[0], k[0], v[0]), (q[1], k[1], v[1])
+    assert_close(torch.func.jvp(call, one, direction), torch.func.jvp(definition, one, direction))
+    square = [lambda *x, f=f: f(*x).square().sum() for f in (call, definition)]
+    found, expected = (torch.func.hessian(f)(*(x[:1, :1] for x in one)) for f in square)
+    assert_close(found, expected)

@@ -49,7 +49,10 @@ def test_nothing_there_says_what_is_expected(tmp_path, monkeypatch):
         build(data="cifar10").images("test")
 
 
-def test_else_it_is_downloaded(small_mnist, server, tmp_path):
+@pytest.mark.parametrize("named", [None, ""])
+def test_else_it_is_downloaded(small_mnist, server, tmp_path, monkeypatch, named):
+    if named is not None:
+        monkeypatch.setenv("LINTRA_DATA", named)
     server.files = small_mnist.zipped
     for _ in range(2):
         np.testing.assert_array_equal(build().train.values, small_mnist.train.reshape(5, 784))

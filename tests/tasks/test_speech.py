@@ -262,8 +262,12 @@ def test_refusals(settings, message):
         speech.Config(**settings)
 
 
-def test_speech_that_is_not_there(tmp_path, monkeypatch):
+@pytest.mark.parametrize("named", [None, ""])
+def test_speech_that_is_not_there(tmp_path, monkeypatch, named):
+    """An empty $LINTRA_DATA names no folder."""
     monkeypatch.delenv("LINTRA_DATA", raising=False)
+    if named is not None:
+        monkeypatch.setenv("LINTRA_DATA", named)
     for config, message in (
         (speech.Config(), "which speech[?] Name a corpus with --data an4 or fsdd"),
         (
