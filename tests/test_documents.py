@@ -14,6 +14,7 @@ import pytest
 import soundfile
 
 from lintra import attention, evaluate
+from lintra.bench._report import by_name
 from lintra.cli import _info, main
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +134,7 @@ def test_the_figures_of_the_readme_are_those_of_the_file():
 
 def test_what_info_says_of_chunked_pytorch_is_measured():
     name = "forward + backward: chunked PyTorch / native"
-    rows = {row["what"]: row["figure"] for row in json.loads(CPU.read_text())["rows"]}
+    rows = by_name(json.loads(CPU.read_text()))
     assert round(rows[name]) == _info.CHUNKED_IS_SLOWER
 
 
@@ -142,7 +143,7 @@ MODES = ("causal", "bidirectional")
 
 def comparison(report: dict) -> str:
     """A row for each mechanism: milliseconds and the ratio to softmax of both forms, and how it grows."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     tokens = f"{report['sizes']['tokens']} tokens"
     form = "{0}, ms | {0} against softmax"
     forms = " | ".join(form.format(mode) for mode in MODES)
@@ -172,7 +173,7 @@ SCALING = ROOT / "experiments" / "scaling"
 
 def against_length(report: dict) -> str:
     """A row for each contestant: one sequence of two lengths, and how it grows."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     ends = (4096, max(report["sizes"]["lengths"]))
     columns = [f"{n:,} tokens: {what}" for n in ends for what in ("time", "memory")]
     heads = [f"{n:,}, {unit}" for n in ends for unit in ("ms", "MB")]
@@ -199,7 +200,7 @@ def against_length(report: dict) -> str:
 
 def whole_model(report: dict) -> str:
     """Training by length, then the next token by position."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     ways = ("linear", "softmax", "softmax / linear")
     written = ("linear, as an RNN", "softmax, cached keys and values")
     head = "| training, tokens | linear, tokens/s | softmax, tokens/s | ratio |"
@@ -246,7 +247,7 @@ def test_the_figures_of_a_benchmark_are_those_of_the_file(file, page):
 
 def losses(report: dict) -> str:
     """A row for each mechanism: its error with a state in bfloat16; at the last position, in other ways."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     positions = [f"{n:,}" for n in report["sizes"]["positions"]]
     columns = [("bfloat16", at) for at in positions]
     columns += [(way, positions[-1]) for way in ("bfloat16, at random", "float32")]
@@ -321,7 +322,7 @@ def test_the_error_rates_of_speech_are_those_of_its_outcomes():
 
 def steps(report: dict) -> list[str]:
     """What a step takes, one sequence and many, and the images a second that come of it."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     ways = ("eager", "float32", "bfloat16", "int8", "softmax, cached keys and values")
     lines = []
     for batch, name in ((1, "1 sequence"), (64, "64 sequences")):
@@ -342,7 +343,7 @@ def of_256(report: dict) -> list[float]:
 
 def where_the_time_goes(report: dict) -> str:
     """How near the products of 256 sequences come to the rate of a large one, by what the file has of 64."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     share, taken = rows["a step of 64, float32: of the matmul's rate"], rows["a step of 64, float32"]
     step, drawing = of_256(report)
     many, drawn = share * taken * 256 / 64 / step, 100 * drawing / (step + drawing)
@@ -354,7 +355,7 @@ def test_the_figures_of_a_fused_step_are_those_of_the_file():
     assert {"machine", "versions", "command", "date"} <= set(report)
     page = (ROOT / "docs" / "performance.md").read_text()
     assert "\n".join(steps(report)) in page
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     assert where_the_time_goes(report) in " ".join(page.split())
     reading = rows["reading the weights at the rate of a copy, float32"]
     assert f"Reading the float32 weights at the rate of a copy would take {reading:.3g} ms." in page

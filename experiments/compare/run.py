@@ -20,7 +20,7 @@ from lintra import attention, pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.bench._memory import peak_of
-from lintra.bench._report import Row
+from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
 from lintra.tasks import recall, text, text_classification
 
@@ -200,7 +200,7 @@ def draw(found: dict[str, dict[str, list[float]]]) -> None:
 
 def table(report: dict[str, Any]) -> str:
     """A row for each mechanism: its scores, and what a step of training costs."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     columns: list[tuple[str, Callable[[str], str | None]]] = [
         *((f"recall {pairs}, %", score_of(report, f"recall-{pairs}", 100, ".1f")) for pairs in PAIRS),
         ("Shakespeare, bits/byte", score_of(report, "shakespeare", 1, ".2f")),

@@ -22,7 +22,7 @@ from lintra import pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, lsh, softmax
 from lintra.bench import _report
-from lintra.bench._report import Row
+from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
 from lintra.tasks import copy
 
@@ -101,7 +101,7 @@ def learned() -> dict[str, list[dict[str, Any]]]:
 
 def seconds() -> dict[str, float]:
     """model -> those of a step."""
-    return {row["what"]: row["figure"] for row in json.loads(TIMES.read_text())["rows"]}
+    return by_name(json.loads(TIMES.read_text()))
 
 
 def table() -> str:

@@ -18,7 +18,7 @@ from lintra import checkpoint, pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, lsh, softmax
 from lintra.bench import _report
-from lintra.bench._report import Row
+from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
 
 HERE = Path(__file__).parent
@@ -75,7 +75,7 @@ def step_times(data: Path) -> dict[str, float]:
 
 
 def _seconds(report: dict[str, Any]) -> dict[str, float]:
-    return {row["what"]: row["figure"] for row in report["rows"]}
+    return by_name(report)
 
 
 def trials(data: Path) -> list[Trial]:

@@ -7,7 +7,7 @@ import torch
 
 from lintra import generate
 from lintra.attention import leaves, linear, lsh, softmax
-from lintra.bench._report import Row
+from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
 from lintra.bench.generation import state_at
 from lintra.fused import Fused
@@ -151,7 +151,7 @@ def whole_sentence(report: dict[str, Any]) -> str:
 
 def table(report: dict[str, Any], data: str) -> str:
     """A row for each way: images a second and seconds for one, ours beside the paper's."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     lines = [
         "| way | images/s | batch | linear / it | paper, images/s (GPU) | one image, s | paper, s (CPU) |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -182,7 +182,7 @@ def batch_table(report: dict[str, Any]) -> str:
 
 def state_table(report: dict[str, Any]) -> str:
     """How much is kept of one image, early and late, in KiB."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     lines = ["| kept of one image, KiB | first token | half | all |", "| --- | --- | --- | --- |"]
     for data in BATCHES:
         for way in (FUSED, CACHED):

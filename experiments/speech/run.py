@@ -26,7 +26,7 @@ from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, lsh, softmax
 from lintra.bench import _report
 from lintra.bench._memory import peak_of
-from lintra.bench._report import Row
+from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
 from lintra.evaluate import ErrorRate, Heard
 from lintra.speech.corpus import prepare
@@ -213,8 +213,7 @@ def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:
 
 def times() -> dict[str, float]:
     """What the times were that were measured last, by their names; empty before that."""
-    rows = json.loads(TIMES.read_text())["rows"] if TIMES.exists() else []
-    return {row["what"]: row["figure"] for row in rows}
+    return by_name(json.loads(TIMES.read_text())) if TIMES.exists() else {}
 
 
 def alignment(data: Path) -> dict[str, Any]:

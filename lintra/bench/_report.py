@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -81,6 +82,11 @@ def save(path: Path, **content: object) -> None:
     }
     text = json.dumps(report, indent=1, allow_nan=False)  # which is no JSON
     checkpoint.write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def by_name(report: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of a saved report: what -> figure."""
+    return {row["what"]: row["figure"] for row in report["rows"]}
 
 
 def machine() -> dict[str, object]:
