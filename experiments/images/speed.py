@@ -145,7 +145,7 @@ def state_sizes(data: str) -> list[Row]:
 
 def whole_sentence(report: dict[str, Any]) -> str:
     """Images a second of whole ones."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     return f"{rows[whole('mnist')]:.1f} a second of MNIST, {rows[whole('cifar10')]:.2f} of CIFAR-10"
 
 
@@ -168,7 +168,7 @@ def table(report: dict[str, Any], data: str) -> str:
 
 def batch_table(report: dict[str, Any]) -> str:
     """How much faster linear attention is at the same batch."""
-    rows = {row["what"]: row["figure"] for row in report["rows"]}
+    rows = by_name(report)
     batches = sorted({batch for data in BATCHES for batch in BATCHES[data][FUSED]})[:-1]
     heads = ["the same batch, linear / it", *(f"{batch} at a time" for batch in batches)]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
