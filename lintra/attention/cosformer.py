@@ -107,8 +107,7 @@ class Cosformer(Attention):
         self.check(q, k, v, mask)
         self.check_causal()
         self.check_rotate(rotate)
-        sizes = self.sizes(q.shape[0]) | {"f": 2 * self.dim}
-        _check.parts("state", state, CosformerState, ("b g f e", "b g f", "b"), sizes)
+        self.check_sums(state, CosformerState, ("b g f e", "b g f", "b"), q, f=2 * self.dim)
         here = self._positions(state.seen, q.shape[1], mask)
         (q,) = zero_padding(mask, q)
         return self._sum(self._features(q, here), k, v, state, mask, here)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.ops import LinearState, _check
+from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.features import elu_plus_one, squared_relu
@@ -147,8 +147,7 @@ class Performer(Attention):
     ) -> tuple[Tensor, PerformerState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        sizes = self.sizes(q.shape[0]) | {"f": self.features}
-        _check.parts("state", state, PerformerState, ("b g f e", "b g f", "b g"), sizes)
+        self.check_sums(state, PerformerState, ("b g f e", "b g f", "b g"), q, f=self.features)
         return self._sum(q, k, v, state, mask, rotate)
 
     def step(

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from lintra import fields, ops
 from lintra.attention._base import Attention, Capabilities, zero_padding
-from lintra.ops import LinearState, _check
+from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
@@ -153,8 +153,7 @@ class RandomFeatureAttention(Attention):
     ) -> tuple[Tensor, RfaState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        sizes = self.sizes(q.shape[0]) | {"f": self.features, "w": self.value_dim + 1}
-        _check.parts("state", state, RfaState, ("b g f w", "b g"), sizes)
+        self.check_sums(state, RfaState, ("b g f w", "b g"), q, f=self.features, w=self.value_dim + 1)
         return self._sum(q, k, v, state, mask, rotate, self._gate(gate, k, mask))
 
     def step(
