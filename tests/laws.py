@@ -7,6 +7,7 @@ folder; each mechanism's test file gives its variants and its dense definition. 
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
+import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
@@ -448,6 +449,19 @@ def never_mutates_a_state(case: Case) -> None:
         assert torch.equal(first, second)
 
 
+def states_of_another_dtype_are_refused(case: Case) -> None:
+    """A state must be as `start` makes it for the inputs; else it would err late, or round."""
+    for dtype, other in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
+        attention, inputs = case.build().to(dtype), [x.detach() for x in case.draw(dtype=dtype)]
+        rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
+        _, state = extend(case, attention, inputs, attention.start(BATCH, dtype=dtype), rotate=rotate)
+        wrong = map_state(lambda x, other=other: x.to(other) if x.is_floating_point() else x, state)
+        token = [x[:, :1] for x in inputs]
+        for given, turn, by in ((inputs, rotate, None), (token, more, None), (token, more, Attention)):
+            with pytest.raises(TypeError, match=f"state.* must .*{dtype}.*got {other}"):
+                extend(case, attention, given, wrong, rotate=turn, by=by)
+
+
 def states_can_be_indexed(case: Case) -> None:
     """Beam search is an index: reordering a state reorders what follows."""
     attention, inputs = case.build(), case.draw()
@@ -759,6 +773,7 @@ APPLIES = {
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     transforms_are_what_they_transform: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
+    states_of_another_dtype_are_refused: keeps_state,
     states_can_be_indexed: keeps_state,
     no_tokens_leave_the_state: keeps_state,
     no_samples_have_states: keeps_state,
@@ -788,6 +803,7 @@ LAWS = [
     a_sample_does_not_see_its_neighbours,
     leaves_the_random_generator_alone,
     never_mutates_a_state,
+    states_of_another_dtype_are_refused,
     states_can_be_indexed,
     parameters_and_buffers_are_saved,
     grouped_heads_are_repeated_heads,

@@ -90,7 +90,7 @@ def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
         for a, b in zip(layer.attention, expected.attention, strict=True):
             assert torch.equal(a.to(b.dtype), b)
         one = [torch.zeros(2, 1, 4, 8, dtype=torch.float64)] * 3
-        with pytest.raises(TypeError, match=r"kv in torch\.float64, as start gives it, got torch\.bfloat16"):
+        with pytest.raises(TypeError, match=r"of torch\.float64, as start gives it, got torch\.bfloat16"):
             model.blocks[0].mix.attention.step(*one, layer.attention)
 
 

@@ -289,8 +289,14 @@ class Attention(nn.Module):
         if type(state) is not type(like):
             raise TypeError(f"state must be a {type(like).__name__}, got {type(state).__name__}")
         map_state(_same_form, like, state)
-        if self.rounded and state.kv.dtype != like.kv.dtype:
-            raise TypeError(f"step takes kv in {like.kv.dtype}, as start gives it, got {state.kv.dtype}")
+
+    def check_sums(self, state: State, kind: type, letters: tuple[str, ...], q: Tensor, **more: int) -> None:
+        """Raises ValueError or TypeError unless a state of constant size is a `kind` that goes with q: of
+        these letters (`more` are their own), in the dtype of sums; kv in bfloat16 too where it may be."""
+        _check.parts("state", state, kind, letters, self.sizes(q.shape[0]) | more)
+        for field, x in state._asdict().items():
+            if x.is_floating_point():
+                _check.state_dtype(f"state.{field}", x, q, narrow=self.rounded and field == "kv")
 
     def no_keys(self, q: Tensor) -> tuple[Tensor, Tensor]:
         """k and v of no tokens, for what reads a memory through a sum that adds nothing to it."""
@@ -398,7 +404,10 @@ def _turned(rotate: Rotation | None, position: Tensor | None) -> Rotation | None
 
 
 def _same_form(fresh: Tensor, x: Tensor) -> Tensor:
-    """x. Raises ValueError unless it has the shape of a fresh state; an axis that is empty there may grow."""
+    """x. Raises ValueError unless it has the shape of a fresh state, of which an axis that is empty may grow;
+    TypeError unless it has its dtype, if there is anything in it."""
     if x.dim() != fresh.dim() or any(n not in (m, 0) for n, m in zip(fresh.shape, x.shape, strict=True)):
         raise ValueError(f"state must hold a tensor like {list(fresh.shape)}, got {list(x.shape)}")
+    if x.numel() and x.dtype != fresh.dtype:
+        raise TypeError(f"state must hold a tensor of {fresh.dtype}, as start gives it, got {x.dtype}")
     return x

@@ -5,7 +5,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from lintra.attention._base import Attention, State, zero_padding
-from lintra.ops import _check
 from lintra.ops.positions import Rotation
 
 
@@ -69,7 +68,7 @@ class KernelAttention(Attention):
         self.check_causal()
         self.check_rotate(rotate)
         self.check_reads(q, **reads)
-        _check.parts("state", state, *self.keeps, self.sizes(q.shape[0]))
+        self.check_sums(state, *self.keeps, q)
         return self._sum(q, k, v, state, mask, rotate, **reads)
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> State:

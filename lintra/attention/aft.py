@@ -111,7 +111,7 @@ class AttentionFree(Attention):
         self._check_recurrent(rotate)
         self.check(q, k, v, mask)
         self.check_causal()
-        _check.parts("state", state, ExpSums, ("b g d",) * 3, self.sizes(q.shape[0]))
+        self.check_sums(state, ExpSums, ("b g d",) * 3, q)
         if not q.shape[1]:
             return torch.zeros_like(q), state
         q, k, v = zero_padding(mask, q, k, v)

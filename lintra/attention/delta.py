@@ -122,8 +122,8 @@ class DeltaNet(Attention):
     ) -> tuple[Tensor, DeltaState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        sizes = self.sizes(q.shape[0]) | {"s": (self.config.conv or 1) - 1}
-        _check.parts("state", state, DeltaState, ("b g d e", "b s h d", "b s g d", "b s g e"), sizes)
+        letters, last = ("b g d e", "b s h d", "b s g d", "b s g e"), (self.config.conv or 1) - 1
+        self.check_sums(state, DeltaState, letters, q, s=last)
         reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype
         if mask is None:

@@ -23,7 +23,6 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, zero_padding
 from lintra.attention._gates import finish
-from lintra.ops import _check
 from lintra.ops._autocast import no_autocast, widened
 from lintra.ops._check import sum_dtype
 from lintra.ops.gated import gated_attention
@@ -95,7 +94,7 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, GatedState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        _check.parts("state", state, GatedState, ("b g d e",), self.sizes(q.shape[0]))
+        self.check_sums(state, GatedState, ("b g d e",), q)
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, mask, rotate, decay, gate)
         y, kv = gated_attention(q, k, v, log_decay, state=state.kv, mask=mask, chunk=self.config.chunk)

@@ -73,6 +73,7 @@ DEMANDS = defaultdict(
         laws.padding_between_states_changes_nothing: lambda can: can["recurrent"],
         laws.packed_after_states: recurrent,
         laws.never_mutates_a_state: lambda can: can["recurrent"],
+        laws.states_of_another_dtype_are_refused: lambda can: can["recurrent"],
         laws.states_can_be_indexed: lambda can: can["recurrent"],
         laws.no_tokens_leave_the_state: lambda can: can["recurrent"],
         laws.no_samples_have_states: lambda can: can["recurrent"],
