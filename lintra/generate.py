@@ -122,13 +122,16 @@ def stream(
 ) -> Iterator[Int[Tensor, "b"]]:
     """Yields the next token of every sequence, [b], `steps` times; memory grows only if the state does.
 
-    The model stays in evaluation mode until the stream ends. Raises ValueError for steps < 0, an empty prompt
-    where the model has no start symbol, a prompt of what is no symbol, lengths, a batch or a source that do
-    not fit, and what `Sampler` refuses; for more tokens than the model has positions; for a state_dtype other
-    than bfloat16 or None, or with a mechanism that cannot keep its state so; for weights of less than float32
-    where no step can be fused, or with a state_dtype.
+    The model stays in evaluation mode until the stream ends. Raises ValueError for a mechanism without a
+    recurrent form, for which `generate_reference` serves; for steps < 0, an empty prompt where the model has
+    no start symbol, a prompt of what is no symbol, lengths, a batch or a source that do not fit, and what
+    `Sampler` refuses; for more tokens than the model has positions; for a state_dtype other than bfloat16 or
+    None, or with a mechanism that cannot keep its state so; for weights of less than float32 where no step
+    can be fused, or with a state_dtype.
     """
-    return _recurrent(model, begin(model, prompt, **options))
+    begun = begin(model, prompt, **options)
+    check_recurrent(model)
+    return _recurrent(model, begun)
 
 
 class Beginning(NamedTuple):
@@ -285,6 +288,17 @@ def begin(
         state_dtype,
         weights,
     )
+
+
+def check_recurrent(model: Decoder) -> None:
+    """Raises ValueError for a decoder that has no state to go on from."""
+    for block in model.blocks:
+        attention = block.mix.attention
+        if not attention.can.recurrent:
+            raise ValueError(
+                f"attention {attention.name!r} has no recurrent form with {attention.config}: "
+                "lintra.generate.generate_reference recomputes the whole sequence for every token"
+            )
 
 
 def keep(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:

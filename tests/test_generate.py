@@ -5,6 +5,7 @@ import torch
 
 from lintra import attention
 from lintra.attention import aft, linear, rfa, softmax
+from lintra.beam import beam_search
 from lintra.generate import Sampler, generate, generate_reference, keep, stream
 from lintra.models import Seq2Seq, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
@@ -168,6 +169,20 @@ def test_seeds():
     assert not torch.equal(generate(model, steps=20, seed=1), generate(model, steps=20, seed=2))
     assert not torch.equal(generate(model, steps=20), generate(model, steps=20))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_mechanism_without_a_step_is_refused_before_anything_is_computed(monkeypatch):
+    local = aft.Config(window=4, max_length=20)
+    models = [build(attention=local), build_seq2seq(attention=local)]
+    for model, options in zip(models, ({"batch": 2}, {"source": torch.randint(0, 7, (2, 5))}), strict=True):
+        monkeypatch.setattr(type(model), "remember", None, raising=False)
+        message = r"attention 'aft' has no recurrent form with .*window=4.*: .*generate_reference"
+        with pytest.raises(ValueError, match=message):
+            stream(model, steps=3, **options)
+        with pytest.raises(ValueError, match=message):
+            beam_search(model, steps=3, beam=2, source=options.get("source"))
+        monkeypatch.undo()
+        assert generate_reference(model, steps=3, seed=0, **options).shape == (2, 3)
 
 
 def test_stream_yields_as_it_goes_and_restores_the_mode():

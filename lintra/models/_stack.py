@@ -107,12 +107,17 @@ class Stack(nn.Module):
         return block(x, *args, **options)
 
     def after(
-        self, x: Tensor, layers: tuple[State, ...], mask: Tensor | None, row: PackedRow | None
+        self,
+        x: Tensor,
+        layers: tuple[State, ...],
+        mask: Tensor | None,
+        row: PackedRow | None,
+        **given: Tensor,
     ) -> tuple[Tensor, tuple[State, ...]]:
         """x through the blocks, each going on from its state, and the states behind it."""
         states = []
         for block, before in zip(self.blocks, layers, strict=True):
-            x, state = block.extend(x, before, mask=mask, cu_seqlens=row)
+            x, state = block.extend(x, before, mask=mask, cu_seqlens=row, **given)
             states.append(state)
         return self.norm(x), tuple(states)
 

@@ -102,8 +102,10 @@ class Encoder(Stack):
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: Bounds | None = None,
+        **given: Tensor,
     ) -> tuple[Float[Tensor, "b t o"], EncoderState]:
-        """Predictions for any number of tokens after `state` (None: before any), as of the whole sequence.
+        """Predictions for any number of tokens after `state` (None: before any), as of the whole sequence;
+        `given` is of these tokens.
 
         Raises what `start` does, and ValueError for a state of another model or batch. With attention "lsh",
         where later tokens decide which earlier ones are seen, the two differ.
@@ -113,7 +115,7 @@ class Encoder(Stack):
         state = self.start(n) if state is None else state
         self.check_state(state, EncoderState, n, "x")
         entered = self.place(self.embedding(_ends.checked(self.config, x, mask)), state.seen, mask, row)
-        hidden, layers = self.after(entered, state.layers, mask, row)
+        hidden, layers = self.after(entered, state.layers, mask, row, **given)
         y = _ends.predict(None, self.head, hidden, mask)
         return y, EncoderState(state.seen + new_tokens(x, mask, row), layers)
 

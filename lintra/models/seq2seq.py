@@ -122,6 +122,21 @@ class Seq2Seq(Decoder):
         layers = (block.start(batch, m) for block, m in zip(self._readers, memory.layers, strict=True))
         return DecoderState(*self.nothing_seen(batch), tuple(layers))
 
+    def extend(
+        self,
+        tokens: Int[Tensor, "b t"],
+        state: DecoderState | None = None,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Bounds | None = None,
+    ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
+        """Any number of tokens after `state`, which `start` makes of a memory: TypeError for None."""
+        if state is None:
+            raise TypeError(
+                "state must be that of a memory: begin with model.start(model.remember(source)), got None"
+            )
+        return super().extend(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
+
     @property
     def _readers(self) -> Iterable[CrossBlock]:
         return cast("Iterable[CrossBlock]", self.blocks)

@@ -16,9 +16,11 @@ class RealFirst(NamedTuple):
 
     @classmethod
     def of(cls, mask: Bool[Tensor, "b t"]) -> "RealFirst":
-        order = put_last(~mask)
-        places = torch.arange(mask.shape[1], device=mask.device)
-        return cls(order, order.argsort(1), places < mask.sum(1, keepdim=True))
+        count, places = mask.sum(1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
+        # Counted, not sorted: a real token goes behind those before it, a padded one behind all real ones.
+        inverse = torch.where(mask, mask.cumsum(1), count + (~mask).cumsum(1)) - 1
+        order = torch.empty_like(inverse).scatter_(1, inverse, places.expand_as(inverse))
+        return cls(order, inverse, places < count)
 
     def gather(self, x: Tensor) -> Tensor:
         """x [b t ...], the padded places zero whatever stood there."""

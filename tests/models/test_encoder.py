@@ -263,10 +263,19 @@ def test_every_mechanism_goes_on_from_its_state(name):
     assert_close(found, model(x), **EXACT)
 
 
-def extended(model, pieces):
+def test_what_a_mechanism_takes_by_token_goes_with_each_piece():
+    model = build(attention=longformer.Config(window=2, global_projections=True), causal=True)
+    x, chosen = torch.randint(0, 11, (2, 9)), torch.arange(9).expand(2, 9) % 4 == 1
+    pieces = x.split((5, 1, 3), 1)
+    found, _ = extended(model, pieces, [{"global_mask": some} for some in chosen.split((5, 1, 3), 1)])
+    assert_close(found, model(x, global_mask=chosen), **EXACT)
+    assert not torch.allclose(found, model(x))
+
+
+def extended(model, pieces, given=None):
     found, state = [], None
-    for piece in pieces:
-        y, state = model.extend(piece, state)
+    for piece, more in zip(pieces, given or [{}] * len(pieces), strict=True):
+        y, state = model.extend(piece, state, **more)
         found.append(y)
     return torch.cat(found, 1), state
 

@@ -201,7 +201,10 @@ def test_memories_and_states_are_checked():
         build(layers=1).start(memory)
     with pytest.raises(TypeError, match="memory must be a Memory, from remember, got Tensor"):
         model(tokens, tokens)
-    with pytest.raises(TypeError, match="memory must be a Memory, from remember, got int"):
+    with pytest.raises(
+        TypeError,
+        match=r"state must be that of a memory: .* model\.start\(model\.remember\(source\)\), got None",
+    ):
         model.extend(tokens)
     with pytest.raises(TypeError, match="memory must be a LinearState"):
         model(tokens, build(cross=softmax.Config()).remember(tokens))
