@@ -32,7 +32,7 @@ class Config:
     patience: int = 3  # validations until "plateau" halves lr
     warmup: int = 0  # steps in which lr grows linearly from 0
     clip: float | None = 1.0  # longest gradient; None: as it is
-    ema: float | None = None  # decay of a running mean of the weights, which is then the trained model
+    ema: float | None = None  # the model is a running mean with this decay
     precision: Precision = "auto"  # bf16 autocast; auto: where it is faster
     save_every: int = 500  # steps from checkpoint to checkpoint
     validate_every: int = 500  # steps from validation to validation
