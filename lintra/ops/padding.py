@@ -19,7 +19,7 @@ class RealFirst(NamedTuple):
         count, places = mask.sum(1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
         # Counted, not sorted: a real token goes behind those before it, a padded one behind all real ones.
         inverse = torch.where(mask, mask.cumsum(1), count + (~mask).cumsum(1)) - 1
-        order = torch.empty_like(inverse).scatter_(1, inverse, places.expand_as(inverse))
+        order = torch.zeros_like(inverse).scatter(1, inverse, places.expand_as(inverse))
         return cls(order, inverse, places < count)
 
     def gather(self, x: Tensor) -> Tensor:
