@@ -1,5 +1,6 @@
 """Many short trainings, a few at a time: folders of `lintra train`, killed and gone on with at any moment."""
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -89,7 +90,7 @@ class Trial:
         """All that says how it is trained, but for the places of files."""
         task = dataclasses.replace(self.task, **dict.fromkeys(getattr(self.task, "PATHS", ())))
         parts = {"task": task, "model": self.model, "train": self.training}
-        return json.loads(json.dumps({name: to_json(part) for name, part in parts.items()}))
+        return {name: _plain(part) for name, part in parts.items()}
 
     def concluded(self) -> dict[str, Any] | None:
         """What the kept file says; None if there is none. Ends the program if it is of other settings."""
@@ -97,10 +98,8 @@ class Trial:
             return None
         told, settings = json.loads(self.kept.read_text()), self.settings()
         for name, part in (("task", self.task), ("model", self.model), ("train", self.training)):
-            read = from_json(
-                type(part), told["settings"][name], name
-            )  # what was no setting yet has its default
-            told["settings"][name] = json.loads(json.dumps(to_json(read)))
+            # What was no setting yet when it was written has its default.
+            told["settings"][name] = _plain(from_json(type(part), told["settings"][name], name))
         if told["settings"] != settings:
             sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
         return told
@@ -143,6 +142,30 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     _end_with(failed)
 
 
+def train_and_keep(
+    trials: Sequence[Trial],
+    command: str,
+    found: Callable[[Trial], dict[str, Any]],
+    *,
+    workers: int | None,
+    minutes: float,
+) -> None:
+    """The same, and the kept file of each that is trained, if some have failed, too."""
+    try:
+        train_all(trials, workers=workers, minutes=minutes)
+    finally:
+        for one in trials:
+            one.conclude(command, found)
+
+
+def add_options(parser: argparse.ArgumentParser, *, minutes: float) -> None:
+    """The flags of every experiment that trains."""
+    told = "begin no further training after so many"
+    parser.add_argument("--minutes", type=float, default=minutes, help=told)
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
+    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+
+
 PLAIN = train.Config(optimizer="radam", lr=1e-4, weight_decay=0.0, precision="32")
 
 
@@ -181,6 +204,11 @@ def tell(trials: Sequence[Trial]) -> None:
             continue
         other = _failure(trial.check)
         print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
+
+
+def _plain(part: Any) -> Any:
+    """A configuration as a file holds it: lists for tuples."""
+    return json.loads(json.dumps(to_json(part)))
 
 
 def _differences(where: str, there: Any, here: Any) -> Iterator[str]:

@@ -9,7 +9,6 @@ A run is a folder of `lintra train`; killed at any moment, the same command goes
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from lintra.tasks import recall, text, text_classification
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
+from trials import Trial, add_options, tell, train_all, updates  # noqa: E402 (from the folder above)
 
 PAIRS = (4, 8, 16, 32)
 SEEDS = (0,)
@@ -228,11 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Same model, same budget, every mechanism.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the texts README.md names")
     parser.add_argument("--only", nargs="*", help="these mechanisms, without a file of results")
-    parser.add_argument(
-        "--minutes", type=float, default=120.0, help="begin no further training after so many"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
-    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    add_options(parser, minutes=120.0)
     parser.add_argument("--no-times", action="store_true", help="train only, without a file of results")
     options = parser.parse_args()
     names = options.only or attention.names()

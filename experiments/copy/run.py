@@ -9,7 +9,6 @@ A run is a folder of `lintra train`; killed at any moment, the same command goes
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from lintra.tasks import copy
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
+from trials import Trial, add_options, tell, train_and_keep, updates  # noqa: E402 (from the folder above)
 
 TIMES = HERE / "times.json"
 MODELS = {
@@ -142,22 +141,14 @@ def draw() -> list[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The copy task, three ways to attend.")
-    parser.add_argument(
-        "--minutes", type=float, default=170.0, help="begin no further training after so many"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
-    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    add_options(parser, minutes=170.0)
     options = parser.parse_args()
     every = trials()
     if options.list:
         tell(every)
         return
     keep_freed_memory()
-    try:
-        train_all(every, workers=options.workers, minutes=options.minutes)
-    finally:  # if some have failed, too
-        for one in every:
-            one.conclude(COMMAND, outcome)
+    train_and_keep(every, COMMAND, outcome, workers=options.workers, minutes=options.minutes)
     if not TIMES.exists():
         measure()
     print(table(), *(f"drawn in {file}" for file in draw()), sep="\n\n")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from speed import CHUNK
-from trials import Trial, earlier, train_all, updates
+from trials import Trial, earlier, train_and_keep, updates
 
 from lintra import checkpoint, pictures, train
 from lintra.allocator import keep_freed_memory
@@ -55,7 +55,7 @@ def step_times(data: Path) -> dict[str, float]:
     one's kept time, whatever the machine.
     """
     told = json.loads(TIMES.read_text()) if TIMES.exists() else {}
-    kept = _seconds(told) if told else {}
+    kept = by_name(told) if told else {}
     new = [name for name in (LINEAR, *TRAINED) if name not in kept]
     if new:
         torch.set_num_threads(1)
@@ -72,10 +72,6 @@ def step_times(data: Path) -> dict[str, float]:
         rows = [Row(name, time, "s") for name, time in kept.items()]
         _report.write(TIMES, rows, found, command=COMMAND, earlier=earlier(told))
     return kept
-
-
-def _seconds(report: dict[str, Any]) -> dict[str, float]:
-    return by_name(report)
 
 
 def trials(data: Path) -> list[Trial]:
@@ -99,11 +95,7 @@ def outcome(name: str) -> Path:
 
 def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
     """Trains what is not trained yet of `trials`, keeps what came of it, and draws the curves."""
-    try:
-        train_all(every, workers=workers, minutes=minutes)
-    finally:  # if one has failed, too
-        for one in every:
-            one.conclude(COMMAND, lambda one: {"score": one.scored()})
+    train_and_keep(every, COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes)
     report = json.loads(TIMES.read_text())
     print(table(report), *(f"drawn in {file}" for file in draw(report)), sep="\n\n")
 
@@ -130,7 +122,7 @@ def _logged(file: Path) -> dict[int, float]:
 
 def table(report: dict[str, Any]) -> str:
     """A row for each: what its time went into, and what came of it."""
-    taken, batch = _seconds(report), shipped().train.batch
+    taken, batch = by_name(report), shipped().train.batch
     heads = ["of preset `small`", "a step, s", "steps", "images seen", "minutes", "bits/dim"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name, (steps, score, _) in learned().items():
@@ -151,7 +143,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
     """Bits per value of the validation images by the minutes that the steps so far take, a picture for each
     set of images.
     """
-    taken, found, files = _seconds(report), learned(), []
+    taken, found, files = by_name(report), learned(), []
     for images in dict.fromkeys(name.split(",")[0] for name in found):
         lines = {
             name: {step * taken[name] / 60: value for step, value in curve.items()}

@@ -11,7 +11,6 @@ nothing else may run beside it, nor while `hours` first finds out what a step ta
 import argparse
 import dataclasses
 import json
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -30,7 +29,7 @@ ABLATION = HERE / "ablation.json"
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 import hours  # noqa: E402 (from this folder)
 import speed  # noqa: E402
-from trials import Trial, earlier, tell, train_all  # noqa: E402 (from the folder above)
+from trials import Trial, add_options, earlier, tell, train_all  # noqa: E402 (from the folder above)
 
 SEEDS = (0, 1, 2)
 STEPS = 300
@@ -137,9 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The paper's images.")
     parser.add_argument("what", choices=["ablation", "hours", "speed"])
     parser.add_argument("--data", type=Path, help="folder with the data sets, or one above")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further training after so many")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
-    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    add_options(parser, minutes=60.0)
     options = parser.parse_args()
     if options.what == "speed":
         measure_speed()

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import os
 import statistics
 import sys
 from collections.abc import Callable
@@ -38,7 +37,7 @@ from lintra.transcribe import Search
 HERE = Path(__file__).parent
 TIMES = HERE / "times.json"
 sys.path.insert(0, str(HERE.parent))
-from trials import Trial, tell, train_all, updates  # noqa: E402 (from the folder above)
+from trials import Trial, add_options, tell, train_and_keep, updates  # noqa: E402 (from the folder above)
 
 CORPORA = {"an4": "AN4", "fsdd": "digit strings"}
 UNIT = {"an4": "character", "fsdd": "word"}  # what is written, and whose error rate is asked for
@@ -311,11 +310,7 @@ def _markdown(lines: list[list[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Speech recognition with CTC, four models.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the corpora README.md names")
-    parser.add_argument(
-        "--minutes", type=float, default=170.0, help="begin no further training after so many"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
-    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    add_options(parser, minutes=170.0)
     parser.add_argument("--no-times", action="store_true", help="leave the times that are there")
     options = parser.parse_args()
     every = trials(options.data)
@@ -323,11 +318,7 @@ def main() -> None:
         tell(every)
         return
     keep_freed_memory()
-    try:
-        train_all(every, workers=options.workers, minutes=options.minutes)
-    finally:  # if some have failed, too
-        for one in every:
-            one.conclude(COMMAND, written)
+    train_and_keep(every, COMMAND, written, workers=options.workers, minutes=options.minutes)
     if not options.no_times:
         _report.write(TIMES, *measure(options.data), command=COMMAND)
     found, rows = scores(options.data), []

@@ -88,9 +88,6 @@ class DiscretisedLogistics(Distribution):
 
     def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
         self.check(params, target)
-        return self._log_mass(params, target)
-
-    def _log_mass(self, params: Tensor, target: Tensor) -> Tensor:
         params = _exact(params)
         logits, mean, log_scale = params.chunk(3, -1)
         log_scale = log_scale.clamp(self.min_log_scale, self.max_log_scale)
