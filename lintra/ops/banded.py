@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lintra.ops import _check
@@ -47,9 +46,9 @@ def banded_attention(
     That is -after dilation <= i - j <= before dilation with i - j a multiple of dilation: `before` and
     `after` count keys; `dilation` is one number or one for each head. The queries are the last t of s places.
     -> o [b t h e], logsumexp [b t h], 0 and -inf where a query sees nothing. `scale` multiplies q . k and has
-    no unit (default d**-0.5); dropout drops weights, and then, as inside torch.func, all scores are kept for
-    the backward pass, O(t (before + after)). Raises ValueError for negative sizes and more queries than keys.
-    Not twice differentiable outside of torch.func.
+    no unit (default d**-0.5); dropout drops weights, and then, as inside torch.func and for second
+    derivatives, all scores are kept for the backward pass, O(t (before + after)). Raises ValueError for
+    negative sizes and more queries than keys.
     """
     b, t, h = q.shape[:3]
     dilations = dilation if isinstance(dilation, tuple) else (dilation,)
@@ -70,9 +69,7 @@ def banded_attention(
     rows, time = q.shape[:2]
     q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
     if dropout or _check.transforming(q, k, v):
-        keys, values, seen = (windows(x, 1, band.shape[1], step) for x in (k, v, real))
-        seen = band & seen[:, :, None]
-        piece = softmax_attention(q, keys, values, visible=seen, scale=factor, dropout=dropout)
+        piece = _at_once(q, k, v, real, band, step, scale=factor, dropout=dropout)
     else:
         piece = Piece(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
     o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
@@ -141,10 +138,15 @@ class _Banded(torch.autograd.Function):
         return o, logsumexp
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, do: Tensor, dlogsumexp: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, real, band, o, logsumexp = ctx.saved_tensors
         dtype, step = o.dtype, ctx.step
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            pieces = zip(_at_once(q, k, v, real, band, step, scale=1.0), (do, dlogsumexp), strict=True)
+            outputs, given = zip(*(each for each in pieces if each[0].requires_grad), strict=True)
+            wanted = [x for x in (q, k, v) if x.requires_grad]
+            found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True))
+            return *(next(found) if x.requires_grad else None for x in (q, k, v)), None, None, None
         keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
         less = ((do * o).sum(-1) - dlogsumexp)[..., None]
@@ -165,6 +167,12 @@ class _Banded(torch.autograd.Function):
                 dk[window] += to_keys[:, i]
                 dv[window] += to_values[:, i]
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+def _at_once(q: Tensor, k: Tensor, v: Tensor, real: Tensor, band: Tensor, step: int, **options: Any) -> Piece:
+    """The same by way of all scores, which PyTorch transforms and differentiates any number of times."""
+    keys, values, seen = (windows(x, 1, band.shape[1], step) for x in (k, v, real))
+    return softmax_attention(q, keys, values, visible=band & seen[:, :, None], **options)
 
 
 def _blocks(

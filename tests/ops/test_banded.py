@@ -1,5 +1,7 @@
 """The band: equal to the dense definition for any length, window, dilation and padding."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from torch.testing import assert_close
 from lintra.ops import banded
 from lintra.ops.banded import banded_attention, banded_attention_reference
 from lintra.ops.softmax_attention import merge, softmax_attention
-from tests.laws import EXACT, Largest, gradients
+from tests.laws import EXACT, Largest, gradients, weighted
 
 
 def draw(t, s=None, h=4, g=2, d=4, e=3, batch=2):
@@ -60,6 +62,28 @@ def test_in_how_many_parts_the_blocks_come_changes_nothing(scores, monkeypatch):
 def test_equals_its_definition_with_a_dilation_for_each_head():
     same(draw(60, 70), before=5, after=2, dilation=(3, 1, 3, 40))
     same(draw(60), before=2, after=2, dilation=(2, 2, 2, 2))
+
+
+def test_second_derivatives():
+    """Those of the definition; of what is linear in the outputs too, where they would be silently incomplete:
+    PyTorch notices a function of one derivative only by the gradient that comes in."""
+    visible = torch.rand(1, 9, generator=torch.Generator().manual_seed(0)) > 0.3
+    inputs, options = draw(7, 9, h=2, g=1, d=2, e=2, batch=1), {"before": 2, "after": 1, "visible": visible}
+
+    def ours(*x):
+        o, logsumexp = banded_attention(*x, **options)
+        return o, logsumexp.masked_fill(logsumexp == -math.inf, 0.0)
+
+    for constant in range(4):
+        some = [x.detach().requires_grad_(i != constant) for i, x in enumerate(inputs)]
+        assert torch.autograd.gradgradcheck(ours, some)
+    assert torch.autograd.gradgradcheck(lambda v: ours(*(x.detach() for x in inputs[:2]), v)[0], inputs[2])
+    found = []
+    for attention in (banded_attention, banded_attention_reference):
+        y = attention(*inputs, **options).o + inputs[0].square()  # a part is not the band's
+        first = torch.autograd.grad(weighted(y), inputs, create_graph=True)
+        found.append(gradients(torch.cat([g.flatten() for g in first]), inputs))
+    assert_close(*found, **EXACT)
 
 
 @pytest.mark.parametrize(("batch", "t", "s"), [(2, 0, 0), (2, 0, 7), (0, 5, 5), (0, 0, 0)])
