@@ -43,7 +43,7 @@ def near_and_far(
     if causal:
         c = 1 << (c - 1).bit_length()  # to be halved
     k, v, mask = _fill(k, v, mask, c)
-    weight, shift = _weights(learned, k.shape[1] // c, c, window, causal)
+    weight, shift = _weights(learned, time, k.shape[1] // c, c, window, causal)
     sums = _causal if causal else _bidirectional
     near, far, highest = sums(k, v, mask, weight, window, c)
     both = near + shift[:, None, None, None] * far  # [b t 2 g d]
@@ -59,24 +59,30 @@ def _fill(k: Tensor, v: Tensor, mask: Tensor | None, c: int) -> tuple[Tensor, Te
 
 
 def _weights(
-    learned: Sequence[Tensor], n: int, c: int, window: int, causal: bool
+    learned: Sequence[Tensor], time: int, n: int, c: int, window: int, causal: bool
 ) -> tuple[Float[Tensor, "n c m"], Float[Tensor, " t"]]:
-    """exp(w - shift) of each block's tokens for the m keys in the blocks around, 0 outside the band, and
-    exp(-shift): the largest w of a row, if above 0, is taken out of the whole row, where it cancels."""
+    """exp(w - shift) of each block's tokens for the m keys in the blocks around, 0 outside the band and the
+    sequence; exp(-shift), the weight of the keys beyond the band, 0 where there are none. The largest w of a
+    row, theirs of 0 too, is taken out of the whole row, where it cancels."""
     blocks = 2 if causal else 3
     learned = [functional.pad(x, (0, 0, 0, n * c - x.shape[0])).unflatten(0, (n, c)) for x in learned]
     place = torch.arange(c, device=learned[0].device)
     key = torch.arange(-c, (blocks - 1) * c, device=place.device)
     column = window - 1 - (place[:, None] - key)
     inside = (column >= 0) & (column < (window if causal else 2 * window - 1))
+    token = torch.arange(n * c, device=place.device).unflatten(0, (n, c))[..., None]
+    there = token[:, :1] + key  # [n 1 m]
+    inside = inside & (there >= 0) & (there < time)
+    far = (token >= window) if causal else (token >= window) | (token < time - window)
     if len(learned) == 1:
         column = column.clamp(0, learned[0].shape[-1] - 1).expand(n, -1, -1)
         w = learned[0].gather(2, column)
     else:
         w = learned[0] @ _around(learned[1][None], blocks)[0].mT
     w = w.masked_fill(~inside, -math.inf)
-    shift = w.detach().amax(-1, keepdim=True).clamp(min=0)
-    return (w - shift).exp(), (-shift).exp().flatten()
+    shift = w.detach().amax(-1, keepdim=True)
+    shift = torch.where(far, shift.clamp(min=0), shift.clamp(min=torch.finfo(w.dtype).min))
+    return (w - shift).exp(), (-shift).masked_fill(~far, -math.inf).exp().flatten()
 
 
 def _around(x: Float[Tensor, "b n c *r"], blocks: int) -> Float[Tensor, "b n m *r"]:

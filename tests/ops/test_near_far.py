@@ -64,3 +64,21 @@ def test_defect_17_keys_that_jump_within_a_block(rank):
     exact = definition(k, v, learned, torch.ones(2, 32, dtype=torch.bool), 8, True)
     assert found.isfinite().all()
     assert_close(found.double(), exact, rtol=1e-4, atol=1e-4)  # 400 + k has 5 digits of k left
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weight", [-300.0, 300.0])
+def test_weights_that_float32_has_no_exponential_of(weight, causal, rank):
+    """All alike they cancel where no key is beyond the window; those of places before the first token and
+    behind the last have no say."""
+    k, v, *learned = (x.detach().float() for x in draw(9, 50, causal, rank))
+    if rank is None:
+        here = torch.arange(9)[:, None] - 49 + torch.arange(learned[0].shape[1])
+        learned = [torch.full_like(learned[0], weight).masked_fill((here < 0) | (here >= 9), 400.0)]
+    else:
+        learned = [torch.full_like(learned[0], weight), torch.ones_like(learned[1])]
+    found = near_and_far(k, v, learned, None, window=50, causal=causal).mean()
+    k, v, *learned = (x.double() for x in (k, v, *learned))
+    exact = definition(k, v, learned, torch.ones(2, 9, dtype=torch.bool), 50, causal)
+    assert_close(found.double(), exact, rtol=1e-4, atol=1e-5)  # 300 + k has 5 digits of k left
