@@ -147,6 +147,17 @@ def test_weak_keys_are_not_lost():
         assert (y != 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_vectors_without_a_row_in_common_give_zero(dtype):
+    """The row that is best for the key -q is the worst for q: what is left of it is less than eps."""
+    q, _, v = (x[:, :, :2].to(dtype) for x in drawn())
+    inputs = [x.detach().requires_grad_() for x in (60 * q, -60 * q, v)]
+    attention = performer.Config().build(heads=2, dim=6, value_dim=4, causal=True).to(dtype)
+    y = attention(*inputs)
+    assert (y[:, 0].abs() < 1e-6).all()
+    assert all(x.isfinite().all() for x in [y, *gradients(y, inputs)])
+
+
 def test_edges():
     """Length 1, one valid key, equal keys and zero rows: the mean of the values that are seen."""
     q, k, v = drawn()
