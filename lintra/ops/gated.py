@@ -67,14 +67,16 @@ def gated_attention_reference(
     """The definition, O(t^2 d): what is left of every key at every query, then the future struck out."""
     t, g = q.shape[1], k.shape[2]
     q = q.unflatten(2, (g, -1))  # [b t g r d]
-    elapsed = log_decay.cumsum(1)
-    future = torch.ones(t, t, dtype=torch.bool, device=q.device).triu(1)[None, :, :, None, None]
-    left = (elapsed[:, :, None] - elapsed[:, None]).masked_fill(future, -math.inf).exp()  # [b t s g d]
+    ahead = torch.ones(t, t, dtype=torch.bool, device=q.device).triu()
+    # [b t s g d]. Sums of their own, not differences: beside a decay of 0 those would be inf - inf.
+    faded = log_decay[:, :, None].expand(-1, -1, t, -1, -1).masked_fill(ahead[..., None, None], 0.0).cumsum(1)
+    left = faded.masked_fill(ahead.triu(1)[..., None, None], -math.inf).exp()
     scores = torch.einsum("btgrd,bsgd,btsgd->btgrs", q, k, left)
     y = torch.einsum("btgrs,bsge->btgre", scores, v)
-    y = y + torch.einsum("btgrd,btgd,bgde->btgre", q, elapsed.exp(), state)
+    y = y + torch.einsum("btgrd,btgd,bgde->btgre", q, log_decay.cumsum(1).exp(), state)
+    later = torch.cat((log_decay[:, 1:], torch.zeros_like(log_decay[:, :1])), 1).flip(1).cumsum(1).flip(1)
     whole = log_decay.sum(1)
-    added = torch.einsum("bsgd,bsge->bgde", k * (whole[:, None] - elapsed).exp(), v)
+    added = torch.einsum("bsgd,bsge->bgde", k * later.exp(), v)
     return y.flatten(2, 3), whole.exp()[..., None] * state + added
 
 

@@ -1,5 +1,7 @@
 """The sum with a decay for every feature: by halves it is the definition; its limits; what it refuses."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,8 +51,13 @@ def test_by_halves_it_is_the_definition(data):
     assert_close(found, results(gated_attention_reference, inputs), **EXACT)
 
 
-def test_the_definition_is_the_recurrence():
+@pytest.mark.parametrize("strongest", [None, -1e4, -math.inf])
+def test_the_definition_is_the_recurrence(strongest):
+    """Also where features forget everything: a decay may be 0."""
     q, k, v, log_decay, state = inputs = draw()
+    if strongest is not None:
+        with torch.no_grad():
+            log_decay[:, ::4, :, 1:3] = strongest
     expected, final = gated_attention_reference(*inputs)
     ys = []
     for i in range(q.shape[1]):
@@ -124,7 +131,7 @@ def test_without_decay_it_is_the_unnormalised_sum():
     assert_close(state, after.kv, **EXACT)
 
 
-@pytest.mark.parametrize("rate", [-1e-9, -5.0, -60.0, -1e4])
+@pytest.mark.parametrize("rate", [-1e-9, -5.0, -60.0, -1e4, -math.inf])
 def test_defect_17_no_decay_overflows(rate):
     """Some features forget everything at once and their neighbours nothing: exp(-b) would be inf."""
     inputs = draw(t=64, dtype=torch.float32)
