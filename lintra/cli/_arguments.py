@@ -52,6 +52,13 @@ def _width() -> int:
 def _reason(printed: str) -> str:
     """The reason in tyro's error, and what it suggests, as one line."""
     _title, first, *others = [" ".join(" ".join(lines).split()) for lines in _paragraphs(printed)]
+    if lacking := re.match(r"Missing from .*?: (--\S+ \S+)", first):
+        return f"{lacking[1]} is missing"
+    if wrong := re.match(r"Error parsing --(\S+): .*('.*'|\".*\")", first):
+        takes = re.search(rf"--{wrong[1]} \S*\b(INT|FLOAT)\b", " ".join(others))
+        if takes:
+            number = "a whole number" if takes[1] == "INT" else "a number"
+            return f"{wrong[1]} must be {number}, got {wrong[2]}"
     suggestion = re.search(r"Perhaps you meant: (--\S+)", " ".join(others))
     reason = re.sub(r"^Error parsing \w+: ", "", first)  # the name of a class or field of ours
     reason = reason[0].lower() + reason[1:].rstrip(".")
@@ -64,9 +71,10 @@ def _help_lines(printed: str) -> Iterator[str]:
     flags: list[list[str]] = []
     for line in itertools.chain.from_iterable(_paragraphs(printed)):
         text = line.strip()
-        if text.startswith("-"):
+        told = line.startswith("      ")  # a text, whatever sign its line begins with
+        if text.startswith("-") and not told:
             flags.append(re.split(r"\s{2,}", text, maxsplit=1))
-        elif line.startswith("      ") and flags:
+        elif told and flags:
             flags[-1].append(text)
     for flag, *words in flags:
         flag = flag.replace("-h, --help", "--help").replace("{None}|", "")

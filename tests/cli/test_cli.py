@@ -48,6 +48,16 @@ def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
         assert f"  {flag} " in out
 
 
+@pytest.mark.parametrize("command", ["export", "generate"])
+@pytest.mark.parametrize("columns", ["70", "80", "100"])
+def test_help_that_begins_a_line_with_a_dash_is_no_flag(lintra_says, command, columns, monkeypatch):
+    """As "-completions" and "-step.onnx", parts of names of files, do where the text happens to be cut."""
+    monkeypatch.setenv("COLUMNS", columns)
+    out = lintra_says(command, "--help")[1]
+    assert not re.search(r"^  -[^-]", out, re.MULTILINE)
+    assert "(default" not in out
+
+
 def test_list(lintra_says):
     code, out, _ = lintra_says("list", "--json")
     assert code == 0
@@ -77,7 +87,12 @@ def test_info(lintra_says):
             "task must be one of copy, digits, images, recall, speech, text, text-classification; got",
         ),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),
-        (["train", "digits", "--batch", "x"], "--batch"),
+        (["train", "digits", "--batch", "x"], "batch must be a whole number, got 'x' (see"),
+        (["train", "digits", "--steps", "1e4"], "steps must be a whole number, got '1e4' (see"),
+        (["train", "digits", "--layers", "1.5"], "layers must be a whole number, got '1.5' (see"),
+        (["train", "digits", "--max-minutes", "5m"], "max-minutes must be a number, got '5m' (see"),
+        (["train", "speech", "--speeds", "fast"], "speeds must be a number, got 'fast' (see"),
+        (["export"], "lintra: --to {runtime,onnx} is missing (see"),
         (["train", "digits", "--batch", "0"], "batch must be at least 1, got 0"),
         (["train", "digits", "--attention", "magic"], "got 'magic'"),
         (["train", "digits", "--attention", "sofmax"], "got 'sofmax' (perhaps softmax"),
