@@ -11,9 +11,13 @@ def check(config: Any) -> None:
     """Raises TypeError that names the field, its type and the value, for a dataclass with a wrong one."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if not fits(hints[field.name], value):
-            raise TypeError(f"{field.name} must be {describe(hints[field.name])}, got {value!r}")
+        check_one(field.name, hints[field.name], getattr(config, field.name))
+
+
+def check_one(name: str, hint: Any, value: Any) -> None:
+    """The same for one value that is called `name`."""
+    if not fits(hint, value):
+        raise TypeError(f"{name} must be {describe(hint)}, got {value!r}")
 
 
 def at_least(config: Any, **least: int) -> None:
@@ -80,7 +84,7 @@ def options(hint: Any) -> tuple[Any, ...]:
 
 
 def describe(hint: Any) -> str:
-    """A type as a person would say it."""
+    """A type as a person would say it; a protocol is what the first line of its docstring says."""
     if len(alternatives := options(hint)) > 1:
         return " or ".join(describe(option) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
@@ -92,4 +96,7 @@ def describe(hint: Any) -> str:
         return f"({', '.join(map(describe, each))})"
     if hint is types.NoneType:
         return "None"
+    if typing.Protocol in hint.__mro__:
+        line = hint.__doc__.partition("\n")[0]
+        return line[0].lower() + line[1:].rstrip(".")
     return hint.__name__

@@ -43,8 +43,10 @@ class TokenMemory(NamedTuple):
 
 @runtime_checkable
 class AttentionConfig(Protocol):
-    """The `Config` of a mechanism's file. `build` takes what `Attention` does after the configuration:
-    heads, dim, causal, and kv_heads and value_dim if they differ from heads and dim."""
+    """A mechanism's configuration, such as linear.Config() of lintra.attention.linear.
+
+    `build` takes what `Attention` does after the configuration: heads, dim, causal, and kv_heads and
+    value_dim if they differ from heads and dim."""
 
     def build(self, **shape: Any) -> "Attention": ...
 

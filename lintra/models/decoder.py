@@ -23,6 +23,7 @@ from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
 from lintra.nn.replaced import placed
+from lintra.ops import _check
 from lintra.ops.history import look_back
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 
@@ -100,6 +101,7 @@ class Decoder(Stack):
         each sequence."""
         if self.start_token is None:
             raise ValueError("shift needs a start symbol: build the decoder with start=True")
+        _check.shape("targets", targets, "b t", {})
         before = torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
         if cu_seqlens is None:
             return before

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lintra.attention import State
+from lintra.attention import Attention, State
 from lintra.nn.feed import Feed
 from lintra.nn.heads import Heads, HeadsState
 from lintra.ops import _check
@@ -44,6 +44,8 @@ class Block(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
+        if not isinstance(mix, nn.Module) or isinstance(mix, Attention):
+            raise TypeError(f"mix must be a module x -> x, such as Heads, got {type(mix).__qualname__}")
         self.pre, self.width = norm == "pre", width
         self.mix, self.feed = mix, feed
         self.norm_mix, self.norm_feed = build_norm(norm_kind, width), build_norm(norm_kind, width)

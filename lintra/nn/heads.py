@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lintra import fields
 from lintra.attention import AttentionConfig, State
 from lintra.nn.replaced import hooked, placed
 from lintra.ops import _check
@@ -45,6 +46,7 @@ class Heads(nn.Module):
         bias: bool = True,
     ):
         super().__init__()
+        fields.check_one("attention", AttentionConfig, attention)
         if heads < 1 or width % heads:
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
         self.width, self.heads, self.kv_heads = width, heads, heads if kv_heads is None else kv_heads

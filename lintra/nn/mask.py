@@ -11,8 +11,11 @@ from torch.nn.utils.rnn import pad_sequence
 def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[Tensor, "b t"]:
     """True for the first lengths[i] tokens of sample i. `time` is the padded length, default the longest.
 
-    Raises ValueError for lengths that are no integers [b] or not between 0 and `time`.
+    Raises TypeError for lengths that are no tensor, ValueError for lengths that are no integers [b] or not
+    between 0 and `time`.
     """
+    if not isinstance(lengths, Tensor):
+        raise TypeError(f"lengths must be a tensor of integers [b], got {type(lengths).__name__}")
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(f"lengths must be integers [b], got {lengths.dtype} of shape {list(lengths.shape)}")
     longest = int(lengths.max()) if lengths.numel() else 0

@@ -77,6 +77,15 @@ def test_the_future_has_no_gradient():
     assert (gradient[:, :5] != 0).any()
 
 
+def test_shift_checks_what_it_shifts():
+    """As `forward` does, which would be too late: the message would be of other axes."""
+    model = build()
+    with pytest.raises(ValueError, match=r"targets must have the 2 axes \[b t\], got shape \[3\]"):
+        model.shift(torch.tensor([3, 4, 5]))
+    with pytest.raises(TypeError, match=r"targets must be a tensor \[b t\], got list"):
+        model.shift([[3, 4, 5]])
+
+
 def test_shift_starts_with_the_start_symbol():
     model = build()
     assert torch.equal(model.shift(torch.tensor([[3, 4, 5]])), torch.tensor([[11, 3, 4]]))
@@ -144,8 +153,8 @@ def test_config_refuses(changes, message):
         ({"embed": "patch"}, "embed must be 'token' or 'value', got 'patch'"),
         ({"vocabulary": 2.5}, "vocabulary must be int, got 2.5"),
         ({"layers": True}, "layers must be int, got True"),
-        ({"attention": "linear"}, "attention must be AttentionConfig, got 'linear'"),
-        ({"attention": linear.Config}, "attention must be AttentionConfig, got <class"),
+        ({"attention": "linear"}, "attention must be a mechanism's configuration, such as .*, got 'linear'"),
+        ({"attention": linear.Config}, "attention must be a mechanism's configuration, .*, got <class"),
         ({"output": "logits"}, "output must be Logits or LogisticMixture, got 'logits'"),
         ({"kv_heads": 2.0}, "kv_heads must be int or None, got 2.0"),
     ],

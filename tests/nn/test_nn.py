@@ -402,6 +402,24 @@ def test_refuses(make, message):
         make()
 
 
+@pytest.mark.parametrize("attention", ["linear", linear, linear.Config, None, {"name": "linear"}])
+def test_a_mechanism_is_given_by_its_config(attention):
+    with pytest.raises(TypeError, match="attention must be a mechanism's configuration, such as linear"):
+        Heads(8, attention, heads=2)
+
+
+@pytest.mark.parametrize("mix", [linear.Config(), linear.Config().build(heads=2, dim=4, causal=True)])
+def test_a_block_mixes_by_heads(mix):
+    with pytest.raises(TypeError, match="mix must be a module x -> x, such as Heads, got"):
+        Block(mix, Feed(8), width=8)
+
+
+@pytest.mark.parametrize("lengths", [[3, 2], (3, 2)])
+def test_lengths_are_a_tensor(lengths):
+    with pytest.raises(TypeError, match="lengths must be a tensor of integers"):
+        lengths_to_mask(lengths)
+
+
 def test_a_state_of_another_batch_is_refused():
     heads = Heads(8, linear.Config(), heads=2)
     with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
