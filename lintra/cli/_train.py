@@ -16,7 +16,7 @@ from lintra.cli._mechanism import mechanism
 from lintra.cli._progress import progress
 from lintra.models import ctc
 from lintra.train._optimizer import optimizer
-from lintra.train._run import first_model, is_first_process
+from lintra.train._run import RUN, first_model, is_first_process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,23 @@ def train_command(args: Sequence[str]) -> int:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
         with run.locked():  # another process that trains it has its settings from there
             run = run.changed(**_given(changes))
+        _refuse_moved(run)
         train.fit(run, _watched(run.task))
     elif (name := args[0].replace("_", "-")) in _names():
         train.fit(*_new_run(name, args[1:]))
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
+
+
+def _refuse_moved(run: train.Run) -> None:
+    """Raises UsageError where what the run reads is no longer where it was: no flag says where it is now."""
+    for name in getattr(run.task, "PATHS", ()):
+        place = getattr(run.task, name)
+        made = name == "cache"  # where there is none
+        if place is not None and not made and not Path(place).expanduser().exists():
+            file = run.folder / RUN
+            raise UsageError(f"{name} {place} does not exist: put it back, or say in {file} where it is now")
 
 
 def _names() -> list[str]:

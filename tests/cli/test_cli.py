@@ -340,6 +340,23 @@ def test_text_is_written(lintra_says, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_a_run_whose_text_has_moved(lintra_says, tmp_path, monkeypatch):
+    """No flag of --resume says where it is now: the message says what does."""
+    monkeypatch.chdir(tmp_path)
+    text = tmp_path / "words.txt"
+    text.write_text("a few words, and then the same again. " * 40)
+    assert lintra_says("train", "text", "--data", "words.txt", "--length", "24", *FEW)[0] == 0
+    text.rename(tmp_path / "elsewhere.txt")
+    code, out, err = lintra_says("train", "--resume", "run", "--steps", "3")
+    assert (code, out) == (2, "")
+    file = Path("run/run.json")
+    assert err == f"lintra: data {text} does not exist: put it back, or say in {file} where it is now\n"
+    run = tmp_path / "run" / "run.json"
+    run.write_text(run.read_text().replace("words.txt", "elsewhere.txt"))
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_what_draws_nothing_is_not_asked_to(lintra_says, tmp_path, monkeypatch, reviews):
     monkeypatch.chdir(tmp_path)
     assert lintra_says("train", "text_classification", "--data", str(reviews), *FEW)[0] == 0
