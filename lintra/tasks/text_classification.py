@@ -1,8 +1,9 @@
 """Say which class a text is of, byte by byte: lines `label TAB ... TAB text` of a file.
 
 The label is the first column, whatever it is called; the text is the last one; columns between them are not
-looked at. A file may be compressed (.xz, .gz). Without a file to test on, every tenth line is kept for
-validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with IMDB reviews.
+looked at. There is no heading. A file may be compressed (.xz, .gz). Without a file to test on, every tenth
+line is kept for validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with
+IMDB reviews.
 """
 
 import codecs
@@ -151,6 +152,12 @@ class TextClassification(Task):
             raise DataError(
                 f"{path} has {len(known):,} different labels, more than {_MOST_LABELS:,}: the label must be "
                 "the first column, the text the last"
+            )
+        first = lines.labels[0]
+        if not self.config.classes and lines.labels.count(first) == 1:
+            raise DataError(
+                f"{path}, line 1: {first!r} is the label of no other line: take a heading away, or name all "
+                "labels with --classes"
             )
         for file, part in ((path, train), (held, test)):
             if unknown := sorted(set(part.labels) - set(known)):

@@ -165,6 +165,10 @@ def test_the_baseline_takes_the_same_batches(file):
             b"".join(line(f"text {i}", "1") for i in range(2_000)),
             r"has 1,800 different labels.* first column",
         ),
+        (
+            line("label", "text") + b"".join(LINES),
+            r"line 1: 'label' is the label of no other line: take a head",
+        ),
         (b"".join(LINES[:9]) + line("awful", "x"), r"has the label 'awful', which is none of the 2 to learn"),
         (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
     ],
@@ -189,6 +193,11 @@ def test_missing_and_damaged(file, tmp_path):
     (tmp_path / "other.tsv").write_bytes(line("so-so", "x"))
     with pytest.raises(DataError, match=r"other\.tsv has the label 'so-so', which is none of the 2 to"):
         _ = task(file, test=str(tmp_path / "other.tsv")).train
+
+
+def test_a_first_line_alone_with_its_label_is_no_heading_where_classes_are_named(file):
+    file.write_bytes(line("rare", "x") + b"".join(LINES))
+    assert task(file, classes=("bad", "good", "rare")).classes == ["bad", "good", "rare"]
 
 
 def test_bad_settings():
