@@ -1,6 +1,8 @@
 """`lintra generate --model DIR`."""
 
 import dataclasses
+import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -236,7 +238,14 @@ def _text(options: Options, drawing: Drawing, task: Any) -> None:
     given = given.repeat_interleave(options.samples, 0)
     written = drawing(given, length - prompt)
     for text in task.to_text(torch.cat([given[: len(written)], written], 1)):
-        print(f"\n{text}")
+        print(f"\n{shown(text)}")
+
+
+def shown(text: str) -> str:
+    """A text as it is printed: to a terminal, which would obey them, without control characters."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def _sequences(options: Options, drawing: Drawing, task: Any) -> None:

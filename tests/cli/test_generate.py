@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 
 from lintra import checkpoint, generate
 from lintra.attention import delta, leaves, linear, softmax
-from lintra.cli import _memory
+from lintra.cli import _generate, _memory
 from lintra.models import decoder
 from lintra.tasks import DataError, copy, digits, images
 
@@ -284,3 +285,11 @@ def test_what_is_wrong_is_said_first(lintra_says, tmp_path, monkeypatch, wrong, 
     code, out, err = lintra_says("generate", "--model", "nowhere", *wrong)
     assert (code, out) == (2, "")
     assert err == f"lintra: {message} (see lintra generate --help)\n"
+
+
+def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
+    """A model that has learned little writes any byte: some of them clear a screen or change its letters."""
+    text = "a\x1b[2Jb\x0ec\tis\r\nd\x9be\x7f é\n"
+    assert _generate.shown(text) == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert _generate.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"
