@@ -31,8 +31,13 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
     and will again when it is loaded; None: as they are. Large files come in parts (`lintra.tensors`).
     The folder appears complete or not at all: what was there before survives a full disk or a killed
     process. Raises Error where `folder` holds something that is not a model of ours, ValueError where the
-    weights do not fit into `stored` or it is no floating type.
+    weights do not fit into `stored` or it is no floating type, TypeError for what `load` could not make.
     """
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"model must be a network of lintra.models, got {type(model).__name__}: save what it wraps, or "
+            "the state_dict of a network of your own"
+        )
     folder = Path(folder)
     refuse_others(folder)
     write_atomically(folder, lambda place: write_model(model, place, stored))
@@ -70,8 +75,10 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
     """The model in `folder`, of whichever kind, in evaluation mode; of a training run, its newest checkpoint.
 
     The name of a model that comes with the library, such as "mnist-small", stands for its folder.
-    Raises Error if anything is missing, damaged, of another format or does not fit its configuration.
+    Raises Error if anything is missing, damaged, of another format or does not fit its configuration,
+    ValueError for a device that is not there.
     """
+    _check_device(device)
     folder = newest(Path(folder))
     content = read_json(folder / CONFIG)
     if not isinstance(content, dict) or "format" not in content:
@@ -89,6 +96,17 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
         raise
     except (ValueError, TypeError) as error:
         raise Error(f"{folder / CONFIG}: {error}") from error
+
+
+def _check_device(device: str | torch.device) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(
+            f"device must be one of PyTorch's, such as 'cpu' or 'cuda', got {device!r}"
+        ) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, but PyTorch finds no CUDA device here")
 
 
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
@@ -204,6 +222,10 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
     unknown = sorted(set(content) - set(known))
     if unknown:
         raise ValueError(f"{where} has the unknown field {unknown[0]!r}; the fields are {', '.join(known)}")
+    for field in dataclasses.fields(kind):
+        needed = field.default is field.default_factory is dataclasses.MISSING
+        if needed and field.name not in content:
+            raise ValueError(f"{where} lacks the field {field.name!r}")
     values = {name: _value(known[name], x, f"{where}.{name}") for name, x in content.items()}
     try:
         return kind(**values)

@@ -198,7 +198,10 @@ def damage_weights(folder, change):
             )
             for x in ({"feed": 1e300}, {"width": 2**62}, {"width": 2**70}, {"vocabulary": 2**62})
         ),
-        (lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")), "vocabulary"),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")),
+            "config lacks the field 'vocabulary'$",
+        ),
         (
             lambda f: damage_config(f, lambda c: c["config"]["attention"].update(name="magic")),
             r"attention must be one of .*linear, .*; got 'magic'",
@@ -227,6 +230,41 @@ def test_damage_is_named(tmp_path, damage, message):
     damage(tmp_path / "model")
     with pytest.raises(checkpoint.Error, match=message):
         checkpoint.load(tmp_path / "model")
+
+
+class Wrapped(torch.nn.Module):
+    """A model in another one, which passes its attributes on."""
+
+    def __init__(self, model: torch.nn.Module):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (torch.nn.Linear(2, 2), "Linear"),
+        ({"weight": torch.zeros(2)}, "dict"),
+        (Wrapped(build()), "Wrapped"),  # as of torch.compile: it would be saved as what cannot be loaded
+        ("model", "str"),
+    ],
+)
+def test_only_what_can_be_loaded_is_saved(tmp_path, model, kind):
+    with pytest.raises(TypeError, match=f"model must be a network of lintra.models, got {kind}"):
+        checkpoint.save(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_device_that_is_not_there(tmp_path, monkeypatch):
+    """It is no damage of the file."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    checkpoint.save(build(), tmp_path / "model")
+    with pytest.raises(
+        ValueError, match="device must be one of PyTorch's, such as 'cpu' or 'cuda', got 'gpu'"
+    ):
+        checkpoint.load(tmp_path / "model", device="gpu")
+    with pytest.raises(ValueError, match="device is 'cuda:0', but PyTorch finds no CUDA device here"):
+        checkpoint.load(tmp_path / "model", device="cuda:0")
 
 
 def test_no_folder(tmp_path):
