@@ -58,17 +58,19 @@ class Run:
         if not file.exists():
             raise Error(f"{folder} holds no run: there is no {RUN} in it")
         content = read_json(file)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise Error(f"{file} is not a run of format {FORMAT}")
+        if not isinstance(content, dict):
+            raise Error(f"{file} is not a run: it is no object")
+        if content.get("format") != FORMAT:
+            raise Error(f"{file} has format {content.get('format')!r}, this lintra reads format {FORMAT}")
         try:
-            task = content["task"]
+            task, model, settings = (_object(content, name) for name in ("task", "model", "train"))
             return cls(
                 folder=Path(folder),
-                task=from_json(tasks.load(task["name"]).Config, task, "task"),
-                model=_model(content["model"]),
-                train=from_json(Config, content["train"], "train"),
+                task=from_json(tasks.load(task.get("name", "")).Config, task, "task"),
+                model=from_json(registry.load(models, model.get("name", ""), "model").Config, model, "model"),
+                train=from_json(Config, settings, "train"),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (TypeError, ValueError) as error:
             raise Error(f"{file} is damaged: {error}") from error
 
     @classmethod
@@ -153,14 +155,31 @@ def first_model(config: Any, settings: Config) -> Any:
     for name in ("symbols", "features"):
         if getattr(trained.config, name, None) != getattr(config, name, None):
             raise Error(f"start_from={settings.start_from} has other {name} than the model to be trained")
-    return with_weights(config, trained.state_dict(), find(settings.start_from))
+    try:
+        return with_weights(config, trained.state_dict(), find(settings.start_from))
+    except Error as error:
+        its, our = (dict(_sizes(x)) for x in (trained.config, config))
+        other = [name for name in its.keys() & our.keys() if its[name] != our[name]]
+        if not other:
+            raise
+        its, our = (", ".join(f"{name}={x[name]}" for name in sorted(other)) for x in (its, our))
+        raise Error(f"{error}: it was trained with {its}, this model has {our}") from error
 
 
-def _model(content: Any) -> Any:
-    """The configuration of a model of whichever kind it says."""
-    if not isinstance(content, dict):
-        raise ValueError(f"model must be an object, got {content!r}")
-    return from_json(registry.load(models, content.get("name", ""), "model").Config, content, "model")
+def _sizes(config: Any) -> Iterator[tuple[str, Any]]:
+    """The plain fields of a model's configuration, those of what is in it too, but not of its mechanism."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name != "dropout" and isinstance(value, (int, float, str, type(None))):
+            yield field.name, value
+        elif field.name == "encoder":
+            yield from _sizes(value)
+
+
+def _object(content: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(content.get(name), dict):
+        raise ValueError(f"{name} must be an object, got {content.get(name)!r}")
+    return content[name]
 
 
 def is_first_process() -> bool:

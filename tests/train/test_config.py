@@ -104,7 +104,10 @@ def test_damaged_runs(new_run, tmp_path):
     run = new_run()
     good = json.loads((run.folder / "run.json").read_text())
     for change, message in [
-        ({"format": 2}, "is not a run of format 1"),
+        ({"format": 2}, r"run.json has format 2, this lintra reads format 1"),
+        ({"format": None}, r"run.json has format None, this lintra reads format 1"),
+        ({"task": 3}, "task must be an object, got 3"),
+        ({"train": None}, "train must be an object, got None"),
         ({"train": good["train"] | {"pace": 1}}, "unknown field 'pace'"),
         ({"train": good["train"] | {"steps": 0}}, "steps must be at least 1"),
         ({"task": {"name": "juggling"}}, "task must be one of"),

@@ -69,6 +69,8 @@ def test_other_shapes_and_missing_models_are_refused(new_run, trained, tmp_path,
     run = new_run("next", start_from=str(trained.folder))
     with pytest.raises(checkpoint.Error, match=r"trained: embedding.* must be .*, got .*\["):
         first_model(dataclasses.replace(run.model, width=32), run.train)
+    with pytest.raises(checkpoint.Error, match=r": it was trained with width=16, this model has width=32$"):
+        first_model(dataclasses.replace(run.model, width=32), run.train)
     arguments = ["train", "digits", "--dir", str(tmp_path / "other"), "--start-from"]
     assert main([*arguments, str(trained.folder)]) == 2
     assert "lacks tensor 'blocks.1" in capsys.readouterr().err
