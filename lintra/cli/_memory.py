@@ -22,6 +22,17 @@ _CONTAINERS = (
 )
 
 
+def check_training(weights: int, device: torch.device) -> None:
+    """Raises UsageError if a model of so many float32 numbers, their gradients and one moment of each, the
+    least that training takes, would not find room."""
+    free, needed = available(device), 3 * 4 * weights
+    if free is not None and needed > free:
+        raise UsageError(
+            f"{weights / 1e6:,.0f} M parameters need at least {needed / 1e9:,.1f} GB in training "
+            f"and {free / 1e9:.1f} GB are free: take fewer --layers or a smaller --width"
+        )
+
+
 def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
     """Raises UsageError if so many sequences at once would not find room."""
     one, free = per_sequence(model, prompt, steps), available(placed(model).device)

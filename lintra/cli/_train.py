@@ -11,8 +11,10 @@ import torch
 
 from lintra import tasks, train
 from lintra.checkpoint import step_of
+from lintra.cli import _memory
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._mechanism import mechanism
+from lintra.cli._model import chosen
 from lintra.cli._progress import progress
 from lintra.models import ctc
 from lintra.train._optimizer import optimizer
@@ -106,6 +108,8 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
     shape = ("layers", "heads", "width", "dropout")
     model = _changed(own, _given({field: getattr(options.model, field) for field in shape}))
+    if options.train.strategy != "fsdp":  # which shares the model out
+        _memory.check_training(_weights(model), torch.device(chosen("auto")))
     if options.train.start_from is not None:
         first_model(model, options.train)
     with torch.device("meta"):
@@ -136,6 +140,25 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
         if not hasattr(model, name):
             raise UsageError(f"{name} is nothing this model has: leave --{name} out")
     return dataclasses.replace(model, **changes)
+
+
+def _weights(model: Any) -> int:
+    """How many numbers a model of this configuration has to learn, however many layers: each but the first
+    has as many. Raises UsageError where it cannot be built."""
+    counts = []
+    for layers in (1, 2):
+        try:
+            with torch.device("meta"):
+                built = _changed(model, {"layers": layers}).build()
+        except (
+            RuntimeError,
+            OverflowError,
+            TypeError,
+        ) as error:  # PyTorch's, with its calls in the lines below
+            raise UsageError(f"the model cannot be built: {error}".splitlines()[0]) from error
+        counts.append(sum(x.numel() for x in built.parameters()))
+    layers = (model.encoder if isinstance(model, ctc.Config) else model).layers
+    return counts[0] + (layers - 1) * (counts[1] - counts[0])
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

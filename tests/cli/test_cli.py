@@ -11,7 +11,7 @@ import pytest
 
 import lintra
 from lintra import attention, train
-from lintra.cli import COMMANDS, _bench
+from lintra.cli import COMMANDS, _bench, _memory
 from lintra.cli._mechanism import mechanism
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
@@ -134,6 +134,25 @@ def test_one_line_for_bad_input(lintra_says, tmp_path, monkeypatch, args, messag
     assert err.startswith("lintra: ")
     assert message in err
     assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--width", "1000000"], "M parameters need at least "),
+        (["--layers", "1000000000000"], "2.0 GB are free: take fewer --layers or a smaller --width"),
+        (["--width", str(2**62)], "the model cannot be built: "),
+        (["--width", str(2**70)], "the model cannot be built: "),
+    ],
+)
+def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monkeypatch, flags, message):
+    """Begun, it would fill the memory until the system ends it without a word."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_memory, "available", lambda device: 2_000_000_000)
+    code, out, err = lintra_says("train", "digits", *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
     assert not list(tmp_path.iterdir())
 
 
