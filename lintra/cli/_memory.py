@@ -13,6 +13,7 @@ from lintra.nn.replaced import placed
 from lintra.replay import constant
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
+_MADE = 4_096  # tokens at most that are read to see how far a state grows: the time is that of their squares
 _DONE = 48  # bytes that a token takes when it is drawn: with its batch, with all, and as a part of a picture
 
 # Of the control group that a container is: the limit, what is used of it, and on what; version 2, version 1.
@@ -36,20 +37,30 @@ def check_training(weights: int, device: torch.device) -> None:
 def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
     """Raises UsageError if so many sequences at once would not find room."""
     one, free = per_sequence(model, prompt, steps), available(placed(model).device)
+    _check_one(one, prompt + steps, free)
     if free is not None and batch * one > _MODEST * free:
         raise UsageError(
             f"{batch:,} sequences at once need about {batch * one / 1e9:.1f} GB and {free / 1e9:.1f} GB are "
-            f"free: take a --batch of at most {max(1, int(_MODEST * free / one)):,}"
+            f"free: take a --batch of at most {int(_MODEST * free / one):,}"
         )
 
 
 def check_all(n: int, tokens: int) -> None:
     """Raises UsageError if n sequences of so many tokens would not find room when they are drawn."""
     free = available(torch.device("cpu"))
+    _check_one(tokens * _DONE, tokens, free)
     if free is not None and n * tokens * _DONE > _MODEST * free:
         raise UsageError(
             f"{n:,} sequences take about {n * tokens * _DONE / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
             f"draw at most {int(_MODEST * free / (tokens * _DONE)):,} in one go"
+        )
+
+
+def _check_one(needed: int, tokens: int, free: int | None) -> None:
+    if free is not None and needed > _MODEST * free:
+        raise UsageError(
+            f"one sequence of {tokens:,} tokens needs about {needed / 1e9:,.1f} GB and {free / 1e9:.1f} GB "
+            "are free: make it shorter"
         )
 
 
@@ -59,13 +70,23 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
     before and that of after a token, and what the prompt passes through on its way, or else one token.
     """
     config = model.config
-    kept = sum(x.nbytes for x in leaves(_state(model, prompt + steps)))
+    kept = _kept(model, prompt + steps)
     # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
     # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
     block = (16 + 2 * config.feed) * config.width
     # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
     symbols = 24 * config.vocabulary * getattr(config.output, "components", 1)
     return round(2 * kept + 4 * (prompt + 1) * (block + model.output.size) + symbols)
+
+
+def _kept(model: Decoder, tokens: int) -> int:
+    """The bytes of a state of so many tokens; of many, by what the last half of fewer ones has added."""
+    made = min(tokens, _MADE)
+    kept = sum(x.nbytes for x in leaves(_state(model, made)))
+    if made == tokens or constant(model):
+        return kept
+    half = sum(x.nbytes for x in leaves(_state(model, made // 2)))
+    return kept + (kept - half) * (tokens - made) // (made - made // 2)
 
 
 def _state(model: Decoder, tokens: int) -> State:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lintra import checkpoint, generate
-from lintra.attention import delta, leaves, linear, softmax
+from lintra.attention import delta, leaves, linear, longformer, softmax
 from lintra.cli import _generate, _memory
 from lintra.models import decoder
 from lintra.tasks import DataError, copy, digits, images
@@ -181,6 +181,30 @@ def test_a_state_of_constant_size_is_not_computed(monkeypatch):
     model = decoder.Config(**shape).build()
     monkeypatch.setattr(model, "extend", None)
     assert _memory.per_sequence(model, 0, 10**9) == _memory.per_sequence(model, 0, 1)
+
+
+def test_one_sequence_that_finds_no_room(monkeypatch):
+    """No smaller batch and no fewer sequences would help."""
+    shape = {"vocabulary": 5, "layers": 1, "heads": 2, "width": 8}
+    model = decoder.Config(attention=softmax.Config(), **shape).build()
+    monkeypatch.setattr(_memory, "available", lambda device: 1_000)
+    with pytest.raises(ValueError, match=r"one sequence of 100 tokens needs about .* GB are free: make it"):
+        _memory.check_batch(model, 3, 0, 100)
+    with pytest.raises(ValueError, match=r"one sequence of 100 tokens needs about .* GB are free: make it"):
+        _memory.check_all(3, 100)
+
+
+@pytest.mark.parametrize("attention", [softmax.Config(), longformer.Config(window=16)])
+def test_a_long_state_is_estimated_from_shorter_ones(attention, monkeypatch):
+    """A pass over a million tokens, to know what they would take, would itself take hours and the memory."""
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, attention=attention).build()
+    monkeypatch.setattr(_memory, "_MADE", 10_000)
+    exact = _memory.per_sequence(model, 0, 600)
+    monkeypatch.setattr(_memory, "_MADE", 64)
+    read, extend = [], model.extend
+    monkeypatch.setattr(model, "extend", lambda x, *more: (read.append(x.shape[1]), extend(x, *more))[1])
+    assert _memory.per_sequence(model, 0, 600) == pytest.approx(exact, rel=0.01)
+    assert max(read, default=0) <= 64
 
 
 def test_more_than_there_is_room_for_when_they_are_done(lintra_says, folder, monkeypatch):
