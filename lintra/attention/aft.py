@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast, widened
 from lintra.ops.near_far import near_and_far
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.running import ExpSums, no_sums, running_sums, total_sums
 

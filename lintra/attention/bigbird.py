@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, append
 from lintra.ops import _check
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
-from lintra.ops.padding import RealFirst, take
+from lintra.ops.padding import RealFirst, take, zero_padding
 from lintra.ops.positions import Rotation, token_positions
 from lintra.ops.softmax_attention import fused_attention, softmax_attention
 

@@ -26,10 +26,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, TokenMemory, zero_padding
+from lintra.attention._base import Attention, Capabilities, TokenMemory
 from lintra.ops import _check, clustering
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import softmax_attention
 

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities, zero_padding
+from lintra.attention._base import Capabilities
 from lintra.attention._kernel import KernelAttention
 from lintra.ops import LinearState, _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation, token_positions
 
 

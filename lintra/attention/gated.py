@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities
 from lintra.attention._gates import finish
 from lintra.ops._autocast import no_autocast, widened
 from lintra.ops._check import sum_dtype
 from lintra.ops.gated import gated_attention
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities, zero_padding
+from lintra.attention._base import Capabilities
 from lintra.attention._feature_maps import (
     T2R,
     Dpfp,
@@ -38,6 +38,7 @@ from lintra.ops._check import sum_dtype
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.packed import Bounds, PackedRow
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
 __all__ = [

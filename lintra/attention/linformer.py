@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities
 from lintra.ops import _check
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import fused_attention
 

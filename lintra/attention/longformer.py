@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, put_last, take
+from lintra.ops.padding import RealFirst, put_last, take, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
 

@@ -30,12 +30,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, append
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.ops import _check
 from lintra.ops._check import sum_dtype
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, take
+from lintra.ops.padding import RealFirst, take, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention

@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, append
 from lintra.ops import _check, lsh
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
 MOST_ROUNDS = 255  # how many of them see a key is counted in 8 bits

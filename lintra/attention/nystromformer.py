@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import fused_attention
 

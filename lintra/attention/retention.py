@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Attention, Capabilities, zero_padding
+from lintra.attention._base import Attention, Capabilities
 from lintra.attention._gates import finish
 from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast, widened
 from lintra.ops.linear_attention import Impl
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
 

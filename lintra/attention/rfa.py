@@ -28,12 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities, zero_padding
+from lintra.attention._base import Capabilities
 from lintra.attention._kernel import KernelAttention
 from lintra.ops import LinearState
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.random_features import arc_cosine, independent_gaussian, orthogonal_gaussian, trigonometric
 

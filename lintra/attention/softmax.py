@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, TokenMemory, append, zero_padding
+from lintra.attention._base import Attention, Capabilities, TokenMemory, append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
 from lintra.ops.packed import Bounds
-from lintra.ops.padding import RealFirst, put_last, take
+from lintra.ops.padding import RealFirst, put_last, take, zero_padding
 from lintra.ops.positions import Rotation, token_positions
 from lintra.ops.softmax_attention import fused_attention
 

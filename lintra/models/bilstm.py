@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lintra import fields
-from lintra.attention._base import zero_padding
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
-from lintra.ops.padding import RealFirst
+from lintra.ops.padding import RealFirst, zero_padding
 
 
 @dataclass(frozen=True, kw_only=True)
