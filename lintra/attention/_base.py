@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lintra.ops import _check
 from lintra.ops.packed import Bounds, PackedRow
-from lintra.ops.padding import zero_padding
+from lintra.ops.padding import real_tokens, zero_padding
 from lintra.ops.positions import Rotation
 
 State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
@@ -321,7 +321,7 @@ class Attention(nn.Module):
         self.check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
-        return TokenMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask)
+        return TokenMemory(k, v, real_tokens(mask, k))
 
     def keep(self, state: State, dtype: torch.dtype) -> State:
         """The state with kv in `dtype`, in which `extend` leaves it. What `check_keep` raises."""

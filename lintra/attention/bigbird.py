@@ -28,7 +28,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, append
 from lintra.ops import _check
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
-from lintra.ops.padding import RealFirst, take, zero_padding
+from lintra.ops.padding import RealFirst, real_tokens, take, zero_padding
 from lintra.ops.positions import Rotation, token_positions
 from lintra.ops.softmax_attention import fused_attention, softmax_attention
 
@@ -194,7 +194,7 @@ class BigBirdAttention(Attention):
         row = torch.arange(n, device=q.device)[None]
         number = row.new_full((1, 1), n) if real is None else -(-real.sum(1, keepdim=True) // c)
         if real is None and t % c:
-            real = q.new_ones(b, t, dtype=torch.bool)
+            real = real_tokens(None, q)
         q, k, v = (whole(x, n * c) for x in (q, k, v))
         real = None if real is None else whole(real, n * c)
         y = self._listed(q, k, v, *self.lists(row.expand(number.shape[0], -1), number), visible=real)

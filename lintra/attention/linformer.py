@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities
 from lintra.ops import _check
-from lintra.ops.padding import RealFirst, zero_padding
+from lintra.ops.padding import RealFirst, real_tokens, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import fused_attention
 
@@ -117,8 +117,8 @@ class LinformerAttention(Attention):
             k, v, mask = front.gather(k), front.gather(v), front.mask
         if config.projection == "learned":
             k, v = (_mix(self.projections[i], x) for i, x in ((0, k), (-1, v)))
-            return LinformerMemory(k, v, k.new_ones(k.shape[:2], dtype=torch.bool))
-        here = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask
+            return LinformerMemory(k, v, real_tokens(None, k))
+        here = real_tokens(mask, k)
         here, k, v = (_windows(x, config.window) for x in (here, k, v))
         if config.projection == "convolution":
             k, v = (_convolve(self.projections[i], x) for i, x in ((0, k), (-1, v)))

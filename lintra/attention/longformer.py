@@ -27,7 +27,7 @@ from lintra import fields
 from lintra.attention._base import Attention, Capabilities, append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, put_last, take, zero_padding
+from lintra.ops.padding import RealFirst, put_last, real_tokens, take, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
 
@@ -248,7 +248,7 @@ class LongformerAttention(Attention):
         if reads:
             sizes = {"global_q": self.dim, "global_k": self.dim, "global_v": self.value_dim}
             wide = prepare(*(reads[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
-        real = q.new_ones(q.shape[:2], dtype=torch.bool) if packed is None else packed.mask
+        real = real_tokens(None if packed is None else packed.mask, q)
         if global_mask is None:
             place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)
             chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens

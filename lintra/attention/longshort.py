@@ -35,7 +35,7 @@ from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.ops import _check
 from lintra.ops._check import sum_dtype
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, take, zero_padding
+from lintra.ops.padding import RealFirst, real_tokens, take, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
@@ -137,7 +137,7 @@ class LongShortAttention(Attention):
         self.check(q, k, v, mask)
         self.check_rotate(rotate)
         packed, q, k, v, rotate = _pack(mask, q, k, v, rotate)
-        real = q.new_ones(q.shape[:2], dtype=torch.bool) if packed is None else packed.mask
+        real = real_tokens(None if packed is None else packed.mask, q)
         piece = self._read(q, self._memory(k, v, real))
         if self.config.window:
             size = {"segment": self.config.window, "side": (self.config.window + 1) // 2}
@@ -226,8 +226,7 @@ class LongShortAttention(Attention):
         self.check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
-        real = k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask
-        return self._memory(k, v, real)
+        return self._memory(k, v, real_tokens(mask, k))
 
     def read(self, q: Tensor, memory: LongShortMemory, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, LongShortMemory, mask)

@@ -27,7 +27,7 @@ from torch import Tensor
 from lintra import fields
 from lintra.attention._base import Attention, Capabilities, append
 from lintra.ops import _check, lsh
-from lintra.ops.padding import zero_padding
+from lintra.ops.padding import real_tokens, zero_padding
 from lintra.ops.positions import Rotation
 
 MOST_ROUNDS = 255  # how many of them see a key is counted in 8 bits
@@ -174,8 +174,7 @@ class LshAttention(Attention):
         self.check(q, k, v, mask)
         u, v = zero_padding(mask, q, v)
         u = u if rotate is None else rotate(u)
-        real = u.new_ones(u.shape[:2], dtype=torch.bool) if mask is None else mask
-        return LshState(u, v, lsh.buckets(u, self.rotations, levels), real)
+        return LshState(u, v, lsh.buckets(u, self.rotations, levels), real_tokens(mask, u))
 
     def _attend(self, attention: Callable[..., Tensor], tokens: LshState, levels: list[int]) -> Tensor:
         sizes = 2 ** torch.tensor(levels, device=tokens.u.device)

@@ -24,7 +24,7 @@ from lintra.attention._base import Attention, Capabilities
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
-from lintra.ops.padding import RealFirst, zero_padding
+from lintra.ops.padding import RealFirst, real_tokens, zero_padding
 from lintra.ops.positions import Rotation
 from lintra.ops.softmax_attention import fused_attention
 
@@ -117,9 +117,7 @@ class NystromAttention(Attention):
         count = self.config.landmarks
         segments = None if mask is None else Segments.of(mask, count)
         means = (segment_means(x, count, segments) for x in (k, v))
-        return NystromMemory(
-            k, v, k.new_ones(k.shape[:2], dtype=torch.bool) if mask is None else mask, *means
-        )
+        return NystromMemory(k, v, real_tokens(mask, k), *means)
 
     def _attend(self, q: Tensor, memory: NystromMemory, mask: Tensor | None, real: Tensor | None) -> Tensor:
         """y [b t h e] in the sum dtype: rounded to 16 bits, landmarks would be far from their inverse.

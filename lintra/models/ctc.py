@@ -26,7 +26,7 @@ from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
 from lintra.nn.replaced import placed
 from lintra.ops import _check
-from lintra.ops.padding import RealFirst, zero_padding
+from lintra.ops.padding import RealFirst, real_tokens, zero_padding
 from lintra.speech import features
 from lintra.speech.symbols import Symbols
 
@@ -124,7 +124,7 @@ class CTC(nn.Module):
             mask = None if mask is None else mask[:, ::2]
             (x,) = zero_padding(mask, x)
         (log_probs,) = zero_padding(mask, self._said(self.encoder(x, mask=mask)))
-        return log_probs, x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+        return log_probs, real_tokens(mask, x)
 
     def start(self, batch: int) -> CTCState:
         """The state before any frame. Raises ValueError for a model that needs whole utterances."""

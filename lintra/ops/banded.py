@@ -21,6 +21,7 @@ from torch.nn import functional
 from lintra.ops import _check
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
+from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import Piece, softmax_attention
 
 # Queries to a block: more of them waste scores at the corners, fewer of them waste copies of keys.
@@ -63,7 +64,7 @@ def banded_attention(
     factor = q.shape[3] ** -0.5 if scale is None else scale
     if dilation > 1:
         if k.shape[1] % dilation and visible is None:
-            visible = q.new_ones(k.shape[:2], dtype=torch.bool)
+            visible = real_tokens(None, k)
         q, k, v = (_classes(x, dilation) for x in (q, k, v))
         visible = None if visible is None else _classes(visible, dilation)
     rows, time = q.shape[:2]

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
+from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import Piece, merge, softmax_attention
 
 SINGLE = 6  # up to 2^6 buckets come from one hash, more from a pair of hashes
@@ -92,10 +93,9 @@ class Order(NamedTuple):
 
     @classmethod
     def of(cls, bucket: Int[Tensor, "b t h r"], mask: Bool[Tensor, "b t"] | None, chunk: int) -> "Order":
-        batch, time = bucket.shape[:2]
+        time = bucket.shape[1]
         spare = -time % chunk
-        real = bucket.new_ones(batch, time, dtype=torch.bool) if mask is None else mask
-        real = functional.pad(real, (0, spare))
+        real = functional.pad(real_tokens(mask, bucket), (0, spare))
         bucket = functional.pad(bucket.permute(0, 2, 3, 1), (0, spare)).to(torch.int32)
         last = torch.iinfo(torch.int32).max
         token = bucket.masked_fill(~real[:, None, None], last).argsort(dim=-1, stable=True)
@@ -166,7 +166,7 @@ def lsh_attention_reference(
     """The definition, O(t^2): every score, weighted by the number of rounds that see it."""
     time = u.shape[1]
     token = torch.arange(time, device=u.device)
-    real = token.new_ones(u.shape[:2], dtype=torch.bool) if mask is None else mask
+    real = real_tokens(mask, u)
     before = token[:, None] >= token
     pairs = (real[:, :, None] & real[:, None])[:, None]
     allowed = pairs & before if pattern.causal else pairs

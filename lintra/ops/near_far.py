@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from lintra.ops.padding import real_tokens
 from lintra.ops.running import ExpSums, no_sums, running_sums, total_sums
 
 
@@ -53,7 +54,7 @@ def near_and_far(
 def _fill(k: Tensor, v: Tensor, mask: Tensor | None, c: int) -> tuple[Tensor, Tensor, Tensor]:
     """Whole blocks, the places that are missing padded."""
     missing = -k.shape[1] % c
-    mask = torch.ones(k.shape[:2], dtype=torch.bool, device=k.device) if mask is None else mask
+    mask = real_tokens(mask, k)
     k, v = (functional.pad(x, (0, 0, 0, 0, 0, missing)) for x in (k, v))
     return k, v, functional.pad(mask, (0, missing))
 

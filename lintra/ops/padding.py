@@ -38,6 +38,11 @@ def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Te
     return tuple(x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0) for x in tensors)
 
 
+def real_tokens(mask: Bool[Tensor, "b t"] | None, x: Tensor) -> Bool[Tensor, "b t"]:
+    """Which tokens of x [b t ...] are real: all of them without a mask."""
+    return x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
+
+
 def put_last(late: Bool[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """The places of each sample that are not `late`, then those that are, both in their order."""
     return late.to(torch.uint8).argsort(dim=1, stable=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lintra.ops import _check
-from lintra.ops.padding import zero_padding
+from lintra.ops.padding import real_tokens, zero_padding
 
 
 def spec_augment(
@@ -41,8 +41,8 @@ def spec_augment(
     _check.floating("x", x)
     if mask is not None:
         _check.mask(mask, "b t", sizes, x.device)
-    b, t, i = x.shape
-    real = torch.ones(b, t, dtype=torch.bool, device=x.device) if mask is None else mask
+    t, i = x.shape[1:]
+    real = real_tokens(mask, x)
     frames = real.sum(1)
     bins = torch.full_like(frames, i)
     hidden = _intervals((bins * band).long(), bins, bands, i, generator)[:, None, :]

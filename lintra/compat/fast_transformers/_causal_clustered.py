@@ -10,6 +10,7 @@ from torch import Tensor
 from lintra.attention.clustered import ClusteredAttention as Clustered
 from lintra.compat.fast_transformers.attention import ImprovedClusteredAttention, InnerAttention
 from lintra.ops import clustering
+from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import softmax_attention
 
 
@@ -30,7 +31,7 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
         cluster = clustering.cluster(
             codes, hashes.draws, iterations=self.config.iterations, mask=real_k
         )  # [b h t]
-        real = torch.ones_like(q[..., 0, 0], dtype=torch.bool) if real_k is None else real_k
+        real = real_tokens(real_k, k)
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
         with torch.no_grad():
             # The sum over a cluster ranks keys as its mean does.
