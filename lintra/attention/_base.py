@@ -97,6 +97,7 @@ class Attention(nn.Module):
             if value < 1:
                 raise ValueError(f"{what} must be at least 1, got {value}")
         _check.heads(self.heads, self.kv_heads)
+        self.group = self.heads // self.kv_heads  # query heads to a key-value head
         if self.shared_key and self.heads != self.kv_heads:
             raise ValueError(
                 f"attention {self.name!r} has one projection for queries and keys: kv_heads must be "

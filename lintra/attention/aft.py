@@ -148,8 +148,7 @@ class AttentionFree(Attention):
 
     def _gate(self, q: Tensor, mean: Tensor) -> Tensor:
         """sigmoid(q) times the mean [b t g d] of its key-value head."""
-        group = self.heads // self.kv_heads
-        return (widened(q)[0].sigmoid() * mean.repeat_interleave(group, 2)).to(q.dtype)
+        return (widened(q)[0].sigmoid() * mean.repeat_interleave(self.group, 2)).to(q.dtype)
 
     def _local(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if q.shape[1] > self.config.max_length:

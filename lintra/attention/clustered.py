@@ -168,9 +168,8 @@ class ClusteredAttention(Attention):
         blocks = clustering.Blocks.of(cluster, clusters, max(1, q.shape[2] // clusters))
         index = blocks.member.flatten(2)[..., None].expand(-1, -1, -1, self.dim)
         rows = q.gather(2, index).unflatten(2, blocks.member.shape[2:])
-        group = self.heads // self.kv_heads
         keys, values = (
-            _of_cluster(_keys(x, top, group).flatten(3), blocks.cluster).unflatten(3, (top.shape[3], -1))
+            _of_cluster(_keys(x, top, self.group).flatten(3), blocks.cluster).unflatten(3, (top.shape[3], -1))
             for x in (k, v)
         )
         visible = None

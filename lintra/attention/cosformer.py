@@ -91,13 +91,12 @@ class Cosformer(KernelAttention):
         self.check_step(q, k, v, state)
         self.check_rotate(rotate)
         here = self._positions(state.seen, 1, None)
-        group = self.heads // self.kv_heads
         q, k = (torch.relu(self._features(x, here)) for x in (q, k))
         with no_autocast(q):
             kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
             z = state.z + k[:, 0]
-            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
-            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
 
     def read(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:

@@ -171,7 +171,7 @@ class DeltaNet(Attention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
-        dtype, group = v.dtype, self.heads // self.kv_heads
+        dtype = v.dtype
         (q, k, v), last = self._convolve(q, k, v, state, None)
         q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)[:, 0]
         log_decay = self._log_decay(reads[1])
@@ -179,7 +179,7 @@ class DeltaNet(Attention):
         with no_autocast(q):
             missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
             kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(reads[0])[:, 0], k, missing)
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), DeltaState(kv, *last)
 
     def _convolve(

@@ -114,12 +114,12 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, GatedState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        dtype, group = v.dtype, self.heads // self.kv_heads
+        dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, None, rotate, decay, gate)
         with no_autocast(q):
             written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
             kv = log_decay[:, 0].exp()[..., None] * state.kv + written
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _enter(

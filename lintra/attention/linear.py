@@ -127,15 +127,15 @@ class LinearAttention(KernelAttention):
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        dtype, group = state.kv.dtype, self.heads // self.kv_heads
+        dtype = state.kv.dtype
         with no_autocast(q):
             q, k = self._features(q, k, dtype)
             turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
             kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
             z = state.z + k[:, 0]
-            y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(group, 1))
+            y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(self.group, 1))
             if self.config.normalize:
-                weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+                weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
                 y = divide(y, weight + self.config.eps)
         return y.to(v.dtype), LinearState(kv, z)
 

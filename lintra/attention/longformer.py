@@ -215,11 +215,10 @@ class LongformerAttention(Attention):
 
     def _weigh(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Tensor:
         """One query q [b 1 h d], visible [b h s] or [b 1 s]; it sees something."""
-        group = self.heads // self.kv_heads
         scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
-        scores = scale * torch.einsum("bthd,bshd->bhs", q, tokens.k.repeat_interleave(group, 2))
+        scores = scale * torch.einsum("bthd,bshd->bhs", q, tokens.k.repeat_interleave(self.group, 2))
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
-        return torch.einsum("bhs,bshe->bhe", weights, tokens.v.repeat_interleave(group, 2))[:, None]
+        return torch.einsum("bhs,bshe->bhe", weights, tokens.v.repeat_interleave(self.group, 2))[:, None]
 
     def _enter(
         self,
@@ -283,8 +282,7 @@ class LongformerAttention(Attention):
 
     def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Piece:
         """Attention of q [b t h d] to what is `visible` [b t s] or [b 1 s] of all the tokens."""
-        group = self.heads // self.kv_heads
-        q = q.movedim(1, 2).unflatten(1, (self.kv_heads, group))
+        q = q.movedim(1, 2).unflatten(1, (self.kv_heads, self.group))
         k, v = (x.movedim(1, 2)[:, :, None] for x in tokens[:2])
         piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self._options())
         return Piece(*(x.flatten(1, 2).movedim(1, 2) for x in piece))

@@ -199,13 +199,12 @@ class LongShortAttention(Attention):
         finished = torch.arange(state.summary_k.shape[1], device=device) < seen // size
         near, far = (ago < self.config.window) & (ago <= seen), finished.repeat_interleave(self.rank, 1)
 
-        group = self.heads // self.kv_heads
         scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
-        near_scores = torch.einsum("bthd,bshd->bhts", turned, near_k.repeat_interleave(group, 2))
-        far_scores = torch.einsum("bthd,bshd->bhts", q, far_k.repeat_interleave(group, 2))
+        near_scores = torch.einsum("bthd,bshd->bhts", turned, near_k.repeat_interleave(self.group, 2))
+        far_scores = torch.einsum("bthd,bshd->bhts", q, far_k.repeat_interleave(self.group, 2))
         scores = scale * torch.cat((near_scores, far_scores), -1)
         hidden = ~torch.cat((near, far), 1)[:, None, None]
-        values = torch.cat((near_v, far_v), 1).repeat_interleave(group, 2)
+        values = torch.cat((near_v, far_v), 1).repeat_interleave(self.group, 2)
         y = torch.einsum("bhts,bshe->bthe", scores.masked_fill(hidden, -math.inf).softmax(-1), values)
 
         means = merge(Piece(state.o, state.logsumexp), self.project.of_one(k[:, 0], v[:, 0]))

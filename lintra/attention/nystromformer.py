@@ -130,8 +130,7 @@ class NystromAttention(Attention):
             return self._softmax(q, k, v, real)
         queries = None if mask is None else Segments.of(mask, count)
         q_means = segment_means(q, count, queries)  # [b m h d]
-        group = self.heads // self.kv_heads
-        k_means, v_means = (x.repeat_interleave(group, 2) for x in (memory.key_means, memory.value_means))
+        k_means, v_means = (x.repeat_interleave(self.group, 2) for x in memory[3:])
         among = torch.einsum("bihd,bjhd->bhij", q_means * self._scale(), k_means).softmax(-1)  # A
         read = self._softmax(q_means, k, v, real)  # B v [b m h e]
         values = torch.einsum("bhji,bihe->bjhe", self._inverse(among), read)  # A^+ B v
@@ -174,4 +173,4 @@ class NystromAttention(Attention):
             v.movedim(2, 1), weight[:, None, :, None], padding=(weight.shape[1] // 2, 0), groups=v.shape[2]
         ).movedim(1, 2)
         near = near if front is None else front.restore(near)
-        return near.repeat_interleave(self.heads // self.kv_heads, 2)
+        return near.repeat_interleave(self.group, 2)

@@ -134,7 +134,6 @@ class Performer(KernelAttention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         kv, z, c = state
-        group = self.heads // self.kv_heads
         q, k = (x.to(kv.dtype) if rotate is None else rotate(x.to(kv.dtype)) for x in (q, k))
         with no_autocast(q):
             q = self._query_features(q)
@@ -147,8 +146,8 @@ class Performer(KernelAttention):
                 kv, z, c, k = kept[..., None] * kv, kept * z, now, (exponents - now[..., None]).exp()[:, None]
             kv = kv + torch.einsum("btgf,btge->bgfe", k, v.to(kv.dtype))
             z = z + k[:, 0]
-            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
-            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(group, 1))
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), PerformerState(kv, z, c)
 
     def _sum(

@@ -113,7 +113,7 @@ class Retention(Attention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         self.check_reads(q, gate=gate)
-        dtype, group = v.dtype, self.heads // self.kv_heads
+        dtype = v.dtype
         q, k, v = widened(q, k, v)
         if rotate is not None:
             q, k = rotate(q), rotate(k)
@@ -122,7 +122,7 @@ class Retention(Attention):
         with no_autocast(q):
             kv = decay[..., None] * state.kv + torch.einsum("bgd,bge->bgde", k, v[:, 0])
             z = decay * state.z + k
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(group, 1))
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, norm=self.config.normalize_heads).to(dtype), LinearState(kv, z)
 
 

@@ -140,7 +140,6 @@ class RandomFeatureAttention(KernelAttention):
     ) -> tuple[Tensor, RfaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        group = self.heads // self.kv_heads
         keep, write = (
             torch.ones_like(state.n) if x is None else x[:, 0].exp() for x in self._gate(gate, k, None)
         )
@@ -150,7 +149,7 @@ class RandomFeatureAttention(KernelAttention):
             new = torch.einsum("btgf,btge->bgfe", k, values)
             kv = keep[..., None, None] * state.kv + write[..., None, None] * new
             n = keep * state.n + write
-            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(group, 1))
+            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
         return self._ratio(y, n[:, None]).to(v.dtype), RfaState(kv, n)
 
     def _sum(
@@ -223,7 +222,7 @@ class RandomFeatureAttention(KernelAttention):
         y, weight = y[..., :-1], y[..., -1]
         if self.config.kernel == "trig":
             bound = self.config.den_eps * self.config.features * n
-            bound = bound.repeat_interleave(self.heads // self.kv_heads, 2)
+            bound = bound.repeat_interleave(self.group, 2)
             weight = torch.where(weight > bound, weight, bound)
         return divide(y, weight)
 

@@ -138,11 +138,10 @@ class SoftmaxAttention(Attention):
         q, k, v = self.prepare(q, k, v, None, rotate)
         here = token_positions(_seen(state), 1, None)
         after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
-        group = self.heads // self.kv_heads
         scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
-        scores = scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(group, 2))
+        scores = scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(self.group, 2))
         scores = scores.masked_fill(~self._visible(here, after.position)[:, :, None], -torch.inf)
-        y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(group, 2))
+        y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(self.group, 2))
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
     def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
