@@ -41,7 +41,6 @@ def _tests(name: str):
     return import_module(f"tests.attention.test_{name}")
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # in PyTorch's own forward mode
 @pytest.mark.parametrize(("law", "case"), pairs(laws.LAWS))
 def test_law(law, case):
     law(case)

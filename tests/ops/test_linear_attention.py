@@ -154,7 +154,6 @@ def test_second_derivatives_of_native_are_refused():
         g.sum().backward()
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # in PyTorch's own forward mode
 @pytest.mark.parametrize("impl", ["auto", "torch"])
 def test_transforms_of_torch_func(impl):
     """vmap, forward-mode and reverse-mode: "auto" takes the implementation that has them."""
@@ -182,7 +181,6 @@ def test_transforms_of_torch_func(impl):
     assert tangent is not None
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # in PyTorch's own forward mode
 @needs_native
 def test_transforms_of_native_are_refused():
     q, k, v = (draw()[n].detach() for n in "qkv")

@@ -157,7 +157,6 @@ def test_fused_attention_hides_the_future_at_any_scale(scale):
     assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*")  # in PyTorch's own forward mode
 @pytest.mark.parametrize("causal", [False, True])
 def test_transforms_of_torch_func(causal):
     """At one width of q, k and v, for which PyTorch has kernels that know neither forward mode nor vmap."""
