@@ -33,6 +33,14 @@ class EndsConfig:
             )
         fields.at_least(self, vocabulary=1, inputs=1, outputs=1)
 
+    def check_hidden(self) -> None:
+        """Raises ValueError unless it leaves its hidden vectors as they are, for another network to read."""
+        if self.outputs is not None or self.pool is not None:
+            raise ValueError(
+                "the encoder's hidden vectors are read, so it needs outputs=None and pool=None, got "
+                f"{self.outputs} and {self.pool!r}"
+            )
+
 
 def entrance(config: EndsConfig, width: int) -> nn.Module:
     """From what is read to vectors of this width."""

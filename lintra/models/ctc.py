@@ -52,11 +52,7 @@ class Config:
             raise ValueError(f"subsample must be 1, 2 or 4 frames, got {self.subsample}")
         if self.encoder.inputs is None:
             raise ValueError(f"the encoder must read features, got vocabulary={self.encoder.vocabulary}")
-        if self.encoder.outputs is not None or self.encoder.pool is not None:
-            raise ValueError(
-                "the encoder's hidden vectors are read, so it needs outputs=None and pool=None, got "
-                f"{self.encoder.outputs} and {self.encoder.pool!r}"
-            )
+        self.encoder.check_hidden()
         if self.subsample == 1 and self.encoder.inputs != self.features.bins:
             raise ValueError(
                 f"with subsample=1 the encoder reads the {self.features.bins} numbers of a frame itself, got "

@@ -38,11 +38,7 @@ class Config(decoder.Config):
             raise ValueError(
                 f"the encoder must have the decoder's width, got {self.encoder.width} and {self.width}"
             )
-        if self.encoder.outputs is not None or self.encoder.pool is not None:
-            raise ValueError(
-                "the encoder's hidden vectors are read, so it needs outputs=None and pool=None, got "
-                f"{self.encoder.outputs} and {self.encoder.pool!r}"
-            )
+        self.encoder.check_hidden()
 
     def build(self) -> "Seq2Seq":
         return Seq2Seq(self)

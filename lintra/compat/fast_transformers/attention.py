@@ -52,16 +52,15 @@ class AttentionLayer(nn.Module):
         query_lengths: BaseMask | None = None,
         key_lengths: BaseMask | None = None,
     ) -> Tensor:
-        q, k, v = (
-            project(x).unflatten(-1, (self.n_heads, -1))
-            for project, x in (
-                (self.query_projection, queries),
-                (self.key_projection, keys),
-                (self.value_projection, values),
-            )
-        )
+        q, k, v = self.project(queries, keys, values)
         y = self.inner_attention(q, k, v, attn_mask, query_lengths, key_lengths)
         return self.out_projection(y.flatten(2))
+
+    def project(self, *given: Tensor) -> list[Tensor]:
+        """Queries, keys and values [... c], or the first of them, by heads [... h d]."""
+        projections = (self.query_projection, self.key_projection, self.value_projection)
+        pairs = zip(projections, given, strict=False)
+        return [project(x).unflatten(-1, (self.n_heads, -1)) for project, x in pairs]
 
 
 class InnerAttention(nn.Module):

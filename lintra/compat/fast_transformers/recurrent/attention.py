@@ -29,14 +29,7 @@ class RecurrentAttentionLayer(AttentionLayer):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, query: Tensor, key: Tensor, value: Tensor, state: State = None, memory: State = None
     ) -> tuple[Tensor, State]:
-        q, k, v = (
-            project(x).unflatten(-1, (self.n_heads, -1))
-            for project, x in (
-                (self.query_projection, query),
-                (self.key_projection, key),
-                (self.value_projection, value),
-            )
-        )
+        q, k, v = self.project(query, key, value)
         y, state = self.inner_attention(q, k, v, given_state(state, memory))
         return self.out_projection(y.flatten(1)), state
 
@@ -52,10 +45,10 @@ class RecurrentCrossAttentionLayer(AttentionLayer):
         key_lengths: BaseMask | None = None,
         state: State = None,
     ) -> tuple[Tensor, State]:
-        q, k, v = self.query_projection(query).unflatten(-1, (self.n_heads, -1)), None, None
         if state is None:
-            k = self.key_projection(keys).unflatten(-1, (self.n_heads, -1))
-            v = self.value_projection(values).unflatten(-1, (self.n_heads, -1))
+            q, k, v = self.project(query, keys, values)
+        else:
+            (q,), k, v = self.project(query), None, None
         y, state = self.inner_attention(q, k, v, key_lengths, state=state)
         return self.out_projection(y.flatten(1)), state
 
