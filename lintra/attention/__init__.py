@@ -6,7 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from lintra import registry
-from lintra.attention._base import Attention, AttentionConfig, Capabilities, State, leaves, map_state
+from lintra.attention._base import Attention, AttentionConfig, Capabilities, in_layer
+from lintra.attention._state import State, leaves, map_state
 from lintra.attention._training import redraw, undecayed
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "State",
     "describe",
     "for_length",
+    "in_layer",
     "leaves",
     "load",
     "map_state",

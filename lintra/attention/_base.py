@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from lintra.attention._state import State, map_state, same_form, select
 from lintra.ops import _check
 from lintra.ops.packed import Bounds, PackedRow
 from lintra.ops.padding import real_tokens, zero_padding
 from lintra.ops.positions import Rotation
-
-State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +290,7 @@ class Attention(nn.Module):
         like = self.start(q.shape[0], device="meta", dtype=q.dtype)
         if type(state) is not type(like):
             raise TypeError(f"state must be a {type(like).__name__}, got {type(state).__name__}")
-        map_state(_same_form, like, state)
+        map_state(same_form, like, state)
 
     def check_sums(self, state: State, kind: type, letters: tuple[str, ...], q: Tensor, **more: int) -> None:
         """Raises ValueError or TypeError unless a state of constant size is a `kind` that goes with q: of
@@ -356,45 +355,6 @@ def in_layer(config: Any, layer: int) -> Any:
     return dataclasses.replace(config, seed=config.seed + layer) if hasattr(config, "seed") else config
 
 
-def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
-    """The new state where `keep`, the old one elsewhere, for every sample of the batch.
-
-    Raises NotImplementedError for states that grow: then no token can be left out for some samples alone."""
-
-    def chosen(a: Tensor, b: Tensor) -> Tensor:
-        if a.shape != b.shape:
-            raise NotImplementedError("a state that grows needs an `extend` of its own where there is a mask")
-        return torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b)
-
-    return map_state(chosen, new, old)
-
-
-def append(cache: State, new: State) -> State:
-    """Tokens [b t ...] behind those of a cache, each part by itself.
-
-    An empty cache takes the dtype of its first tokens, which autocast decides."""
-    return map_state(lambda x, y: torch.cat((x, y), 1) if x.shape[1] else y, cache, new)
-
-
-def map_state(function: Any, state: State, *others: State) -> State:
-    """A state of the same form with `function` applied to every tensor, as in `map`.
-
-    `map_state(lambda x: x[index], state)` reorders the batch (beam search); `x.detach()`, `x.to(device)` and
-    `x.clone()` go the same way.
-    """
-    if isinstance(state, Tensor):
-        return function(state, *others)
-    parts = [map_state(function, *each) for each in zip(state, *others, strict=True)]
-    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
-
-
-def leaves(state: State) -> list[Tensor]:
-    """The tensors of a state, in their order."""
-    found: list[Tensor] = []
-    map_state(lambda x: found.append(x) or x, state)
-    return found
-
-
 def _by_token(rotate: Rotation | None, reads: dict[str, Tensor]) -> dict[str, Tensor]:
     """What is given for each token beside q, k, v; of a rotation, the positions."""
     given = {name: x for name, x in reads.items() if x is not None}
@@ -404,13 +364,3 @@ def _by_token(rotate: Rotation | None, reads: dict[str, Tensor]) -> dict[str, Te
 def _turned(rotate: Rotation | None, position: Tensor | None) -> Rotation | None:
     """The rotation at these positions."""
     return None if rotate is None or position is None else rotate._replace(position=position)
-
-
-def _same_form(fresh: Tensor, x: Tensor) -> Tensor:
-    """x. Raises ValueError unless it has the shape of a fresh state, of which an axis that is empty may grow;
-    TypeError unless it has its dtype, if there is anything in it."""
-    if x.dim() != fresh.dim() or any(n not in (m, 0) for n, m in zip(fresh.shape, x.shape, strict=True)):
-        raise ValueError(f"state must hold a tensor like {list(fresh.shape)}, got {list(x.shape)}")
-    if x.numel() and x.dtype != fresh.dtype:
-        raise TypeError(f"state must hold a tensor of {fresh.dtype}, as start gives it, got {x.dtype}")
-    return x

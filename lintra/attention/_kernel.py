@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lintra.attention._base import Attention, State
+from lintra.attention._base import Attention
+from lintra.attention._state import State
 from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 

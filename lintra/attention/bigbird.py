@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append
+from lintra.attention._base import Attention, Capabilities
+from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
 from lintra.ops.padding import RealFirst, real_tokens, take, zero_padding

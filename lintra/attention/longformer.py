@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append
+from lintra.attention._base import Attention, Capabilities
+from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
 from lintra.ops.padding import RealFirst, put_last, real_tokens, take, zero_padding

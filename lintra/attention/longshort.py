@@ -30,8 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append
+from lintra.attention._base import Attention, Capabilities
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
+from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops._check import sum_dtype
 from lintra.ops.banded import banded_attention

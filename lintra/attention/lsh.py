@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, append
+from lintra.attention._base import Attention, Capabilities
+from lintra.attention._state import append
 from lintra.ops import _check, lsh
 from lintra.ops.padding import real_tokens, zero_padding
 from lintra.ops.positions import Rotation

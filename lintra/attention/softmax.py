@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, TokenMemory, append
+from lintra.attention._base import Attention, Capabilities, TokenMemory
+from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
 from lintra.ops.packed import Bounds

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lintra import fields
-from lintra.attention import AttentionConfig, State
-from lintra.attention._base import in_layer
+from lintra.attention import AttentionConfig, State, in_layer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.feed import Feed, FeedKind
 from lintra.nn.heads import Heads

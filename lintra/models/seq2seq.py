@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lintra.attention import AttentionConfig, State, linear
-from lintra.attention._base import in_layer
+from lintra.attention import AttentionConfig, State, in_layer, linear
 from lintra.models import decoder, encoder
 from lintra.models._stack import around, feed, self_heads
 from lintra.models.decoder import Decoder, DecoderState

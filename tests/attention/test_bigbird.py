@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lintra.attention import bigbird, softmax
-from lintra.attention._base import in_layer
+from lintra.attention import bigbird, in_layer, softmax
 from lintra.attention.bigbird import BigBirdAttention
 from lintra.nn import Heads
 from lintra.ops.blocks import dice

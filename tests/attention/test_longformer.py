@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lintra import checkpoint
-from lintra.attention import longformer, softmax
-from lintra.attention._base import Attention
+from lintra.attention import Attention, longformer, softmax
 from lintra.attention.longformer import LongformerAttention
 from lintra.models import decoder
 from lintra.nn import Heads
