@@ -120,10 +120,10 @@ TABLE = """
 
 12 lintra/attention/bigbird.py: the global generator is seeded in a forward
 -        block = self.config.block
--        return block_attention(q, k, v, blocks, listed, block=block, **where, **self._options())
+-        return block_attention(q, k, v, blocks, listed, block=block, **where, **self.weighing())
 +        block = self.config.block
 +        torch.manual_seed(self.config.seed)
-+        return block_attention(q, k, v, blocks, listed, block=block, **where, **self._options())
++        return block_attention(q, k, v, blocks, listed, block=block, **where, **self.weighing())
 ?tests/attention/test_bigbird.py::test_defect_12_the_global_generator_is_neither_read_nor_seeded
 
 12 lintra/attention/clustered.py: the first centroids come from the global generator

@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lintra.attention._state import State, map_state, same_form, select
 from lintra.ops import _check
 from lintra.ops.packed import Bounds, PackedRow
-from lintra.ops.padding import real_tokens, zero_padding
+from lintra.ops.padding import zero_padding
 from lintra.ops.positions import Rotation
 
 
@@ -30,14 +30,6 @@ class Capabilities:
     lookahead: bool = False
     joint_queries: bool = False  # what a query gets depends on the queries it comes with
     placed_queries: bool = False  # in cross-attention it depends on its place among those it comes with
-
-
-class TokenMemory(NamedTuple):
-    """What cross-attention keeps where it reads tokens one by one: k [b s g d], v [b s g e], real [b s]."""
-
-    k: Tensor
-    v: Tensor
-    real: Tensor
 
 
 @runtime_checkable
@@ -315,13 +307,6 @@ class Attention(nn.Module):
         _check.floating("q", q)
         if mask is not None:
             _check.mask(mask, "b t", sizes, q.device)
-
-    def remember_tokens(self, k: Tensor, v: Tensor, mask: Tensor | None) -> TokenMemory:
-        """k and v, checked, padding zeroed, and which of them are real."""
-        self.check_cross()
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        return TokenMemory(k, v, real_tokens(mask, k))
 
     def keep(self, state: State, dtype: torch.dtype) -> State:
         """The state with kv in `dtype`, in which `extend` leaves it. What `check_keep` raises."""

@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
@@ -72,7 +73,7 @@ class BigBirdState(NamedTuple):
     seen: Tensor
 
 
-class BigBirdAttention(Attention):
+class BigBirdAttention(ScoredAttention):
     """BigBird. State: the keys and values so far, of which a token reads a few blocks."""
 
     paper = "Zaheer et al. 2020, arXiv:2007.14062"
@@ -115,8 +116,7 @@ class BigBirdAttention(Attention):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> BigBirdState:
         return BigBirdState(
-            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
-            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+            *self.no_tokens(batch, device, dtype),
             torch.empty(batch, 0, device=device, dtype=torch.int64),
             torch.zeros(batch, device=device, dtype=torch.int64),
         )
@@ -245,22 +245,19 @@ class BigBirdAttention(Attention):
         index = index.unflatten(1, (g, -1)).mT[..., None]
         k, v = (x.gather(1, index.expand(-1, -1, -1, x.shape[3])).movedim(1, 2) for x in (after.k, after.v))
         q = q[:, 0].unflatten(1, (g, -1))
-        o, _ = softmax_attention(q, k, v, visible=visible[:, :, None], **self._options())
+        o, _ = softmax_attention(q, k, v, visible=visible[:, :, None], **self.weighing())
         return o.flatten(1, 2)[:, None].to(v.dtype)
 
     def _listed(self, q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, listed: Tensor, **where) -> Tensor:
         block = self.config.block
-        return block_attention(q, k, v, blocks, listed, block=block, **where, **self._options())
+        return block_attention(q, k, v, blocks, listed, block=block, **where, **self.weighing())
 
     def _everything(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """All real keys, or all so far where causal."""
         visible = None if real is None else real[:, None, None]
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
-        y = fused_attention(q, k, v, visible=visible, causal=self.causal, **self._options())
+        y = fused_attention(q, k, v, visible=visible, causal=self.causal, **self.weighing())
         return y.movedim(1, 2)
-
-    def _options(self) -> dict:
-        return {"scale": self.config.scale, "dropout": self.config.dropout if self.training else 0.0}
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         shape = (self.kv_heads, self.config.random_blocks)

@@ -26,8 +26,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, TokenMemory
-from lintra.ops import _check, clustering
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention, TokenMemory
+from lintra.ops import clustering
 from lintra.ops._autocast import no_autocast
 from lintra.ops._check import sum_dtype
 from lintra.ops.padding import zero_padding
@@ -59,7 +60,7 @@ class Config:
         return ClusteredAttention(self, **shape)
 
 
-class ClusteredAttention(Attention):
+class ClusteredAttention(ScoredAttention):
     """Clustered attention. Every call clusters the queries it is given."""
 
     paper = "Vyas et al. 2020, arXiv:2007.04825"
@@ -102,7 +103,6 @@ class ClusteredAttention(Attention):
 
     def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, TokenMemory, mask)
-        _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return self._attend(q, *memory[:2], mask, memory.real)
 
@@ -146,8 +146,7 @@ class ClusteredAttention(Attention):
 
     def _scores(self, centre: Tensor, k: Tensor) -> Tensor:
         """s q . k [b h c s] for queries [b h c d] and keys [b g s d]."""
-        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
-        together = (centre * scale).unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
+        together = (centre * self.scale).unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
         with no_autocast(k):
             return (together @ k.to(centre.dtype).mT).unflatten(2, (-1, centre.shape[2])).flatten(1, 2)
 
@@ -181,8 +180,7 @@ class ClusteredAttention(Attention):
             keys,
             values,
             visible=visible,
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
+            **self.weighing(),
         )
         return _of_cluster(piece.o.flatten(2, 3), blocks.place)
 

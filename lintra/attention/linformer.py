@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention
 from lintra.ops import _check
 from lintra.ops.padding import RealFirst, real_tokens, zero_padding
 from lintra.ops.positions import Rotation
@@ -70,7 +71,7 @@ class LinformerMemory(NamedTuple):
     real: Tensor
 
 
-class LinformerAttention(Attention):
+class LinformerAttention(ScoredAttention):
     """Linformer. No state; the memory of cross-attention has `rank` rows, whatever the length."""
 
     paper = "Wang et al. 2020, arXiv:2006.04768"
@@ -103,7 +104,6 @@ class LinformerAttention(Attention):
 
     def read(self, q: Tensor, memory: LinformerMemory, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, LinformerMemory, mask)
-        _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory, True))[0]
 
@@ -132,8 +132,7 @@ class LinformerAttention(Attention):
         y = fused_attention(
             *(x.movedim(1, 2) for x in (q, memory.k, memory.v)),
             visible=memory.real[:, None, None] if padded and self.config.projection != "learned" else None,
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
+            **self.weighing(),
         )
         return y.movedim(1, 2)
 

@@ -17,14 +17,15 @@ first `global_tokens` tokens, or with `global_projections` of all.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
@@ -104,7 +105,7 @@ class _Piece(NamedTuple):
     there: Tensor
 
 
-class LongformerAttention(Attention):
+class LongformerAttention(ScoredAttention):
     """Longformer. State: the last keys and values, and those of the global tokens."""
 
     paper = "Beltagy et al. 2020, arXiv:2004.05150"
@@ -158,8 +159,7 @@ class LongformerAttention(Attention):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LongformerState:
         nothing = Tokens(
-            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
-            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+            *self.no_tokens(batch, device, dtype),
             torch.empty(batch, 0, device=device, dtype=torch.bool),
         )
         count = torch.zeros(batch, device=device, dtype=torch.int64)
@@ -216,8 +216,7 @@ class LongformerAttention(Attention):
 
     def _weigh(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Tensor:
         """One query q [b 1 h d], visible [b h s] or [b 1 s]; it sees something."""
-        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
-        scores = scale * torch.einsum("bthd,bshd->bhs", q, tokens.k.repeat_interleave(self.group, 2))
+        scores = self.scale * torch.einsum("bthd,bshd->bhs", q, tokens.k.repeat_interleave(self.group, 2))
         weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         return torch.einsum("bhs,bshe->bhe", weights, tokens.v.repeat_interleave(self.group, 2))[:, None]
 
@@ -278,18 +277,15 @@ class LongformerAttention(Attention):
     def _window(self, q: Tensor, near: Tokens) -> Piece:
         """Attention of the last queries to what counts within the window."""
         before, after = self.config.window, 0 if self.causal else self.config.window
-        options = {"dilation": self.config.dilations, "visible": near.seen, **self._options()}
+        options = {"dilation": self.config.dilations, "visible": near.seen, **self.weighing()}
         return banded_attention(q, near.k, near.v, before=before, after=after, **options)
 
     def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Piece:
         """Attention of q [b t h d] to what is `visible` [b t s] or [b 1 s] of all the tokens."""
         q = q.movedim(1, 2).unflatten(1, (self.kv_heads, self.group))
         k, v = (x.movedim(1, 2)[:, :, None] for x in tokens[:2])
-        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self._options())
+        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
         return Piece(*(x.flatten(1, 2).movedim(1, 2) for x in piece))
-
-    def _options(self) -> dict[str, Any]:
-        return {"scale": self.config.scale, "dropout": self.config.dropout if self.training else 0.0}
 
     def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
         """The global tokens, those of the piece behind those of the state."""

@@ -23,15 +23,16 @@ w + l - 2 tokens, r (d + e) numbers for every finished segment, and the running 
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
+from lintra.attention._base import Capabilities
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
+from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops._check import sum_dtype
@@ -96,7 +97,7 @@ class LongShortMemory(NamedTuple):
     real: Tensor
 
 
-class LongShortAttention(Attention):
+class LongShortAttention(ScoredAttention):
     """Long-Short Transformer. State: the last tokens, the summaries so far."""
 
     paper = "Zhu et al. 2021, arXiv:2107.02192"
@@ -143,7 +144,7 @@ class LongShortAttention(Attention):
         if self.config.window:
             size = {"segment": self.config.window, "side": (self.config.window + 1) // 2}
             q, k, v = self._nearby(q, k, v, rotate)
-            piece = merge(piece, segment_attention(q, k, v, **size, visible=real, **self._options()))
+            piece = merge(piece, segment_attention(q, k, v, **size, visible=real, **self.weighing()))
         y = piece.o.to(v.dtype)
         return y if packed is None else packed.restore(y)
 
@@ -200,10 +201,9 @@ class LongShortAttention(Attention):
         finished = torch.arange(state.summary_k.shape[1], device=device) < seen // size
         near, far = (ago < self.config.window) & (ago <= seen), finished.repeat_interleave(self.rank, 1)
 
-        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
         near_scores = torch.einsum("bthd,bshd->bhts", turned, near_k.repeat_interleave(self.group, 2))
         far_scores = torch.einsum("bthd,bshd->bhts", q, far_k.repeat_interleave(self.group, 2))
-        scores = scale * torch.cat((near_scores, far_scores), -1)
+        scores = self.scale * torch.cat((near_scores, far_scores), -1)
         hidden = ~torch.cat((near, far), 1)[:, None, None]
         values = torch.cat((near_v, far_v), 1).repeat_interleave(self.group, 2)
         y = torch.einsum("bhts,bshe->bthe", scores.masked_fill(hidden, -math.inf).softmax(-1), values)
@@ -230,12 +230,8 @@ class LongShortAttention(Attention):
 
     def read(self, q: Tensor, memory: LongShortMemory, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, LongShortMemory, mask)
-        _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._read(q, memory).o.to(q.dtype))[0]
-
-    def _options(self) -> dict[str, Any]:
-        return {"scale": self.config.scale, "dropout": self.config.dropout if self.training else 0.0}
 
     def _nearby(
         self, q: Tensor, k: Tensor, v: Tensor, rotate: Rotation | None
@@ -255,7 +251,7 @@ class LongShortAttention(Attention):
         """Queries [b t h d] to all keys [b s g d] that are `visible` [b t s] -> o [b t h e]."""
         q = q.unflatten(2, (self.kv_heads, -1)).movedim(1, 3)
         k, v = k.movedim(1, 2)[:, :, None], v.movedim(1, 2)[:, :, None]
-        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self._options())
+        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
         return Piece(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
 
     def _slide(
@@ -270,7 +266,7 @@ class LongShortAttention(Attention):
             piece = self._attend(q, k, v, (real & (place > -self.config.window))[:, None])
         else:
             band = {"before": self.config.window - 1, "after": 0, "visible": real}
-            piece = banded_attention(q, k, v, **band, **self._options())
+            piece = banded_attention(q, k, v, **band, **self.weighing())
         last = held + count[:, None] + torch.arange(-self._kept(k.shape[1]), 0, device=q.device)
         return piece, _take(k, last, last >= 0), _take(v, last, last >= 0)
 

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.ops import _check, lsh
 from lintra.ops.padding import real_tokens, zero_padding
@@ -77,7 +78,7 @@ class LshState(NamedTuple):
     real: Tensor
 
 
-class LshAttention(Attention):
+class LshAttention(ScoredAttention):
     """LSH attention. State: everything so far, with its buckets."""
 
     paper = "Kitaev et al. 2020, arXiv:2001.04451"
@@ -188,8 +189,7 @@ class LshAttention(Attention):
             self.pattern,
             mask=tokens.real,
             exact_union=self.config.exact_union,
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
+            **self.weighing(),
         )
 
     def _levels(self, time: int, mask: Tensor | None) -> list[int]:

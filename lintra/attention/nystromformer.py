@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
-from lintra.ops import _check
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention
 from lintra.ops._autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.padding import RealFirst, real_tokens, zero_padding
@@ -63,7 +63,7 @@ class NystromMemory(NamedTuple):
     value_means: Tensor
 
 
-class NystromAttention(Attention):
+class NystromAttention(ScoredAttention):
     """Nystromformer. No state; the memory of cross-attention is the keys, the values and the landmarks."""
 
     paper = "Xiong et al. 2021, arXiv:2102.03902"
@@ -107,7 +107,6 @@ class NystromAttention(Attention):
     def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
         """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
         self.check_read(q, memory, NystromMemory, mask)
-        _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         with no_autocast(q):
             y = self._attend(q, memory, mask, memory.real)
@@ -131,7 +130,7 @@ class NystromAttention(Attention):
         queries = None if mask is None else Segments.of(mask, count)
         q_means = segment_means(q, count, queries)  # [b m h d]
         k_means, v_means = (x.repeat_interleave(self.group, 2) for x in memory[3:])
-        among = torch.einsum("bihd,bjhd->bhij", q_means * self._scale(), k_means).softmax(-1)  # A
+        among = torch.einsum("bihd,bjhd->bhij", q_means * self.scale, k_means).softmax(-1)  # A
         read = self._softmax(q_means, k, v, real)  # B v [b m h e]
         values = torch.einsum("bhji,bihe->bjhe", self._inverse(among), read)  # A^+ B v
         # A sample with fewer queries or keys than landmarks has segments without tokens, and does not need A:
@@ -152,16 +151,12 @@ class NystromAttention(Attention):
             return exact_inverse(among)
         return iterative_inverse(among, self.config.iterations)
 
-    def _scale(self) -> float:
-        return self.dim**-0.5 if self.config.scale is None else self.config.scale
-
     def _softmax(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
         """Softmax attention to the keys that are `visible` [b s]; 0 where there are none."""
         y = fused_attention(
             *(x.movedim(1, 2) for x in (q, k, v)),
             visible=None if visible is None else visible[:, None, None],
-            scale=self._scale(),
-            dropout=self.config.dropout if self.training else 0.0,
+            **self.weighing(),
         )
         return y.movedim(1, 2)
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities, TokenMemory
+from lintra.attention._base import Capabilities
+from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import append
 from lintra.ops import _check
 from lintra.ops.banded import banded_attention
@@ -56,7 +57,7 @@ class SoftmaxState(NamedTuple):
     position: Tensor
 
 
-class SoftmaxAttention(Attention):
+class SoftmaxAttention(ScoredAttention):
     """Softmax attention. State: the keys and values so far."""
 
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
@@ -82,8 +83,7 @@ class SoftmaxAttention(Attention):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SoftmaxState:
         return SoftmaxState(
-            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
-            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+            *self.no_tokens(batch, device, dtype),
             torch.empty(batch, 0, device=device, dtype=torch.int64),
         )
 
@@ -139,8 +139,7 @@ class SoftmaxAttention(Attention):
         q, k, v = self.prepare(q, k, v, None, rotate)
         here = token_positions(_seen(state), 1, None)
         after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
-        scale = self.dim**-0.5 if self.config.scale is None else self.config.scale
-        scores = scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(self.group, 2))
+        scores = self.scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(self.group, 2))
         scores = scores.masked_fill(~self._visible(here, after.position)[:, :, None], -torch.inf)
         y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(self.group, 2))
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
@@ -150,7 +149,6 @@ class SoftmaxAttention(Attention):
 
     def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
         self.check_read(q, memory, TokenMemory, mask)
-        _check.alike("q", q, "the memory", memory.k)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
 
@@ -168,8 +166,7 @@ class SoftmaxAttention(Attention):
             *(x.movedim(1, 2) for x in (q, k, v)),
             visible=None if visible is None else visible[:, None],
             causal=causal,
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
+            **self.weighing(),
         )
         return y.movedim(1, 2)
 
@@ -188,8 +185,7 @@ class SoftmaxAttention(Attention):
             before=self.config.window - 1,
             after=0,
             visible=position >= 0,
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
+            **self.weighing(),
         ).o.to(v.dtype)
         return o if packed is None else packed.restore(o)
 

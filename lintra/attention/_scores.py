@@ -1,0 +1,52 @@
+"""What the softmax family shares: how scores are scaled, which weights are dropped, a memory of tokens."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lintra.attention._base import Attention, State
+from lintra.ops import _check
+from lintra.ops.padding import real_tokens, zero_padding
+
+
+class TokenMemory(NamedTuple):
+    """What cross-attention keeps where it reads tokens one by one: k [b s g d], v [b s g e], real [b s]."""
+
+    k: Tensor
+    v: Tensor
+    real: Tensor
+
+
+class ScoredAttention(Attention):
+    """A mechanism whose weights are a softmax of scores, by `scale` and `dropout` of its configuration."""
+
+    @property
+    def scale(self) -> float:
+        """What multiplies q . k."""
+        return self.dim**-0.5 if self.config.scale is None else self.config.scale
+
+    def weighing(self) -> dict[str, Any]:
+        """`scale` and `dropout` as the ops of softmax attention take them, now."""
+        return {"scale": self.config.scale, "dropout": self.config.dropout if self.training else 0.0}
+
+    def no_tokens(
+        self, batch: int, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> tuple[Tensor, Tensor]:
+        """k and v of a cache before any token."""
+        return (
+            torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
+            torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
+        )
+
+    def remember_tokens(self, k: Tensor, v: Tensor, mask: Tensor | None) -> TokenMemory:
+        """k and v, checked, padding zeroed, and which of them are real."""
+        self.check_cross()
+        self.check(None, k, v, mask)
+        k, v = zero_padding(mask, k, v)
+        return TokenMemory(k, v, real_tokens(mask, k))
+
+    def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
+        """Raises too unless q has the device and dtype of the keys that are kept."""
+        super().check_read(q, memory, kind, mask)
+        _check.alike("q", q, "the memory", memory.k)
