@@ -285,6 +285,18 @@ def padding_leaves_the_state(case: Case) -> None:
             assert_close(y[i], forward(case, attention, *real)[0, -5:], **EXACT)
 
 
+def padding_alone_keeps_the_state(case: Case) -> None:
+    """Tokens of which none is real: y is 0, and a state of constant size stays what it is, to the bit."""
+    attention, inputs = case.build(), case.draw()
+    state = attention.start(BATCH, dtype=torch.float64)
+    _, state = extend(case, attention, inputs, state, rotate=case.rotate(0, TIME))
+    nobody = torch.zeros(BATCH, TIME, dtype=torch.bool)
+    large = [30 * x for x in inputs]
+    y, after = extend(case, attention, large, state, nobody, case.rotate(TIME, TIME, nobody))
+    assert (y == 0).all()
+    assert_close(leaves(after), leaves(state), rtol=0, atol=0)
+
+
 def packed(case: Case, lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Rotation | None]:
     """Inputs [1 t ...] of sequences of these lengths in a row, cu_seqlens, a rotation that starts anew."""
     inputs = [x[:1].detach().requires_grad_() for x in case.draw(sum(lengths), seed)]
@@ -431,6 +443,22 @@ def leaves_the_random_generator_alone(case: Case) -> None:
     before = torch.get_rng_state()
     gradients(forward(case, attention, *inputs), inputs)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def draws_when_asked_only(built, inputs: list[Tensor]) -> None:
+    """Random parts follow from the seed of the configuration, then from the generator of `redraw`: processes
+    that share a batch have the same. `built` takes options of the configuration. No law: of few parts, as
+    some variants have, every draw may be the same."""
+    attention = built().train()
+    y = attention(*inputs)
+    assert torch.equal(attention.eval()(*inputs), y)
+    assert torch.equal(built()(*inputs), y)
+    assert not torch.allclose(built(seed=1)(*inputs), y)
+    ranks = [built(), built()]
+    for each in ranks:
+        each.redraw(torch.Generator().manual_seed(5))
+    assert torch.equal(ranks[0](*inputs), ranks[1](*inputs))
+    assert not torch.allclose(ranks[0](*inputs), y)
 
 
 def never_mutates_a_state(case: Case) -> None:
@@ -767,6 +795,7 @@ APPLIES = {
     blind_to_the_future: lambda case: case.causal and not can(case).lookahead,
     padding_leaves_the_state: recurrent,
     padding_between_states_changes_nothing: keeps_state,
+    padding_alone_keeps_the_state: lambda case: keeps_state(case) and can(case).state == "constant",
     packed_after_states: recurrent,
     cross_is_the_same_sum: cross,
     dropout_does_not_see_padding: lambda case: hasattr(case.config, "dropout") and not case.rotary,
@@ -795,6 +824,7 @@ LAWS = [
     padding_is_absence,
     padding_leaves_the_state,
     padding_between_states_changes_nothing,
+    padding_alone_keeps_the_state,
     packed_is_each_alone,
     packed_after_states,
     nothing_to_attend_to_gives_zero,

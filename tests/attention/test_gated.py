@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from lintra.attention import gated, linear, retention
 from lintra.attention.gated import GatedLinearAttention
-from tests.laws import EXACT, TIME, Case, gradients
+from tests.laws import EXACT, TIME, Case, gradients, padding_alone_keeps_the_state
 
 VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=8)]
 CASE = Case("gated", VARIANTS[1], True)
@@ -127,11 +127,7 @@ def test_defect_17_fast_features_do_not_overflow():
 
 
 def test_defect_18_padding_neither_decays_nor_writes():
-    attention, (q, k, v, decay, gate) = CASE.build(), CASE.draw()
-    named = {"decay": decay, "gate": gate}
-    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64), **named)
-    nothing = torch.zeros(2, TIME, dtype=torch.bool)
-    assert_close(attention.extend(q, k, v, state, mask=nothing, **named)[1], state, rtol=0, atol=0)
+    padding_alone_keeps_the_state(CASE)
 
 
 def test_defect_25_decays_of_16_bits_are_not_summed_in_them():

@@ -70,6 +70,7 @@ DEMANDS = defaultdict(
         laws.final_state_has_gradients: recurrent,
         laws.padding_leaves_the_state: recurrent,
         laws.padding_between_states_changes_nothing: lambda can: can["recurrent"],
+        laws.padding_alone_keeps_the_state: lambda can: can["recurrent"] and can["state"] == "constant",
         laws.packed_after_states: recurrent,
         laws.never_mutates_a_state: lambda can: can["recurrent"],
         laws.states_of_another_dtype_are_refused: lambda can: can["recurrent"],

@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from lintra.attention import performer
 from lintra.attention.performer import Performer
-from lintra.nn import Heads
-from tests.laws import EXACT, Case, Largest, gradients
+from tests.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
 
 VARIANTS = [
     performer.Config(features=7),
@@ -236,30 +235,8 @@ def test_defect_08_gradients_survive_a_decay_of_everything(impl):
         assert_close(a.double(), b, rtol=1e-3, atol=1e-3)  # float32, exponents up to about 100
 
 
-@pytest.mark.parametrize("config", VARIANTS, ids=str)
-def test_defect_18_padding_neither_decays_nor_writes(config):
-    q, k, v = drawn()
-    attention = Case("performer", config, True).build()
-    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64))
-    nobody = torch.zeros(2, 19, dtype=torch.bool)
-    y, after = attention.extend(q, 30 * k, v, state, mask=nobody)
-    assert (y == 0).all()
-    for a, b in zip(after, state, strict=True):
-        assert_close(a, b, rtol=0, atol=0)
-
-
 def test_defect_21_features_are_drawn_when_asked_only():
-    q, k, v = drawn()
-    attention = built().train()
-    y = attention(q, k, v)
-    assert torch.equal(attention.eval()(q, k, v), y)
-    assert torch.equal(built()(q, k, v), y)
-    assert not torch.allclose(built(seed=1)(q, k, v), y)
-    ranks = [built(), built()]
-    for each in ranks:
-        each.redraw(torch.Generator().manual_seed(5))
-    assert torch.equal(ranks[0](q, k, v), ranks[1](q, k, v))
-    assert not torch.allclose(ranks[0](q, k, v), y)
+    draws_when_asked_only(built, drawn())
 
 
 def test_defect_22_no_state_for_every_token():
@@ -269,17 +246,6 @@ def test_defect_22_no_state_for_every_token():
     with Largest() as largest:
         attention(*inputs).sum().backward()
     assert largest.numbers <= 2 * 1024 * 64
-
-
-def test_exponents_ignore_autocast():
-    """The sums keep float32; only what comes in and goes out has 16 bits."""
-    heads = Heads(12, performer.Config(), heads=2)
-    x = torch.randn(1, 9, 12, generator=torch.Generator().manual_seed(0))
-    exact = heads(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = heads.extend(x)
-    assert state.attention.kv.dtype == torch.float32
-    assert_close(y.float(), exact, rtol=0.05, atol=0.02)  # projections of 8 bits
 
 
 @pytest.mark.parametrize(

@@ -129,15 +129,6 @@ def test_defect_15_the_norm_of_a_step_is_that_of_the_whole():
     assert_close(stepped, whole, **EXACT)
 
 
-def test_defect_18_padding_neither_decays_nor_writes():
-    case = Case("retention", VARIANTS[0], True)
-    attention, (q, k, v, gate) = case.build(), case.draw()
-    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64), gate=gate)
-    nothing = torch.zeros(2, TIME, dtype=torch.bool)
-    _, after = attention.extend(q, k, v, state, mask=nothing, gate=gate)
-    assert_close(after, state, rtol=0, atol=0)
-
-
 def test_defect_17_old_tokens_fade_without_overflow():
     """A head that keeps a millionth of its state at each token: exp of minus the elapsed decay is inf."""
     case = Case("retention", retention.Config(fastest=1 - 1e-6, impl="torch", gate=False), True, heads=2)

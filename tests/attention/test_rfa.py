@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra.attention import rfa
 from lintra.attention.rfa import RandomFeatureAttention
 from lintra.nn import Heads
-from tests.laws import EXACT, Case, Largest, gradients
+from tests.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
 
 VARIANTS = [
     rfa.Config(features=12),
@@ -303,31 +303,8 @@ def test_defect_15_one_rule_for_every_denominator():
             assert_close(one, y[:, t : t + 1], **EXACT)
 
 
-@pytest.mark.parametrize("config", VARIANTS, ids=str)
-def test_defect_18_padding_neither_decays_nor_writes(config):
-    q, k, v, gate = drawn(gate=True)
-    attention = Case("rfa", config, True).build()
-    read = {"gate": gate} if config.gate else {}
-    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64), **read)
-    nobody = torch.zeros(2, 19, dtype=torch.bool)
-    y, after = attention.extend(q, k, v, state, mask=nobody, **read)
-    assert (y == 0).all()
-    for a, b in zip(after, state, strict=True):
-        assert_close(a, b, rtol=0, atol=0)
-
-
 def test_defect_21_rows_are_drawn_when_asked_only():
-    q, k, v = drawn()
-    attention = built().train()
-    y = attention(q, k, v)
-    assert torch.equal(attention.eval()(q, k, v), y)
-    assert torch.equal(built()(q, k, v), y)
-    assert not torch.allclose(built(seed=1)(q, k, v), y)
-    ranks = [built(), built()]
-    for each in ranks:
-        each.redraw(torch.Generator().manual_seed(5))
-    assert torch.equal(ranks[0](q, k, v), ranks[1](q, k, v))
-    assert not torch.allclose(ranks[0](q, k, v), y)
+    draws_when_asked_only(built, drawn())
 
 
 def test_defect_22_no_state_for_every_token():
@@ -338,16 +315,6 @@ def test_defect_22_no_state_for_every_token():
     with Largest() as largest:
         attention(*inputs, gate=gate).sum().backward()
     assert largest.numbers <= 2 * 1024 * 65
-
-
-def test_sums_ignore_autocast():
-    heads = Heads(12, rfa.Config(gate=True), heads=2)
-    x = torch.randn(1, 9, 12, generator=torch.Generator().manual_seed(0))
-    exact = heads(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, state = heads.extend(x)
-    assert state.attention.kv.dtype == torch.float32
-    assert_close(y.float(), exact, rtol=0.05, atol=0.05)  # projections of 8 bits
 
 
 @pytest.mark.parametrize(
