@@ -10,7 +10,8 @@ from torch.testing import assert_close
 
 from lintra.ops import LinearState, linear_attention
 from lintra.ops.gated import gated_attention, gated_attention_reference
-from tests.laws import EXACT, gradients
+from tests.laws import EXACT
+from tests.ops.sums import CUTS, has_derivatives, leaves_padding_out, results, resumes, rounds_y_alone, sizes
 
 
 def draw(b=2, t=9, h=4, g=2, d=5, e=3, *, dtype=torch.float64, seed=0):
@@ -23,12 +24,6 @@ def draw(b=2, t=9, h=4, g=2, d=5, e=3, *, dtype=torch.float64, seed=0):
     return [x.requires_grad_() for x in inputs]
 
 
-def results(call, inputs):
-    """y, the final state, and the gradients of an uneven sum over both."""
-    y, state = call(*inputs)
-    return [y, state, *gradients(torch.cat((y.flatten(), state.flatten())), inputs)]
-
-
 def fast(*inputs, **options):
     return gated_attention(*inputs[:4], state=inputs[4], **options)
 
@@ -36,17 +31,8 @@ def fast(*inputs, **options):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_by_halves_it_is_the_definition(data):
-    choose = data.draw
-    g = choose(st.integers(1, 3), label="g")
-    inputs = draw(
-        b=choose(st.integers(0, 3), label="b"),
-        t=choose(st.sampled_from([0, 1, 2, 7, 8, 9, 31, 50]), label="t"),
-        h=g * choose(st.integers(1, 3), label="h/g"),
-        g=g,
-        d=choose(st.sampled_from([1, 4, 9]), label="d"),
-        e=choose(st.sampled_from([1, 3, 8]), label="e"),
-    )
-    chunk = choose(st.sampled_from([1, 2, 16, 64]), label="chunk")
+    inputs = draw(**sizes(data.draw))
+    chunk = data.draw(st.sampled_from([1, 2, 16, 64]), label="chunk")
     found = results(lambda *x: fast(*x, chunk=chunk), inputs)
     assert_close(found, results(gated_attention_reference, inputs), **EXACT)
 
@@ -67,16 +53,9 @@ def test_the_definition_is_the_recurrence(strongest):
     assert_close(state, final, **EXACT)
 
 
-@pytest.mark.parametrize("cut", [0, 1, 16, 50, 69, 70])
+@pytest.mark.parametrize("cut", CUTS)
 def test_split_anywhere_and_resumed(cut):
-    inputs = draw(t=70)
-
-    def twice(*x):
-        y1, middle = fast(*(each[:, :cut] for each in x[:4]), x[4], chunk=16)
-        y2, final = fast(*(each[:, cut:] for each in x[:4]), middle, chunk=16)
-        return torch.cat((y1, y2), 1), final
-
-    assert_close(results(twice, inputs), results(fast, inputs), **EXACT)
+    resumes(fast, draw(t=70), cut)
 
 
 def test_an_exported_sum_is_of_any_length():
@@ -95,17 +74,8 @@ def test_an_exported_sum_is_of_any_length():
         assert_close(graph(*inputs, state), gated_attention(*inputs, state=state, chunk=4), **EXACT)
 
 
-def test_gradcheck():
-    mask = torch.tensor([[True, True, False, True, True], [False, True, True, True, False]])
-    inputs = draw(t=5, h=2, g=1, d=2, e=2)
-    assert torch.autograd.gradcheck(
-        lambda *x: fast(*x, mask=mask, chunk=2), tuple(inputs), atol=1e-6, eps=1e-6
-    )
-
-
-def test_second_derivatives():
-    inputs = draw(b=1, t=3, h=1, g=1, d=2, e=2)
-    assert torch.autograd.gradgradcheck(lambda *x: fast(*x, chunk=2)[0], tuple(inputs))
+def test_first_and_second_derivatives():
+    has_derivatives(fast, draw)
 
 
 def test_equal_channels_are_one_scalar_decay():
@@ -156,29 +126,11 @@ def test_a_token_that_forgets_everything_costs_its_neighbours_no_digit():
 
 
 def test_defect_18_padding_is_absence():
-    inputs = draw(t=20)
-    mask = torch.rand(2, 20, generator=torch.Generator().manual_seed(3)) > 0.4
-    broken = [
-        x.detach().masked_fill(~mask.reshape(2, 20, 1, 1), torch.nan) if x.shape[:2] == mask.shape else x
-        for x in inputs
-    ]
-    y, state = fast(*broken, mask=mask, chunk=8)
-    assert (y[~mask] == 0).all()
-    for i in range(2):
-        alone, after = fast(*(x[i : i + 1, mask[i]] for x in inputs[:4]), inputs[4][i : i + 1])
-        assert_close(y[i, mask[i]], alone[0], **EXACT)
-        assert_close(state[i], after[0], **EXACT)
+    leaves_padding_out(fast, draw(t=20))
 
 
 def test_half_precision_in_and_out():
-    for dtype, unit in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
-        inputs = draw(t=70, dtype=dtype)
-        y, state = fast(*inputs)
-        expected, after = gated_attention_reference(*(x.double() for x in inputs))
-        assert y.dtype == dtype
-        assert state.dtype == torch.float32
-        assert ((y.double() - expected).abs() <= unit * expected.abs() + 1e-5).all()  # the rounding of y
-        assert_close(state.double(), after, rtol=1e-4, atol=1e-4)
+    rounds_y_alone(fast, gated_attention_reference, draw, tolerance=1e-5)
 
 
 def change(place, function):
