@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import CHUNK
+from speed import LSH
 from trials import Trial, earlier, train_and_keep, updates
 
 from lintra import checkpoint, pictures, train
 from lintra.allocator import keep_freed_memory
-from lintra.attention import linear, lsh, softmax
+from lintra.attention import linear, softmax
 from lintra.bench import _report
 from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
@@ -26,8 +26,7 @@ TIMES = HERE / "hours.json"
 LINEAR = "MNIST, linear"  # the model that comes with the library
 TRAINED = {
     "MNIST, softmax": ("mnist", softmax.Config()),
-    "MNIST, LSH-1": ("mnist", lsh.Config(rounds=1, chunk=CHUNK, redraw_every=None)),
-    "MNIST, LSH-4": ("mnist", lsh.Config(rounds=4, chunk=CHUNK, redraw_every=None)),
+    **{f"MNIST, {name}": ("mnist", attention) for name, attention in LSH.items()},
     "CIFAR-10, linear": ("cifar10", linear.Config()),
     "CIFAR-10, softmax": ("cifar10", softmax.Config()),
 }

@@ -15,7 +15,8 @@ from lintra.tasks import images
 
 Call = Callable[[], object]
 PARTS = 3  # of an image: a token is timed in the middle of each, and an image takes the mean times its tokens
-CHUNK = 32  # of LSH, as in the paper's code
+# Chunks of 32 as in the paper's code; `redraw_every` counts in training alone.
+LSH = {f"LSH-{rounds}": lsh.Config(rounds=rounds, chunk=32, redraw_every=None) for rounds in (1, 4)}
 WHOLE = 64  # images at a time that are drawn from the first value to the last
 
 RECOMPUTED, CACHED, RNN, FUSED = "softmax, recomputed", "softmax, cached", "linear, unfused", "linear"
@@ -91,10 +92,9 @@ def whole(data: str) -> str:
 
 def _model(data: str, way: str) -> Any:
     """The paper's model for this data, around the mechanism of a way."""
-    mechanisms = {"LSH-1": lsh.Config(rounds=1, chunk=CHUNK), "LSH-4": lsh.Config(rounds=4, chunk=CHUNK)}
     default = softmax.Config() if way.startswith("softmax") else linear.Config()
     task = images.Config(data=data, preset="paper").build()
-    return task.model(mechanisms.get(way, default)).build().eval()
+    return task.model(LSH.get(way, default)).build().eval()
 
 
 @torch.inference_mode()

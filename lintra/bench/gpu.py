@@ -238,16 +238,7 @@ def _training(mechanism: Any, sizes: train.Sizes) -> Pass:
     torch.manual_seed(0)
     network = train.model(mechanism, sizes).build().cuda()
     optimizer = torch.optim.Adam(network.parameters(), 1e-4, fused=True)
-    tokens = torch.randint(256, (sizes.batch, sizes.tokens), device="cuda")
-
-    def update() -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = -network.output.log_prob(network(network.shift(tokens)), tokens).mean()
-        loss.backward()
-        optimizer.step()
-
-    return update
+    return train.updates(network, optimizer, sizes, bf16=True)
 
 
 def _decoding(sizes: train.Sizes, batch: int, *, captured: bool, dtype: torch.dtype | None = None) -> Pass:

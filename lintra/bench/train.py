@@ -10,7 +10,7 @@ from lintra import attention
 from lintra.attention import linear
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
-from lintra.models import decoder
+from lintra.models import Decoder, decoder
 
 MATMUL = 2048  # rows and columns of the product that stands for what the hardware can do
 MATMUL_OPERATIONS = 2 * MATMUL**3
@@ -80,12 +80,19 @@ def step(config: decoder.Config, sizes: Sizes, *, bf16: bool = False) -> Callabl
     """One update: forward, backward, optimiser; under bf16 autocast if asked."""
     torch.manual_seed(0)
     network = config.build()
-    optimizer = torch.optim.RAdam(network.parameters(), 1e-4)
-    tokens = torch.randint(256, (sizes.batch, sizes.tokens))
+    return updates(network, torch.optim.RAdam(network.parameters(), 1e-4), sizes, bf16=bf16)
+
+
+def updates(
+    network: Decoder, optimizer: torch.optim.Optimizer, sizes: Sizes, *, bf16: bool
+) -> Callable[[], object]:
+    """Updates of a network by random tokens, on the device where it is."""
+    device = next(network.parameters()).device
+    tokens = torch.randint(256, (sizes.batch, sizes.tokens), device=device)
 
     def update() -> None:
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             loss = -network.output.log_prob(network(network.shift(tokens)), tokens).mean()
         loss.backward()
         optimizer.step()
