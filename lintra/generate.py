@@ -21,6 +21,7 @@ from lintra.models._ends import checked
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Weights
 from lintra.nn.block import Block, CrossState
+from lintra.nn.distributions import Distribution, quantile
 from lintra.nn.mask import lengths_to_mask
 from lintra.nn.replaced import placed
 from lintra.ops import _check
@@ -66,14 +67,13 @@ class Sampler:
         probs = probs.masked_fill(enough.gather(1, order.argsort(1)), 0.0)
         return probs / probs.sum(1, keepdim=True)
 
-    def draw(self, log_probs: Float[Tensor, "b n"], uniform: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
+    def draw(
+        self, output: Distribution, params: Float[Tensor, "b p"], uniform: Float[Tensor, "b"]
+    ) -> Int[Tensor, "b"]:
         """The symbol at which the cumulative probability passes `uniform`, numbers in [0, 1)."""
-        dtype = torch.float32 if log_probs.device.type == "mps" else torch.float64
-        cumulative = self.probabilities(log_probs).to(dtype).cumsum(1)
-        if log_probs.device.type == "cpu" and not bool(cumulative[:, -1].isfinite().all()):
-            raise ValueError("the probabilities to draw from are no numbers: is the model sound?")
-        level = (uniform.to(log_probs.device, dtype) * cumulative[:, -1])[:, None]
-        return torch.searchsorted(cumulative, level, right=True)[:, 0].clamp(max=log_probs.shape[1] - 1)
+        if self == Sampler():
+            return output.quantile(params, uniform)
+        return quantile(self.probabilities(output.log_probs(params)), uniform)
 
 
 class Options(TypedDict, total=False):
@@ -165,7 +165,7 @@ def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
         extend = model.extend
         for uniform in begun.uniforms:
             params, state = extend(tokens, state, mask=mask)
-            token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
+            token = begun.sampler.draw(model.output, last(params, mask), uniform)
             yield token
             if tokens is begun.tokens and begun.steps > 1:  # all behind the prompt are alike
                 state = keep(model, state, begun.state_dtype)
@@ -188,7 +188,7 @@ def _recomputed(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
         memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
         for uniform in begun.uniforms:
             params = model(tokens, *memory, mask=mask)
-            token = begun.sampler.draw(model.output.log_probs(last(params, mask)), uniform)
+            token = begun.sampler.draw(model.output, last(params, mask), uniform)
             yield token
             tokens = torch.cat((tokens, token[:, None]), 1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)

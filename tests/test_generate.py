@@ -9,6 +9,7 @@ from lintra.beam import beam_search
 from lintra.generate import Sampler, generate, generate_reference, keep, stream
 from lintra.models import Seq2Seq, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
+from lintra.nn.distributions import Categorical
 
 
 def build(**changes):
@@ -249,7 +250,7 @@ def test_the_samplers_draw_from_their_distribution():
         (Sampler(top_k=1), [1, 0, 0, 0]),
         (Sampler(top_k=99, top_p=1.0), [0.4, 0.3, 0.2, 0.1]),
     ):
-        drawn = sampler.draw(log_probs.expand(len(uniform), -1), uniform)
+        drawn = sampler.draw(Categorical(4, 4), log_probs.expand(len(uniform), -1), uniform)
         share = torch.bincount(drawn, minlength=4) / len(uniform)
         for found, p in zip(share.tolist(), expected, strict=True):
             assert abs(found - p) <= 4 * (p * (1 - p) / len(uniform)) ** 0.5
@@ -258,7 +259,8 @@ def test_the_samplers_draw_from_their_distribution():
 def test_a_symbol_of_no_probability_is_never_drawn():
     log_probs = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     for uniform in (0.0, 0.5, 1 - 2**-53):
-        assert Sampler().draw(log_probs, torch.tensor([uniform], dtype=torch.float64)).item() == 1
+        drawn = Sampler().draw(Categorical(3, 3), log_probs, torch.tensor([uniform], dtype=torch.float64))
+        assert drawn.item() == 1
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_temperature_zero_is_the_mode_of_a_mixture():
     output = decoder.LogisticMixture(components=3).build(256)
     logits, means = torch.tensor([0.4, 0.3, 0.3]).log(), torch.tensor([-0.5, 0.30, 0.32])
     params = torch.cat((logits, means, torch.full((3,), -3.0)))[None]
-    drawn = Sampler(temperature=0).draw(output.log_probs(params), torch.tensor([0.9]))
+    drawn = Sampler(temperature=0).draw(output, params, torch.tensor([0.9]))
     assert drawn == output.log_probs(params).argmax(1)
     assert abs(drawn.item() / 127.5 - 1 - 0.31) < 0.01  # between the two that stand together
 

@@ -125,7 +125,7 @@ def _fused(model: Decoder, batch: int, weights: Weights) -> Callable[[], object]
 
 def _drawing(model: Decoder, batch: int) -> Callable[[], object]:
     params, uniform = torch.zeros(batch, model.output.size), torch.zeros(batch, dtype=torch.float64)
-    return lambda: Sampler().draw(model.output.log_probs(params), uniform)
+    return lambda: Sampler().draw(model.output, params, uniform)
 
 
 def _copy(sizes: Sizes) -> Callable[[], object]:

@@ -210,7 +210,7 @@ def test_the_same_numbers_draw_the_same_symbols(kind, sampler, instruction_set):
         log_probs = model.output.log_probs(sequence.params()[None])
         close(sequence.log_probs(), log_probs[0], 1e-5)
         mine = torch.tensor([sequence.sample(uniform, sampler) for uniform in uniforms])
-        right = sampler.draw(log_probs.expand(100, -1), torch.from_numpy(uniforms))
+        right = sampler.draw(model.output, sequence.params().expand(100, -1), torch.from_numpy(uniforms))
         wrong = (mine != right).nonzero()[:, 0]
         borders = sampler.probabilities(log_probs).double().cumsum(1)[0]
         for i in wrong.tolist():
@@ -225,7 +225,6 @@ def test_equal_symbols_draw_as_equals():
         model.head.bias.copy_(torch.tensor([0.0, 1, 1, 0, 1, 1, 0, 2, 1]))
     sequence = Sequence(loaded(model))
     sequence.step(0)
-    log_probs = model.output.log_probs(sequence.params()[None])
     uniforms = torch.linspace(0.001, 0.999, 200, dtype=torch.float64)
     for sampler in (
         Sampler(top_k=2),
@@ -235,7 +234,7 @@ def test_equal_symbols_draw_as_equals():
         Sampler(temperature=1e-46),  # 0 in float32
     ):
         mine = [sequence.sample(uniform, sampler) for uniform in uniforms.tolist()]
-        assert mine == sampler.draw(log_probs.expand(200, -1), uniforms).tolist()
+        assert mine == sampler.draw(model.output, sequence.params().expand(200, -1), uniforms).tolist()
 
 
 def test_far_levels_of_a_mixture_keep_their_logarithms():
