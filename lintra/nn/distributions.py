@@ -156,14 +156,15 @@ class DiscretisedLogistics(Distribution):
 
         def passed(edges: Tensor) -> Tensor:
             """How many of the edges, each before a level, [.. e], have no more than `level` below them."""
-            places = (2 * edges.to(weights) - 1) / (self.vocabulary - 1) - 1
+            places = (2 * edges - 1) / (self.vocabulary - 1) - 1
             below = torch.sigmoid((places[..., None] - mean[..., None, :]) * sharpness[..., None, :])
-            below = torch.einsum("...em,...m->...e", below, weights)
+            below = (below @ weights[..., None])[..., 0]
             return ((below <= level) & (edges < self.vocabulary)).sum(-1, keepdim=True)
 
         stride = math.isqrt(self.vocabulary - 1) + 1
-        coarse = stride * passed(torch.arange(stride, self.vocabulary, stride, device=params.device))
-        return (coarse + passed(coarse + torch.arange(1, stride, device=params.device)))[..., 0]
+        like = {"dtype": weights.dtype, "device": weights.device}
+        coarse = stride * passed(torch.arange(stride, self.vocabulary, stride, **like))
+        return (coarse + passed(coarse + torch.arange(1, stride, **like)))[..., 0]
 
 
 def _exact(params: Tensor) -> Tensor:
