@@ -150,11 +150,7 @@ def _weights(model: Any) -> int:
         try:
             with torch.device("meta"):
                 built = _changed(model, {"layers": layers}).build()
-        except (
-            RuntimeError,
-            OverflowError,
-            TypeError,
-        ) as error:  # PyTorch's, with its calls in the lines below
+        except (RuntimeError, OverflowError, TypeError) as error:  # PyTorch's, its calls in the lines below
             raise UsageError(f"the model cannot be built: {error}".splitlines()[0]) from error
         counts.append(sum(x.numel() for x in built.parameters()))
     layers = (model.encoder if isinstance(model, ctc.Config) else model).layers
