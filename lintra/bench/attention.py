@@ -50,7 +50,9 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
         contestants |= _passes(name, partial(_calls.linear, impl=impls[0]), sizes, length)
-    timings = interleaved(contestants, rounds=sizes.rounds, at_least=sizes.at_least, progress=progress)
+    timings = interleaved(
+        contestants, rounds=sizes.rounds, at_least=sizes.at_least, settle=1.0, progress=progress
+    )
     return _rows(timings, sizes, impls[0]), timings
 
 
