@@ -44,6 +44,7 @@ class Sampler:
     top_p: float | None = None
 
     def __post_init__(self):
+        fields.check(self)
         fields.not_negative(self, "temperature")
         fields.at_least(self, top_k=1)
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -71,7 +72,7 @@ class Sampler:
         self, output: Distribution, params: Float[Tensor, "b p"], uniform: Float[Tensor, "b"]
     ) -> Int[Tensor, "b"]:
         """The symbol at which the cumulative probability passes `uniform`, numbers in [0, 1)."""
-        if self == Sampler():
+        if self.temperature == 1 and self.top_k is self.top_p is None:
             return output.quantile(params, uniform)
         return quantile(self.probabilities(output.log_probs(params)), uniform)
 
@@ -124,10 +125,10 @@ def stream(
 
     The model stays in evaluation mode until the stream ends. Raises ValueError for a mechanism without a
     recurrent form, for which `generate_reference` serves; for steps < 0, an empty prompt where the model has
-    no start symbol, a prompt of what is no symbol, lengths, a batch or a source that do not fit, and what
-    `Sampler` refuses; for more tokens than the model has positions; for a state_dtype other than bfloat16 or
-    None, or with a mechanism that cannot keep its state so; for weights of less than float32 where no step
-    can be fused, or with a state_dtype.
+    no start symbol, a prompt of what is no symbol, lengths, a batch, a seed or a source that do not fit, and
+    what `Sampler` refuses; for more tokens than the model has positions; for a state_dtype other than
+    bfloat16 or None, or with a mechanism that cannot keep its state so; for weights of less than float32
+    where no step can be fused, or with a state_dtype; TypeError for what is no number.
     """
     begun = begin(model, prompt, **options)
     check_recurrent(model)
@@ -227,6 +228,10 @@ def begin(
     if state_dtype is not None:
         for block in model.blocks:
             block.mix.attention.check_keep(state_dtype)
+    fields.check_one("batch", int | None, batch)
+    fields.check_one("seed", int | None, seed)
+    if seed is not None and not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must have at most 64 bits, got {seed}")
     if batch is not None and batch < 1:
         raise ValueError(f"batch must be at least 1 sequence, got {batch}")
     if weights != "float32":

@@ -294,6 +294,30 @@ def test_refuses_at_the_call(options, message):
         stream(build(), **({"steps": 1} | options))
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"temperature": "hot"}, TypeError, "temperature must be float, got 'hot'"),
+        ({"top_k": 1.5}, TypeError, "top_k must be int or None, got 1.5"),
+        ({"top_p": True}, TypeError, "top_p must be float or None, got True"),
+        ({"batch": 2.0}, TypeError, "batch must be int or None, got 2.0"),
+        ({"seed": 1.5}, TypeError, "seed must be int or None, got 1.5"),
+        ({"seed": 2**64}, ValueError, "seed must have at most 64 bits, got 18446744073709551616"),
+    ],
+)
+def test_what_is_no_number_is_refused_at_the_call(options, error, message):
+    with pytest.raises(error, match=message):
+        stream(build(), steps=1, **options)
+    if "seed" not in options and "batch" not in options:
+        with pytest.raises(error, match=message):
+            Sampler(**options)
+
+
+def test_every_seed_of_64_bits_draws():
+    for seed in (-(2**63), -1, 2**64 - 1):
+        assert torch.equal(*(generate(build(), steps=3, seed=seed) for _ in range(2)))
+
+
 def test_an_empty_prompt_needs_a_start_symbol():
     model = build(start=False)
     for prompt in (None, torch.empty(2, 0, dtype=torch.int64)):
