@@ -116,11 +116,10 @@ class DiscretisedLogistics(Distribution):
         self.check(params, target)
         params = _exact(params)
         logits, mean, log_scale = params.chunk(3, -1)
-        log_scale = log_scale.clamp(self.min_log_scale, self.max_log_scale)
-        half = 1 / (self.vocabulary - 1)
+        sharpness, half = self._sharpness(log_scale), 1 / (self.vocabulary - 1)
         target = target.long()[..., None]  # a level of uint8 would be compared modulo 256
-        centre = (2 * half * target.to(params.dtype) - 1 - mean) * (-log_scale).exp()
-        reach = half * (-log_scale).exp()
+        centre = (2 * half * target.to(params.dtype) - 1 - mean) * sharpness
+        reach = half * sharpness
         # sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)): no difference of near numbers.
         # The first level reaches down to -inf, the last one up to inf.
         below_upper = functional.logsigmoid(centre + reach).masked_fill(target == self.vocabulary - 1, 0.0)
@@ -133,7 +132,7 @@ class DiscretisedLogistics(Distribution):
     def log_probs(self, params: Tensor) -> Tensor:
         """Each level as in `log_prob`, at less than half the cost: an edge between two is looked at once."""
         logits, mean, log_scale = _exact(params).chunk(3, -1)
-        sharpness = (-log_scale.clamp(self.min_log_scale, self.max_log_scale)).exp()
+        sharpness = self._sharpness(log_scale)
         half = 1 / (self.vocabulary - 1)
         places = torch.arange(1, self.vocabulary, device=params.device, dtype=mean.dtype)
         edges = (half * (2 * places - 1) - 1 - mean[..., None]) * sharpness[..., None]  # [.. m n-1]
@@ -145,11 +144,9 @@ class DiscretisedLogistics(Distribution):
         return torch.logsumexp(torch.log_softmax(logits, -1)[..., None] + mass, -2)
 
     def quantile(self, params: Tensor, level: Tensor) -> Tensor:
-        """From the masses below some 2 sqrt(n) of the edges between levels, a coarse row and then a fine one,
-        where the masses of all levels take 20 times as long.
-        """
+        """From the masses below some 2 sqrt(n) of the n edges: those of a coarse row, then of a fine one."""
         logits, mean, log_scale = params.to(_finest(params)).chunk(3, -1)
-        sharpness = (-log_scale.clamp(self.min_log_scale, self.max_log_scale)).exp()
+        sharpness = self._sharpness(log_scale)
         weights = logits.softmax(-1)
         _check_numbers((weights + mean + log_scale).sum(-1))
         level = level.to(weights)[..., None]
@@ -165,6 +162,10 @@ class DiscretisedLogistics(Distribution):
         like = {"dtype": weights.dtype, "device": weights.device}
         coarse = stride * passed(torch.arange(stride, self.vocabulary, stride, **like))
         return (coarse + passed(coarse + torch.arange(1, stride, **like)))[..., 0]
+
+    def _sharpness(self, log_scale: Tensor) -> Tensor:
+        """What multiplies a distance from a mean."""
+        return (-log_scale.clamp(self.min_log_scale, self.max_log_scale)).exp()
 
 
 def _exact(params: Tensor) -> Tensor:
