@@ -212,11 +212,15 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, content: Any, where: str) -> Any:
-    """What `to_json` wrote, checked against the fields' types. Raises ValueError that names the place."""
+    """What `to_json` wrote, checked against the fields' types. Raises ValueError that names the place.
+
+    A class says in ABSENT what a field means that an older file does not name, where that is not its default.
+    """
     if not isinstance(content, dict):
         raise ValueError(f"{where} must be an object, got {content!r}")
     content = dict(content)
     kind = _choose(kind, content.pop("name", None), where)
+    content = {**getattr(kind, "ABSENT", {}), **content}
     hints = typing.get_type_hints(kind)
     known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     unknown = sorted(set(content) - set(known))

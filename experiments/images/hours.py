@@ -4,7 +4,6 @@ It is the time of mnist-small, which comes with the library: as many steps as it
 as one takes here.
 """
 
-import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -12,19 +11,21 @@ from typing import Any
 
 import torch
 from speed import LSH
-from trials import Trial, earlier, train_and_keep, updates
+from trials import Trial, train_and_keep, updates
 
-from lintra import checkpoint, pictures, train
+from lintra import pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, softmax
 from lintra.bench import _report
 from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
+from lintra.tasks import images
 
 HERE = Path(__file__).parent
 TIMES = HERE / "hours.json"
-LINEAR = "MNIST, linear"  # the model that comes with the library
+LINEAR = "MNIST, linear"  # trained as the model that comes with the library was
 TRAINED = {
+    LINEAR: ("mnist", linear.Config()),
     "MNIST, softmax": ("mnist", softmax.Config()),
     **{f"MNIST, {name}": ("mnist", attention) for name, attention in LSH.items()},
     "CIFAR-10, linear": ("cifar10", linear.Config()),
@@ -36,50 +37,43 @@ ROUNDS = 7
 COMMAND = "python experiments/images/run.py hours --data DIR"
 
 
-def shipped() -> train.Run:
-    return train.Run.around("mnist-small")
+def training() -> train.Config:
+    """How mnist-small was trained, for as many steps of linear attention."""
+    return train.Run.around("mnist-small").train
 
 
 def problem(name: str, data: Path) -> tuple[Any, Any]:
     """The configurations of the task and the model that a name stands for."""
-    which, attention = TRAINED.get(name, ("mnist", linear.Config()))
-    task = dataclasses.replace(shipped().task, data=which, data_dir=str(data))
+    which, attention = TRAINED[name]
+    task = images.Config(data=which, preset="small", data_dir=str(data), validate_images=256)
     return task, task.build().model(attention)
 
 
 def step_times(data: Path) -> dict[str, float]:
-    """Seconds that a step of each takes one core, interleaved: measured once, and kept in the repository.
-
-    What was not there yet is timed beside MNIST's linear attention, and counts as many times as long as that
-    one's kept time, whatever the machine.
-    """
-    told = json.loads(TIMES.read_text()) if TIMES.exists() else {}
-    kept = by_name(told) if told else {}
-    new = [name for name in (LINEAR, *TRAINED) if name not in kept]
-    if new:
+    """Seconds that a step of each takes one core, interleaved in one run: measured once, and kept in the
+    repository."""
+    if not TIMES.exists():
         torch.set_num_threads(1)
         keep_freed_memory()  # as trainings do
         calls = {}
-        for name in dict.fromkeys((LINEAR, *new)):
+        for name in TRAINED:
             task, model = problem(name, data)
             built = task.build()
-            batch = built.train.__getitems__(range(shipped().train.batch))
-            calls[name] = updates(built, model, [batch], shipped().train)
+            batch = built.train.__getitems__(range(training().batch))
+            calls[name] = updates(built, model, [batch], training())
         found = interleaved(calls, rounds=ROUNDS, at_least=0)
-        one = found[LINEAR].median
-        kept |= {name: kept.get(LINEAR, one) / one * found[name].median for name in new}
-        rows = [Row(name, time, "s") for name, time in kept.items()]
-        _report.write(TIMES, rows, found, command=COMMAND, earlier=earlier(told))
-    return kept
+        rows = [Row(name, timing.median, "s") for name, timing in found.items()]
+        _report.write(TIMES, rows, found, command=COMMAND)
+    return by_name(json.loads(TIMES.read_text()))
 
 
 def trials(data: Path) -> list[Trial]:
     """As many steps of each as the time allows, to the nearest 100."""
-    taken, training = step_times(data), shipped().train
+    taken = step_times(data)
     found = []
     for name, (which, _) in TRAINED.items():
-        steps = training.steps * taken[LINEAR] / taken[name]
-        settings = dataclasses.replace(training, steps=max(100, 100 * round(steps / 100)))
+        steps = training().steps * taken[LINEAR] / taken[name]
+        settings = dataclasses.replace(training(), steps=max(100, 100 * round(steps / 100)))
         task, model = problem(name, data)
         folder = HERE / "runs" / "hours" / name.replace(", ", "-")
         kept = outcome(name)
@@ -101,9 +95,7 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
     """name -> the steps of its training, its score, and the validations by step, of all that are trained."""
-    run = shipped()
-    score = checkpoint.read_json(run.folder / "evaluation.json")["scores"][SCORE]["mean"]
-    found = {LINEAR: (run.train.steps, score, _logged(run.folder / "log.csv"))}
+    found = {}
     for name in TRAINED:
         if outcome(name).exists():
             told = json.loads(outcome(name).read_text())
@@ -112,16 +104,9 @@ def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
     return found
 
 
-def _logged(file: Path) -> dict[int, float]:
-    """The validations of a model that comes with the library."""
-    with file.open(newline="") as lines:
-        rows = [(row["step"], row["validate_bits_per_dim"]) for row in csv.DictReader(lines)]
-    return {int(step): float(value) for step, value in rows if value}
-
-
 def table(report: dict[str, Any]) -> str:
     """A row for each: what its time went into, and what came of it."""
-    taken, batch = by_name(report), shipped().train.batch
+    taken, batch = by_name(report), training().batch
     heads = ["of preset `small`", "a step, s", "steps", "images seen", "minutes", "bits/dim"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name, (steps, score, _) in learned().items():
@@ -143,13 +128,13 @@ def draw(report: dict[str, Any]) -> list[Path]:
     set of images.
     """
     taken, found, files = by_name(report), learned(), []
-    for images in dict.fromkeys(name.split(",")[0] for name in found):
+    for data in dict.fromkeys(name.split(",")[0] for name in found):
         lines = {
             name: {step * taken[name] / 60: value for step, value in curve.items()}
             for name, (_, _, curve) in found.items()
-            if name.split(",")[0] == images
+            if name.split(",")[0] == data
         }
-        files.append(HERE / f"hours-{images.lower()}.png")
-        title = f"{images}: one time for each, small models on one core"
+        files.append(HERE / f"hours-{data.lower()}.png")
+        title = f"{data}: one time for each, small models on one core"
         pictures.curves(files[-1], lines, x="minutes of training", y="bits/dim in validation", title=title)
     return files

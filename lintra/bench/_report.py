@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -72,6 +73,7 @@ def save(path: Path, **content: object) -> None:
         "format": 1,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["lintra", *sys.argv[1:]]),
+        "commit": commit(),
         "machine": machine(),
         "versions": {
             "lintra": lintra.__version__,
@@ -89,11 +91,27 @@ def by_name(report: Mapping[str, Any]) -> dict[str, float]:
     return {row["what"]: row["figure"] for row in report["rows"]}
 
 
+def commit() -> str | None:
+    """The commit of the source tree that lintra is imported from, with "+" behind it if files there that git
+    tracks were changed since; None outside of a git checkout."""
+
+    def git(*words: str) -> str:
+        folder = Path(lintra.__file__).parent
+        return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
 def machine() -> dict[str, object]:
-    """CPU, cores, threads, GPU if there is one, memory in GB, operating system."""
+    """CPU and its kind, cores, threads, GPU if there is one, memory in GB, operating system."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
     return {
         "cpu": cpu(),
+        "kind": _kind(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -111,6 +129,17 @@ def cpu() -> str:
         info = ""
     named = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     return named[1].strip() if named else platform.processor() or platform.machine()
+
+
+def _kind() -> str | None:
+    """What tells processors of one name apart: family, model, stepping and the last level of cache."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return None
+    names = ("cpu family", "model", "stepping", "cache size")
+    found = (re.search(rf"^{name}\s*:\s*(.+)$", info, re.MULTILINE) for name in names)
+    return ", ".join(f"{name} {each[1].strip()}" for name, each in zip(names, found, strict=True) if each)
 
 
 def default_path(what: str, device: str = "cpu") -> Path:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lintra.models import Decoder
 from lintra.tasks._base import Batch, Compressed, DataError, Samples
 
-Split = Literal["train", "test"]
+Split = Literal["train", "validate", "test"]
 Draw = Callable[[Tensor, int], Tensor]  # prompts [n t'], steps -> what follows them [n steps]
 
 
@@ -55,11 +55,11 @@ class PixelTask(Compressed):
 
     @cached_property
     def validate(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return PixelSamples(self.images("test"))
+        return PixelSamples(self.images("validate"))
 
-    @property
-    def test(self) -> PixelSamples:
-        return self.validate
+    @cached_property
+    def test(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return PixelSamples(self.images("test"))
 
     def to_images(self, tokens: Tensor) -> Tensor:
         """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""
@@ -102,14 +102,14 @@ class PixelTask(Compressed):
         return torch.empty(n, 0, dtype=torch.int64)
 
     def prompts(self, complete: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
-        """`upper` of the first `complete` validation images, n, and the images -> [n t'], [n h*w*ch] int64.
+        """`upper` of the first `complete` test images, n, and the images -> [n t'], [n h*w*ch] int64.
 
         Raises ValueError.
         """
-        most = len(self.validate)
+        most = len(self.test)
         if not 1 <= complete <= most:
-            raise ValueError(f"complete must lie in 1 .. {most}, the validation images, got {complete}")
-        images = self.validate.__getitems__(range(complete))["tokens"]
+            raise ValueError(f"complete must lie in 1 .. {most}, the test images, got {complete}")
+        images = self.test.__getitems__(range(complete))["tokens"]
         return self.upper(images, fraction), images
 
     def upper(self, images: Tensor, fraction: float) -> Tensor:

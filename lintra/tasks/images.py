@@ -58,18 +58,31 @@ class Config:
     """Draw MNIST or CIFAR-10 images (the paper's)."""
 
     PATHS: ClassVar = ("data_dir",)
+    # Version 0.1 knew no held-out images: its runs were validated on the first test images.
+    ABSENT: ClassVar = {"validate_on": "test"}
 
     data: Data = "mnist"  # which images
     preset: Preset = "best"  # paper: model and training of its released code
     data_dir: str | None = None  # their files; else $LINTRA_DATA, or a download
     limit: int | None = None  # train on the first so many images only
-    validate_images: int | None = 128  # validate on so many test images; None: all
+    validate_images: int | None = 256  # validate on so many images; None: on all test images
+    # "train": the last training images, held out; "test": the first test images, as runs of version 0.1 did,
+    # so that what is chosen by validation has seen the test set.
+    validate_on: Literal["train", "test"] = "train"
 
     def __post_init__(self):
         fields.check(self)
         source = _SOURCES[self.data]
-        _check_count("limit", self.limit, source.TRAIN_IMAGES)
-        _check_count("validate_images", self.validate_images, source.TEST_IMAGES)
+        if self.validate_on == "train" and self.validate_images is None:
+            raise ValueError("validate_images must be a number unless validate_on is 'test'")
+        of = source.TRAIN_IMAGES - 1 if self.validate_on == "train" else source.TEST_IMAGES
+        _check_count("validate_images", self.validate_images, of)
+        _check_count("limit", self.limit, source.TRAIN_IMAGES - self.held_out)
+
+    @property
+    def held_out(self) -> int:
+        """How many of the last training images are not trained on."""
+        return (self.validate_images or 0) if self.validate_on == "train" else 0
 
     def build(self) -> "Images":
         return Images(self)
@@ -90,14 +103,15 @@ class Images(PixelTask):
         return any(source.find(folder) for folder in _folders(self.config.data, named))
 
     def images(self, split: Split) -> np.ndarray:
-        splits = _locate(self.config.data, self.config.data_dir)
+        config, splits = self.config, _locate(self.config.data, self.config.data_dir)
         if split == "train":
-            return _first(self.config.limit, splits.train)
-        return _first(self.config.validate_images, splits.test)
-
-    @cached_property
-    def test(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return PixelSamples(_first(None, _locate(self.config.data, self.config.data_dir).test))
+            most = _SOURCES[config.data].TRAIN_IMAGES - config.held_out
+            return _first(config.limit or most, splits.train)
+        if split == "test":
+            return _first(None, splits.test)
+        if config.validate_on == "test":
+            return _first(config.validate_images, splits.test)
+        return _last(config.held_out, splits.train)
 
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """The paper's: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10 logistics. Ours
@@ -177,3 +191,13 @@ def _first(count: int | None, shards: _files.Shards) -> np.ndarray:
             read.append(shard())
             have += len(read[-1])
     return np.concatenate(read)[:count]
+
+
+def _last(count: int, shards: _files.Shards) -> np.ndarray:
+    """The last `count` images of these shards, in their order."""
+    read, have = [], 0
+    for shard in reversed(shards):
+        if have < count:
+            read.insert(0, shard())
+            have += len(read[0])
+    return np.concatenate(read)[-count:]
