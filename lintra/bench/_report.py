@@ -96,8 +96,8 @@ def commit() -> str | None:
     tracks were changed since; None outside of a git checkout."""
 
     def git(*words: str) -> str:
-        folder = Path(lintra.__file__).parent
-        return subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, check=True).stdout
+        command = ["git", "-C", str(Path(lintra.__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")

@@ -1,7 +1,7 @@
 """Draw handwritten digits of 8 x 8 pixels: real, bundled, learned in a minute on a laptop.
 
-1,797 images with 17 levels: the first 1,500 are for training, the next 147 for validation, the last 150 for the
-test. Their source and licence are in data/README.md. Nothing is augmented.
+1,797 images with 17 levels: the first 1,500 are for training, the next 147 for validation, the last 150 for
+the test. Their source and licence are in data/README.md. Nothing is augmented.
 """
 
 from dataclasses import dataclass

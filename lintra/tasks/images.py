@@ -7,7 +7,6 @@ first one out (783 and 3,071 predictions).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
@@ -19,7 +18,7 @@ from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.tasks import _cifar10, _files, _mnist
 from lintra.tasks._base import DataError
-from lintra.tasks._pixels import PixelSamples, PixelTask, Split
+from lintra.tasks._pixels import PixelTask, Split
 
 Data = Literal["mnist", "cifar10"]
 _SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}
