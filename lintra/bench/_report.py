@@ -67,8 +67,11 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def save(path: Path, **content: object) -> None:
-    """Saves what was found as JSON, atomically, with the command, the machine and the versions it is from.
-    Raises ValueError for numbers that are not finite."""
+    """Saves what was found as JSON, atomically, with the command, commit, machine and versions it is from.
+
+    Benchmarks add `measures`: the files and folders of the repository whose changes may change the figures.
+    Raises ValueError for numbers that are not finite.
+    """
     report = {
         "format": 1,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -145,4 +148,5 @@ def _kind() -> str | None:
 def default_path(what: str, device: str = "cpu") -> Path:
     """bench/results/WHAT-CPU.json, or with the name of the GPU."""
     name = torch.cuda.get_device_name() if device == "cuda" else cpu()
+    name = re.sub(r"\((R|TM)\)|\b(CPU|Processor)\b", " ", name)
     return Path("bench") / "results" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"

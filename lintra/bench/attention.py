@@ -18,6 +18,8 @@ from lintra.bench._memory import peak_of
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 
+MEASURES = ("lintra/native", "lintra/ops/linear_attention.py", "lintra/nn", "lintra/models/decoder.py")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:

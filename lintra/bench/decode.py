@@ -11,6 +11,7 @@ from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.models import decoder
 
+MEASURES = ("lintra/native", "lintra/ops", "lintra/attention", "lintra/nn", "lintra/models")
 RNN = "linear, as an RNN"
 CACHED = "softmax, cached keys and values"
 RECOMPUTED = "softmax, recomputed"

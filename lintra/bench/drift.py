@@ -18,6 +18,7 @@ from lintra.attention import Attention, State, cosformer, delta, gated, linear, 
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing
 
+MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 FLOAT32, NEAREST, RANDOM = "float32", "bfloat16", "bfloat16, at random"
 WAYS = (FLOAT32, NEAREST, RANDOM)
 _DISCARDED = 16  # bits of a float32 that bfloat16 has not

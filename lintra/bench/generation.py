@@ -32,6 +32,7 @@ from lintra.native.decoder import DTYPES, Weights
 from lintra.tasks._base import predicted, read
 from lintra.tasks._pixels import PixelTask
 
+MEASURES = ("lintra/native", "lintra/fused.py", "lintra/generate.py", "lintra/nn/distributions.py")
 PRECISIONS: tuple[Weights, ...] = ("float32", "bfloat16", "int8")
 EAGER, CACHED, DRAWING, ALONE = "eager", decode.CACHED, "drawing", "float32, one thread"
 

@@ -28,6 +28,12 @@ from lintra.bench._timing import Timing, interleaved
 from lintra.generate import keep
 from lintra.replay import Replay, record
 
+MEASURES = (
+    "lintra/ops/linear_attention_triton.py",
+    "lintra/ops/_triton_kernels.py",
+    "lintra/ops/_triton_gradients.py",
+    "lintra/replay.py",
+)
 DEVICE = "cuda"  # what the results are named after
 NARROW = ", bfloat16 state"
 Pass = Callable[[], object]

@@ -16,6 +16,7 @@ from lintra.bench import _calls
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 
+MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 CAUSAL = {True: "causal", False: "bidirectional"}
 QUADRATIC = "softmax"  # the yardstick; through PyTorch's own scaled_dot_product_attention
 SHOWN = ("linear", QUADRATIC)  # before the others, in the picture
@@ -29,7 +30,7 @@ class Sizes:
     lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768)
     heads: int = 8
     dim: int = 64
-    rounds: int = 5
+    rounds: int = 9
     names: tuple[str, ...] = ()  # of the mechanisms; none: all
 
 

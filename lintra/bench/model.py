@@ -15,6 +15,14 @@ from lintra.bench import decode, train
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 
+MEASURES = (
+    "lintra/native",
+    "lintra/ops/linear_attention.py",
+    "lintra/attention/linear.py",
+    "lintra/attention/softmax.py",
+    "lintra/nn",
+    "lintra/models",
+)
 MECHANISMS = {"linear": linear.Config(), "softmax": softmax.Config()}
 
 

@@ -19,6 +19,7 @@ from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.ops import LinearState
 
+MEASURES = ("lintra/native", "lintra/ops/linear_attention.py")
 FLOAT = 4  # bytes
 
 

@@ -33,6 +33,7 @@ from lintra.models import Decoder
 from lintra.runtime import Model, Sequence
 from lintra.tasks._base import predicted, read
 
+MEASURES = ("lintra/runtime", "lintra/export/runtime.py", "lintra/web")
 PAPER, SMALL = "paper", "mnist-small"
 NATIVE, ONNX, BROWSER = "native", "onnxruntime", "Chromium"
 TARGETS = {  # tokens a second of the paper's model

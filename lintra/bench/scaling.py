@@ -20,6 +20,7 @@ from lintra.bench._points import FUSED, WRITTEN_OUT, Cost, Point
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, finish_on, interleaved
 
+MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 LINEAR = "linear"
 WITHIN = (0.95, 1.05)  # the exponent of what grows linearly
 FREE = 0.5  # the part of the free memory that a call may need: what others have freed stays with the process

@@ -12,6 +12,7 @@ from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
 from lintra.models import Decoder, decoder
 
+MEASURES = ("lintra/native", "lintra/ops", "lintra/attention", "lintra/nn", "lintra/models")
 MATMUL = 2048  # rows and columns of the product that stands for what the hardware can do
 MATMUL_OPERATIONS = 2 * MATMUL**3
 

@@ -49,7 +49,8 @@ def bench(args: Sequence[str]) -> int:
     path = options.out or (None if options.quick else _report.default_path(what, device))
     if path:
         details = module.details(sizes) if hasattr(module, "details") else {}
-        _report.write(path, rows, timings, sizes=dataclasses.asdict(sizes), **details)
+        details |= {"measures": module.MEASURES, "sizes": dataclasses.asdict(sizes)}
+        _report.write(path, rows, timings, **details)
         print(f"\nsaved in {path}")
         if hasattr(module, "picture"):
             for drawn in module.picture(path.with_suffix(".png"), rows, timings, sizes):
