@@ -14,7 +14,9 @@ import pytest
 import soundfile
 
 from lintra import attention, evaluate
+from lintra.attention import AttentionConfig
 from lintra.bench._report import by_name
+from lintra.checkpoint import from_json
 from lintra.cli import _info, main
 
 ROOT = Path(__file__).parents[1]
@@ -281,6 +283,18 @@ def test_the_table_of_the_comparison_is_that_of_the_file():
 def test_the_table_of_copying_is_that_of_its_outcomes():
     table = runpy.run_path(str(COPYING / "run.py"))["table"]
     assert table() in (COPYING / "README.md").read_text()
+
+
+@pytest.mark.parametrize("folder", [COPYING, SPEECH], ids=lambda folder: folder.name)
+def test_outcomes_are_of_the_mechanisms_that_their_experiment_names(folder):
+    """Also those that were written before a mechanism had all the fields it has now."""
+    models = runpy.run_path(str(folder / "run.py"))["MODELS"]
+    for file in (folder / "outcomes").iterdir():
+        (config,) = (config for name, config in models.items() if name in file.stem)
+        settings = json.loads(file.read_text())["settings"]["model"]
+        settings = settings.get("encoder", settings)
+        if "attention" in settings:  # a Bi-LSTM has none
+            assert from_json(AttentionConfig, settings["attention"], file.stem) == config, file
 
 
 def test_the_scores_of_shipped_models_are_those_of_their_files():

@@ -20,6 +20,7 @@ keys are chosen from all of the sequence.
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,6 +40,9 @@ from lintra.ops.softmax_attention import softmax_attention
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Clustered attention."""
+
+    # Before the hash was redrawn at all, a model kept that of the start.
+    ABSENT: ClassVar = {"redraw_every": None}
 
     clusters: int = 100  # of the queries of a sequence, for each head
     bits: int = 63  # of a query's hash

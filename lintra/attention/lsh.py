@@ -19,7 +19,7 @@ token gives each the output that the last token of the sequence so far has.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, mor
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """LSH attention (Reformer)."""
+
+    # Before hashes were redrawn at all, a model kept those of the start.
+    ABSENT: ClassVar = {"redraw_every": None}
 
     rounds: int = 2  # hashes, each with its own sort
     chunk: int = 64  # tokens per chunk of the sorted sequence

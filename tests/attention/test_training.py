@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from lintra import attention
-from lintra.attention import clustered, delta, linear, lsh, performer, rfa
+from lintra.attention import AttentionConfig, clustered, delta, linear, lsh, performer, rfa
+from lintra.checkpoint import from_json, to_json
 from lintra.nn import Heads
 
 
@@ -44,6 +45,13 @@ def test_hashes_are_drawn_at_each_step_unless_they_are_to_stay(module, causal):
         before = after
     with pytest.raises(ValueError, match="redraw_every must be at least 1, got 0"):
         module.Config(redraw_every=0)
+
+
+@pytest.mark.parametrize("module", [lsh, clustered])
+def test_models_from_before_hashes_were_redrawn_keep_theirs(module):
+    older = to_json(module.Config())
+    del older["redraw_every"]
+    assert from_json(AttentionConfig, older, "attention") == module.Config(redraw_every=None)
 
 
 def test_the_same_generator_draws_the_same():
