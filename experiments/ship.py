@@ -2,6 +2,7 @@
 
     python experiments/ship.py RUN FOLDER                         the model, its settings and learning curve
     lintra evaluate --model FOLDER --json FOLDER/evaluation.json  its score
+    python experiments/speech/arrangements.py --data DIR --model FOLDER   of speech: its scores again
     python experiments/ship.py RUN FOLDER                         now with a model card
 
 The data are looked for as `lintra train` does. A run that began at a packed model goes on with its log, and
@@ -24,13 +25,14 @@ import torch
 
 from lintra import checkpoint, pictures, tasks, train
 from lintra.attention import leaves, load
-from lintra.bench._report import cpu
+from lintra.bench._report import by_name, cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
 from lintra.train._curve import MINUTES
 
 GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
+ARRANGEMENTS = "arrangements.json"
 BEFORE = "before"  # the RUN of the training that the weights were of before this one, and its own BEFORE
 Curves = Mapping[str, Mapping[int, float]]
 
@@ -38,7 +40,7 @@ Curves = Mapping[str, Mapping[int, float]]
 def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: str | None = None) -> None:
     """Writes FOLDER anew; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
     where there is something else."""
-    checkpoint.refuse_others(folder, CARD, EVALUATION, RUN, LOG, CURVE, BEFORE)
+    checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
     if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.train.steps:
         raise SystemExit(f"{run.folder} has done {step:,} of {run.train.steps:,} steps: resume it")
     model, curves, before = checkpoint.load(run.folder), train.curves(run.folder), _before(run)
@@ -54,6 +56,10 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
     told = evaluation.read_text() if evaluation.exists() else None
     if told is not None and not _of_all(json.loads(told)):
         raise SystemExit(f"{evaluation} is of a part of the test samples: evaluate all of them")
+    arranged = folder / ARRANGEMENTS
+    strings = arranged.read_text() if arranged.exists() else None
+    if told is not None and strings is None and isinstance(run.task, speech.Config):
+        raise SystemExit(f"{arranged} is missing: experiments/speech/arrangements.py writes it")
     # Where the data was is nobody else's.
     gone = {name: None for name in ("data_dir", "cache") if hasattr(run.task, name)}
     task = dataclasses.replace(run.task, **gone)
@@ -84,7 +90,9 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
             (place / EVALUATION).write_text(told)
             name = folder.name if folder.resolve().parent == checkpoint.SHIPPED else folder.as_posix()
             if isinstance(task, speech.Config):
-                text = of_speech(name, model, json.loads(told))
+                assert strings is not None
+                (place / ARRANGEMENTS).write_text(strings)
+                text = of_speech(name, model, json.loads(told), json.loads(strings))
             else:
                 text = of_images(name, _seen(stages, grown_from), model, json.loads(told))
             (place / CARD).write_text(text + _training(stages, hours, grown_from))
@@ -172,7 +180,7 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 """
 
 
-def of_speech(name: str, model: Any, evaluation: dict[str, Any]) -> str:
+def of_speech(name: str, model: Any, evaluation: dict[str, Any], arrangements: dict[str, Any]) -> str:
     config, rates = model.config, evaluation["scores"]
     rows = "\n".join(
         f"| {kind} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} | {x['substitutions']} | "
@@ -190,6 +198,8 @@ A causal transformer (attention `{attention}`) that writes down spoken English d
 lintra transcribe --model {name} FILE.wav            # --stream writes while it hears
 ```
 
+{_arranged(arrangements)} One of them in full:
+
 | {evaluation["test_samples"]:,} test strings | rate | 95 % interval | substituted | inserted | deleted | of |
 | --- | --- | --- | --- | --- | --- | --- |
 {rows}
@@ -201,6 +211,18 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 - **Meant for** trying the library. It has heard six people say ten words, and writes these words whatever
   else is said.
 """
+
+
+def _arranged(arrangements: dict[str, Any]) -> str:
+    """The errors in all arrangements of the test recordings: one of them alone says little."""
+    strings, *_ = arrangements["arrangements"]
+    mean, deviation, least, most = (
+        f"{by_name(arrangements)[f'{strings}, word errors, {what}']:.2f} %"
+        for what in ("mean", "standard deviation", "least", "most")
+    )
+    return f"""Which recordings of the test set follow each other in its {strings} is chance. In
+{len(arrangements["seeds"])} arrangements {mean} of the words are wrong on average, {least} to {most}, with a
+standard deviation of {deviation} ([{ARRANGEMENTS}]({ARRANGEMENTS}))."""
 
 
 def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None) -> str:

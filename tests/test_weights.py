@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_the_card_says_what_was_measured(folder):
     else:
         for unit, x in found["scores"].items():
             assert f"| {unit} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} |" in card
+        arranged = json.loads((folder / "arrangements.json").read_text())
+        assert {"machine", "versions", "command", "date"} <= set(arranged)
+        rates = [100 * x["word"] for x in arranged["arrangements"]["strings of 1 to 7 digits"]]
+        assert len(rates) == len(arranged["seeds"]) >= 31
+        assert rates[0] == 100 * found["scores"]["word"]["rate"]  # `lintra evaluate` scores the first
+        told = f"{statistics.mean(rates):.2f} % of the words are wrong on average, {min(rates):.2f} % to "
+        told += f"{max(rates):.2f} %, with a standard deviation of {statistics.stdev(rates):.2f} %"
+        assert f"In {len(rates)} arrangements {told}" in " ".join(card.split())
         assert re.search(rf"{steps[-1]:,} steps of up to {run.task.build().batch_tokens:,} frames", card)
     assert not found.get("partial")
     for x in (x for x in folder.rglob("*") if x.is_file()):

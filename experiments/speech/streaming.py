@@ -1,4 +1,4 @@
-"""A recogniser that listens for minutes: its errors by length, the time it takes and the memory it keeps.
+"""A recogniser that listens for minutes: its errors, the time it takes and the memory it keeps.
 
     python experiments/speech/streaming.py --data DIR [--model spoken-digits]
 
@@ -19,31 +19,15 @@ from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.bench._memory import forget_peak, peak
 from lintra.bench._report import Row
-from lintra.evaluate import ErrorRate, Heard
+from lintra.evaluate import Heard
 from lintra.models import CTC
 from lintra.speech import corpora
-from lintra.speech.corpus import prepare
 from lintra.speech.manifest import Utterance
 from lintra.speech.streaming import Transcriber
-from lintra.transcribe import Search
 
 RESULTS = Path(__file__).with_name("streaming.json")
-DIGITS = ((1, 7), (20, 20), (50, 50))  # the fewest and the most of a string
 MINUTES = 10
 PIECE = 0.5  # seconds
-
-
-def by_length(model: CTC, data: Path) -> list[Row]:
-    """Word errors of the test set's recordings, joined to strings of different lengths."""
-    rows = []
-    for fewest, most in DIGITS:
-        corpus, _ = prepare(
-            corpora.fsdd(data, joined=(fewest, most))["test"], model.config.features, cache=None
-        )
-        heard, _ = evaluate.transcripts(model, corpus, range(len(corpus)), Search(), batch=1)
-        many = f"{fewest} to {most}" if fewest < most else f"{most}"
-        rows.append(_errors(f"strings of {many} digits", heard))
-    return rows
 
 
 def endless(data: Path) -> Iterator[Utterance]:
@@ -68,18 +52,14 @@ def listen(model: CTC, strings: Sequence[Utterance]) -> list[Row]:
             peaks.append(peak())
     text += hearing.finish()
     said = " ".join(x.text or "" for x in strings)
+    rate = evaluate.error_rates([Heard("all", said, text)], "word")["word"].rate
     return [
-        _errors(f"a recording of {MINUTES} minutes, in pieces", [Heard("all", said, text)]),
+        Row(f"a recording of {MINUTES} minutes, in pieces, word errors", 100 * rate, "%"),
         Row("seconds of work for a second of audio", sum(seconds) / (len(audio) / rate), "", at_most=0.1),
         Row(f"a piece of {PIECE:g} s, median", 1e3 * float(np.median(seconds)), "ms"),
         Row(f"a piece of {PIECE:g} s, the slowest", 1e3 * max(seconds), "ms"),
         Row(f"memory that minutes 2 to {MINUTES} add", (peaks[-1] - peaks[0]) / 1e6, "MB", at_most=1.0),
     ]
-
-
-def _errors(what: str, heard: Sequence[Heard]) -> Row:
-    rate: ErrorRate = evaluate.error_rates(heard, "word")["word"]
-    return Row(f"{what}, word errors", 100 * rate.rate, "%")
 
 
 def main() -> None:
@@ -98,7 +78,7 @@ def main() -> None:
         samples += len(string.audio.samples)  # pyright: ignore
         if samples >= 60 * MINUTES * model.config.features.rate:
             break
-    rows = by_length(model, options.data) + listen(model, strings)
+    rows = listen(model, strings)
     print(_report.table(rows))
     _report.write(RESULTS, rows, {}, command="python experiments/speech/streaming.py --data DIR")
 
