@@ -304,34 +304,58 @@ def test_the_scores_of_shipped_models_are_those_of_their_files():
         scores = _scores(folder)
         assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
         assert f"| {seen} | {scores['bits_per_dim_without_the_first']['mean']:.3f} |" in page
-    words = _scores(shipped / "spoken-digits")["word"]
-    assert f"{words['rate']:.2%} of the words" in (SPEECH / "README.md").read_text()
 
 
 def _scores(folder: Path) -> dict:
     return json.loads((folder / "evaluation.json").read_text())["scores"]
 
 
+def test_the_arrangements_of_the_digits_are_those_of_the_file():
+    report = json.loads((ROOT / "lintra" / "weights" / "spoken-digits" / "arrangements.json").read_text())
+    run = runpy.run_path(str(SPEECH / "arrangements.py"))
+    page = (SPEECH / "README.md").read_text()
+    assert run["table"](report) in page
+    rows = by_name(report)
+    assert rows == {row.what: row.figure for row in run["rows"](report["arrangements"])}
+    mean, deviation = (
+        rows[f"strings of 1 to 7 digits, word errors, {what}"] for what in ("mean", "standard deviation")
+    )
+    told = f"{mean:.2f} % of the words, with a standard deviation of {deviation:.2f} %"
+    assert told in " ".join(page.split())
+    assert told in " ".join((ROOT / "docs" / "speech.md").read_text().split())
+
+
+def test_linear_attention_is_said_to_be_the_slower_one_for_short_utterances():
+    rows = by_name(json.loads((SPEECH / "times.json").read_text()))
+    linear, softmax = (rows[f"AN4: {model}, an epoch"] for model in ("linear", "softmax"))
+    assert linear > softmax
+    for page in (SPEECH / "README.md", ROOT / "docs" / "speech.md"):
+        assert f"{linear:.1f} s against {softmax:.1f} s" in " ".join(page.read_text().split())
+
+
 def test_the_error_rates_of_speech_are_those_of_its_outcomes():
-    """What each trained model wrote is in the repository: its errors are counted again."""
+    """What each trained model wrote is in the repository: its errors are counted again. So are those in
+    validation by the learning rates tried, of which the one with the fewest is taken."""
     run = runpy.run_path(str(SPEECH / "run.py"))
-    kinds = {
-        f"{label}-{model}".replace(" ", "-"): (corpus, model)
-        for corpus, label in run["CORPORA"].items()
-        for model in run["MODELS"]
-    }
-    counted: dict[tuple[str, str], list[float]] = {}
-    for file in sorted((SPEECH / "outcomes").iterdir()):
-        kind, unit = kinds[file.stem.rpartition("-seed-")[0]], run["UNIT"]
-        heard = run["heard"](json.loads(file.read_text()), run["BEST"])
-        rates = evaluate.error_rates(heard, unit[kind[0]])
-        counted.setdefault(kind, []).append(rates[unit[kind[0]]].rate)
-    scores = json.loads((SPEECH / "results.json").read_text())["scores"]
-    assert counted == {
-        (corpus, model): [each[run["UNIT"][corpus]]["rate"] for each in found["seeds"]]
-        for corpus, of in scores.items()
-        for model, found in of.items()
-    }
+    report = json.loads((SPEECH / "results.json").read_text())["scores"]
+    for corpus, label in run["CORPORA"].items():
+        for model, found in report[corpus].items():
+            of = f"{label}-{model}-*seed-*.json".replace(" ", "-")
+            outcomes = [json.loads(x.read_text()) for x in sorted((SPEECH / "outcomes").glob(of))]
+            rate = [told["settings"]["train"]["lr"] for told in outcomes]
+            seed = [told["settings"]["train"]["seed"] for told in outcomes]
+            if model in run["RATES"]:
+                last = {
+                    f"{lr:g}": list(told["curve"].values())[-1]
+                    for lr, of, told in zip(rate, seed, outcomes, strict=True)
+                    if of == run["SEEDS"][0]
+                }
+                assert found["searched"] == last
+                assert f"{found['lr']:g}" == min(last, key=last.__getitem__)
+            taken = [told for lr, told in zip(rate, outcomes, strict=True) if lr == found["lr"]]
+            unit = run["UNIT"][corpus]
+            counted = [evaluate.error_rates(run["heard"](x, run["BEST"]), unit)[unit].rate for x in taken]
+            assert counted == [each[unit]["rate"] for each in found["seeds"]]
 
 
 def steps(report: dict) -> list[str]:

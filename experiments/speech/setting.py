@@ -1,0 +1,33 @@
+"""The corpora and the models of this experiment, and what is asked of them."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from lintra.attention import linear, lsh, softmax
+from lintra.tasks import speech
+
+HERE = Path(__file__).parent
+CORPORA = {"an4": "AN4", "fsdd": "digit strings"}
+UNIT = {"an4": "character", "fsdd": "word"}  # what is written, and whose error rate is asked for
+ASKED = {"an4": 0.12, "fsdd": 0.05}  # the most of these errors
+SPELLED = ("an4",)  # corpora whose transcripts say more than what was heard: n-grams of them help
+MODELS = {
+    "Bi-LSTM": linear.Config(),  # has no attention
+    "softmax": softmax.Config(),
+    "LSH-4": lsh.Config(rounds=4, chunk=32, redraw_every=None),
+    "linear": linear.Config(),
+}
+BEST, WITH_NGRAMS = "best path", "with 6-grams"  # how a text is searched
+COMMAND = "python experiments/speech/run.py --data DIR"
+
+
+def task(corpus: str, model: str, data: Path, **changes: Any) -> speech.Config:
+    kind = "bilstm" if model == "Bi-LSTM" else "transformer"
+    return speech.Config(data=corpus, data_dir=str(data), encoder=kind, units=UNIT[corpus], **changes)  # pyright: ignore[reportArgumentType]
+
+
+@functools.cache
+def problem(config: speech.Config) -> speech.Speech:
+    """The task, its data read once."""
+    return config.build()
