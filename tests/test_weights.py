@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import runpy
 import statistics
 from pathlib import Path
 
@@ -59,6 +60,8 @@ def test_the_card_says_what_was_measured(folder):
         told = f"{statistics.mean(rates):.2f} % of the words are wrong on average, {min(rates):.2f} % to "
         told += f"{max(rates):.2f} %, with a standard deviation of {statistics.stdev(rates):.2f} %"
         assert f"In {len(rates)} arrangements {told}" in " ".join(card.split())
+        made = runpy.run_path(str(ROOT / "experiments" / "ship.py"))["of_speech"]
+        assert card.startswith(made(folder.name, model, found, arranged))
         assert re.search(rf"{steps[-1]:,} steps of up to {run.task.build().batch_tokens:,} frames", card)
     assert not found.get("partial")
     for x in (x for x in folder.rglob("*") if x.is_file()):
