@@ -16,8 +16,20 @@ class Error(ValueError):
     """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
 
 
+def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:
+    """Raises `error` for what is there and neither a file nor a folder, such as a pipe or a terminal: reading
+    it could wait without end."""
+    try:
+        irregular = file.exists() and not (file.is_file() or file.is_dir())
+    except OSError:  # where nobody may look: opening it says so
+        return
+    if irregular:
+        raise error(f"{file} is no regular file, but a pipe or a device: copy what it gives into a file")
+
+
 def read_json(file: Path) -> Any:
     """The content of a JSON file. Raises Error with its name."""
+    refuse_irregular(file)
     try:
         return json.loads(file.read_text())
     except OSError as error:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lintra.files import Error, read_json
+from lintra.files import Error, read_json, refuse_irregular
 
 PART = 14 * 2**20  # bytes of tensors in a file: under 15 MB, which mail, version control and devices take
 _INDEX = ".index.json"
@@ -69,6 +69,7 @@ def is_part(name: Any, file: Path) -> bool:
 
 
 def _read(file: Path, device: str | torch.device) -> dict[str, Tensor]:
+    refuse_irregular(file)
     try:
         with safe_open(file, framework="pt", device=str(device)) as content:
             return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from lintra.files import refuse_irregular
 from lintra.pictures._figure import INK, PAPER, SOFT, save
 
 _PIXELS_PER_INCH = 100
@@ -93,6 +94,7 @@ def read(file: Path, shape: Sequence[int]) -> Tensor:
     """The image in a file -> uint8 of `shape` [h w ch]. Raises ValueError if that is not what it is."""
     height, width, channels = shape
     mode, words = {1: ("L", "grey"), 3: ("RGB", "RGB colours")}[channels]
+    refuse_irregular(file, ValueError)
     try:
         with Image.open(file) as image:
             image.load()

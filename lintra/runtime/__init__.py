@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lintra import native
+from lintra.files import refuse_irregular
 from lintra.generate import Beginning, Sampler
 
 FORMAT = 1  # LRT_FORMAT
@@ -89,6 +90,7 @@ class Model:
     @classmethod
     def open(cls, file: str | Path) -> Model:
         """The model in a file. Raises Error that names it."""
+        refuse_irregular(Path(file), Error)
         try:
             return cls(Path(file).read_bytes())
         except OSError as error:

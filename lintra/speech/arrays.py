@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lintra.files import refuse_irregular
 from lintra.speech import audio, features
 from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance
@@ -46,6 +47,7 @@ def given(source: np.ndarray | Path | None, bins: int | None = None) -> np.ndarr
 
 def load(path: Path) -> np.ndarray:
     """The array of a .npy file or the only one of a .npz file; nothing is unpickled."""
+    refuse_irregular(path, SpeechError)
     try:
         if path.suffix != ".npz":
             return np.lib.format.open_memmap(path, mode="r")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lintra.files import leftovers, write_atomically
+from lintra.files import leftovers, refuse_irregular, write_atomically
 from lintra.speech import features
 from lintra.speech.arrays import arrays
 from lintra.speech.cache import Parts, Write, origin_of, reopen, write
@@ -89,6 +89,7 @@ def prepare(
         path.suffix != ".safetensors" or path.is_dir()
     ):  # the audio itself, perhaps, which would be written over
         raise ValueError(f"cache must be a file named *.safetensors, got {cache}")
+    refuse_irregular(path, SpeechError)
     origin = origin_of(utterances, config, speeds)
     wanted = (path, origin, config.bins, len(utterances), len(speeds))
     found = reopen(*wanted)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from lintra.files import refuse_irregular
 from lintra.speech.errors import SpeechError
 
 
@@ -12,6 +13,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     A byte order mark and the line ends of Windows are no part of a line. Raises SpeechError for a file that
     cannot be read or is no UTF-8.
     """
+    refuse_irregular(path, SpeechError)
     try:
         with open(path, "rb") as file:
             for number, raw in enumerate(file, 1):

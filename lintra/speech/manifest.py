@@ -62,7 +62,7 @@ def read_kaldi(folder: str | Path) -> list[Utterance]:
     the file, the line and what is wrong there.
     """
     folder = Path(folder).expanduser()
-    if not (folder / "text").is_file():
+    if not (folder / "text").exists():
         raise SpeechError(f"{folder} is no Kaldi folder: {folder / 'text'} does not exist")
     texts = _table(folder / "text", empty=True)
     sections = _sections(folder)

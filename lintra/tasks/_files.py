@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lintra.files import refuse_irregular
 from lintra.tasks._base import DataError
 
 Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8
@@ -60,6 +61,7 @@ def fetch(url: str, sha256: str, folder: Path) -> Path:
 
 def unpack(path: Path) -> bytes:
     """The content of a file, decompressed if its name ends in .gz or .xz. Raises DataError."""
+    refuse_irregular(path, DataError)
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opener(path, "rb") as file:
