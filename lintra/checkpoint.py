@@ -20,6 +20,7 @@ from lintra.models import Model
 from lintra.tensors import is_part, read_tensors, write_tensors
 
 FORMAT = 1
+_COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHIPPED = Path(__file__).parent / "weights"  # trained models that come with the library, a folder each
 
@@ -33,14 +34,32 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
     process. Raises Error where `folder` holds something that is not a model of ours, ValueError where the
     weights do not fit into `stored` or it is no floating type, TypeError for what `load` could not make.
     """
-    if not isinstance(model, Model):
+    if not isinstance(model, Model) or _foreign(type(model)):
         raise TypeError(
             f"model must be a network of lintra.models, got {type(model).__name__}: save what it wraps, or "
             "the state_dict of a network of your own"
         )
+    refuse_foreign(model.config, "model.config")
+    if mixed := _mixed(dict(model.named_parameters())):
+        raise TypeError(f"model must have weights of one type, got {mixed}: call model.to(dtype) first")
     folder = Path(folder)
     refuse_others(folder)
     write_atomically(folder, lambda place: write_model(model, place, stored))
+
+
+def refuse_foreign(config: Any, where: str) -> None:
+    """Raises TypeError that names the place for a configuration with a class in it that is not lintra's: what
+    is saved with it could not be loaded again."""
+    kind = type(config)
+    if kind.__module__ == "builtins":
+        return
+    if _foreign(kind):
+        raise TypeError(
+            f"{where} is a {kind.__qualname__} of {kind.__module__}, which no saved model can be made of "
+            "again: put its file into lintra/attention, as docs/adding.md says, or save the state_dict alone"
+        )
+    for field in dataclasses.fields(config):
+        refuse_foreign(getattr(config, field.name), f"{where}.{field.name}")
 
 
 def refuse_others(folder: Path, *more: str) -> None:
@@ -84,7 +103,9 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
     if not isinstance(content, dict) or "format" not in content:
         raise Error(f"{folder / CONFIG} is not a lintra model: it has no format version")
     if content["format"] != FORMAT:
-        raise Error(f"{folder / CONFIG} has format {content['format']!r}, this lintra reads format {FORMAT}")
+        raise Error(
+            f"{folder / CONFIG} has format {fields.shown(content['format'])}, this lintra reads format {FORMAT}"
+        )
     try:
         module = registry.load(models, content.get("model", ""), "model")
         config = from_json(module.Config, content.get("config"), "config")
@@ -112,8 +133,8 @@ def _check_device(device: str | torch.device) -> None:
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
     """The model of a configuration with these tensors as its weights; no others are drawn first.
 
-    Raises Error, which names `file`, for a missing or unknown tensor or one of another shape; ValueError for
-    sizes that no tensor can have.
+    Raises Error, which names `file`, for a missing or unknown tensor, one of another shape, weights of several
+    types and types nothing is computed in; ValueError for sizes that no tensor can have.
     """
     try:
         with torch.device("meta"):
@@ -130,8 +151,23 @@ def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> A
             raise Error(
                 f"{file}: {name} must be {x.dtype} {list(x.shape)}, got {got.dtype} {list(got.shape)}"
             )
+        if got.is_floating_point() and got.dtype not in _COMPUTED:
+            raise Error(f"{file}: {name} is {got.dtype}, in which no model computes: convert it to float32")
+    if mixed := _mixed({name: tensors[name] for name, _ in model.named_parameters()}):
+        raise Error(f"{file} must hold weights of one type, got {mixed}")
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(True)
+
+
+def _foreign(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] != __package__
+
+
+def _mixed(weights: dict[str, torch.Tensor]) -> str:
+    """Two weights of different types, in words; empty where all are of one."""
+    kinds = {x.dtype: name for name, x in weights.items() if x.is_floating_point()}
+    first = [f"{name} of {dtype}" for dtype, name in kinds.items()][:2]
+    return " and ".join(first) if len(kinds) > 1 else ""
 
 
 def find(model: str | Path) -> Path:
@@ -217,7 +253,7 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
     A class says in ABSENT what a field means that an older file does not name, where that is not its default.
     """
     if not isinstance(content, dict):
-        raise ValueError(f"{where} must be an object, got {content!r}")
+        raise ValueError(f"{where} must be an object, got {fields.shown(content)}")
     content = dict(content)
     kind = _choose(kind, content.pop("name", None), where)
     content = {**getattr(kind, "ABSENT", {}), **content}
@@ -225,7 +261,9 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
     known = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     unknown = sorted(set(content) - set(known))
     if unknown:
-        raise ValueError(f"{where} has the unknown field {unknown[0]!r}; the fields are {', '.join(known)}")
+        raise ValueError(
+            f"{where} has the unknown field {fields.shown(unknown[0])}; the fields are {', '.join(known)}"
+        )
     for field in dataclasses.fields(kind):
         needed = field.default is field.default_factory is dataclasses.MISSING
         if needed and field.name not in content:
@@ -243,7 +281,7 @@ def _value(hint: Any, content: Any, where: str) -> Any:
         return from_json(hint, content, where)
     content = _tuples(content)
     if not fields.fits(hint, content):
-        raise ValueError(f"{where} must be {fields.describe(hint)}, got {content!r}")
+        raise ValueError(f"{where} must be {fields.describe(hint)}, got {fields.shown(content)}")
     return content
 
 
@@ -264,7 +302,7 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
     for option in options:
         if name == _key(option):
             return option
-    raise ValueError(f"{where} must be one of {', '.join(map(_key, options))}, got {name!r}")
+    raise ValueError(f"{where} must be one of {', '.join(map(_key, options))}, got {fields.shown(name)}")
 
 
 def _is_ours(file: Path) -> bool:
@@ -288,5 +326,5 @@ def _narrow(name: str, x: torch.Tensor, stored: torch.dtype) -> torch.Tensor:
 
 def _widen(x: torch.Tensor, dtype: Any) -> torch.Tensor:
     if dtype != "float32":
-        raise ValueError(f"dtype must be 'float32' or absent, got {dtype!r}")
+        raise ValueError(f"dtype must be 'float32' or absent, got {fields.shown(dtype)}")
     return x.float() if x.is_floating_point() else x

@@ -6,6 +6,8 @@ import types
 import typing
 from typing import Any
 
+_LONGEST = 80  # characters of a value in an error
+
 
 def check(config: Any) -> None:
     """Raises TypeError that names the field, its type and the value, for a dataclass with a wrong one."""
@@ -17,7 +19,13 @@ def check(config: Any) -> None:
 def check_one(name: str, hint: Any, value: Any) -> None:
     """The same for one value that is called `name`."""
     if not fits(hint, value):
-        raise TypeError(f"{name} must be {describe(hint)}, got {value!r}")
+        raise TypeError(f"{name} must be {describe(hint)}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value as an error shows it: as Python writes it, its end left out where that is long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
 def at_least(config: Any, **least: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.testing import assert_close
 
 from lintra import checkpoint, files, fused, native
 from lintra.attention import leaves, linear, lsh, softmax
-from lintra.models import bilstm, decoder, encoder, seq2seq
+from lintra.models import Decoder, bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
 
@@ -220,6 +221,40 @@ def damage_weights(folder, change):
             r"head.bias must be torch.float32 \[11\], got torch.float32 \[3\]",
         ),
         (
+            lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(11).bfloat16()})),
+            r"model.safetensors must hold weights of one type, got .* of torch.float32 and head.bias of torch.bf",
+        ),
+        (
+            lambda f: damage_weights(
+                f, lambda t: t.update({n: x.to(torch.float8_e5m2) for n, x in t.items()})
+            ),
+            r"is torch.float8_e5m2, in which no model computes: convert it to float32",
+        ),
+        *(
+            (
+                lambda f, x=x: damage_config(f, lambda c: c.update(model=x)),
+                "model must be one of bilstm, ctc, ",
+            )
+            for x in (["decoder"] * 1000, {"name": "decoder"}, "x" * 10_000, None)
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c.update(model="encoder")),
+            "config must be one of encoder, got",
+        ),
+        *(
+            (lambda f, x=x: damage_config(f, lambda c: c.update(x)), "config.json")
+            for x in ({"format": [1] * 1000}, {"config": [1] * 1000}, {"dtype": "x" * 1000})
+        ),
+        *(
+            (lambda f, x=x: damage_config(f, lambda c: c["config"].update(x)), "config.json: config")
+            for x in (
+                {"layers": [1] * 1000},
+                {"x" * 1000: 1},
+                {"attention": [1] * 1000},
+                {"output": "x" * 1000},
+            )
+        ),
+        (
             lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(11).long()})),
             r"head.bias must be torch.float32 \[11\], got torch.int64 \[11\]",
         ),
@@ -228,8 +263,11 @@ def damage_weights(folder, change):
 def test_damage_is_named(tmp_path, damage, message):
     checkpoint.save(build(), tmp_path / "model")
     damage(tmp_path / "model")
-    with pytest.raises(checkpoint.Error, match=message):
+    with pytest.raises(checkpoint.Error, match=message) as found:
         checkpoint.load(tmp_path / "model")
+    sentence = str(found.value).replace(str(tmp_path), "")
+    assert "\n" not in sentence
+    assert len(sentence) < 400
 
 
 class Wrapped(torch.nn.Module):
@@ -238,6 +276,49 @@ class Wrapped(torch.nn.Module):
     def __init__(self, model: torch.nn.Module):
         super().__init__()
         self.model, self.config = model, model.config
+
+
+class Mine(linear.LinearAttention):
+    """A mechanism of one's own, in no folder of lintra's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineConfig(linear.Config):
+    def build(self, **shape):
+        return Mine(self, **shape)
+
+
+class Squared(linear.SquaredRelu):
+    """A feature map of one's own."""
+
+
+class MyDecoder(Decoder):
+    """A network of one's own with a configuration of lintra's."""
+
+
+def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
+    """A mechanism, a feature map or a network of one's own, whose names no other program knows."""
+    sentence = (
+        r"is a MineConfig of tests\.test_checkpoint, which no saved model can be made of again: put its"
+    )
+    with pytest.raises(TypeError, match=rf"model\.config\.attention {sentence}"):
+        checkpoint.save(build(attention=MineConfig()), tmp_path / "model")
+    with pytest.raises(TypeError, match=r"model\.config\.attention\.feature_map is a Squared of tests\.test"):
+        checkpoint.save(build(attention=linear.Config(feature_map=Squared())), tmp_path / "model")
+    nested = encoder.Config(vocabulary=3, attention=MineConfig(), layers=1, heads=2, width=16)
+    both = seq2seq.Config(vocabulary=11, encoder=nested, cross=softmax.Config(), layers=1, heads=2, width=16)
+    with pytest.raises(TypeError, match=rf"model\.config\.encoder\.attention {sentence}"):
+        checkpoint.save(both.build(), tmp_path / "model")
+    with pytest.raises(TypeError, match="model must be a network of lintra.models, got MyDecoder"):
+        checkpoint.save(MyDecoder(build().config), tmp_path / "model")
+    with pytest.raises(TypeError, match=r"model must have weights of one type, got .* of torch.float64"):
+        model = build()
+        model.head.double()
+        checkpoint.save(model, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        checkpoint.save(build().to(dtype), tmp_path / "model")
+        assert checkpoint.load(tmp_path / "model").head.weight.dtype == dtype
 
 
 @pytest.mark.parametrize(

@@ -19,4 +19,5 @@ def load(name: str) -> ModuleType:
 
     Raises ValueError for an unknown name.
     """
-    return registry.load(sys.modules[__name__], name.replace("-", "_"), "task")
+    key = name.replace("-", "_") if isinstance(name, str) else name
+    return registry.load(sys.modules[__name__], key, "task")

@@ -18,10 +18,12 @@ from lintra.checkpoint import (
     from_json,
     load,
     read_json,
+    refuse_foreign,
     to_json,
     with_weights,
     write_atomically,
 )
+from lintra.fields import shown
 from lintra.files import leftovers
 from lintra.train.config import Config
 
@@ -40,7 +42,9 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
-        """Writes run.json into a folder without a run or checkpoints of one. Raises Error if it has some."""
+        """Writes run.json into a folder without a run or checkpoints of one. Raises Error if it has some,
+        TypeError for a model with a class of one's own in it, of which no checkpoint could be written."""
+        refuse_foreign(model, "model")
         run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
         if not is_first_process():  # the first one has created the run, and then started this one
             return cls.read(folder)
@@ -53,7 +57,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Run":
-        """The run in `folder`. Raises Error if there is none or run.json is damaged."""
+        """The run in `folder`. Raises Error if there is none or run.json does not say what a run is."""
         file = Path(folder) / RUN
         if not file.exists():
             raise Error(f"{folder} holds no run: there is no {RUN} in it")
@@ -61,17 +65,24 @@ class Run:
         if not isinstance(content, dict):
             raise Error(f"{file} is not a run: it is no object")
         if content.get("format") != FORMAT:
-            raise Error(f"{file} has format {content.get('format')!r}, this lintra reads format {FORMAT}")
+            raise Error(
+                f"{file} has format {shown(content.get('format'))}, this lintra reads format {FORMAT}"
+            )
         try:
             task, model, settings = (_object(content, name) for name in ("task", "model", "train"))
+            if (name := task.get("name")) not in tasks.names():
+                raise ValueError(
+                    f"its task is {shown(name)}, which does not come with lintra ({', '.join(tasks.names())}): "
+                    "the program that defines it can train and use it, with a lintra.train.Run made there"
+                )
             return cls(
                 folder=Path(folder),
-                task=from_json(tasks.load(task.get("name", "")).Config, task, "task"),
+                task=from_json(tasks.load(task["name"]).Config, task, "task"),
                 model=from_json(registry.load(models, model.get("name", ""), "model").Config, model, "model"),
                 train=from_json(Config, settings, "train"),
             )
         except (TypeError, ValueError) as error:
-            raise Error(f"{file} is damaged: {error}") from error
+            raise Error(f"{file}: {error}") from error
 
     @classmethod
     def around(cls, model: str | Path) -> "Run":
@@ -178,7 +189,7 @@ def _sizes(config: Any) -> Iterator[tuple[str, Any]]:
 
 def _object(content: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(content.get(name), dict):
-        raise ValueError(f"{name} must be an object, got {content.get(name)!r}")
+        raise ValueError(f"{name} must be an object, got {shown(content.get(name))}")
     return content[name]
 
 

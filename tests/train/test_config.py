@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+from dataclasses import dataclass
 
 import pytest
 
 from lintra import checkpoint, train
+from lintra.attention import linear
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
@@ -110,7 +112,15 @@ def test_damaged_runs(new_run, tmp_path):
         ({"train": None}, "train must be an object, got None"),
         ({"train": good["train"] | {"pace": 1}}, "unknown field 'pace'"),
         ({"train": good["train"] | {"steps": 0}}, "steps must be at least 1"),
-        ({"task": {"name": "juggling"}}, "task must be one of"),
+        (
+            {"task": {"name": "juggling"}},
+            r"run.json: its task is 'juggling', which does not come with lintra \(copy, .*\): the program that",
+        ),
+        ({"task": ["digits"]}, r"task must be an object, got \['digits'\]"),
+        ({"task": good["task"] | {"name": ["digits"] * 1000}}, r"its task is \['digits', .* \.\.\., which"),
+        ({"model": good["model"] | {"name": ["x"] * 1000}}, r"model must be one of .*; got \['x', "),
+        ({"train": ["x"] * 1000}, r"train must be an object, got \['x', "),
+        ({"format": ["x"] * 1000}, r"run.json has format \['x', .* \.\.\., this lintra reads"),
         ({"model": None}, "model must be an object"),
         (
             {"model": {"name": "gpt"}},
@@ -118,8 +128,24 @@ def test_damaged_runs(new_run, tmp_path):
         ),
     ]:
         (run.folder / "run.json").write_text(json.dumps(good | change))
-        with pytest.raises(checkpoint.Error, match=message):
+        with pytest.raises(checkpoint.Error, match=message) as found:
             train.Run.read(run.folder)
+        assert "is damaged" not in str(found.value)
+        assert len(str(found.value).replace(str(run.folder), "")) < 300
     (run.folder / "run.json").write_text("{")
     with pytest.raises(checkpoint.Error, match="is damaged"):
         train.Run.read(run.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineConfig(linear.Config):
+    """A mechanism of one's own, in no folder of lintra's."""
+
+
+def test_a_mechanism_of_one_s_own_begins_no_run(new_run, tmp_path):
+    """None of its checkpoints could be written: that is known before the first step."""
+    with pytest.raises(
+        TypeError, match=r"model\.attention is a MineConfig of tests\.train\.test_config, which no"
+    ):
+        new_run(attention=MineConfig())
+    assert not list(tmp_path.iterdir())
