@@ -1,4 +1,4 @@
-"""Memory that a process has freed, kept for its next tensors: worth it where tensors pass 32 MB.
+"""Memory: how much is free, and what a process has freed, kept for its next tensors.
 
 The GNU C library takes each block above a threshold from the operating system by itself and gives it back
 when it is freed. So every large tensor costs the clearing of all its pages again, which takes longer than an
@@ -6,11 +6,22 @@ operation of little arithmetic.
 """
 
 import ctypes
+import os
 import platform
+import re
+from pathlib import Path
+
+import torch
 
 # malloc.h of the GNU C library: when to give back the end of the heap, how many blocks may lie outside of it.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _NEVER, _NONE = -1, 0
+
+# Of the control group that a container is: the limit, what is used of it, and on what; version 2, version 1.
+_CONTAINERS = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
 
 
 def keep_freed_memory() -> bool:
@@ -31,3 +42,33 @@ def release_freed_memory() -> bool:
     For long loops of a process that keeps it: gaps between blocks of many sizes are not always found again.
     """
     return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).malloc_trim(0))
+
+
+def available(device: torch.device) -> int | None:
+    """The bytes that are free there, for this process; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    told = [x for x in (_of_machine(), *map(_of_container, _CONTAINERS)) if x is not None]
+    return min(told, default=None)
+
+
+def _of_machine() -> int | None:
+    try:
+        told = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        return int(told[1]) * 1024 if told else None
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def _of_container(files: tuple[str, str, str]) -> int | None:
+    """What a control group leaves of its limit; what it holds of files it can give back."""
+    try:
+        limit, used, parts = ((Path("/sys/fs/cgroup") / file).read_text() for file in files)
+        given_back = re.search(r"^(?:total_)?inactive_file (\d+)$", parts, re.MULTILINE)
+        return max(0, int(limit) - int(used) + (int(given_back[1]) if given_back else 0))
+    except (OSError, ValueError):  # there is none, or its limit is "max"
+        return None

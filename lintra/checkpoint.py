@@ -104,7 +104,8 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
         raise Error(f"{folder / CONFIG} is not a lintra model: it has no format version")
     if content["format"] != FORMAT:
         raise Error(
-            f"{folder / CONFIG} has format {fields.shown(content['format'])}, this lintra reads format {FORMAT}"
+            f"{folder / CONFIG} has format {fields.shown(content['format'])}, this lintra reads format "
+            f"{FORMAT}"
         )
     try:
         module = registry.load(models, content.get("model", ""), "model")
@@ -133,8 +134,8 @@ def _check_device(device: str | torch.device) -> None:
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
     """The model of a configuration with these tensors as its weights; no others are drawn first.
 
-    Raises Error, which names `file`, for a missing or unknown tensor, one of another shape, weights of several
-    types and types nothing is computed in; ValueError for sizes that no tensor can have.
+    Raises Error, which names `file`, for a missing or unknown tensor, one of another shape, weights of
+    several types and types nothing is computed in; ValueError for sizes that no tensor can have.
     """
     try:
         with torch.device("meta"):

@@ -222,7 +222,7 @@ def damage_weights(folder, change):
         ),
         (
             lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(11).bfloat16()})),
-            r"model.safetensors must hold weights of one type, got .* of torch.float32 and head.bias of torch.bf",
+            r"model.safetensors must hold weights of one type, got .* of torch.float32 and head.bias of ",
         ),
         (
             lambda f: damage_weights(
@@ -309,12 +309,12 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
     both = seq2seq.Config(vocabulary=11, encoder=nested, cross=softmax.Config(), layers=1, heads=2, width=16)
     with pytest.raises(TypeError, match=rf"model\.config\.encoder\.attention {sentence}"):
         checkpoint.save(both.build(), tmp_path / "model")
-    with pytest.raises(TypeError, match="model must be a network of lintra.models, got MyDecoder"):
+    with pytest.raises(TypeError, match=r"model must be a network of lintra\.models, got MyDecoder"):
         checkpoint.save(MyDecoder(build().config), tmp_path / "model")
-    with pytest.raises(TypeError, match=r"model must have weights of one type, got .* of torch.float64"):
-        model = build()
-        model.head.double()
-        checkpoint.save(model, tmp_path / "model")
+    mixed = build()
+    mixed.head.double()
+    with pytest.raises(TypeError, match=r"model must have weights of one type, got .* of torch\.float64"):
+        checkpoint.save(mixed, tmp_path / "model")
     assert not list(tmp_path.iterdir())
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         checkpoint.save(build().to(dtype), tmp_path / "model")

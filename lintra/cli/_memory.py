@@ -1,11 +1,8 @@
 """How much memory drawing takes, before it is taken."""
 
-import os
-import re
-from pathlib import Path
-
 import torch
 
+from lintra.allocator import available
 from lintra.attention import State, leaves
 from lintra.cli._arguments import UsageError
 from lintra.models import Decoder
@@ -15,12 +12,6 @@ from lintra.replay import constant
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
 _MADE = 4_096  # tokens at most that are read to see how far a state grows: the time is that of their squares
 _DONE = 48  # bytes that a token takes when it is drawn: with its batch, with all, and as a part of a picture
-
-# Of the control group that a container is: the limit, what is used of it, and on what; version 2, version 1.
-_CONTAINERS = (
-    ("memory.max", "memory.current", "memory.stat"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-)
 
 
 def check_training(weights: int, device: torch.device) -> None:
@@ -94,33 +85,3 @@ def _state(model: Decoder, tokens: int) -> State:
     if constant(model):
         return model.start(1)
     return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=placed(model).device))[1]
-
-
-def available(device: torch.device) -> int | None:
-    """The bytes that are free there, for this process; None where the system does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    told = [x for x in (_of_machine(), *map(_of_container, _CONTAINERS)) if x is not None]
-    return min(told, default=None)
-
-
-def _of_machine() -> int | None:
-    try:
-        told = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        return int(told[1]) * 1024 if told else None
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _of_container(files: tuple[str, str, str]) -> int | None:
-    """What a control group leaves of its limit; what it holds of files it can give back."""
-    try:
-        limit, used, parts = ((Path("/sys/fs/cgroup") / file).read_text() for file in files)
-        given_back = re.search(r"^(?:total_)?inactive_file (\d+)$", parts, re.MULTILINE)
-        return max(0, int(limit) - int(used) + (int(given_back[1]) if given_back else 0))
-    except (OSError, ValueError):  # there is none, or its limit is "max"
-        return None

@@ -17,6 +17,7 @@ from lintra.cli._mechanism import mechanism
 from lintra.cli._model import chosen
 from lintra.cli._progress import progress
 from lintra.models import ctc
+from lintra.train._data import check_room
 from lintra.train._optimizer import optimizer
 from lintra.train._run import RUN, first_model, is_first_process
 
@@ -110,6 +111,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     model = _changed(own, _given({field: getattr(options.model, field) for field in shape}))
     if options.train.strategy != "fsdp":  # which shares the model out
         _memory.check_training(_weights(model), torch.device(chosen("auto")))
+    check_room(problem, model, options.train, torch.device(chosen("auto")))
     if options.train.start_from is not None:
         first_model(model, options.train)
     with torch.device("meta"):

@@ -16,11 +16,14 @@ from lintra.tasks._base import Task
 from lintra.train._average import Average
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Log, Rate, Save, Stop
+from lintra.train._data import check_room, check_same, fingerprint
 from lintra.train._learner import Learner
 from lintra.train._precision import measured
 from lintra.train._progress import Show
-from lintra.train._run import Run, first_model, is_first_process
-from lintra.train._storage import Storage
+from lintra.train._run import RUN, Run, first_model, is_first_process
+from lintra.train._storage import TREE, Storage
+
+_MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
 def fit(run: Run, task: Task | None) -> None:
@@ -29,6 +32,7 @@ def fit(run: Run, task: Task | None) -> None:
     console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     problem = run.task.build() if task is None else task
     run.train.check_batch(problem.batch_tokens)
+    check_room(problem, run.model, run.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     with run.locked():
         _fit(run, problem, console, first)
 
@@ -46,7 +50,9 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
             f"{run.folder} was trained with fsdp, which cannot be resumed yet; its model is in {start}"
         )
     task.check(run.model)
-    run = run.changed(task=task.settled(run.task))
+    if run.data is not None:
+        check_same(task, run.data, run.folder / RUN)
+    run = run.changed(task=task.settled(run.task), data=None if start else fingerprint(task))
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build() if start else first_model(run.model, run.train)
@@ -58,10 +64,16 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         for remark in task.remarks(run.folder) if first else ():
             console.print(remark)
         trainer = _trainer(run, console)
+        learner = Learner(model, task, run.train)
         try:
-            trainer.fit(Learner(model, task, run.train), ckpt_path=start)
+            trainer.fit(learner, ckpt_path=start)
         except SystemExit as end:  # what Lightning makes of Ctrl-C before the first step
             raise KeyboardInterrupt from end
+        except _MISFITS as error:  # of what Lightning and the optimizer put back where they keep it
+            if start is None or learner.restored or isinstance(error, (Error, torch.OutOfMemoryError)):
+                raise
+            reason = " ".join(str(error).split())[:80]
+            raise Error(f"{start / TREE} does not fit this run: {type(error).__name__}, {reason}") from error
     step = trainer.global_step
     what = "done" if step >= run.train.steps else f"time is up, --resume {run.folder} goes on"
     console.print(f"{what}: step {step:,}, saved in {run.checkpoints()[-1]}")

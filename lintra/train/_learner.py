@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lintra import attention
+from lintra.checkpoint import Error
 from lintra.models import Model
 from lintra.tasks._base import Batch, Task
 from lintra.train._batches import LengthSampler, StepSampler, of_similar_length, seed_of, share
@@ -32,12 +33,14 @@ class Learner(pl.LightningModule):
     def __init__(self, model: Model, task: Task, config: Config):
         super().__init__()
         self.model, self.task, self.config = model, task, config
+        self.restored = False  # whether a checkpoint, where there is one, has been read
         self.counted = 0  # batches of a validation, of which this process may repeat another's
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.model, self.config)
 
     def train_dataloader(self) -> DataLoader[Batch]:
+        self.restored = True  # Lightning asks for the data afterwards
         seeded = {"seed": self.config.seed, "start": self.trainer.global_step}
         share = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         samples, most = self.task.train, self.task.batch_tokens
@@ -58,6 +61,17 @@ class Learner(pl.LightningModule):
             batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)
         batches, self.counted = share(batches, self.trainer.global_rank, world)
         return DataLoader(samples, batch_sampler=batches, collate_fn=lambda batch: batch)
+
+    def on_train_start(self) -> None:
+        """Raises Error for an optimizer's state that is not of these weights: it takes any."""
+        for each in self.trainer.optimizers:
+            for weight, state in each.state.items():
+                for name, x in state.items():
+                    if isinstance(x, Tensor) and x.dim() and x.shape != weight.shape:
+                        raise Error(
+                            f"{self.trainer.ckpt_path}: {name} of the optimizer must be "
+                            f"{list(weight.shape)} as its weight is, got {list(x.shape)}"
+                        )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         step = self.trainer.global_step

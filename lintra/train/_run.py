@@ -39,6 +39,7 @@ class Run:
     task: Any  # the Config of a file in lintra/tasks
     model: Any  # the Config of a file in lintra/models
     train: Config
+    data: dict[str, Any] | None = None  # what it began with; None: not begun, or by an older lintra
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
@@ -71,15 +72,17 @@ class Run:
         try:
             task, model, settings = (_object(content, name) for name in ("task", "model", "train"))
             if (name := task.get("name")) not in tasks.names():
+                known = ", ".join(tasks.names())
                 raise ValueError(
-                    f"its task is {shown(name)}, which does not come with lintra ({', '.join(tasks.names())}): "
-                    "the program that defines it can train and use it, with a lintra.train.Run made there"
+                    f"its task is {shown(name)}, which does not come with lintra ({known}): the program "
+                    "that defines it can train and use it, with a lintra.train.Run made there"
                 )
             return cls(
                 folder=Path(folder),
                 task=from_json(tasks.load(task["name"]).Config, task, "task"),
                 model=from_json(registry.load(models, model.get("name", ""), "model").Config, model, "model"),
                 train=from_json(Config, settings, "train"),
+                data=_object(content, "data") if "data" in content else None,
             )
         except (TypeError, ValueError) as error:
             raise Error(f"{file}: {error}") from error
@@ -101,13 +104,15 @@ class Run:
         if not is_first_process():
             return
         parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
+        parts |= {} if self.data is None else {"data": self.data}
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))
 
-    def changed(self, *, task: Any = None, **settings: Any) -> "Run":
-        """The same run with another configuration of its task or other training settings, from now on."""
+    def changed(self, *, task: Any = None, data: dict[str, Any] | None = None, **settings: Any) -> "Run":
+        """The same run with another configuration of its task, other training settings or what its data are,
+        from now on."""
         train = dataclasses.replace(self.train, **settings)
-        run = dataclasses.replace(self, task=task or self.task, train=train)
+        run = dataclasses.replace(self, task=task or self.task, data=data or self.data, train=train)
         if run != self:
             run.write()
         return run

@@ -19,6 +19,16 @@ from lintra.train._tree import flatten, unflatten
 
 FORMAT = 1
 TREE, TENSORS = "training.json", "training.safetensors"
+# What Lightning asks of a checkpoint, and its own version, by which it brings an older one up to date.
+_KEYS = {
+    "pytorch-lightning_version": str,
+    "epoch": int,
+    "global_step": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
 _PREFIX = "model."  # of the model's weights among the learner's
 
 
@@ -48,12 +58,15 @@ class Storage(CheckpointIO):
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise Error(f"{folder / TREE} is not a training state of format {FORMAT}")
         weights = read_tensors(folder / WEIGHTS)
+        with_weights(self.model, weights, folder / WEIGHTS)  # Error where they are not of the run's model
         try:
             checkpoint = unflatten(content.get("checkpoint"), read_tensors(folder / TENSORS))
-            checkpoint["state_dict"] = {_PREFIX + name: tensor for name, tensor in weights.items()}
         except (ValueError, TypeError) as error:
-            raise Error(f"{folder} is damaged: {error}") from error
-        return checkpoint
+            raise Error(f"{folder / TREE} is damaged: {error}") from error
+        for name, kind in _KEYS.items():
+            if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(name), kind):
+                raise Error(f"{folder / TREE} is damaged: its {name} is missing or no {kind.__name__}")
+        return checkpoint | {"state_dict": {_PREFIX + name: x for name, x in weights.items()}}
 
     def remove_checkpoint(self, path: Any) -> None:
         shutil.rmtree(path)

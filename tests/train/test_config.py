@@ -18,6 +18,8 @@ from lintra.train._callbacks import Rate
     ("settings", "message"),
     [
         ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"seed": 99999999999999999999999}, r"seed must lie in 0 .. 2\^64 - 1, got 99999999999999999999999"),
+        ({"seed": -1}, r"seed must lie in 0 .. 2\^64 - 1, got -1"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
         ({"lr": 0.0}, "lr must be above 0 and below 1e30, got 0.0"),
@@ -114,7 +116,7 @@ def test_damaged_runs(new_run, tmp_path):
         ({"train": good["train"] | {"steps": 0}}, "steps must be at least 1"),
         (
             {"task": {"name": "juggling"}},
-            r"run.json: its task is 'juggling', which does not come with lintra \(copy, .*\): the program that",
+            r"run.json: its task is 'juggling', which does not come with lintra \(copy, .*\): the program",
         ),
         ({"task": ["digits"]}, r"task must be an object, got \['digits'\]"),
         ({"task": good["task"] | {"name": ["digits"] * 1000}}, r"its task is \['digits', .* \.\.\., which"),

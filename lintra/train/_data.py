@@ -1,0 +1,70 @@
+"""What a run learns from, and whether its batches find room: known before the first step."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from lintra.allocator import available
+from lintra.checkpoint import Error
+from lintra.tasks import Task
+from lintra.tasks._base import Batch, Samples
+from lintra.train.config import Config
+
+_LOOKED_AT = 64  # samples of each split, evenly spread
+_NUMBER = 40  # bytes of a sample's number in the list of a batch, as Python keeps it
+
+
+def fingerprint(task: Task) -> dict[str, Any]:
+    """How many samples there are, how long the longest is, and a digest of some of them.
+
+    Files may move, and numbers computed on another machine may differ in their last bits, so paths are not in
+    it and of floats only the shapes are.
+    """
+    digest = hashlib.sha256()
+    for samples in (task.train, task.validate):
+        digest.update(f"{len(samples)}".encode())
+        for place in np.unique(np.linspace(0, len(samples) - 1, _LOOKED_AT).astype(int)).tolist():
+            for name, x in sorted(_batch(samples, [place]).items()):
+                digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
+                if not x.is_floating_point():
+                    digest.update(x.contiguous().numpy().tobytes())
+    return {"samples": len(task.train), "length": task.length, "digest": digest.hexdigest()[:16]}
+
+
+def check_same(task: Task, begun_with: dict[str, Any], run: Any) -> None:
+    """Raises Error, with both, unless the data have the fingerprint that the run began with."""
+    found = fingerprint(task)
+    if found != begun_with:
+        raise Error(
+            f"{run} was begun with other data or another length: {_told(begun_with)}, and these are "
+            f"{_told(found)}; put them back as they were, or begin a new run"
+        )
+
+
+def _told(data: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in data.items())
+
+
+def check_room(task: Task, model: Any, settings: Config, device: torch.device) -> None:
+    """Raises ValueError if a batch of so many sequences, and what the backward keeps of it at the least, the
+    float32 vectors that enter each layer, would not find room. Batches of tokens find it always."""
+    free = available(device)
+    if task.batch_tokens is not None or free is None:
+        return
+    inner = getattr(model, "encoder", model)
+    batch = _batch(task.train, [0])
+    tokens = max(x.shape[1] for x in batch.values() if x.dim() > 1)
+    read = _NUMBER + sum(x.nbytes for x in batch.values())
+    needed = settings.batch * (read + 4 * tokens * inner.width * inner.layers)
+    free *= settings.devices if device.type == "cuda" else 1  # each has its share of the batch
+    if needed > free:
+        raise ValueError(
+            f"a batch of {settings.batch:,} sequences needs at least {needed / 1e9:,.1f} GB and "
+            f"{free / 1e9:.1f} GB are free: take a smaller --batch"
+        )
+
+
+def _batch(samples: Samples, places: list[int]) -> Batch:
+    return samples.__getitems__(places)

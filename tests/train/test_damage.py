@@ -1,0 +1,149 @@
+"""A run goes on with what it was begun with, or not at all; a damaged checkpoint is named in a sentence."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from lintra import checkpoint, train
+from lintra.tasks import copy, digits, text, text_classification
+from lintra.train import _data
+
+
+def change_json(file, change):
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def change_tensors(file, change):
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def model(name, value):
+    return lambda run, step: change_json(run / "run.json", lambda c: c["model"].update({name: value}))
+
+
+def tree(change):
+    return lambda run, step: change_json(step / "training.json", lambda c: change(c["checkpoint"]))
+
+
+def moments(tensors):
+    for name in (name for name in tensors if name.endswith("exp_avg")):
+        tensors[name] = torch.zeros(3)
+
+
+DAMAGE = {
+    "another model": (model("layers", 2), r"model\.safetensors lacks tensor 'blocks\.1\.feed\.down\.bias'"),
+    "another width": (
+        model("width", 32),
+        r"model\.safetensors: embedding\.table\.weight must be torch\.float32",
+    ),
+    "no tree": (
+        lambda run, step: change_json(step / "training.json", lambda c: c.update(checkpoint=None)),
+        r"training\.json is damaged: its pytorch-lightning_version is missing or no str",
+    ),
+    "no keys": (
+        tree(dict.clear),
+        r"training\.json is damaged: its pytorch-lightning_version is missing or no",
+    ),
+    "another kind": (tree(lambda c: c.update(loops=["x"])), r"its loops is missing or no dict"),
+    "no loops": (tree(lambda c: c["loops"].clear()), r"training\.json does not fit this run: KeyError"),
+    "no version": (
+        tree(lambda c: c.update({"pytorch-lightning_version": "x"})),
+        r"training\.json does not fit this run: InvalidVersion",
+    ),
+    "no groups": (
+        tree(lambda c: c["optimizer_states"][0].update(param_groups=[])),
+        r"training\.json does not fit this run: ValueError",
+    ),
+    "moments": (
+        lambda run, step: change_tensors(step / "training.safetensors", moments),
+        r"exp_avg of the optimizer must be \[18, 8\] as its weight is, got \[3\]",
+    ),
+    "a weight": (
+        lambda run, step: change_tensors(
+            step / "model.safetensors", lambda t: t.update({"head.bias": torch.zeros(3)})
+        ),
+        r"model\.safetensors: head\.bias must be torch\.float32 \[17\], got torch\.float32 \[3\]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_checkpoint_is_named(new_run, damage, message):
+    run = new_run(steps=1)
+    train.fit(run)
+    damage(run.folder, run.checkpoints()[-1])
+    with pytest.raises(checkpoint.Error, match=message) as found:
+        train.fit(train.Run.read(run.folder).changed(steps=2))
+    sentence = str(found.value).replace(str(run.folder), "")
+    assert "\n" not in sentence
+    assert len(sentence) < 200
+
+
+def test_other_data_are_refused(new_run, tmp_path):
+    """Their place may change, what is in it may not; and a sequence is as long as it was."""
+    first, moved, other = (tmp_path / name for name in ("first.txt", "moved.txt", "other.txt"))
+    for file, content in ((first, "abcdefg " * 100), (moved, "abcdefg " * 100), (other, "abcdefh " * 100)):
+        file.write_text(content)
+    run = new_run(task=text.Config(data=str(first), length=16), steps=1)
+    train.fit(run)
+
+    def resume(steps, **changes):
+        change_json(run.folder / "run.json", lambda c: c["task"].update(changes))
+        train.fit(train.Run.read(run.folder).changed(steps=steps))
+
+    resume(2, data=str(moved))
+    for changes, message in [
+        ({"data": str(other)}, r"samples 1000000, length 16, digest \w+, and these are .* length 16, digest"),
+        (
+            {"data": str(first), "length": 8},
+            r"length 16, digest \w+, and these are samples 1000000, length 8,",
+        ),
+    ]:
+        with pytest.raises(
+            checkpoint.Error, match=rf"run\.json was begun with other data or another .*{message}"
+        ):
+            resume(3, **changes)
+    resume(3, length=16)
+    change_json(run.folder / "run.json", lambda c: c.pop("data"))  # as of an older lintra
+    resume(4, data=str(other))
+    assert [x.name for x in run.checkpoints()][-1] == "step-00000004"
+
+
+def test_a_fingerprint_is_of_the_data_alone(tmp_path):
+    (tmp_path / "a.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(40)))
+    (tmp_path / "b.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(39)) + "1\tline 40\n")
+    lines = partial(text_classification.Config, length=16)
+    of = [
+        _data.fingerprint(config.build())
+        for config in (
+            digits.Config(),
+            digits.Config(),
+            copy.Config(length=8),
+            copy.Config(length=9),
+            copy.Config(length=8, data_seed=1),
+            lines(data=str(tmp_path / "a.tsv")),
+            lines(data=str(tmp_path / "b.tsv")),
+        )
+    ]
+    assert of[0] == of[1]
+    assert len({x["digest"] for x in of}) == 6
+    assert of[2]["length"] == 8
+
+
+def test_a_batch_that_finds_no_room(new_run, monkeypatch):
+    """Of run.json too: begun, it would make its list of samples until the system ends it."""
+    run = new_run()
+    change_json(run.folder / "run.json", lambda c: c["train"].update(batch=10**9))
+    with pytest.raises(
+        ValueError, match=r"a batch of 1,000,000,000 sequences needs at least [\d,.]+ GB and "
+    ):
+        train.fit(train.Run.read(run.folder))
+    monkeypatch.setattr(_data, "available", lambda device: None)  # where the system does not tell
+    train.fit(new_run("small", steps=1))
