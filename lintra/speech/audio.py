@@ -1,8 +1,10 @@
 """Audio of any format, rate and number of channels as one channel at the rate a recogniser reads."""
 
 import math
+import os
 import re
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +21,20 @@ _OVERSHOOT = 0.5  # seconds that a section may end after its recording, as round
 # where an Ogg file has no end. A file written before its end was known counts _UNKNOWN bytes or more.
 _COUNTED = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
 _UNKNOWN = 0x7FFF_0000
+# The bits of a sample. Where they fill no bytes, programs disagree at which end of these the zeros stand.
+_DEPTH = re.compile(r"^ *(?:Bit Width|Sample Size) *: (\d+)", re.MULTILINE)
 _ENDLESS = "lacks an end-of-stream"
 _ALL = sys.maxsize  # the end of a section that has none
+_SLOWEST = 1_000  # Hz: below, frames hold nothing above 500 Hz, and the mel scale up to there no vowel
 _LOUDEST = 1e6  # times full scale: energies of what is far louder are no float32
+_ONE_AT_A_TIME = threading.Lock()
 _NO_LENGTH = 2**62  # samples, or more: of a FLAC stream that does not say how long it is
 
 
 class Audio(NamedTuple):
     """Audio in memory."""
 
-    samples: np.ndarray  # float32 [n], in [-1, 1]
+    samples: np.ndarray  # floats [n], in [-1, 1]
     rate: int  # Hz
 
 
@@ -38,7 +44,8 @@ def read(
     """Audio at `rate` Hz -> float32 [n]: all of it, or the seconds from `start` to `start + duration`.
 
     Channels are averaged; full scale is 1. Raises SpeechError for a file that is missing, empty, cut short or
-    no audio, for samples that are not finite, and for seconds that the recording does not have.
+    no audio, for samples that are not finite or, in memory, no floats [n], for a rate of less than 1,000 Hz,
+    for bits that fill no bytes, and for seconds that the recording does not have.
     """
     if not 0 <= start < math.inf:
         raise SpeechError(f"start must be 0 or more seconds, got {start}")
@@ -88,8 +95,18 @@ def _resampled(pieces: Iterable[Audio], rate: int) -> Iterator[np.ndarray]:
 
 
 def _of_array(audio: Audio, start: float, duration: float | None) -> Iterator[Audio]:
-    first, end = _section(start, duration, audio.rate, len(audio.samples), "the audio")
-    samples = audio.samples[first:end].astype(np.float32, copy=False)
+    given = audio.samples
+    if not isinstance(given, np.ndarray) or given.ndim != 1 or not np.issubdtype(given.dtype, np.floating):
+        found = (
+            f"{given.dtype} {list(given.shape)}" if isinstance(given, np.ndarray) else type(given).__name__
+        )
+        raise SpeechError(
+            f"samples must be floats [n] in [-1, 1], a numpy array, got {found}: take the mean of channels, "
+            "divide integers by their full scale"
+        )
+    _check_rate(audio.rate, "the audio")
+    first, end = _section(start, duration, audio.rate, len(given), "the audio")
+    samples = given[first:end].astype(np.float32, copy=False)
     _check_end(first + len(samples), end, audio.rate, "the audio")
     yield Audio(_finite(samples, "the audio"), audio.rate)
 
@@ -97,19 +114,31 @@ def _of_array(audio: Audio, start: float, duration: float | None) -> Iterator[Au
 def _of_file(path: Path, start: float, duration: float | None, seconds: float) -> Iterator[Audio]:
     with _opened(path) as file:
         rate, length = file.samplerate, file.frames
+        _check_rate(rate, path)
         here, end = _section(start, duration, rate, length, path)
         if length >= _NO_LENGTH:
             file.seekable = lambda: False  # else soundfile seeks after each read, which fails at the end
         if here:
             file.seek(here)
         step = max(1, round(seconds * rate))
-        while len(block := file.read(min(step, end - here), dtype="float32", always_2d=True)):
+        while len(block := _read(file, min(step, end - here))):
             here += len(block)
             yield Audio(_finite(block.mean(1), path), rate)
         guess = file.format == "MP3" or length >= _NO_LENGTH
         if here < min(length, end) and not guess:
             raise SpeechError(f"{path} is cut short: it should have {length:,} samples and has {here:,}")
         _check_end(here, end, rate, path)
+
+
+def _read(file: Any, most: int) -> np.ndarray:
+    """The next samples [n channels] of an open file, `most` of them or as many as there are."""
+    with _silenced():
+        return file.read(most, dtype="float32", always_2d=True)
+
+
+def _check_rate(rate: int, name: Path | str) -> None:
+    if not rate >= _SLOWEST:
+        raise SpeechError(f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}")
 
 
 def _section(
@@ -141,6 +170,27 @@ def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
 
 
 @contextmanager
+def _silenced() -> Iterator[None]:
+    """Keeps off the terminal what the MP3 decoder in libsndfile writes to the process' standard error about
+    files that it then reads or refuses; it has no other way to be told not to. Not across a yield: other
+    threads write there too."""
+    with _ONE_AT_A_TIME:
+        try:
+            kept = os.dup(2)
+        except OSError:  # there is none
+            yield
+            return
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 2)
+            os.close(nowhere)
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+@contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
     try:
@@ -152,8 +202,13 @@ def _opened(path: Path) -> Iterator[Any]:
         raise SpeechError(f"{path} cannot be read: {error.strerror}") from error
     soundfile = package("soundfile")
     try:
-        with soundfile.SoundFile(path) as file:
+        with _silenced():
+            opened = soundfile.SoundFile(path)
+        with opened as file:
             notes = file.extra_info
+            depth = _DEPTH.search(notes)
+            if depth and int(depth[1]) % 8 and file.subtype.startswith("PCM"):
+                raise SpeechError(f"{path} must have samples of 8, 16, 24 or 32 bits, got {depth[1]}")
             for counted, there in _COUNTED.findall(notes):
                 if int(there) < int(counted) < _UNKNOWN:
                     raise SpeechError(

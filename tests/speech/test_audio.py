@@ -1,5 +1,6 @@
 """Audio: every format gives the same samples, pieces give the whole, what is wrong with a file is said."""
 
+import os
 import struct
 import sys
 import tracemalloc
@@ -236,6 +237,67 @@ def test_more_that_is_no_audio(tmp_path, write):
                 read(source, RATE)
     with pytest.raises(SpeechError, match=r"has samples beyond 1e\+06, where full scale is 1"):
         read(Audio(np.full(100, -1e17, np.float32), RATE), RATE)
+
+
+@pytest.mark.parametrize(
+    ("samples", "rate", "message"),
+    [
+        (audio(channels=2), RATE, r"samples must be floats \[n\] .*, got float32 \[8000, 2\]: take the mean"),
+        (
+            np.ones(RATE, np.int16),
+            RATE,
+            r"samples must be floats \[n\] .*, got int16 \[8000\]: .*divide integers",
+        ),
+        ([0.0, 1.0], RATE, r"samples must be floats \[n\] in \[-1, 1\], a numpy array, got list"),
+        (audio()[:, 0], 0, "the audio must have a rate of at least 1,000 Hz to be heard, got 0"),
+    ],
+)
+def test_audio_in_memory_that_is_none(samples, rate, message):
+    for wanted in (RATE, 16_000):
+        with pytest.raises(SpeechError, match=message):
+            read(Audio(samples, rate), wanted)
+
+
+def test_a_rate_at_which_nothing_can_be_heard(write):
+    with pytest.raises(
+        SpeechError, match=r"a\.wav must have a rate of at least 1,000 Hz to be heard, got 1$"
+    ):
+        read(write(rate=1), RATE)
+    with pytest.raises(SpeechError, match="got 999"):
+        list(blocks(write(rate=999), RATE))
+    assert len(read(write(rate=1_000), RATE)) == 8 * RATE
+
+
+@pytest.mark.parametrize(("bits", "fits"), [(4, False), (8, True), (12, False), (20, False), (24, True)])
+def test_bits_that_fill_no_bytes(tmp_path, bits, fits):
+    """Where they stand in the bytes, programs disagree: read the other way, 12 bits are a 16th as loud."""
+    size = -(-bits // 8)
+    form = struct.pack("<IHHIIHH", 16, 1, 1, RATE, RATE * size, size, bits)
+    data = b"data" + struct.pack("<I", 100 * size) + bytes(100 * size)
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"RIFF" + struct.pack("<I", 28 + len(data)) + b"WAVEfmt " + form + data)
+    if fits:
+        assert len(read(path, RATE)) == 100
+    else:
+        with pytest.raises(
+            SpeechError, match=rf"a\.wav must have samples of 8, 16, 24 or 32 bits, got {bits}"
+        ):
+            read(path, RATE)
+
+
+def test_the_decoder_s_own_words_are_not_printed(write, capfd):
+    """Of an MP3 file with a hole and one cut short, mpg123 tells standard error."""
+    path = write("a.mp3", audio(40_000), 16_000)
+    content = path.read_bytes()
+    for damaged in (content[:1_000] + bytes(400) + content[1_400:], content[: len(content) // 2]):
+        path.write_bytes(damaged)
+        assert 10_000 < len(read(path, 16_000)) < 40_000
+        assert 10_000 < sum(map(len, blocks(path, 16_000))) < 40_000
+    path.write_bytes(b"\xff\xfb\x90\x00" + b"x" * 400)
+    with pytest.raises(SpeechError, match="cannot be read as audio"):
+        read(path, 16_000)
+    os.write(2, b"mine")
+    assert capfd.readouterr().err == "mine"
 
 
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.1, 2.0])
