@@ -18,13 +18,13 @@ class Error(ValueError):
 
 def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:
     """Raises `error` for what is there and neither a file nor a folder, such as a pipe or a terminal: reading
-    it could wait without end."""
+    it could wait without end, and what is written would take its place."""
     try:
         irregular = file.exists() and not (file.is_file() or file.is_dir())
     except OSError:  # where nobody may look: opening it says so
         return
     if irregular:
-        raise error(f"{file} is no regular file, but a pipe or a device: copy what it gives into a file")
+        raise error(f"{file} is no regular file, but a pipe or a device: name a file")
 
 
 def read_json(file: Path) -> Any:
@@ -66,9 +66,11 @@ def leftovers(folder: Path, name: str) -> list[Path]:
 
 
 def refuse_folder(name: str, path: Path | None) -> None:
-    """Raises ValueError if the file that argument `name` asks for is a folder."""
+    """Raises ValueError if the file that argument `name` asks for is a folder, a pipe or a device."""
     if path is not None and path.is_dir():
         raise ValueError(f"{name} must be a file, got the folder {path}")
+    if path is not None:
+        refuse_irregular(path, ValueError)
 
 
 def refuse_unwritable(path: Path | None) -> None:
@@ -82,6 +84,7 @@ def _begin(path: Path) -> tuple[Path, Path]:
     """What `path` leads to, and a new folder beside it."""
     try:
         path = path.resolve()
+        refuse_irregular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path, Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except (FileExistsError, NotADirectoryError) as error:

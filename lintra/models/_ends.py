@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lintra import fields
 from lintra.nn.embedding import TokenEmbedding
+from lintra.nn.replaced import check_dtype
 from lintra.ops import _check
 from lintra.ops.packed import PackedRow
 from lintra.ops.padding import RealFirst, zero_padding
@@ -50,10 +51,12 @@ def entrance(config: EndsConfig, width: int) -> nn.Module:
     return nn.Linear(config.inputs, width)
 
 
-def checked(config: EndsConfig, x: Tensor, mask: Tensor | None) -> Tensor:
-    """What is read, its padding zeroed. Raises ValueError or TypeError unless it fits the configuration."""
+def checked(config: EndsConfig, reader: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """What is read, its padding zeroed. Raises ValueError or TypeError unless it fits the configuration and
+    the weights of `reader`, the layer it goes into."""
     if config.inputs is not None:
         _check.activations(x, mask, config.inputs)
+        check_dtype("x", x, reader)
         return zero_padding(mask, x)[0]
     assert config.vocabulary is not None
     check_tokens(x, mask, config.vocabulary - 1)

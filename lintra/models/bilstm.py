@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from lintra import fields
 from lintra.models import _ends
 from lintra.models._ends import EndsConfig
+from lintra.nn.mask import warn_if_inverted
 from lintra.ops.padding import RealFirst, zero_padding
 
 
@@ -59,7 +60,8 @@ class BiLSTM(nn.Module):
 
     def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t d"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
-        x = self.dropout(self.embedding(_ends.checked(self.config, x, mask)))
+        warn_if_inverted(mask)
+        x = self.dropout(self.embedding(_ends.checked(self.config, self.lstm, x, mask)))
         if 0 in x.shape[:2]:
             return x.new_zeros(*x.shape[:2], 2 * self.config.width)
         if mask is None:

@@ -24,7 +24,8 @@ from lintra.attention import Attention
 from lintra.models import bilstm, encoder
 from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
-from lintra.nn.replaced import placed
+from lintra.nn.mask import warn_if_inverted
+from lintra.nn.replaced import check_dtype, placed
 from lintra.ops import _check
 from lintra.ops.padding import RealFirst, real_tokens, zero_padding
 from lintra.speech import features
@@ -111,6 +112,8 @@ class CTC(nn.Module):
         """Whole utterances. The real frames of each count as its first ones; log_probs are 0 in padded
         places, and float32 unless the model is float64."""
         _check.activations(x, mask, self.config.features.bins)
+        check_dtype("x", x, self.head)
+        warn_if_inverted(mask)
         if mask is not None:
             order = RealFirst.of(mask)
             x, mask = order.gather(x), order.mask
@@ -139,6 +142,7 @@ class CTC(nn.Module):
         follow then. Raises ValueError otherwise, for a state of another batch, and what `start` raises.
         """
         _check.activations(x, None, self.config.features.bins)
+        check_dtype("x", x, self.head)
         state = self.start(len(x)) if state is None else state
         if not isinstance(state, CTCState):
             raise TypeError(f"state must be a CTCState, got {type(state).__name__}")

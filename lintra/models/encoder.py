@@ -78,7 +78,7 @@ class Encoder(Stack):
     ) -> Float[Tensor, "b t c"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
         row = packed_row(cu_seqlens, "x", x, mask)
-        x = self.embedding(_ends.checked(self.config, x, mask))
+        x = self.embedding(_ends.checked(self.config, self.embedding, x, mask))
         x = self.place(x, torch.zeros(count_sequences(x, row), dtype=torch.int64, device=x.device), mask, row)
         for block in self.blocks:
             x = self.through(block, x, mask=mask, cu_seqlens=row, **given)
@@ -114,7 +114,9 @@ class Encoder(Stack):
         n = count_sequences(x, row)
         state = self.start(n) if state is None else state
         self.check_state(state, EncoderState, n, "x")
-        entered = self.place(self.embedding(_ends.checked(self.config, x, mask)), state.seen, mask, row)
+        entered = self.place(
+            self.embedding(_ends.checked(self.config, self.embedding, x, mask)), state.seen, mask, row
+        )
         hidden, layers = self.after(entered, state.layers, mask, row, **given)
         y = _ends.predict(None, self.head, hidden, mask)
         return y, EncoderState(state.seen + new_tokens(x, mask, row), layers)

@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from lintra import fields
 from lintra.attention import AttentionConfig, State
-from lintra.nn.replaced import hooked, placed
+from lintra.nn.mask import warn_if_inverted
+from lintra.nn.replaced import check_dtype, hooked, placed
 from lintra.ops import _check
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 from lintra.ops.padding import zero_padding
@@ -79,7 +80,10 @@ class Heads(nn.Module):
         cu_seqlens: Bounds | None = None,
         **given: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence attending to itself; 0 in padded places."""
+        """A whole sequence attending to itself; 0 in padded places.
+
+        Warns where the mask looks like one that is True for padding."""
+        warn_if_inverted(mask)
         row = packed_row(cu_seqlens, "x", x, mask)
         n = count_sequences(x, row)
         q, k, v, reads = self._project(x, mask)
@@ -131,6 +135,7 @@ class Heads(nn.Module):
         """What cross-attention keeps of another sequence. ValueError with rotary: two sequences share no
         positions."""
         self._check_cross()
+        warn_if_inverted(mask)
         k, v = self._parts(x, mask, slice(1, 3))
         return self.attention.remember(k, v, mask)
 
@@ -148,6 +153,7 @@ class Heads(nn.Module):
 
     def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         _check.activations(x, mask, self.width)
+        check_dtype("x", x, self.inward)
         (x,) = zero_padding(mask, x)
         q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.inward(x).split(self.widths, -1))
         k = q if self.attention.shared_key else k
@@ -156,6 +162,7 @@ class Heads(nn.Module):
     def _parts(self, x: Tensor, mask: Tensor | None, which: slice) -> list[Tensor]:
         """Some of q, k and v alone, where the others would not be used."""
         _check.activations(x, mask, self.width)
+        check_dtype("x", x, self.inward)
         (x,) = zero_padding(mask, x)
         if type(self.inward) is nn.Linear and not hooked(self.inward):
             rows = slice(sum(self.widths[: which.start]), sum(self.widths[: which.stop]))

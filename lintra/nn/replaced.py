@@ -13,6 +13,24 @@ def hooked(module: nn.Module) -> bool:
     return bool(hooks or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module))
 
 
+def check_dtype(name: str, x: Tensor, module: nn.Module) -> None:
+    """Raises TypeError unless x is of the dtype of the weights of a linear map or an LSTM that is PyTorch's
+    own; autocast brings all but float64 to one. What stands in place of such a layer may take any."""
+    if type(module) not in (nn.Linear, nn.LSTM) or x.dtype == placed(module).dtype:
+        return
+    device, dtypes = x.device.type, (x.dtype, placed(module).dtype)
+    if (
+        torch.float64 not in dtypes
+        and torch.amp.is_autocast_available(device)
+        and torch.is_autocast_enabled(device)
+    ):
+        return
+    raise TypeError(
+        f"{name} must have the dtype of the weights, {dtypes[1]}, got {dtypes[0]}: call "
+        f"{name}.to({dtypes[1]}), or .to({dtypes[0]}) of the network"
+    )
+
+
 def placed(module: nn.Module) -> Tensor:
     """A tensor of the device and dtype that the module computes in: its first parameter of a floating type;
     where it has none, as layers of 8 bits, an empty one of the default type on the CPU."""

@@ -1,6 +1,8 @@
 """`lintra export`, and drawing with what it writes."""
 
+import os
 import re
+import resource
 import sys
 from pathlib import Path
 
@@ -46,6 +48,11 @@ def test_what_is_refused(lintra_says, folder, tmp_path):
         assert (code, out) == (2, "")
         assert message in err
         assert err.count("\n") == 1
+    os.mkfifo(tmp_path / "pipe")
+    for args in (["runtime", "--out", "pipe"], ["onnx", "--out", "pipe"], ["onnx", "--out", os.devnull]):
+        code, out, err = lintra_says("export", "--model", "run", "--to", *args)
+        assert (code, out) == (2, "")
+        assert f"{args[-1]} is no regular file, but a pipe or a device: name a file" in err
     code, _, err = lintra_says("export", "--to", "tape")
     assert code == 2
     assert err.count("\n") == 1
@@ -157,3 +164,21 @@ def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
     assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_full_disk_is_an_error(lintra_says, folder, tmp_path, monkeypatch, written):
+    """At the first form or the second: what was written before it is whole, nothing is left of the other."""
+    folder("run", digits.Config())
+    forms = iter([b"x" * (1_000 if written else 100_000), b"x" * 100_000])
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: next(forms))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # of a file: as where the disk ends
+    try:
+        code, _, err = lintra_says("export", "--to", "onnx", "--model", "run", "--out", "m.onnx")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 2
+    assert re.fullmatch(r"lintra: \S*/m-(step|parallel)\.onnx cannot be written: .*\n", err)
+    assert [x.stat().st_size for x in tmp_path.glob("*.onnx")] == [1_000] * written
+    assert {x.name for x in tmp_path.iterdir()} - {"run"} == ({"m-step.onnx"} if written else set())
