@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lintra.files import refuse_irregular
 from lintra.speech.audio import Audio
 from lintra.speech.errors import SpeechError
 from lintra.speech.lines import lines
@@ -103,6 +104,7 @@ def _strings(
 
 def _cepstra(path: Path) -> np.ndarray:
     """[frames 13] float32."""
+    refuse_irregular(path, SpeechError)
     try:
         content = lzma.decompress(path.read_bytes())
     except FileNotFoundError as error:
@@ -117,6 +119,7 @@ def _cepstra(path: Path) -> np.ndarray:
 def _waves(path: Path) -> dict[str, np.ndarray]:
     """The wave files of an archive by name, float32 [n] in [-1, 1]; nothing is extracted to the disk."""
     found = {}
+    refuse_irregular(path, SpeechError)
     try:
         with tarfile.open(path, "r|xz") as archive:
             for member in archive:

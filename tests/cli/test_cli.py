@@ -94,6 +94,9 @@ def test_info(lintra_says):
         (["train", "speech", "--speeds", "fast"], "speeds must be a number, got 'fast' (see"),
         (["export"], "lintra: --to {runtime,onnx} is missing (see"),
         (["train", "digits", "--batch", "0"], "batch must be at least 1, got 0"),
+        (["train", "digits", "--batch", "1000000000"], "a batch of 1,000,000,000 sequences needs at least"),
+        (["train", "digits", "--seed", "9" * 23], f"seed must lie in 0 .. 2^64 - 1, got {'9' * 23}"),
+        (["train", "text", "--data", os.devnull], f"{os.devnull} is no regular file, but a pipe or a device"),
         (["train", "digits", "--attention", "magic"], "got 'magic'"),
         (["train", "digits", "--attention", "sofmax"], "got 'sofmax' (perhaps softmax"),
         (
