@@ -25,7 +25,8 @@ def fingerprint(task: Task) -> dict[str, Any]:
     digest = hashlib.sha256()
     for samples in (task.train, task.validate):
         digest.update(f"{len(samples)}".encode())
-        for place in np.unique(np.linspace(0, len(samples) - 1, _LOOKED_AT).astype(int)).tolist():
+        spread = np.linspace(0, max(0, len(samples) - 1), min(len(samples), _LOOKED_AT))
+        for place in np.unique(spread.astype(int)).tolist():
             for name, x in sorted(_batch(samples, [place]).items()):
                 digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
                 if not x.is_floating_point():
@@ -51,11 +52,11 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
     """Raises ValueError if a batch of so many sequences, and what the backward keeps of it at the least, the
     float32 vectors that enter each layer, would not find room. Batches of tokens find it always."""
     free = available(device)
-    if task.batch_tokens is not None or free is None:
+    if task.batch_tokens is not None or free is None or not len(task.train):
         return
     inner = getattr(model, "encoder", model)
     batch = _batch(task.train, [0])
-    tokens = max(x.shape[1] for x in batch.values() if x.dim() > 1)
+    tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
     read = _NUMBER + sum(x.nbytes for x in batch.values())
     needed = settings.batch * (read + 4 * tokens * inner.width * inner.layers)
     free *= settings.devices if device.type == "cuda" else 1  # each has its share of the batch
