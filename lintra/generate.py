@@ -246,7 +246,7 @@ def begin(
             raise ValueError("a Seq2Seq model needs a source")
         source, source_mask = source.to(device), None if source_mask is None else source_mask.to(device)
         try:
-            checked(model.encoder.config, source, source_mask)
+            checked(model.encoder.config, model.encoder.embedding, source, source_mask)
         except (ValueError, TypeError) as error:
             raise type(error)(f"source does not fit: {error}") from error
         if batch not in (None, len(source)):
