@@ -80,7 +80,8 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
         self.causal = causal
-        self.turned = self.dim  # the width of what `rotate` is applied to; 0: positions come in otherwise
+        self.turned = self.dim  # the width of what `rotate` is applied to; 0: `unturned` says why nothing is
+        self.unturned = "has positions of its own"
         for what in ("heads", "kv_heads", "dim", "value_dim"):
             value = getattr(self, what)
             if not isinstance(value, int):
@@ -269,9 +270,9 @@ class Attention(nn.Module):
         return list(given.values())
 
     def check_rotate(self, rotate: Rotation | None) -> None:
-        """Raises ValueError where a rotation is asked of a mechanism that has positions of its own."""
+        """Raises ValueError where a rotation is asked of a mechanism that takes none, with the reason."""
         if rotate is not None and not self.turned:
-            raise ValueError(f"attention {self.name!r} has positions of its own and takes no rotation")
+            raise ValueError(f"attention {self.name!r} {self.unturned} and takes no rotation")
 
     def check_step(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
         """Raises ValueError or TypeError unless there is one token, a causal mechanism and a state of it."""

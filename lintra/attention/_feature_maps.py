@@ -15,10 +15,12 @@ from lintra.ops.features import FeatureMapName
 
 class FeatureMap:
     """Base of the maps. `size(d)` is f; `fused` names the map inside the sum that makes `build` an identity;
-    `positive` says whether phi(q) . phi(k) is never negative, which a denominator needs."""
+    `positive` says whether phi(q) . phi(k) is never negative, which a denominator needs, `never_zero` whether
+    it is above 0 whatever q and k are."""
 
     fused: ClassVar[FeatureMapName | None] = None
     positive: ClassVar[bool] = True
+    never_zero: ClassVar[bool] = False
 
     def size(self, dim: int) -> int:
         return dim
@@ -43,6 +45,7 @@ class EluPlusOne(FeatureMap):
     """elu(x) + 1. Katharopoulos et al. 2020, arXiv:2006.16236, equation 7."""
 
     fused = "elu+1"
+    never_zero = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,8 @@ class Dpfp(FeatureMap):
 class Taylor2(FeatureMap):
     """The exponential to second order. Arora et al. 2024, arXiv:2402.18668, section 4.1."""
 
+    never_zero = True
+
     def size(self, dim: int) -> int:
         return 1 + dim + dim * (dim + 1) // 2
 
@@ -102,6 +107,8 @@ class Taylor2(FeatureMap):
 @dataclass(frozen=True, kw_only=True)
 class Hedgehog(FeatureMap):
     """softmax over both signs of a learned projection. Zhang et al. 2024, arXiv:2402.04347, section 4.2."""
+
+    never_zero = True
 
     def size(self, dim: int) -> int:
         return 2 * dim

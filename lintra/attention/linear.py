@@ -9,11 +9,17 @@ values can be summed once (equations 4 to 6) and, when causal, carried along as 
 Cost of t tokens: 2 t f e multiplications and additions a head to train, f e a token to generate; the state
 holds f (e + 1) numbers whatever the length.
 
-With rotary positions the features are turned in the numerator alone, so that the weights in the
-denominator stay positive (Su et al. 2021, arXiv:2104.09864, equation 19).
+Rotary positions turn the features, in the numerator alone (Su et al. 2021, arXiv:2104.09864, equation 19):
+
+    y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j)
+
+Features that share no entry are still turned onto each other: the denominator is then 0 and the numerator is
+not, so that this needs a map whose products are above 0. `rotary="inputs"` turns q and k before any map: the
+weights agree above and below, and y is an average of values, though no longer a function of distances alone.
 """
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +70,7 @@ class Config:
     feature_map: FeatureMap = field(default_factory=EluPlusOne)  # applied to q and k
     normalize: bool = True  # divide by the sum of the weights
     eps: float = 1e-6  # added to the denominator; no unit
+    rotary: Literal["features", "inputs"] = "features"  # what positions turn: phi(x) in the numerator | x
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the sum
 
@@ -91,7 +98,15 @@ class LinearAttention(KernelAttention):
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
-        self.features = self.turned = config.feature_map.size(self.dim)
+        self.features = config.feature_map.size(self.dim)
+        if config.rotary == "features":
+            self.turned = self.features
+            if config.normalize and not config.feature_map.never_zero:
+                self.turned = 0
+                self.unturned = (
+                    f"divides by products of {config.feature_map}, which may be 0 where those of turned "
+                    'features are not: rotary="inputs" turns q and k instead'
+                )
         self.query_map = config.feature_map.build(self.heads, self.dim)
         self.key_map = config.feature_map.build(self.kv_heads, self.dim)
 
@@ -106,6 +121,7 @@ class LinearAttention(KernelAttention):
     ) -> Tensor:
         """Without padding where the sum is native."""
         row = self.check_packed(q, k, v, cu_seqlens)
+        self.check_rotate(rotate)
         return self._sum(q, k, v, None, None, rotate, row)[0]
 
     def extend_packed(
@@ -120,6 +136,7 @@ class LinearAttention(KernelAttention):
     ) -> tuple[Tensor, LinearState]:
         row = self.check_packed(q, k, v, cu_seqlens)
         self.check_causal()
+        self.check_rotate(rotate)
         return self._sum(q, k, v, state, None, rotate, row)
 
     def step(
@@ -127,8 +144,10 @@ class LinearAttention(KernelAttention):
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
+        self.check_rotate(rotate)
         dtype = state.kv.dtype
         with no_autocast(q):
+            q, k, rotate = self._turned_inputs(q, k, dtype, rotate)
             q, k = self._features(q, k, dtype)
             turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
             kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
@@ -138,6 +157,14 @@ class LinearAttention(KernelAttention):
                 weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
                 y = divide(y, weight + self.config.eps)
         return y.to(v.dtype), LinearState(kv, z)
+
+    def _turned_inputs(
+        self, q: Tensor, k: Tensor, dtype: torch.dtype, rotate: Rotation | None
+    ) -> tuple[Tensor, Tensor, Rotation | None]:
+        """q and k in `dtype`, turned if that is before the map, and the rotation left for after it."""
+        if rotate is None or self.config.rotary == "features":
+            return q, k, rotate
+        return rotate(q.to(dtype)), rotate(k.to(dtype)), None
 
     def _features(self, q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """phi(q), phi(k) in `dtype`, of 32 bits at least: the gradient of a feature may be 1 / eps, and
@@ -170,6 +197,7 @@ class LinearAttention(KernelAttention):
         dtype = sum_dtype(v.dtype)
         v = given.to(dtype)
         with no_autocast(v):  # the features keep their digits
+            q, k, rotate = self._turned_inputs(q, k, dtype, rotate)
             q, k = self._features(q, k, dtype)
             if rotate is None:
                 y, state = ops.linear_attention(q, k, v, state=state, **divided, **options)

@@ -68,7 +68,7 @@ def why_not(model: Any) -> str | None:
     for block in model.blocks:
         if type(block) is not Block or type(block.mix) is not Heads:
             return f"the runtime does not know {type(block).__name__} with {type(block.mix).__name__}"
-        if reason := _foreign_attention(block.mix.attention):
+        if reason := _foreign_attention(block.mix.attention, block.mix.rotary):
             return reason
         if isinstance(block.mix.attention, LinearAttention):
             functions |= {block.mix.attention.query_map, block.mix.attention.key_map}
@@ -327,13 +327,15 @@ def _sizes(model: Any) -> list[tuple[str, int, int]]:
     return [*found, ("axes", len(_axes(model)), AXES), ("places", len(config.context), PLACES)]
 
 
-def _foreign_attention(attention: Any) -> str | None:
+def _foreign_attention(attention: Any, rotary: float | None) -> str | None:
     """What the runtime does not know about a mechanism."""
     if type(attention) is LinearAttention:
-        if type(attention.config.feature_map) in _FEATURE_MAPS:
-            return None
-        known = ", ".join(_FEATURE_MAPS.values())
-        return f"of linear attention the runtime knows {known}, got {attention.config.feature_map}"
+        if type(attention.config.feature_map) not in _FEATURE_MAPS:
+            known = ", ".join(_FEATURE_MAPS.values())
+            return f"of linear attention the runtime knows {known}, got {attention.config.feature_map}"
+        if rotary is not None and attention.config.rotary != "features":
+            return f"the runtime turns the features of linear, got rotary={attention.config.rotary!r}"
+        return None
     if type(attention) in (Retention, RandomFeatureAttention):
         return None
     return f"the runtime knows the attentions linear, retention and rfa, got {attention.name}"

@@ -59,7 +59,7 @@ class Heads(nn.Module):
         self.rotary = rotary
         self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
         if rotary is not None and not self.attention.turned:
-            raise ValueError(f"{attention} has positions of its own, got rotary={rotary}")
+            raise ValueError(f"{attention} {self.attention.unturned}, got rotary={rotary}")
         if rotary is not None and self.attention.turned % 2:
             raise ValueError(f"rotary turns pairs, got {self.attention.turned} features of {attention}")
         # One product gives q, k, v; the mechanism reads them as strided views of it.

@@ -344,7 +344,7 @@ class Speech(Task):
 
 
 def _turned(config: encoder.Config) -> encoder.Config:
-    """With rotary positions, unless the mechanism has its own: speech is told by what is near, and with
+    """With rotary positions, unless the mechanism takes none: speech is told by what is near, and with
     sinusoidal ones it takes twice as long to learn that."""
     turned = replace(config, position="rotary")
     try:

@@ -1,16 +1,20 @@
 """Linear attention: its dense definition, its feature maps, what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.attention import linear
+from lintra.attention import Attention, linear
 from lintra.attention.linear import LinearAttention
+from lintra.nn import Heads
 from lintra.ops.positions import Rotation
 from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
+SPARSE = [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(nu=2), linear.T2R(width=6)]  # may all be 0
 MAPS = [
     linear.EluPlusOne(),
     linear.Relu(),
@@ -23,16 +27,28 @@ MAPS = [
 VARIANTS = [
     # A row of relu features may be all zero, and its sum is then divided by eps alone: 1e-3 keeps the
     # rounding errors of the two ways below the tolerance of the laws.
-    *(linear.Config(feature_map=each, impl="torch", chunk=7, eps=1e-3) for each in MAPS),
+    *(
+        linear.Config(
+            feature_map=each,
+            impl="torch",
+            chunk=7,
+            eps=1e-3,
+            rotary="inputs" if each in SPARSE else "features",
+        )
+        for each in MAPS
+    ),
     linear.Config(feature_map=linear.Identity(), normalize=False, impl="torch", chunk=7),
     linear.Config(impl="reference"),
     linear.Config(eps=0.0),
+    linear.Config(rotary="inputs"),
 ]
 IMPLEMENTATIONS = ["torch", "reference"]
 if native.available():
     IMPLEMENTATIONS += ["native"]
     VARIANTS += [
-        linear.Config(feature_map=each, impl="native", eps=1e-3) for each in (MAPS[0], MAPS[1], MAPS[4])
+        linear.Config(feature_map=MAPS[0], impl="native", eps=1e-3),
+        linear.Config(feature_map=MAPS[1], impl="native", eps=1e-3, rotary="inputs"),
+        linear.Config(feature_map=MAPS[4], impl="native", eps=1e-3),
     ]
     VARIANTS += [linear.Config(feature_map=linear.Identity(), normalize=False, impl="native")]
 
@@ -138,6 +154,58 @@ def test_rotary_turns_the_numerator_alone(causal):
     expected = torch.einsum("bhts,bshe->bthe", turned, v) / (weights.sum(-1).mT[..., None] + 1e-6)
     raw = case.draw()
     assert_close(attention(*raw, rotate=rotate), expected, **EXACT)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("feature_map", MAPS, ids=str)
+def test_rotary_may_turn_queries_and_keys_before_the_map(feature_map, causal):
+    """Then it is linear attention of turned vectors, above and below."""
+    case = Case("linear", linear.Config(feature_map=feature_map, rotary="inputs"), causal, rotary=True)
+    attention, inputs = case.build(), case.draw()
+    rotate = case.rotate(0, TIME)
+    q, k, v = inputs
+    y, expected = attention(q, k, v, rotate=rotate), attention(rotate(q), rotate(k), v)
+    assert_close(y, expected, **EXACT)
+    assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
+
+
+@pytest.mark.parametrize("feature_map", SPARSE, ids=str)
+def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
+    """Those of one token may share no entry with those of another, and its turned ones do: 1 / eps."""
+    config = linear.Config(feature_map=feature_map)
+    with pytest.raises(ValueError, match=r'may be 0 where .* rotary="inputs" turns .* got rotary=100'):
+        Heads(16, config, heads=2, rotary=100.0)
+    attention = config.build(heads=2, dim=4, causal=True)
+    q, k, v = torch.randn(3, 1, 1, 2, 4)
+    state, rotate = attention.start(1), Rotation(torch.zeros(1, 1, dtype=torch.int64), 100.0)
+    bounds = torch.tensor([0, 1])
+    for call in (
+        lambda: attention(q, k, v, rotate=rotate),
+        lambda: attention.extend(q, k, v, state, rotate=rotate),
+        lambda: attention.step(q, k, v, state, rotate=rotate),
+        lambda: attention.forward_packed(q, k, v, bounds, rotate=rotate),
+        lambda: attention.extend_packed(q, k, v, state, bounds, rotate=rotate),
+    ):
+        with pytest.raises(ValueError, match=r"may be 0 where .* and takes no rotation"):
+            call()
+    Heads(16, replace(config, normalize=False), heads=2, rotary=100.0)  # divides by nothing
+
+
+@pytest.mark.parametrize("feature_map", [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(), linear.T2R()])
+def test_sparse_features_and_positions_average_the_values(feature_map):
+    """Queries and keys around -1, of whose features few are above 0: no output exceeds the largest value,
+    and in float32 a step is the forward."""
+    config = linear.Config(feature_map=feature_map, rotary="inputs")
+    torch.manual_seed(0)
+    attention = config.build(heads=4, dim=16, causal=True)
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 64, 4, 16, generator=generator) + mean for mean in (-1.0, -1.0, 0.0))
+    rotate = Rotation(torch.arange(64).expand(2, -1), 1e4)
+    y = attention(q, k, v, rotate=rotate)
+    assert (y.abs() <= 1.0001 * v.abs().max()).all()
+    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2), rotate=rotate)
+    # Sums of up to 64 terms of one sign in another order: a few units in the last place of their ratio.
+    assert_close(stepped, y, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [-30.0, -17.0, -100.0])

@@ -60,6 +60,10 @@ def other_embedding(model):
             build(attention=linear.Config(feature_map=linear.Hedgehog())),
             "knows identity, elu.1, relu, squared relu, got Hedgehog",
         ),
+        (
+            build(attention=linear.Config(rotary="inputs"), position="rotary"),
+            "the runtime turns the features of linear, got rotary='inputs'",
+        ),
         (changed(other_block), "does not know Other with Heads"),
         (changed(other_embedding), "does not know Louder"),
         (
