@@ -13,8 +13,10 @@ With `gate` the past is forgotten by a factor g_t that the layer's input decides
     n_t  = g_t n_{t-1} + (1 - g_t)
     y_t  = phi(q_t)^T kv_t / max(phi(q_t) . z_t, den_eps n_t |phi|^2)
 
-Without it the factors g_t and 1 - g_t are 1. Weights of trig have both signs: the bound keeps the
-denominator positive.
+Without it the factors g_t and 1 - g_t are 1. Weights of trig have both signs, and their sum may come near 0
+by chance. With the bound |y| is at most max |v| / den_eps, for no weight exceeds |phi|^2. A weight that m
+rows estimate has a standard error of up to (2 m)^(-1/2) |phi|^2: a denominator below that part of n is
+noise, which is the default bound.
 
 Cost of t tokens with f features: 2 t f d for the features and 2 t f e for the sum, in multiplications and
 additions a head; f e a token to generate. The state holds f (e + 1) + 1 numbers whatever the length.
@@ -54,7 +56,8 @@ class Config:
     tau: float = 1.0  # temperature: projections are divided by it; no unit
     learn_sigma: bool = True  # learn a scale for every entry of w; else 1
     orthogonal: bool = False  # directions of rows orthogonal in blocks of d; else independent
-    den_eps: float = 1e-3  # smallest denominator of trig, as part of the sum of the keys' weights; no unit
+    den_eps: float | None = None  # smallest denominator of trig, as part of the sum of the keys' weights; no
+    # unit; None: (2 features) ** -0.5, the standard error of one weight
     redraw_every: int | None = 1  # training steps with one set of rows; None: the first one stays
     seed: int = 0  # of the first set
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
@@ -102,6 +105,7 @@ class RandomFeatureAttention(KernelAttention):
             self.can = replace(self.can, bidirectional=False, cross=False)
         super().__init__(config, **shape)
         self.features = 2 * config.features if config.kernel == "trig" else config.features
+        self.den_eps = (2 * config.features) ** -0.5 if config.den_eps is None else config.den_eps
         drawn = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
         self.register_buffer("rows", drawn.to(torch.get_default_dtype()))
         self.sigma = nn.Parameter(torch.ones(self.kv_heads, self.dim)) if config.learn_sigma else None
@@ -221,7 +225,7 @@ class RandomFeatureAttention(KernelAttention):
         """y [b t h e+1] with the denominator as its last column, n [b t g] -> [b t h e]."""
         y, weight = y[..., :-1], y[..., -1]
         if self.config.kernel == "trig":
-            bound = self.config.den_eps * self.config.features * n
+            bound = self.den_eps * self.config.features * n
             bound = bound.repeat_interleave(self.group, 2)
             weight = torch.where(weight > bound, weight, bound)
         return divide(y, weight)

@@ -253,7 +253,7 @@ class _Kind(NamedTuple):
             kind |= {"map": config.kernel, "decay": "gated" if config.gate else "none", "denominator": "sum"}
             rows = config.features
             if config.kernel == "trig":
-                kind |= {"denominator": "bounded", "eps": config.den_eps * rows}
+                kind |= {"denominator": "bounded", "eps": attention.den_eps * rows}
         return cls(
             heads=heads.heads,
             kv_heads=heads.kv_heads,

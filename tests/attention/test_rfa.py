@@ -1,6 +1,7 @@
 """Random feature attention: its dense definition, the kernels it estimates, its gate and its denominator."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def dense(
     weights = torch.einsum("bthf,bshf->btsh", features(attention, q), features(attention, k)) * counts
     total = weights.sum(2)
     if attention.config.kernel == "trig":
-        total = torch.maximum(total, attention.config.den_eps * counts.sum(2))
+        total = torch.maximum(total, attention.den_eps * counts.sum(2))
     y = torch.einsum("btsh,bshe->bthe", weights, v)
     return y / total[..., None].masked_fill(total[..., None] == 0, 1.0)
 
@@ -118,7 +119,7 @@ def test_lengths_of_queries_and_keys_do_not_matter():
 def test_constant_values_come_back(config):
     q, k, v = drawn()
     for causal in (True, False):
-        attention = Case("rfa", config, causal).build()
+        attention = Case("rfa", replace(config, den_eps=1e-3), causal).build()
         y = attention(q, k, torch.full_like(v, 3.0))
         # Where a denominator is bounded, or no feature is shared, y is less.
         free = (y - 3).abs() < 1e-9
@@ -166,7 +167,7 @@ def test_an_equal_gate_discounts(name):
     weights = torch.einsum("bthf,bshf,ts->bths", features(attention, q), features(attention, k), discount)
     total = weights.sum(-1)
     if name == "trig":
-        total = torch.maximum(total, 1e-3 * discount.sum(1)[:, None])
+        total = torch.maximum(total, attention.den_eps * discount.sum(1)[:, None])
     total = total[..., None].masked_fill(total[..., None] == 0, 1.0)
     assert_close(y, torch.einsum("bths,bshe->bthe", weights, v) / total, **EXACT)
 
@@ -279,6 +280,49 @@ def test_defect_01_padded_keys_are_not_in_the_denominator():
     attention = built(causal=False, features=200)
     y = attention(q, k, torch.ones_like(v), mask=mask)
     assert_close(y[mask], torch.ones_like(y[mask]), **EXACT)
+
+
+def test_a_denominator_is_no_smaller_than_its_noise():
+    """Of sharp attention by few rows many denominators are noise, which magnifies nothing: no output exceeds
+    the largest value so far times (2 features)^(1/2), and hardly any twice that value."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 256, 8, 64, generator=generator) for _ in range(3))
+    attention = rfa.Config(tau=0.5, learn_sigma=False).build(heads=8, dim=64, causal=True)
+    y, largest = attention(q, k, v), v.abs().amax(-1).cummax(1).values
+    size = y.abs().amax(-1) / largest
+    assert (size <= 128**0.5 + 1e-3).all()
+    assert (size > 2).float().mean() < 0.01
+    few = rfa.Config(tau=0.5, learn_sigma=False, den_eps=1e-3).build(heads=8, dim=64, causal=True)
+    assert ((few(q, k, v).abs().amax(-1) / largest) > 2).float().mean() > 0.1  # what the bound is for
+
+
+def test_the_default_bound_is_below_what_is_estimated():
+    """At tau = 1 no exact weight is below exp(-2): the bound meets noise alone."""
+    assert built().den_eps < math.exp(-2)
+    assert built(features=8).den_eps == 0.25
+    assert built(den_eps=0.01).den_eps == 0.01
+
+
+@pytest.mark.parametrize(("dtype", "autocast"), [(torch.float16, False), (torch.float32, True)])
+def test_sharp_attention_keeps_its_gradients_in_16_bits(dtype, autocast):
+    """A layer in float16, or in float32 under bfloat16's autocast, is near that in float64: a few roundings.
+    Noise in the denominator would magnify them to a third of a gradient."""
+    torch.manual_seed(0)
+    layer = Heads(256, rfa.Config(tau=0.5), heads=4).double()
+    generator = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(2, 128, 256, generator=generator, dtype=torch.float64) for _ in range(2))
+
+    def found(x: Tensor, autocast: bool = False) -> list[Tensor]:
+        x = x.detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = layer(x)
+        loss = (y.to(torch.promote_types(y.dtype, torch.float32)) * g.to(x.dtype)).sum()
+        return [y.double(), *(z.double() for z in torch.autograd.grad(loss, [x, layer.inward.weight]))]
+
+    expected = found(x)
+    layer.to(dtype)
+    for a, e in zip(found(x.to(dtype), autocast), expected, strict=True):
+        assert (a - e).norm() < (0.05 if autocast else 0.01) * e.norm()
 
 
 def test_defect_15_one_rule_for_every_denominator():
