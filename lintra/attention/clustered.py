@@ -1,7 +1,8 @@
 """Clustered attention: Vyas et al. 2020, "Fast transformers with clustered attention", arXiv:2007.04825.
 
-Queries that point the same way attend alike. They are put into clusters (a sign hash of each, then Lloyd's
-algorithm on the hashes), and the mean q^c of the queries of cluster c attends for all of them, section 3.2:
+Queries that are near each other attend alike: by proposition 1 their weights differ by at most their distance
+times the norm of K. They are put into clusters (a sign hash of each, then Lloyd's algorithm on the hashes),
+and the mean q^c of the queries of cluster c attends for all of them, section 3.2:
 
     A^c = softmax(s q^c K^T)      y_i = A^c V
 
@@ -12,6 +13,9 @@ each member i distributes their total weight itself, elsewhere it keeps A^c,
 
 which is never further from softmax in the sum of absolute differences. Clusters and T_c are constants:
 gradients go through q^c, q_i, k and v.
+
+Each bit of a hash is the side of a random plane, with a standard normal bias as in the authors' code: planes
+through 0 would tell directions alone, and put queries of one direction and any length into one cluster.
 
 Cost of t queries and s keys: t n (d + 10 c) multiplications and additions a head for n-bit hashes and 10
 iterations, c s (d + e), and improved t k (d + e) for k keys a cluster. There is no causal form: clusters and
@@ -41,11 +45,12 @@ from lintra.ops.softmax_attention import softmax_attention
 class Config:
     """Clustered attention."""
 
-    # Before the hash was redrawn at all, a model kept that of the start.
-    ABSENT: ClassVar = {"redraw_every": None}
+    # Before the hash was redrawn at all, a model kept that of the start, and its planes went through 0.
+    ABSENT: ClassVar = {"redraw_every": None, "hash_bias": False}
 
     clusters: int = 100  # of the queries of a sequence, for each head
     bits: int = 63  # of a query's hash
+    hash_bias: bool = True  # planes of the hash lie beside 0, so that lengths count; else directions alone
     iterations: int = 10  # of Lloyd's algorithm
     improved: bool = True  # every query looks itself at the keys its cluster finds most important
     topk: int = 32  # how many keys those are
@@ -78,6 +83,7 @@ class ClusteredAttention(ScoredAttention):
         joint_queries=True,
     )
     planes: Tensor  # [h n d]
+    bias: Tensor | None  # [h n], of the planes
     draws: Tensor  # [h c], which query of a run is a first centroid; integers, so that no dtype changes them
 
     def __init__(self, config: Config, *, causal: bool, **shape):
@@ -88,13 +94,15 @@ class ClusteredAttention(ScoredAttention):
             )
         super().__init__(config, causal=causal, **shape)
         generator = torch.Generator(device="cpu").manual_seed(config.seed)
-        planes, draws = self._draw(generator)
+        planes, draws, bias = self._draw(generator)
         self.register_buffer("planes", planes.to(torch.get_default_dtype()))
         self.register_buffer("draws", draws)
+        self.register_buffer("bias", bias.to(torch.get_default_dtype()) if config.hash_bias else None)
 
     def redraw(self, generator: torch.Generator) -> None:
-        for buffer, drawn in zip((self.planes, self.draws), self._draw(generator), strict=True):
-            buffer.copy_(drawn)
+        for buffer, drawn in zip((self.planes, self.draws, self.bias), self._draw(generator), strict=True):
+            if buffer is not None:
+                buffer.copy_(drawn)
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
@@ -110,18 +118,20 @@ class ClusteredAttention(ScoredAttention):
         (q,) = zero_padding(mask, q)
         return self._attend(q, *memory[:2], mask, memory.real)
 
-    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Planes, draws and the bias, which is drawn last: a seed gives the same planes without it."""
         size = (self.heads, self.config.bits, self.dim)
         planes = torch.randn(size, generator=generator, device="cpu", dtype=torch.float64)
-        size = (self.heads, self.config.clusters)
-        return planes, torch.randint(2**31, size, generator=generator, device="cpu")
+        draws = torch.randint(2**31, (self.heads, self.config.clusters), generator=generator, device="cpu")
+        bias = torch.randn(size[:2], generator=generator, device="cpu", dtype=torch.float64)
+        return planes, draws, bias
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, real: Tensor | None) -> Tensor:
         """Queries q [b t h d] with their mask [b t], keys and values with theirs, real [b s]."""
         config = self.config
         if q.numel() == 0 or v.numel() == 0:
             return v.new_zeros(*q.shape[:3], self.value_dim)
-        codes = clustering.sign_codes(q, self.planes)
+        codes = clustering.sign_codes(q, self.planes, self.bias)
         cluster = clustering.cluster(codes, self.draws, iterations=config.iterations, mask=mask)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         scores = self._scores(self._means(q, cluster, mask), k)

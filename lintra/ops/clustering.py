@@ -1,4 +1,4 @@
-"""Clusters of vectors by direction: sign hashes, and Lloyd's algorithm between them.
+"""Clusters of vectors by sides of random planes: sign hashes, and Lloyd's algorithm between them.
 
 Vyas et al. 2020, "Fast transformers with clustered attention", arXiv:2007.04825, section 3.2. Letters besides
 those of the ops: n bits, c clusters.
@@ -15,14 +15,18 @@ from lintra.ops._check import sum_dtype
 from lintra.ops.padding import put_last
 
 
-def sign_codes(x: Float[Tensor, "b t h d"], planes: Float[Tensor, "h n d"]) -> Float[Tensor, "b h t n"]:
+def sign_codes(
+    x: Float[Tensor, "b t h d"], planes: Float[Tensor, "h n d"], bias: Float[Tensor, "h n"] | None = None
+) -> Float[Tensor, "b h t n"]:
     """On which side of each plane a vector lies, as 1 and -1: a . b = n - 2 (the Hamming distance).
 
+    plane . x + bias >= 0. Without a bias all planes go through 0, and only the direction of x counts.
     float32, which holds these sums exactly; without gradient.
     """
     dtype = sum_dtype(x.dtype)
     with torch.no_grad(), no_autocast(x):
-        side = torch.einsum("bthd,hnd->bhtn", x.to(dtype), planes.to(dtype)) >= 0
+        side = torch.einsum("bthd,hnd->bhtn", x.to(dtype), planes.to(dtype))
+        side = (side if bias is None else side + bias[:, None].to(dtype)) >= 0
     return side.to(torch.float32).mul_(2).sub_(1)
 
 

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from lintra import checkpoint
 from lintra.attention import Attention, clustered
 from lintra.attention.clustered import ClusteredAttention
 from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 VARIANTS = [
     clustered.Config(clusters=4, topk=5),
+    clustered.Config(clusters=4, topk=5, hash_bias=False),
     clustered.Config(clusters=3, bits=5, iterations=2, improved=False, seed=3),
     clustered.Config(clusters=TIME + 4, bits=9, topk=3, scale=0.3),
     clustered.Config(clusters=3, iterations=0, topk=200),
@@ -36,8 +38,9 @@ def assignment(attention: ClusteredAttention, q: Tensor) -> list[list[int]]:
     clusters = min(config.clusters, time)
     for h in range(attention.heads):
         wide = torch.promote_types(q.dtype, torch.float32)
-        side = q[:, h].detach().to(wide) @ attention.planes[h].to(wide).mT >= 0
-        codes = side.tolist()
+        side = q[:, h].detach().to(wide) @ attention.planes[h].to(wide).mT
+        side = side if attention.bias is None else side + attention.bias[h].to(wide)
+        codes = (side >= 0).tolist()
         centroids = []
         for c in range(clusters):
             start, end = c * time // clusters, (c + 1) * time // clusters
@@ -210,11 +213,39 @@ def test_an_empty_cluster_and_zero_vectors_do_no_harm():
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e4])
-def test_sizes_of_vectors_do_not_matter_to_clusters(size):
-    case, attention = build(VARIANTS[0])
+def test_sizes_of_vectors_do_not_matter_to_planes_through_0(size):
+    case, attention = build(VARIANTS[1])
     q, k, v = case.draw()
     assert_close(attention(q * size, k, v), dense(attention, q * size, k, v), **EXACT)
     assert assignment(attention, q[0] * size) == assignment(attention, q[0])
+
+
+def test_a_bias_tells_queries_of_one_direction_apart():
+    """Proposition 1 is about distances: queries of one direction and of two lengths are two clusters, which
+    are then exact, where planes through 0 see one and give all of them the mean of both."""
+    for hash_bias in (True, False):
+        config = clustered.Config(clusters=2, improved=False, hash_bias=hash_bias)
+        case, attention = build(config)
+        q, k, v = (x.detach() for x in case.draw())
+        long = torch.where(torch.arange(TIME) < TIME // 2, 5.0, 0.5).to(q.dtype)[:, None, None]
+        q = q[:, :1] / q[:, :1].norm(dim=-1, keepdim=True) * long
+        y, expected = attention(q, k, v), softmax(q, k, v)
+        if hash_bias:
+            assert_close(y, expected, **EXACT)
+        else:
+            assert_close(y, y[:, :1].expand_as(y), **EXACT)
+            assert (y - expected).abs().max() > 0.1
+
+
+def test_a_configuration_of_before_the_bias_has_none():
+    """And the planes of its seed are what they were, so that what it says in evaluation is what it said."""
+    content = checkpoint.to_json(clustered.Config(clusters=4, seed=3))
+    del content["hash_bias"]
+    config = checkpoint.from_json(clustered.Config, content, "attention")
+    assert not config.hash_bias
+    old, new = (build(replace(config, hash_bias=given))[1] for given in (False, True))
+    assert list(old.state_dict()) == ["planes", "draws"]
+    assert all(torch.equal(x, new.state_dict()[name]) for name, x in old.state_dict().items())
 
 
 def test_one_key_is_all_there_is():
