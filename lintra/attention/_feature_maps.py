@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -106,15 +106,24 @@ class Taylor2(FeatureMap):
 
 @dataclass(frozen=True, kw_only=True)
 class Hedgehog(FeatureMap):
-    """softmax over both signs of a learned projection. Zhang et al. 2024, arXiv:2402.04347, section 4.2."""
+    """softmax or exp of both signs of a learned projection. Zhang et al. 2024, arXiv:2402.04347, section 4.2.
 
+    The paper prints exp, with which a key counts by its length too. softmax, as in later code by its authors,
+    gives all keys features of sum 1: it is the default, for nothing in it can overflow.
+    """
+
+    kind: Literal["softmax", "exp"] = "softmax"  # over all features of a token; of each feature
     never_zero = True
+
+    def __post_init__(self):
+        fields.check(self)
 
     def size(self, dim: int) -> int:
         return 2 * dim
 
     def build(self, heads: int, dim: int) -> nn.Module:
-        return Projected(features.hedgehog, torch.eye(dim).repeat(heads, 1, 1))
+        function = features.hedgehog if self.kind == "softmax" else features.hedgehog_exp
+        return Projected(function, torch.eye(dim).repeat(heads, 1, 1))
 
 
 @dataclass(frozen=True, kw_only=True)

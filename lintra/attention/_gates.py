@@ -6,10 +6,15 @@ from torch.nn import functional
 EPS = 1e-6  # added to the mean square of a head: a head of zeros stays 0
 
 
-def finish(y: Tensor, gate: Tensor | None, *, norm: bool = True, weight: Tensor | None = None) -> Tensor:
+def finish(
+    y: Tensor, gate: Tensor | None, *, norm: bool = True, centre: bool = False, weight: Tensor | None = None
+) -> Tensor:
     """norm(y) * silu(gate) in the dtype of y [b t h e]; gate [b t h*e], the weight of the norm [e].
 
-    The norm is that of the mean square of each head: Zhang and Sennrich 2019, arXiv:1910.07467."""
+    The norm is that of the mean square of each head: Zhang and Sennrich 2019, arXiv:1910.07467. With `centre`
+    the mean of the head is taken away first, which makes it GroupNorm: Wu and He 2018, arXiv:1803.08494."""
+    if centre:
+        y = y - y.mean(-1, keepdim=True)
     if norm:
         y = y * (y.square().mean(-1, keepdim=True) + EPS).rsqrt()
     if weight is not None:

@@ -58,6 +58,7 @@ class Config:
     kernel: Literal["positive", "hyperbolic", "generalized"] = "positive"  # w | w and -w | activation of w.x
     activation: Literal["relu", "squared_relu", "elu+1"] = "relu"  # of the generalized kernel
     kernel_eps: float = 1e-3  # added to the features of the generalized kernel; no unit
+    kernel_eps_scaled: bool = False  # times rows ** -0.5, as the activations beside it: the paper's form
     orthogonal: bool = True  # directions orthogonal in blocks of d rows; else independent
     row_norms: Norms = "chi"  # lengths of the rows: as of normal vectors (unbiased), or all sqrt(d)
     per_head: bool = False  # a projection for each key-value head; else one for all
@@ -71,7 +72,7 @@ class Config:
         fields.check(self)
         fields.at_least(self, features=1, redraw_every=1, chunk=1)
         fields.not_negative(self, "kernel_eps", "eps")
-        for name in ("activation", "kernel_eps"):
+        for name in ("activation", "kernel_eps", "kernel_eps_scaled"):
             if self.kernel != "generalized" and getattr(self, name) != getattr(Config, name):
                 raise ValueError(
                     f"{name} is of kernel='generalized', got {getattr(self, name)!r} with "
@@ -207,9 +208,13 @@ class Performer(KernelAttention):
         return softmax_projection(x, self.weight.to(x.dtype), self.config.kernel == "hyperbolic")
 
     def _activated(self, x: Tensor) -> Tensor:
-        """The features of the generalized kernel."""
-        projection = project(x * self.dim**-0.25, self.weight.to(x.dtype))
-        return ACTIVATIONS[self.config.activation](projection) * self.rows**-0.5 + self.config.kernel_eps
+        """The features of the generalized kernel, equation 5.
+
+        There kernel_eps belongs to the activation, before both are divided by the root of the rows, as with
+        kernel_eps_scaled. The default adds it behind, as the authors' TensorFlow code does for relu."""
+        config, scale = self.config, self.rows**-0.5
+        features = ACTIVATIONS[config.activation](project(x * self.dim**-0.25, self.weight.to(x.dtype)))
+        return features * scale + config.kernel_eps * (scale if config.kernel_eps_scaled else 1.0)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         draw = orthogonal_gaussian if self.config.orthogonal else independent_gaussian

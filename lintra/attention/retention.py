@@ -5,15 +5,21 @@ head (equations 5 to 8):
 
     kv_t = decay kv_{t-1} + k_t v_t^T / sqrt(d)      y_t = norm(kv_t^T q_t) * silu(gate_t)
 
-The weights have both signs, so there is no denominator: each head is divided by its root mean square instead.
-Head i forgets the share 2^(-5-i) of its state at each token.
+The weights have both signs, so there is no denominator: each head is normalised instead. The paper's norm
+is GroupNorm, its authors' code divides by the root mean square, which is the default here: it keeps the
+mean of a head, and zeros stay zeros. Head i forgets the share 2^(-5-i) of its state at each token.
+
+The rate is that of a query head, and so is the state: where query heads share a key-value head, its keys
+and values fade in as many states as there are query heads. decay_per="kv_head" has one rate and one state
+for each key-value head instead.
 
 Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
-holds d (e + 1) numbers whatever the length.
+holds d (e + 1) numbers a head whatever the length.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,9 +38,14 @@ from lintra.ops.positions import Rotation
 class Config:
     """Retention."""
 
+    # Before query heads had rates of their own, those that shared keys had one.
+    ABSENT: ClassVar = {"decay_per": "kv_head"}
+
     fastest: float = 2**-5  # share of its state that the first head forgets at each token
     slowest: float | None = None  # that of the last, geometric in between; None: halved from head to head
+    decay_per: Literal["head", "kv_head"] = "head"  # kv_head: the query heads that share keys fade alike
     normalize_heads: bool = True  # divide each head by its root mean square
+    centre_heads: bool = False  # take the mean of a head away first: GroupNorm, as in the paper
     gate: bool = True  # multiply by silu of a projection of the layer's input
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the sum
@@ -42,6 +53,8 @@ class Config:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, chunk=1)
+        if self.centre_heads and not self.normalize_heads:
+            raise ValueError("centre_heads is of normalize_heads=True, got True with normalize_heads=False")
         if not 0 < self.fastest < 1:
             raise ValueError(f"fastest must be above 0 and below 1, got {self.fastest}")
         if self.slowest is not None and not 0 < self.slowest <= self.fastest:
@@ -52,7 +65,8 @@ class Config:
 
 
 class Retention(Attention):
-    """Retention. State: kv [b g d e], and the faded sum of keys z [b g d] that comes with the sum."""
+    """Retention. State: kv [b n d e], and the faded sum of keys z [b n d] that comes with the sum, where n is
+    the number of rates: heads or, with decay_per="kv_head", key-value heads."""
 
     paper = "Sun et al. 2023, arXiv:2307.08621"
     rounded = True
@@ -62,8 +76,20 @@ class Retention(Attention):
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
+        if config.centre_heads and self.value_dim < 2:
+            raise ValueError("centre_heads needs a value_dim of at least 2, got 1: less its mean it is 0")
+        self.rates = self.heads if config.decay_per == "head" else self.kv_heads
         self.log_decay: Tensor
-        self.register_buffer("log_decay", _log_decay(config, self.kv_heads))
+        self.register_buffer("log_decay", _log_decay(config, self.rates).to(torch.get_default_dtype()))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Retention":
+        """The rates of the configuration in another dtype, not the rounding of those in the one before."""
+        exact, before = _log_decay(self.config, self.rates), self.log_decay
+        own = type(before) is Tensor and not before.is_meta and torch.equal(before, exact.to(before))
+        super()._apply(fn, recurse)
+        if own and self.log_decay.dtype != before.dtype:
+            self.log_decay = exact.to(self.log_decay)
+        return self
 
     def reads(self) -> dict[str, int]:
         return {"gate": self.heads * self.value_dim} if self.config.gate else {}
@@ -71,7 +97,7 @@ class Retention(Attention):
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearState:
-        sizes = (batch, self.kv_heads, self.dim, self.value_dim)
+        sizes = (batch, self.rates, self.dim, self.value_dim)
         return LinearState.empty(*sizes, device=device, dtype=dtype)
 
     def extend(
@@ -95,10 +121,10 @@ class Retention(Attention):
         log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
         options = {"mask": mask, "normalize": False, "chunk": config.chunk, "impl": config.impl}
         with no_autocast(q):
-            k = k * self.dim**-0.5
+            k, v = self._for_each_rate(k * self.dim**-0.5), self._for_each_rate(v)
             y, state = ops.linear_attention(q, k, v, log_decay=log_decay, state=state, **options)
         gate = None if gate is None else zero_padding(mask, gate)[0]
-        return finish(y, gate, norm=config.normalize_heads).to(dtype), state
+        return self._finish(y, gate).to(dtype), state
 
     def step(
         self,
@@ -117,18 +143,26 @@ class Retention(Attention):
         q, k, v = widened(q, k, v)
         if rotate is not None:
             q, k = rotate(q), rotate(k)
-        k = k[:, 0] * self.dim**-0.5
+        k, v = self._for_each_rate(k * self.dim**-0.5)[:, 0], self._for_each_rate(v)[:, 0]
         decay = self.log_decay.to(k.dtype).exp()[:, None]
         with no_autocast(q):
-            kv = decay[..., None] * state.kv + torch.einsum("bgd,bge->bgde", k, v[:, 0])
+            kv = decay[..., None] * state.kv + torch.einsum("bnd,bne->bnde", k, v)
             z = decay * state.z + k
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
-        return finish(y, gate, norm=self.config.normalize_heads).to(dtype), LinearState(kv, z)
+            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.heads // self.rates, 1))
+        return self._finish(y, gate).to(dtype), LinearState(kv, z)
+
+    def _for_each_rate(self, x: Tensor) -> Tensor:
+        """Keys or values [b t g d] -> [b t n d], those of a key-value head for each of its rates."""
+        repeated = x[:, :, :, None].expand(-1, -1, -1, self.rates // self.kv_heads, -1)
+        return repeated.flatten(2, 3)
+
+    def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        return finish(y, gate, norm=self.config.normalize_heads, centre=self.config.centre_heads)
 
 
 def _log_decay(config: Config, heads: int) -> Tensor:
-    """log(1 - share) of each head. Through log1p: in float32, 1 - 2^-25 is already 1."""
+    """log(1 - share) of each head, float64. Through log1p: in float32, 1 - 2^-25 is already 1."""
     fastest = math.log(config.fastest)
     last = fastest - (heads - 1) * math.log(2) if config.slowest is None else math.log(config.slowest)
     shares = torch.linspace(fastest, last, heads, dtype=torch.float64).exp()
-    return torch.log1p(-shares).to(torch.get_default_dtype())
+    return torch.log1p(-shares)

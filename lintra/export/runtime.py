@@ -1,7 +1,8 @@
 """A decoder as one file for `lintra.runtime`: docs/format.md, byte by byte.
 
 What the runtime would compute in another way than PyTorch is folded into the weights here: an embedding of
-levels is the table of its values, retention's scale of keys is in their projection.
+levels is the table of its values; retention's scale of keys is in their projection, which has rows for every
+rate of decay.
 """
 
 import struct
@@ -191,9 +192,7 @@ def _write_layer(block: Any, out: _Content) -> None:
     heads, feed, attention = block.mix, block.feed, block.mix.attention
     weight, bias = heads.inward.weight, _bias(heads.inward)
     if isinstance(attention, Retention):
-        scale = torch.ones_like(bias)
-        scale[heads.widths[0] : sum(heads.widths[:2])] = heads.dim**-0.5
-        weight, bias = weight * scale[:, None], bias * scale
+        weight, bias = (_for_each_rate(x, heads) for x in (weight, bias))
     out.norm(block.norm_mix)
     out.linear(weight, bias)
     if "gate" in heads.reads:
@@ -213,6 +212,17 @@ def _write_layer(block: Any, out: _Content) -> None:
     out.norm(block.norm_feed)
     out.linear(feed.up.weight, feed.up.bias)
     out.linear(feed.down.weight, feed.down.bias)
+
+
+def _for_each_rate(x: Tensor, heads: Any) -> Tensor:
+    """The rows of q, k and v of retention: keys scaled, keys and values repeated for each rate of decay."""
+    q, k, v = x.split(heads.widths)
+    times = heads.attention.rates // heads.kv_heads
+    k, v = (
+        part.unflatten(0, (heads.kv_heads, -1)).repeat_interleave(times, 0).flatten(0, 1)
+        for part in (k * heads.dim**-0.5, v)
+    )
+    return torch.cat((q, k, v))
 
 
 def _bias(linear: nn.Linear) -> Tensor:
@@ -256,7 +266,7 @@ class _Kind(NamedTuple):
                 kind |= {"denominator": "bounded", "eps": attention.den_eps * rows}
         return cls(
             heads=heads.heads,
-            kv_heads=heads.kv_heads,
+            kv_heads=attention.rates if isinstance(attention, Retention) else heads.kv_heads,
             rows=rows,
             hidden=block.feed.down.in_features,
             feed=block.feed.kind,
@@ -336,6 +346,8 @@ def _foreign_attention(attention: Any, rotary: float | None) -> str | None:
         if rotary is not None and attention.config.rotary != "features":
             return f"the runtime turns the features of linear, got rotary={attention.config.rotary!r}"
         return None
+    if type(attention) is Retention and attention.config.centre_heads:
+        return "the runtime divides heads by their root mean square, got centre_heads=True"
     if type(attention) in (Retention, RandomFeatureAttention):
         return None
     return f"the runtime knows the attentions linear, retention and rfa, got {attention.name}"

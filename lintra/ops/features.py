@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 FeatureMapName = Literal["elu+1", "relu"]  # the ones cheap enough to be fused into the sum
+STEEPEST = 30.0  # exponents of hedgehog_exp stay within +-30
 
 
 def elu_plus_one(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
@@ -51,8 +52,23 @@ def hedgehog(
 
     Zhang et al. 2024, arXiv:2402.04347, section 4.2, with one softmax over both signs.
     """
+    return torch.softmax(_both_signs(x, weight, bias), -1).clamp(min=1e-12)
+
+
+def hedgehog_exp(
+    x: Float[Tensor, "b t h d"], weight: Float[Tensor, "h d d"], bias: Float[Tensor, "h d"]
+) -> Float[Tensor, "b t h f"]:
+    """exp of the 2 d features [x W + b, -(x W + b)] of each head, f = 2 d: phi(q) . phi(k) is at least 2 d.
+
+    Zhang et al. 2024, arXiv:2402.04347, section 4.2, as printed; exponents are held within -30 and 30, so
+    that float32 has room for products and for their sums.
+    """
+    return _both_signs(x, weight, bias).clamp(-STEEPEST, STEEPEST).exp()
+
+
+def _both_signs(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     x = torch.einsum("bthd,hdf->bthf", x, weight) + bias
-    return torch.softmax(torch.cat((x, -x), -1), -1).clamp(min=1e-12)
+    return torch.cat((x, -x), -1)
 
 
 def t2r(

@@ -47,7 +47,7 @@ def same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
 def test_equal_decays_of_all_features_are_retention():
     """With W2 = 0 the decays are sigmoid(b)^(1 / temperature), here those of retention's heads."""
     attention, inputs = CASE.build(), CASE.draw()
-    other = Case("retention", retention.Config(), True).build()
+    other = Case("retention", retention.Config(decay_per="kv_head"), True).build()
     with torch.no_grad():
         attention.weight.zero_()
         one = (other.log_decay * attention.config.temperature).exp()

@@ -22,6 +22,7 @@ MAPS = [
     linear.Dpfp(nu=2),
     linear.Taylor2(),
     linear.Hedgehog(),
+    linear.Hedgehog(kind="exp"),
     linear.T2R(width=6),
 ]
 VARIANTS = [
@@ -73,8 +74,8 @@ def features(attention: LinearAttention, x: Tensor, learned: torch.nn.Module) ->
         return torch.cat((torch.ones_like(x[..., :1]), x, square), -1)
     if isinstance(kind, linear.Hedgehog):
         x = torch.einsum("bthd,hdf->bthf", x, learned.weight) + learned.bias
-        both = torch.cat((x, -x), -1)
-        return both.exp() / both.exp().sum(-1, keepdim=True)
+        both = torch.cat((x, -x), -1).exp()
+        return both if kind.kind == "exp" else both / both.sum(-1, keepdim=True)
     if isinstance(kind, linear.T2R):
         return (torch.einsum("bthd,hdf->bthf", x, learned.weight) + learned.bias).clamp(min=0)
     return x
@@ -267,6 +268,20 @@ def test_defect_25_every_precision_has_values_and_gradients(impl):
 def test_signed_features_have_no_denominator():
     with pytest.raises(ValueError, match="needs normalize=False"):
         linear.Config(feature_map=linear.Identity())
+
+
+def test_hedgehog_by_exp_is_a_sum_of_cosh():
+    """exp(a) exp(b) + exp(-a) exp(-b) of each entry, never below 2; softmax weighs keys otherwise."""
+    q, k, v = Case("linear", linear.Config(), False, kv_heads=4).draw()
+    found = []
+    for kind in ("exp", "softmax"):
+        config = linear.Config(feature_map=linear.Hedgehog(kind=kind), eps=0.0)
+        found.append(Case("linear", config, False, kv_heads=4).build()(q, k, v))
+    weights = 2 * (q[:, :, None] + k[:, None]).cosh().sum(-1)  # W is the identity at first
+    assert_close(
+        found[0], torch.einsum("btsh,bshe->bthe", weights / weights.sum(2, keepdim=True), v), **EXACT
+    )
+    assert (found[1] - found[0]).abs().max() > 0.1
 
 
 def test_a_feature_map_is_no_name():

@@ -17,6 +17,7 @@ VARIANTS = [
     performer.Config(
         kernel="generalized", activation="elu+1", kernel_eps=0.1, row_norms="constant", impl="reference"
     ),
+    performer.Config(kernel="generalized", kernel_eps=0.1, kernel_eps_scaled=True, features=7, impl="torch"),
 ]
 
 
@@ -30,6 +31,8 @@ def features(attention: Performer, x: Tensor) -> Tensor:
     if config.kernel == "generalized":
         g = {"relu": torch.relu, "squared_relu": lambda y: torch.relu(y) ** 2}
         g["elu+1"] = lambda y: torch.where(y > 0, y + 1, y.exp())
+        if config.kernel_eps_scaled:
+            return m**-0.5 * (g[config.activation](projection) + config.kernel_eps)  # equation 5
         return m**-0.5 * g[config.activation](projection) + config.kernel_eps
     both = [projection, -projection] if config.kernel == "hyperbolic" else [projection]
     square = (x**2).sum(-1, keepdim=True) / 2
@@ -258,6 +261,7 @@ def test_defect_22_no_state_for_every_token():
         ("chunk", 0, "chunk must be at least 1, got 0"),
         ("activation", "elu+1", "activation is of kernel='generalized', got 'elu.1' with kernel='positive'"),
         ("kernel_eps", 0.1, "kernel_eps is of kernel='generalized', got 0.1"),
+        ("kernel_eps_scaled", True, "kernel_eps_scaled is of kernel='generalized', got True"),
     ],
 )
 def test_config_refuses(field, value, message):

@@ -1,10 +1,13 @@
 """Retention: its dense definition, its limits, what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from lintra import checkpoint
 from lintra.attention import Attention, linear, retention
 from lintra.attention.retention import Retention
 from tests.laws import EXACT, TIME, Case, gradients
@@ -13,6 +16,7 @@ VARIANTS = [
     retention.Config(),
     retention.Config(impl="torch", chunk=7, fastest=0.3, slowest=0.01, normalize_heads=False),
     retention.Config(impl="reference", gate=False),
+    retention.Config(decay_per="kv_head", centre_heads=True),
 ]
 PLAIN = retention.Config(normalize_heads=False, gate=False)
 
@@ -20,7 +24,8 @@ PLAIN = retention.Config(normalize_heads=False, gate=False)
 def weights(attention: Retention, q: Tensor, k: Tensor) -> Tensor:
     """Equation 5: decay^(t-s) q_t . k_s / sqrt(d) for s up to t, [b h t s]."""
     group = attention.heads // attention.kv_heads
-    decay = attention.log_decay.exp().repeat_interleave(group)
+    decay = attention.log_decay.exp()
+    decay = decay.repeat_interleave(attention.heads // len(decay))
     distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
     faded = (decay[:, None, None] ** distance.clamp(min=0)).tril()
     scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / q.shape[-1] ** 0.5
@@ -31,6 +36,8 @@ def dense(attention: Retention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | 
     """Equation 8, every weight."""
     group = attention.heads // attention.kv_heads
     y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k), v.repeat_interleave(group, 2))
+    if attention.config.centre_heads:
+        y = y - y.mean(-1, keepdim=True)
     if attention.config.normalize_heads:
         y = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     return y if gate is None else y * (gate * gate.sigmoid()).view(y.shape)
@@ -38,7 +45,7 @@ def dense(attention: Retention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | 
 
 def test_the_decays_are_those_of_the_paper():
     decay = retention.Config().build(heads=8, dim=4, causal=True).double().log_decay.exp()
-    assert_close(decay, 1 - 2.0 ** -(5.0 + torch.arange(8).double()), rtol=1e-8, atol=0)  # built in float32
+    assert_close(decay, 1 - 2.0 ** -(5.0 + torch.arange(8).double()), rtol=1e-15, atol=0)
     ends = retention.Config(fastest=1 / 32, slowest=1 / 512).build(heads=3, dim=4, causal=True).log_decay
     assert_close(-torch.expm1(ends), torch.tensor([1 / 32, 1 / 128, 1 / 512]))
 
@@ -47,6 +54,47 @@ def test_the_slowest_of_many_heads_still_forgets():
     """In float32 1 - 2^-25 is 1, and its logarithm 0."""
     slow = retention.Config().build(heads=32, dim=4, causal=True).log_decay
     assert_close(slow.double(), -(2.0 ** -(5.0 + torch.arange(32).double())), rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rates_in_float64_are_those_of_the_configuration(dtype):
+    """Whatever dtype a model was in before; rates that were changed stay as they were given."""
+    attention = retention.Config().build(heads=8, dim=4, causal=True).to(dtype).double()
+    exact = torch.log1p(-(2.0 ** -(5.0 + torch.arange(8).double())))
+    assert_close(attention.log_decay, exact, rtol=1e-13, atol=0)
+    attention.to(dtype).log_decay[0] = -0.5
+    assert attention.double().log_decay[0] == -0.5
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_every_query_head_has_a_rate_of_its_own(kv_heads):
+    """With shared keys and values too: it is retention of these repeated, with the rates of as many heads."""
+    case = Case("retention", retention.Config(), True, kv_heads=kv_heads)
+    attention, (q, k, v, gate) = case.build(), case.draw()
+    assert_close(attention.log_decay, replace(case, kv_heads=4).build().log_decay)
+    k, v = (x.repeat_interleave(4 // kv_heads, 2) for x in (k, v))
+    expected = replace(case, kv_heads=4).build()(q, k, v, gate=gate)
+    assert_close(attention(*case.draw()[:3], gate=gate), expected, **EXACT)
+    assert attention.start(2).kv.shape == (2, 4, 6, 4)
+
+
+def test_a_configuration_of_before_has_a_rate_for_each_key_value_head():
+    content = checkpoint.to_json(retention.Config())
+    del content["decay_per"], content["centre_heads"]
+    config = checkpoint.from_json(retention.Config, content, "attention")
+    assert config == retention.Config(decay_per="kv_head")
+    attention = config.build(heads=4, kv_heads=2, dim=4, causal=True)
+    assert attention.log_decay.shape == (2,)
+    assert attention.start(1).kv.shape == (1, 2, 4, 4)
+
+
+def test_centred_heads_are_group_norm():
+    """Equation 8 with a group for each head, as PyTorch computes it."""
+    case = Case("retention", retention.Config(centre_heads=True), True)
+    attention, (q, k, v, gate) = case.build(), case.draw()
+    plain = Case("retention", PLAIN, True).build()(q, k, v)
+    y = torch.nn.functional.group_norm(plain.flatten(0, 1).flatten(1), 4, eps=1e-6).view_as(plain)
+    assert_close(attention(q, k, v, gate=gate), y * torch.nn.functional.silu(gate).view_as(y), **EXACT)
 
 
 def test_without_decay_it_is_the_unnormalised_sum():
@@ -145,8 +193,9 @@ def test_defect_25_the_norm_sees_what_16_bits_would_round():
     case = Case("retention", retention.Config(gate=False), True)
     inputs = [(0.02 * x.detach()).half() for x in case.draw()]
     attention = case.build().half()
-    y = attention(*inputs)
-    expected = attention.double()(*(x.double() for x in inputs))
+    y, rates = attention(*inputs), attention.log_decay
+    attention.double().log_decay.copy_(rates)
+    expected = attention(*(x.double() for x in inputs))
     assert expected.abs().mean() > 1e-3
     assert_close(y.double(), expected, rtol=1e-3, atol=1e-7)  # the rounding of y alone
 
@@ -170,11 +219,20 @@ def test_what_it_reads_is_checked():
         ({"slowest": 0.0}, r"slowest must be above 0 and at most 0\.03125, got 0"),
         ({"slowest": 0.5}, r"slowest must be above 0 and at most 0\.03125, got 0\.5"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        (
+            {"centre_heads": True, "normalize_heads": False},
+            "centre_heads is of normalize_heads=True, got True",
+        ),
     ],
 )
 def test_config_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         retention.Config(**options)
+
+
+def test_a_head_of_one_number_is_not_centred():
+    with pytest.raises(ValueError, match="centre_heads needs a value_dim of at least 2, got 1"):
+        retention.Config(centre_heads=True).build(heads=2, dim=4, value_dim=1, causal=True)
 
 
 def test_it_is_causal_only():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lintra.attention import linear, performer, softmax
+from lintra.attention import linear, performer, retention, softmax
 from lintra.checkpoint import Error
 from lintra.export import runtime as export
 from lintra.models import decoder, encoder
@@ -59,6 +59,10 @@ def other_embedding(model):
         (
             build(attention=linear.Config(feature_map=linear.Hedgehog())),
             "knows identity, elu.1, relu, squared relu, got Hedgehog",
+        ),
+        (
+            build(attention=retention.Config(centre_heads=True)),
+            "divides heads by their root mean square, got centre_heads=True",
         ),
         (
             build(attention=linear.Config(rotary="inputs"), position="rotary"),

@@ -18,6 +18,12 @@ KINDS = kinds.KINDS | {
         "width": 48,
     },
     "bare retention": {"attention": retention.Config(gate=False, normalize_heads=False, fastest=0.5)},
+    "retention by key-value heads": {
+        "attention": retention.Config(decay_per="kv_head"),
+        "heads": 4,
+        "kv_heads": 2,
+        "width": 48,
+    },
     "rfa": {
         "attention": rfa.Config(features=10, gate=True, gate_bias=1.0),
         "heads": 4,

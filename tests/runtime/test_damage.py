@@ -306,7 +306,8 @@ def test_padding_of_a_state_holds_nothing(kind, features):
             reasons.add(str(error))
     assert reasons == {"it holds something where there must be zeros"}
     mix = model.blocks[0].mix
-    assert taken == 2 * mix.kv_heads * (features * (mix.dim + 1) + 1)
+    sums = getattr(mix.attention, "rates", mix.kv_heads)  # of retention one for each rate
+    assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
 
 
 def test_a_state_fits_the_weights_it_was_made_with():
