@@ -477,6 +477,33 @@ def never_mutates_a_state(case: Case) -> None:
         assert torch.equal(first, second)
 
 
+def states_and_memories_are_copies(case: Case) -> None:
+    """Whatever is written into q, k, v, a mask or positions after a call, the state it left stays; so does
+    the memory of cross-attention. A buffer that is used for every token, say."""
+    attention = case.build()
+    for time, masked, by in (
+        (TIME, True, None),
+        (TIME, False, None),
+        (1, False, None),
+        (1, False, Attention),
+    ):
+        inputs = [x.detach() for x in case.draw(time)]
+        mask = torch.ones(BATCH, time, dtype=torch.bool) if masked else None
+        rotate = case.rotate(0, time)
+        written = [*inputs, *(x for x in (mask, *(rotate or ())) if isinstance(x, Tensor))]
+        made = []
+        if keeps_state(case):
+            state = attention.start(BATCH, dtype=torch.float64)
+            made.append(extend(case, attention, inputs, state, mask, rotate, by)[1])
+        if cross(case):
+            made.append(attention.remember(*inputs[1:3], mask))
+        expected = map_state(torch.clone, tuple(made))
+        for x in written:
+            x.copy_(~x if x.dtype == torch.bool else x + 7)
+        for x, y in zip(leaves(tuple(made)), leaves(expected), strict=True):
+            assert torch.equal(x, y)
+
+
 def states_of_another_dtype_are_refused(case: Case) -> None:
     """A state must be as `start` makes it for the inputs; else it would err late, or round."""
     for dtype, other in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
@@ -802,6 +829,7 @@ APPLIES = {
     runs_on_meta: lambda case: getattr(case.config, "impl", None) != "native",
     transforms_are_what_they_transform: lambda case: getattr(case.config, "impl", None) != "native",
     never_mutates_a_state: keeps_state,
+    states_and_memories_are_copies: lambda case: keeps_state(case) or cross(case),
     states_of_another_dtype_are_refused: keeps_state,
     states_can_be_indexed: keeps_state,
     no_tokens_leave_the_state: keeps_state,
@@ -833,6 +861,7 @@ LAWS = [
     a_sample_does_not_see_its_neighbours,
     leaves_the_random_generator_alone,
     never_mutates_a_state,
+    states_and_memories_are_copies,
     states_of_another_dtype_are_refused,
     states_can_be_indexed,
     parameters_and_buffers_are_saved,

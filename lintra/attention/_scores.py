@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra.attention._base import Attention, State
+from lintra.attention._base import Attention
+from lintra.attention._state import State, map_state
 from lintra.ops import _check
 from lintra.ops.padding import real_tokens, zero_padding
 
@@ -40,11 +41,11 @@ class ScoredAttention(Attention):
         )
 
     def remember_tokens(self, k: Tensor, v: Tensor, mask: Tensor | None) -> TokenMemory:
-        """k and v, checked, padding zeroed, and which of them are real."""
+        """Copies of k and v, checked, padding zeroed, and which of them are real."""
         self.check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
-        return TokenMemory(k, v, real_tokens(mask, k))
+        return map_state(torch.clone, TokenMemory(k, v, real_tokens(mask, k)))
 
     def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
         """Raises too unless q has the device and dtype of the keys that are kept."""

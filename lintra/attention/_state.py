@@ -23,10 +23,14 @@ def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
 
 
 def append(cache: State, new: State) -> State:
-    """Tokens [b t ...] behind those of a cache, each part by itself.
+    """Tokens [b t ...] behind those of a cache, each part by itself: copies, whatever is written into `new`.
 
     An empty cache takes the dtype of its first tokens, which autocast decides."""
-    return map_state(lambda x, y: torch.cat((x, y), 1) if x.shape[1] else y, cache, new)
+
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat((x, y), 1) if x.shape[1] else y.clone(memory_format=torch.contiguous_format)
+
+    return map_state(joined, cache, new)
 
 
 def map_state(function: Any, state: State, *others: State) -> State:

@@ -267,7 +267,7 @@ class BigBirdAttention(ScoredAttention):
 def _append(state: BigBirdState, k: Tensor, v: Tensor, here: Tensor) -> BigBirdState:
     """The cache with new tokens."""
     t, s = k.shape[1], state.k.shape[1]
-    k, v = append((state.k, state.v), (k.contiguous(), v.contiguous()))
+    k, v = append((state.k, state.v), (k, v))
     new = torch.arange(s, s + t, device=k.device).expand_as(here)
     # Padding is put in a last place, which is cut off.
     order = functional.pad(state.order, (0, t + 1)).scatter(1, here.masked_fill(here < 0, s + t), new)

@@ -22,6 +22,7 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention
+from lintra.attention._state import map_state
 from lintra.ops._autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.padding import RealFirst, real_tokens, zero_padding
@@ -102,7 +103,7 @@ class NystromAttention(ScoredAttention):
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         with no_autocast(k):
-            return self._memory(k, v, mask)
+            return map_state(torch.clone, self._memory(k, v, mask))
 
     def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
         """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""

@@ -102,7 +102,7 @@ class SoftmaxAttention(ScoredAttention):
         letters = ("b s g d", "b s g e", "b s")
         _check.cache("state", state, SoftmaxState, letters, self.sizes(k.shape[0]), k=k, v=v)
         here = token_positions(_seen(state), q.shape[1], mask)
-        after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
+        after = append(state, SoftmaxState(k, v, here))
         window = self.config.window
         fresh = state.k.shape[1] == 0
         if fresh and mask is None and (window is None or window >= q.shape[1]):
@@ -138,7 +138,7 @@ class SoftmaxAttention(ScoredAttention):
         self.check_step(q, k, v, state)
         q, k, v = self.prepare(q, k, v, None, rotate)
         here = token_positions(_seen(state), 1, None)
-        after = append(state, SoftmaxState(k.contiguous(), v.contiguous(), here))
+        after = append(state, SoftmaxState(k, v, here))
         scores = self.scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(self.group, 2))
         scores = scores.masked_fill(~self._visible(here, after.position)[:, :, None], -torch.inf)
         y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(self.group, 2))

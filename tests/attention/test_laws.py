@@ -73,6 +73,7 @@ DEMANDS = defaultdict(
         laws.padding_alone_keeps_the_state: lambda can: can["recurrent"] and can["state"] == "constant",
         laws.packed_after_states: recurrent,
         laws.never_mutates_a_state: lambda can: can["recurrent"],
+        laws.states_and_memories_are_copies: lambda can: can["recurrent"] or can["cross"],
         laws.states_of_another_dtype_are_refused: lambda can: can["recurrent"],
         laws.states_can_be_indexed: lambda can: can["recurrent"],
         laws.no_tokens_leave_the_state: lambda can: can["recurrent"],
