@@ -39,7 +39,7 @@ class Config:
     inverse: Literal["iterative", "exact"] = "iterative"  # exact: from singular values, slow
     conv: int | None = None  # tokens a convolution of the values spans, odd; None: there is none
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
-    dropout: float = 0.0  # probability of dropping a weight of F and of B in training
+    dropout: float = 0.0  # probability of dropping a weight of F in training
 
     def __post_init__(self):
         fields.check(self)
@@ -127,12 +127,14 @@ class NystromAttention(ScoredAttention):
         count, dtype = self.config.landmarks, memory.key_means.dtype
         q, k, v = q.to(dtype), memory.k.to(dtype), memory.v.to(dtype)
         if min(q.shape[1], k.shape[1]) <= count:
-            return self._softmax(q, k, v, real)
+            return self._softmax(q, k, v, real, **self.weighing())
         queries = None if mask is None else Segments.of(mask, count)
         q_means = segment_means(q, count, queries)  # [b m h d]
         k_means, v_means = (x.repeat_interleave(self.group, 2) for x in memory[3:])
         among = torch.einsum("bihd,bjhd->bhij", q_means * self.scale, k_means).softmax(-1)  # A
-        read = self._softmax(q_means, k, v, real)  # B v [b m h e]
+        weights = self.weighing()
+        # Weights of F alone are dropped: A^+ would multiply what is missing in F by what is missing in B.
+        read = self._softmax(q_means, k, v, real, **weights | {"dropout": 0.0})  # B v [b m h e]
         values = torch.einsum("bhji,bihe->bjhe", self._inverse(among), read)  # A^+ B v
         # A sample with fewer queries or keys than landmarks has segments without tokens, and does not need A:
         # such keys are their own landmarks, with F the softmax over them; such queries too, with B theirs.
@@ -141,9 +143,10 @@ class NystromAttention(ScoredAttention):
             keys = real.sum(1, keepdim=True)
             used = torch.arange(count, device=q.device) < keys
             values = torch.where((keys <= count)[..., None, None], v_means, values)
-        y = self._softmax(q, k_means, values, used)
+        y = self._softmax(q, k_means, values, used, **weights)
         if queries is not None:
             few = queries.real.sum(1, keepdim=True) <= count
+            read = self._softmax(q_means, k, v, real, **weights) if weights["dropout"] else read
             y = torch.where(few[..., None, None], queries.spread(read), y)
         return y
 
@@ -152,12 +155,15 @@ class NystromAttention(ScoredAttention):
             return exact_inverse(among)
         return iterative_inverse(among, self.config.iterations)
 
-    def _softmax(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
+    def _softmax(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, scale: float | None, dropout: float
+    ) -> Tensor:
         """Softmax attention to the keys that are `visible` [b s]; 0 where there are none."""
         y = fused_attention(
             *(x.movedim(1, 2) for x in (q, k, v)),
             visible=None if visible is None else visible[:, None, None],
-            **self.weighing(),
+            scale=scale,
+            dropout=dropout,
         )
         return y.movedim(1, 2)
 
