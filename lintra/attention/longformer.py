@@ -42,12 +42,13 @@ class Config:
     dilation: int | tuple[int, ...] = 1  # of the tokens in the window, every how many-th is seen; or per head
     global_tokens: int = 0  # so many real tokens at the front see all and are seen by all
     global_projections: bool = False  # any tokens may be global: a global_mask comes with each call
+    global_limit: int | None = None  # most tokens of a sample that a global_mask marks; None: all
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, window=0, global_tokens=0)
+        fields.at_least(self, window=0, global_tokens=0, global_limit=1)
         if min(self.dilations, default=0) < 1:
             raise ValueError(f"dilation must be at least 1, got {self.dilation}")
         fields.finite(self, "scale")
@@ -149,7 +150,12 @@ class LongformerAttention(ScoredAttention):
         global_mask: Tensor | None = None,
         **reads: Tensor,
     ) -> Tensor:
-        """`global_mask` [b t] says which tokens are global, in place of the first `global_tokens`."""
+        """`global_mask` [b t] says which tokens are global, in place of the first `global_tokens`.
+
+        How many there are is read off it. Where that cannot be, while a graph is made or inside torch.func,
+        room is made for `global_limit` of them, of which the first in a sample are then global, or for t:
+        without a limit the cost is O(t^2 d) there. On a GPU too, a limit saves waiting for that number.
+        ValueError for more than the limit, where they can be counted at no cost."""
         state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
         x, packed = self._enter(q, k, v, state, mask, rotate, global_mask, reads)
         y = self._attend(x, state)
@@ -253,9 +259,19 @@ class LongformerAttention(ScoredAttention):
             chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens
         else:
             chosen = global_mask if packed is None else packed.gather(global_mask)  # padding wins
-            n = _most(chosen)
+            chosen, n = self._limited(chosen)
         at = put_last(~chosen)[:, :n]
         return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), packed
+
+    def _limited(self, chosen: Tensor) -> tuple[Tensor, int]:
+        """The global tokens [b t] of a mask, and how many of them a sample has at most."""
+        limit = self.config.global_limit
+        if limit is not None and not _check.readable(chosen):
+            return chosen & (chosen.cumsum(1) <= limit), min(limit, chosen.shape[1])
+        most = _most(chosen)
+        if limit is not None and most > limit:
+            raise ValueError(f"global_mask may mark global_limit={limit} tokens of a sample, got {most}")
+        return chosen, most
 
     def _attend(self, x: _Piece, state: LongformerState) -> Tensor:
         """y [b t h e] of the piece after `state`."""
@@ -339,5 +355,7 @@ def _behind(place: Tensor, tokens: Tokens) -> Tensor:
 
 
 def _most(chosen: Tensor) -> int:
-    """How many of [b s] are True in the sample with the most of them."""
+    """How many of [b s] are True in the sample with the most of them; s where that cannot be read."""
+    if chosen.is_meta or torch.compiler.is_compiling() or _check.transformed(chosen):
+        return chosen.shape[1]
     return int(chosen.sum(1).max()) if len(chosen) else 0

@@ -1,5 +1,7 @@
 """Longformer: its dense definition, windows and global tokens as sets, the state, what it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -177,6 +179,54 @@ def test_global_tokens_after_a_state():
             states.append(state)
     for state in states[1:]:
         same_states(state, states[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler
+@pytest.mark.parametrize(("limit", "causal"), [(None, True), (7, True), (7, False)])
+def test_a_global_mask_in_one_graph_and_in_a_transform(limit, causal):
+    """How many tokens are global cannot be read there: all may be, or as many as the configuration says."""
+    case = Case("longformer", replace(ANY, global_limit=limit), causal)
+    attention, inputs, chosen = case.build(), case.draw(), some_globals()
+    y = attention(*inputs[:3], **named(inputs), global_mask=chosen)
+
+    def call(chosen, *inputs):
+        return attention(*inputs[:3], **named(inputs), global_mask=chosen)
+
+    found = torch.compile(call, backend="eager", fullgraph=True)(chosen, *inputs)
+    assert_close(found, y, **EXACT)
+    assert_close(gradients(found, inputs), gradients(y, inputs), **EXACT)
+
+    def alone(chosen, *inputs):
+        return call(chosen[None], *(x[None] for x in inputs))[0]
+
+    assert_close(torch.vmap(alone)(chosen, *inputs), y, **EXACT)
+    if causal:
+        with torch.no_grad():
+            check_a_token_in_one_graph(attention, inputs)
+
+
+def check_a_token_in_one_graph(attention: LongformerAttention, inputs: list[Tensor]) -> None:
+    """After a state, and that after it."""
+    token = [x[:, :1] for x in inputs]
+    _, state = attention.extend(*inputs[:3], attention.start(2, dtype=torch.float64), **named(inputs))
+    given = {**named(token), "global_mask": torch.tensor([[True], [False]])}
+    compiled = torch.compile(attention.extend, backend="eager", fullgraph=True)
+    right, found = (extend(*token[:3], state, **given) for extend in (attention.extend, compiled))
+    assert_close(found[0], right[0], **EXACT)
+    again = [attention.extend(*token[:3], after, **given)[0] for _, after in (right, found)]
+    assert_close(*again, **EXACT)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler
+def test_more_global_tokens_than_the_limit_are_refused():
+    case = Case("longformer", replace(ANY, global_limit=2), False)
+    attention, inputs, chosen = case.build(), case.draw(), torch.arange(laws.TIME).expand(2, -1) > 11
+    with pytest.raises(ValueError, match="may mark global_limit=2 tokens of a sample, got 7"):
+        attention(*inputs[:3], **named(inputs), global_mask=chosen)
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)  # where they cannot be counted
+    y = compiled(*inputs[:3], **named(inputs), global_mask=chosen)
+    first = chosen & (torch.arange(laws.TIME) < 14)
+    assert_close(y, attention(*inputs[:3], **named(inputs), global_mask=first), **EXACT)
 
 
 def test_the_state_is_a_window_and_the_global_tokens():
