@@ -429,12 +429,15 @@ def runs_on_meta(case: Case) -> None:
 
 
 def a_sample_does_not_see_its_neighbours(case: Case) -> None:
-    """Alone, or in a batch with extreme or broken neighbours: the same."""
+    """Alone, or in a batch with extreme or broken neighbours: the same, values and gradients."""
     attention, inputs = case.build(), case.draw()
     alone = forward(case, attention, *inputs)[0]
+    expected = [g[0] for g in gradients(alone, inputs)]
     for neighbour in (1e6, torch.nan):
         batch = [torch.stack((x[0], torch.full_like(x[1], neighbour))) for x in inputs]
-        assert_close(forward(case, attention, *batch)[0], alone, **EXACT)
+        y = forward(case, attention, *batch)[0]
+        assert_close(y, alone, **EXACT)
+        assert_close([g[0] for g in gradients(y, batch)], expected, **EXACT)
 
 
 def leaves_the_random_generator_alone(case: Case) -> None:

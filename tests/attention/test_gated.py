@@ -1,5 +1,7 @@
 """Gated linear attention: its dense definition, its limits, what it refuses."""
 
+import platform
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch.testing import assert_close
 
 from lintra.attention import gated, linear, retention
 from lintra.attention.gated import GatedLinearAttention
+from lintra.bench._memory import peak_of
 from tests.laws import EXACT, TIME, Case, gradients, padding_alone_keeps_the_state
 
 VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=8)]
@@ -142,6 +145,37 @@ def test_defect_25_decays_of_16_bits_are_not_summed_in_them():
     _, state = attention.extend(q, k, v, attention.start(1, dtype=torch.bfloat16), **reads)
     expected = attention.bias.double().sigmoid().min() ** 1023
     assert_close(state.kv.double(), expected.expand(1, 1, 2, 2), rtol=1e-4, atol=0)
+
+
+@pytest.mark.slow  # processes of their own
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc can be told to map each block by itself"
+)
+def test_the_memory_of_training_is_linear(monkeypatch):
+    """At its peak a forward and backward of four times the tokens holds four times the bytes. Counted where
+    what is freed is given back at once: gaps in a heap are more than half of what a process holds, and as
+    many as the sizes of the tensors make them."""
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    few, many = (peak_of(_TRAINING.format(time=time)) for time in (2048, 8192))
+    assert many < 4.5 * few  # blocks are whole pages, and a few find room that is left in the heap
+
+
+_TRAINING = """
+import torch
+from lintra.attention import gated
+attention = gated.Config().build(causal=True, heads=2, dim=64)
+
+def train(time):
+    q, k, v = torch.ones(3, 1, time, 2, 64, requires_grad=True)
+    reads = {{name: torch.ones(1, time, width) for name, width in attention.reads().items()}}
+    attention(q, k, v, **reads).sum().backward()
+
+train(64)
+forget_peak()
+before = peak()
+train({time})
+print(peak() - before)
+"""
 
 
 def test_what_it_reads_is_checked():
