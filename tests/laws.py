@@ -153,6 +153,21 @@ def equals_its_definition(case: Case, dense) -> None:
         assert_close(gradients(y, everything), gradients(expected, everything), **EXACT)
 
 
+def second_derivatives_are_those_of_its_definition(case: Case, dense) -> None:
+    """A gradient has a gradient, by PyTorch's own operators: native kernels say that they have none."""
+    case = replace(case, value_dim=DIM)  # what PyTorch's fused kernels take
+    if hasattr(case.config, "impl"):
+        case = replace(case, config=replace(case.config, impl="torch"))
+    attention, found = case.build(), []
+    inputs = case.draw(8 if case.fits(8) else 5)
+    for form in (partial(forward, case), dense):
+        y = form(attention, *inputs).square()
+        first = torch.autograd.grad(weighted(y), inputs, create_graph=True, materialize_grads=True)
+        found.append(gradients(torch.cat([g.flatten() for g in first]), inputs))
+    # Nystromformer's is that of an inverse, three times as ill-conditioned as its matrix in digits.
+    assert_close(*found, rtol=1e-6, atol=1e-8)
+
+
 def parallel_is_recurrent(case: Case) -> None:
     """forward = the recurrence step by step = split anywhere and resumed, final states included."""
     attention, inputs = case.build(), case.draw()
@@ -819,6 +834,7 @@ def long(case: Case) -> bool:
 # What a law says nothing about. Definitions are written without positions: see the tests of rotary embedding.
 APPLIES = {
     equals_its_definition: lambda case: not case.rotary,
+    second_derivatives_are_those_of_its_definition: lambda case: not case.rotary,
     sixteen_bits_lose_no_more_than_the_textbook: lambda case: not case.rotary,
     parallel_is_recurrent: recurrent,
     final_state_has_gradients: recurrent,
@@ -845,7 +861,11 @@ APPLIES = {
     no_array_is_square: lambda case: linear_cost(case) and case.fits(16_384),
     memory_is_linear: lambda case: linear_cost(case) and case.fits(4096),
 }
-WITH_DEFINITION = [equals_its_definition, sixteen_bits_lose_no_more_than_the_textbook]
+WITH_DEFINITION = [
+    equals_its_definition,
+    second_derivatives_are_those_of_its_definition,
+    sixteen_bits_lose_no_more_than_the_textbook,
+]
 LAWS = [
     parallel_is_recurrent,
     final_state_has_gradients,

@@ -7,7 +7,7 @@ compressed tokens are all sets. Milakov and Gimelshein 2018, arXiv:1805.02867, s
 
 import math
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -80,7 +80,8 @@ def fused_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h i e"]:
     """The o of `softmax_attention` alone, through PyTorch's kernels, which keep no scores. Inside torch.func
-    and in forward mode, of which these kernels know a part, all scores are kept."""
+    and in forward mode, of which these kernels know a part, all scores are kept, and in a backward pass that
+    is to be differentiated itself: there, with dropout, it is the kernel that refuses."""
     if not q.numel() or not k.numel():
         return v.new_zeros(*q.shape[:3], v.shape[3])
     blind = None
@@ -90,18 +91,41 @@ def fused_attention(
         visible = visible | blind
     if scale is not None and scale <= 0:  # PyTorch scales what it hid too: -inf times 0 is NaN
         q, scale = q * scale, 1.0
+    options = {
+        "attn_mask": visible,
+        "is_causal": causal,
+        "scale": scale,
+        "enable_gqa": True if q.shape[1] != k.shape[1] else False,  # noqa: SIM210 (compiled, != is a symbol)
+    }
     with sdpa_kernel(SDPBackend.MATH) if transforming(q, k, v) else nullcontext():
-        y = functional.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=visible,
-            is_causal=causal,
-            dropout_p=dropout,
-            scale=scale,
-            enable_gqa=True if q.shape[1] != k.shape[1] else False,  # noqa: SIM210 (compiled, != is a symbol)
-        )
+        y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **options)
+    if y.requires_grad and not (dropout or torch.compiler.is_compiling() or transforming(q, k, v)):
+        y = _TwiceDifferentiable.apply(y, q, k, v, options)
     return y if blind is None else y.masked_fill(blind, 0.0)
+
+
+class _TwiceDifferentiable(torch.autograd.Function):
+    """y as it is, attention of q, k, v by a kernel whose gradient has no gradient.
+
+    A backward pass goes on to that kernel's. With create_graph=True it goes to q, k and v by way of all
+    scores instead, which PyTorch differentiates any number of times."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+        ctx.options = options
+        ctx.save_for_backward(q, k, v)
+        return y.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.is_grad_enabled():
+            return dy, None, None, None, None
+        q, k, v = ctx.saved_tensors
+        with sdpa_kernel(SDPBackend.MATH):
+            y = functional.scaled_dot_product_attention(q, k, v, **ctx.options)
+        wanted = [x for x in (q, k, v) if x.requires_grad]
+        found = iter(torch.autograd.grad(y, wanted, dy.to(y.dtype), create_graph=True))
+        return None, *(next(found) if x.requires_grad else None for x in (q, k, v)), None
 
 
 def merge(one: Piece, *others: Piece) -> Piece:

@@ -157,6 +157,56 @@ def test_fused_attention_hides_the_future_at_any_scale(scale):
     assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"scale": -0.4}, {"visible": True}], ids=lambda x: "-".join(x)
+)
+def test_second_derivatives(options, dtype):
+    """Those of the formula where PyTorch's kernel has none; of a mask with a blind row, of groups, and of a
+    part of the inputs."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(2, h, 5, 3, generator=generator, dtype=dtype) for h in (4, 2, 2)]
+    if "visible" in options:
+        visible = torch.rand(2, 1, 5, 5, generator=generator) > 0.3
+        visible[0, 0, 2] = False
+        options = {"visible": visible}
+    for constant in range(4):
+        inputs = [x.requires_grad_(i != constant) for i, x in enumerate(x.clone() for x in drawn)]
+        some = [x for x in inputs if x.requires_grad]
+
+        def both(attention, inputs=inputs, some=some):
+            y = attention(*inputs) + inputs[0].sin()  # a part is not attention's
+            first = torch.autograd.grad((y**2).sum(), some, create_graph=True)
+            once = torch.autograd.grad((attention(*inputs) ** 2).sum(), some)
+            return [*once, *first, *gradients(torch.cat([g.flatten() for g in first]), some)]
+
+        found = both(lambda *x: fused_attention(*x, **options))
+        exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+        expected = both(lambda *x: formula(*x, **options), exact, [x for x in exact if x.requires_grad])
+        # float32: some ten roundings of 6e-8 of numbers up to 1e2.
+        close = EXACT if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-4}
+        assert_close([x.double() for x in found], expected, **close)
+
+
+def formula(q, k, v, visible=None, causal=False, scale=None):
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    if causal:
+        visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    return softmax_attention(q, k, v, visible=visible, scale=scale).o
+
+
+def test_a_backward_pass_without_a_graph_is_the_kernels():
+    """Its gradient has no graph, and no scores are kept: q, k, v, y and a number a row."""
+    q, k, v = (torch.randn(1, 1, 300, 4, requires_grad=True) for _ in range(3))
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.setdefault(x.data_ptr(), x), lambda x: x):
+        y = fused_attention(q, k, v, causal=True)
+    (g,) = torch.autograd.grad(y.sum(), q, retain_graph=True)
+    assert not g.requires_grad
+    assert sum(x.numel() for x in kept.values()) <= 4 * q.numel() + 300
+    assert torch.autograd.grad(y.sum(), q, create_graph=True)[0].requires_grad
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_transforms_of_torch_func(causal):
     """At one width of q, k and v, for which PyTorch has kernels that know neither forward mode nor vmap."""
