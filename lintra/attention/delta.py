@@ -209,7 +209,8 @@ class DeltaNet(Attention):
             return None
         (decay,) = widened(decay)
         rate, bias = (x.to(decay.dtype) for x in (self.A_log, self.dt_bias))
-        return -rate.exp() * functional.softplus(decay + bias)
+        # logsigmoid(-x) is -softplus(x), of whose gradient torch.compile expects other strides than it has.
+        return rate.exp() * functional.logsigmoid(-(decay + bias))
 
 
 def _causal(x: Tensor, weight: Tensor) -> Tensor:

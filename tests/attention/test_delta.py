@@ -231,6 +231,15 @@ def test_defect_25_gradients_of_the_layer():
     assert_close(torch.cat((first, second), 1), y, rtol=0.05, atol=0.02)  # two ways of rounding to 8 bits
 
 
+def test_a_compiled_layer_trains_as_it_does_otherwise():
+    """AOTAutograd plans the backward by the strides it expects of each gradient."""
+    torch.manual_seed(0)
+    layer, x = Heads(8, delta.Config(conv=None, gate=False), heads=2).double(), torch.randn(2, 9, 8).double()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    found = [gradients(call(x), list(layer.parameters())) for call in (compiled, layer)]
+    assert_close(*found, **EXACT)
+
+
 def test_the_decays_begin_where_the_authors_begin():
     attention = delta.Config().build(heads=256, dim=2, causal=True)
     rate, step = attention.A_log.exp(), functional.softplus(attention.dt_bias)
