@@ -1,0 +1,11 @@
+"""What goes on inside the layers, told to whoever listens while a model runs."""
+
+from lintra.compat.fast_transformers.events.event import (
+    AttentionEvent,
+    Event,
+    IntermediateOutput,
+    QKVEvent,
+)
+from lintra.compat.fast_transformers.events.event_dispatcher import EventDispatcher
+
+__all__ = ["AttentionEvent", "Event", "EventDispatcher", "IntermediateOutput", "QKVEvent"]

@@ -1,0 +1,58 @@
+"""Who listens to which events."""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from lintra.compat.fast_transformers.events.event import Event
+from lintra.compat.fast_transformers.events.filters import event_class
+
+
+class EventDispatcher:
+    """Calls every listener whose filter is true of an event, in the order in which they came.
+
+        EventDispatcher.get().listen(AttentionEvent & layer_name_contains(model, "layers.2"), print)
+
+    Modules send to the one that `get("")` gives unless they are built with another.
+    """
+
+    _dispatchers: ClassVar[dict[str, "EventDispatcher"]] = {}
+
+    def __init__(self):
+        self._listeners: dict[Callable[[Any], Any], Callable[[Any], Any]] = {}
+
+    @property
+    def listening(self) -> bool:
+        """Whether there is any listener: what costs time for an event alone can be left out if not."""
+        return bool(self._listeners)
+
+    def listen(self, event_filter: Callable[[Any], Any], event_handler: Callable[[Any], Any]) -> None:
+        """Calls `event_handler(event)` for the events of which `event_filter`, a function or class, is true.
+
+        A handler has one filter: listening again replaces it.
+        """
+        if isinstance(event_filter, type) and issubclass(event_filter, Event):
+            event_filter = event_class(event_filter)
+        self._listeners[event_handler] = event_filter
+
+    def remove(self, event_handler: Callable[[Any], Any]) -> None:
+        """Calls it no more. Nothing happens if it does not listen."""
+        self._listeners.pop(event_handler, None)
+
+    def clear(self) -> None:
+        """Removes all listeners."""
+        self._listeners.clear()
+
+    def dispatch(self, event: Event) -> None:
+        """Shows an event to the listeners. One may remove itself meanwhile."""
+        if self._listeners:
+            for handler, wanted in list(self._listeners.items()):
+                if wanted(event):
+                    handler(event)
+
+    @classmethod
+    def get(cls, key: "str | EventDispatcher" = "") -> "EventDispatcher":
+        """The dispatcher of that name, made where there is none yet; a dispatcher is given back."""
+        if isinstance(key, cls):
+            return key
+        assert isinstance(key, str)
+        return cls._dispatchers.setdefault(key, cls())
