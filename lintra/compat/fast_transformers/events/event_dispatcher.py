@@ -1,6 +1,6 @@
 """Who listens to which events."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
 from lintra.compat.fast_transformers.events.event import Event
@@ -15,7 +15,7 @@ class EventDispatcher:
     Modules send to the one that `get("")` gives unless they are built with another.
     """
 
-    _dispatchers: ClassVar[dict[str, "EventDispatcher"]] = {}
+    _dispatchers: ClassVar[dict[Hashable, "EventDispatcher"]] = {}
 
     def __init__(self):
         self._listeners: dict[Callable[[Any], Any], Callable[[Any], Any]] = {}
@@ -50,9 +50,8 @@ class EventDispatcher:
                     handler(event)
 
     @classmethod
-    def get(cls, key: "str | EventDispatcher" = "") -> "EventDispatcher":
+    def get(cls, key: "Hashable | EventDispatcher" = "") -> "EventDispatcher":
         """The dispatcher of that name, made where there is none yet; a dispatcher is given back."""
-        if isinstance(key, cls):
+        if isinstance(key, EventDispatcher):
             return key
-        assert isinstance(key, str)
         return cls._dispatchers.setdefault(key, cls())
