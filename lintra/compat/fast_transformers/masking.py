@@ -1,7 +1,29 @@
-"""Masks as objects. True is what is kept: real tokens, or keys a query may see."""
+"""Masks as objects. True is what is kept: real tokens, or keys a query may see.
+
+What follows from a mask is computed when it is first asked for and kept: layers share a mask and each asks.
+"""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def _once(compute: Callable[[Any], Any]) -> property:
+    """A property that is computed once and kept in `_name`. (cached_property breaks graphs of torch.compile.)
+
+    Out of inference mode: a mask that was first read in it must serve training.
+    """
+    name = f"_{compute.__name__}"
+
+    def get(mask: Any) -> Any:
+        if not hasattr(mask, name):
+            with torch.inference_mode(False):
+                setattr(mask, name, compute(mask))
+        return getattr(mask, name)
+
+    return property(get, doc=compute.__doc__)
 
 
 class BaseMask:
@@ -11,28 +33,27 @@ class BaseMask:
     def bool_matrix(self) -> Tensor:
         raise NotImplementedError
 
-    @property
+    @_once
     def float_matrix(self) -> Tensor:
         """1.0 where True, 0.0 elsewhere."""
         return self.bool_matrix.float()
 
-    @property
+    @_once
     def additive_matrix(self) -> Tensor:
         """0 where True, -inf elsewhere."""
-        return self.float_matrix.log()
+        return self.bool_matrix.float().log()
 
-    @property
+    @_once
     def additive_matrix_finite(self) -> Tensor:
         """0 where True, -1e24 elsewhere."""
         return (~self.bool_matrix).float() * -1e24
 
-    @property
+    @_once
     def lengths(self) -> Tensor:
         """How many are True in each row. Raises ValueError unless these come first."""
         matrix = self.bool_matrix
         lengths = matrix.sum(-1)
-        places = torch.arange(matrix.shape[-1], device=matrix.device)
-        if not torch.equal(places < lengths[..., None], matrix):
+        if not torch.equal(_first(lengths, matrix.shape[-1]), matrix):
             raise ValueError("this mask has no lengths: in some row a False stands before a True")
         return lengths
 
@@ -40,16 +61,18 @@ class BaseMask:
     def shape(self) -> torch.Size:
         return self.bool_matrix.shape
 
-    @property
+    @_once
     def all_ones(self) -> bool:
         return bool(self.bool_matrix.all())
 
-    @property
+    @_once
     def lower_triangular(self) -> bool:
-        """Whether row i keeps the first i + 1 columns."""
-        matrix = self.bool_matrix
-        square = matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]
-        return square and torch.equal(matrix, torch.ones_like(matrix).tril())
+        """Whether row i keeps the first i + 1 columns, and no others."""
+        try:
+            lengths = self.lengths
+        except ValueError:
+            return False
+        return lengths.dim() == 1 and bool((lengths == _counted(len(lengths), lengths.device)).all())
 
 
 class FullMask(BaseMask):
@@ -65,34 +88,44 @@ class FullMask(BaseMask):
         if isinstance(mask, Tensor):
             if mask.dtype != torch.bool:
                 raise ValueError(f"a mask must be boolean, got {mask.dtype}")
-            self._matrix = mask.clone()
+            self._shape, self._device = mask.shape, mask.device
+            with torch.inference_mode(False):
+                self._mask = mask.clone()
             return
-        rows, columns = (mask, N if M is None else M) if mask is not None else (N, M)
+        rows, columns = (N, M) if mask is None else (mask, N if M is None else M)
         if rows is None:
             raise ValueError("FullMask needs a mask or its size N")
-        # One True that looks like as many as are wanted.
-        columns = rows if columns is None else columns
-        self._matrix = torch.ones(1, 1, dtype=torch.bool, device=device).expand(rows, columns)
+        # All True: the matrix is made if it is asked for.
+        self._mask, self._shape, self._device = None, torch.Size((rows, columns or rows)), device
 
-    @property
+    @_once
     def bool_matrix(self) -> Tensor:
-        return self._matrix
+        return (
+            torch.ones(self._shape, dtype=torch.bool, device=self._device)
+            if self._mask is None
+            else self._mask
+        )
 
     @property
+    def shape(self) -> torch.Size:
+        return self._shape
+
+    @_once
     def all_ones(self) -> bool:
-        return self._matrix.stride() == (0, 0) or super().all_ones
+        return self._mask is None or bool(self._mask.all())
 
 
 class LengthMask(BaseMask):
     """The first `lengths[i]` of `max_len` (default: the longest) places in row i."""
 
     def __init__(self, lengths: Tensor, max_len: int | None = None, device: torch.device | str | None = None):
-        self._lengths = lengths.clone().to(lengths.device if device is None else device)
-        self._max_len = int(self._lengths.max()) if max_len is None else int(max_len)
+        with torch.inference_mode(False):
+            self._lengths = lengths.clone().to(lengths.device if device is None else device)
+        self._max_len = int(max_len or self._lengths.max())
 
-    @property
+    @_once
     def bool_matrix(self) -> Tensor:
-        return torch.arange(self._max_len, device=self._lengths.device) < self._lengths[:, None]
+        return _first(self._lengths, self._max_len)
 
     @property
     def lengths(self) -> Tensor:
@@ -102,7 +135,7 @@ class LengthMask(BaseMask):
     def shape(self) -> torch.Size:
         return torch.Size((len(self._lengths), self._max_len))
 
-    @property
+    @_once
     def all_ones(self) -> bool:
         return bool((self._lengths >= self._max_len).all())
 
@@ -111,12 +144,21 @@ class TriangularCausalMask(LengthMask):
     """Each of N queries keeps the keys up to its own place. The matrix is made only if it is asked for."""
 
     def __init__(self, N: int, device: torch.device | str = "cpu"):
-        super().__init__(torch.arange(1, N + 1, device=device), N)
+        super().__init__(_counted(N, device), N)
 
-    @property
+    @_once
     def all_ones(self) -> bool:
         return self._max_len == 1
 
-    @property
+    @_once
     def lower_triangular(self) -> bool:
         return True
+
+
+def _first(lengths: Tensor, size: int) -> Tensor:
+    """Rows [... size] in which the first lengths[...] are True."""
+    return torch.arange(size, device=lengths.device) < lengths[..., None]
+
+
+def _counted(number: int, device: torch.device | str) -> Tensor:
+    return torch.arange(1, number + 1, device=device)
