@@ -1,73 +1,21 @@
-"""Feature maps: `map(query_dimensions)` gives a module of x [n l h d] -> [n l h f].
-
-Random ones are drawn when they are built and kept in the buffer `omega`, which is saved; the forward pass
-draws nothing. `new_feature_map(device)` draws anew.
-"""
+"""Random features. They are drawn when a map is built and kept in the buffer `omega`, which is saved."""
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lintra.ops.features import FeatureMapName, elu_plus_one
+from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
 from lintra.ops.random_features import independent_gaussian, orthogonal_gaussian
-
-
-class FeatureMap(nn.Module):
-    """Base. `fused` names the map inside the sum that does the same, if there is one."""
-
-    fused: ClassVar[FeatureMapName | None] = None
-
-    def __init__(self, query_dims: int):
-        super().__init__()
-        self.query_dims = query_dims
-
-    def new_feature_map(self, device: torch.device | str = "cpu") -> None:
-        """Draws a random map anew; the others stay."""
-
-    def forward_queries(self, x: Tensor) -> Tensor:
-        return self(x)
-
-    def forward_keys(self, x: Tensor) -> Tensor:
-        return self(x)
-
-
-class ActivationFunctionFeatureMap(FeatureMap):
-    """A function applied to each number."""
-
-    def __init__(self, activation_function: Callable[[Tensor], Tensor], query_dims: int):
-        super().__init__(query_dims)
-        self.activation_function = activation_function
-
-    @classmethod
-    def factory(cls, activation_function: Callable[[Tensor], Tensor]) -> Callable[[int], FeatureMap]:
-        """What a builder's `feature_map` is set to."""
-        return partial(cls, activation_function)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.activation_function(x)
-
-
-class EluFeatureMap(ActivationFunctionFeatureMap):
-    """elu(x) + 1, without its cancellation below 0."""
-
-    fused = "elu+1"
-
-    def __init__(self, query_dims: int):
-        super().__init__(elu_plus_one, query_dims)
-
-
-elu_feature_map = EluFeatureMap
 
 
 class RandomFourierFeatures(FeatureMap):
     """cos and sin of random projections: estimates exp(-t |x - y|^2 / 2), t being `softmax_temp`.
 
-    n_dims features (default query_dimensions). `redraw` and `deterministic_eval`, which say when the forward
-    pass draws anew, must say never: see `new_feature_map`.
+    n_dims features (default query_dimensions), made of `omega` [query_dimensions n_dims/2]. Of the calls of
+    `new_feature_map` the first and every `redraw`-th after it draw anew; none does in evaluation mode with
+    `deterministic_eval`.
     """
 
     def __init__(
@@ -87,19 +35,26 @@ class RandomFourierFeatures(FeatureMap):
         self.redraw, self.deterministic_eval = redraw, deterministic_eval
         self.omega: Tensor
         self.register_buffer("omega", torch.zeros(query_dimensions, self.n_dims // 2))
-        self.new_feature_map()
+        self._calls = 0
+        self._draw()
 
-    @classmethod
-    def factory(cls, **options) -> Callable[[int], FeatureMap]:
-        """What a builder's `feature_map` is set to."""
-        return partial(cls, **options)
+    def new_feature_map(self, device: torch.device | str | None = None) -> None:
+        """Draws anew, if `redraw` and `deterministic_eval` say so, on that device (default: where it is).
 
-    def new_feature_map(self, device: torch.device | str = "cpu") -> None:
+        Attention never calls it. Do so between steps of training, not in the middle of a sequence.
+        """
+        if self.deterministic_eval and not self.training:
+            return
+        if self._calls % self.redraw == 0:
+            self._draw(device)
+        self._calls += 1
+
+    def _draw(self, device: torch.device | str | None = None) -> None:
         # The seed comes from the global generator, so that torch.manual_seed decides the map.
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         draw = orthogonal_gaussian if self.orthogonal else independent_gaussian
         omega = draw(self.omega.shape[1], self.query_dimensions, "chi", generator)
-        self.omega = omega.mT.to(self.omega.device, self.omega.dtype)
+        self.omega = omega.mT.to(self.omega.device if device is None else device, self.omega.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         u = self._project(x)
@@ -135,7 +90,8 @@ class Favor(RandomFourierFeatures):
     """exp of random projections of both signs: estimates exp(t x . y).
 
     With `stabilize` the largest exponent of each sequence is subtracted, keys and queries each by their own;
-    that of keys looks at the whole sequence, so it is refused where attention is causal.
+    that of keys looks at the whole sequence, so it is refused where attention is causal, and x must have the
+    axis of sequences second, [n l ... d].
     """
 
     def __init__(
@@ -156,7 +112,9 @@ class Favor(RandomFourierFeatures):
         offset = self.softmax_temp * x.square().sum(-1, keepdim=True) / 2 + math.log(self.n_dims) / 2
         exponents = torch.cat((u - offset, -u - offset), -1)
         if self.stabilize:
-            exponents = exponents - exponents.amax((1, 3), keepdim=True).detach()
+            if x.dim() < 3:
+                raise ValueError(f"stabilize takes sequences [n l ... d], got x of {list(x.shape)}")
+            exponents = exponents - exponents.amax((1, -1), keepdim=True).detach()
         return exponents.exp()
 
 
@@ -179,3 +137,13 @@ class GeneralizedRandomFeatures(RandomFourierFeatures):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.kernel_fn(self._project(x))
+
+
+def begin(feature_map: nn.Module, device: torch.device) -> None:
+    """Calls `new_feature_map`, as attention does before a sequence, unless it is the one above.
+
+    A map of somebody's own may draw each time; those of this file are drawn when they are built.
+    """
+    draw = getattr(feature_map, "new_feature_map", None)
+    if draw is not None and getattr(draw, "__func__", None) is not RandomFourierFeatures.new_feature_map:
+        draw(device)

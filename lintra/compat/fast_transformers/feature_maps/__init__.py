@@ -1,0 +1,29 @@
+"""Feature maps: `map(query_dimensions)` gives a module of x [n l h d] -> [n l h f].
+
+Random ones are drawn when they are built and kept in the buffer `omega`, which is saved; the forward pass
+draws nothing. `new_feature_map(device)` draws anew.
+"""
+
+from lintra.compat.fast_transformers.feature_maps.base import (
+    ActivationFunctionFeatureMap,
+    FeatureMap,
+    elu_feature_map,
+)
+from lintra.compat.fast_transformers.feature_maps.fourier_features import (
+    Favor,
+    GeneralizedRandomFeatures,
+    RandomFourierFeatures,
+    SmoothedRandomFourierFeatures,
+    begin,
+)
+
+__all__ = [
+    "ActivationFunctionFeatureMap",
+    "Favor",
+    "FeatureMap",
+    "GeneralizedRandomFeatures",
+    "RandomFourierFeatures",
+    "SmoothedRandomFourierFeatures",
+    "begin",
+    "elu_feature_map",
+]
