@@ -212,26 +212,6 @@ def test_a_decoder_is_its_recurrent_twin(attention_type):
     assert_close(torch.stack(ys, 1), whole, **EXACT)
 
 
-def test_a_state_is_not_changed_in_place():
-    rnn = encoder(RecurrentEncoderBuilder, "linear").eval()
-    with torch.no_grad():
-        _, state = rnn(draw(2, 15))
-        kept = [one.kv.clone() for one in state]
-        first, _ = rnn(draw(2, 15, seed=1), state)
-        second, _ = rnn(draw(2, 15, seed=1), state)
-    assert torch.equal(first, second)
-    for one, copy in zip(state, kept, strict=True):
-        assert torch.equal(one.kv, copy)
-
-
-def test_memory_is_the_old_name_of_a_state():
-    rnn = encoder(RecurrentEncoderBuilder, "linear").eval()
-    _, state = rnn(draw(2, 15))
-    with pytest.warns(DeprecationWarning, match="memory is deprecated"):
-        y, _ = rnn(draw(2, 15), memory=state)
-    assert_close(y, rnn(draw(2, 15), state)[0], **EXACT)
-
-
 @pytest.mark.slow
 def test_the_snippet_of_the_authors():
     model = TransformerEncoderBuilder.from_kwargs(

@@ -3,11 +3,13 @@
 A layer of a causal encoder and its recurrent twin have the same parameters under the same names.
 """
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from lintra.attention import State
-from lintra.compat.fast_transformers.masking import BaseMask
-from lintra.compat.fast_transformers.recurrent.attention import given_state
+from lintra.compat.fast_transformers.masking import BaseMask, LengthMask
+from lintra.compat.fast_transformers.recurrent._utils import State, check_state, layer_states
 from lintra.compat.fast_transformers.transformers import DecoderLayer, EncoderLayer, Layers
 
 
@@ -15,56 +17,65 @@ class RecurrentTransformerEncoderLayer(EncoderLayer):
     """One token [n c] after a state (None: before any)."""
 
     def forward(self, x: Tensor, state: State = None, memory: State = None) -> tuple[Tensor, State]:
-        mixed, state = self.attention(x, x, x, given_state(state, memory))
+        mixed, state = self.attention(x, x, x, check_state(state, memory))
         return self.feed(self.norm1(x + self.dropout(mixed)), self.norm2), state
 
 
 class RecurrentTransformerEncoder(Layers):
-    """One token [n c] after a state, a list with that of each layer."""
+    """One token [n c] after a state, a list with that of each layer. A list that is passed is filled with the
+    states after the token and given back; its tensors stay as they were."""
 
     def forward(
-        self, x: Tensor, state: list[State] | None = None, memory: list[State] | None = None
+        self, x: Tensor, state: Sequence[State] | None = None, memory: Sequence[State] | None = None
     ) -> tuple[Tensor, list[State]]:
-        before = given_state(state, memory) or [None] * len(self.layers)
-        after = []
-        for layer, one in zip(self.layers, before, strict=True):
-            x, one = layer(x, one)
-            after.append(one)
+        after = layer_states(check_state(state, memory), len(self.layers))
+        for i, layer in enumerate(self.layers):
+            x, after[i] = layer(x, after[i])
         return self.end(x), after
 
 
 class RecurrentTransformerDecoderLayer(DecoderLayer):
-    """One token [n c] that also reads `memory` [n s c]."""
+    """One token [n c] that also reads `memory` [n s c]: that itself at the first token, its mask at each.
+
+    State: that of self-attention and that of cross-attention."""
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor,
         memory_length_mask: BaseMask | None = None,
-        state: list[State] | None = None,
+        state: Sequence[State] | None = None,
     ) -> tuple[Tensor, list[State]]:
-        own, read = state or [None, None]
-        mixed, own = self.self_attention(x, x, x, own)
+        if memory_length_mask is None:
+            memory_length_mask = _all_of(memory)
+        own, read = (None, None) if state is None else state
+        mixed, own = self.self_attention(x, x, x, state=own)
         x = self.norm1(x + self.dropout(mixed))
         mixed, read = self.cross_attention(x, memory, memory, memory_length_mask, state=read)
         return self.feed(self.norm2(x + self.dropout(mixed)), self.norm3), [own, read]
 
 
 class RecurrentTransformerDecoder(Layers):
-    """One token [n c] after a state, a list with that of each layer. `memory` is read at the first token."""
+    """One token [n c] after a state, a list with that of each layer, which is filled as an encoder's is."""
 
     def forward(
         self,
         x: Tensor,
         memory: Tensor,
         memory_length_mask: BaseMask | None = None,
-        state: list[State] | None = None,
+        state: Sequence[State] | None = None,
     ) -> tuple[Tensor, list[State]]:
-        after = []
-        for layer, one in zip(self.layers, state or [None] * len(self.layers), strict=True):
-            x, one = layer(x, memory, memory_length_mask, one)
-            after.append(one)
+        after = layer_states(state, len(self.layers))
+        if memory_length_mask is None:
+            memory_length_mask = _all_of(memory)
+        for i, layer in enumerate(self.layers):
+            x, after[i] = layer(x, memory, memory_length_mask=memory_length_mask, state=after[i])
         return self.end(x), after
+
+
+def _all_of(memory: Tensor) -> LengthMask:
+    """The mask by which all of memory [n s c] is real."""
+    return LengthMask(memory.new_full((len(memory),), memory.shape[1], dtype=torch.int64))
 
 
 __all__ = [

@@ -1,0 +1,60 @@
+"""Causal linear attention as an RNN with a state of constant size."""
+
+from collections.abc import Callable as Function
+
+from torch import Tensor, nn
+
+from lintra import ops
+from lintra.compat.fast_transformers.attention import by_position_only, features
+from lintra.compat.fast_transformers.attention_registry import (
+    Callable,
+    EventDispatcherInstance,
+    Int,
+    Optional,
+    RecurrentAttentionRegistry,
+)
+from lintra.compat.fast_transformers.events import EventDispatcher
+from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
+from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
+from lintra.ops._check import sum_dtype
+from lintra.ops.linear_attention import LinearState
+
+
+class RecurrentLinearAttention(RecurrentFeatures):
+    """Linear attention of one token, query [n h e].
+
+    State: the sums of phi(k) v^T [n h f d] and of phi(k) [n h f] so far, in float32 (float64 for float64
+    inputs)."""
+
+    def __init__(
+        self,
+        query_dimensions: int,
+        feature_map: Function[[int], nn.Module] | None = None,
+        eps: float = 1e-6,
+        event_dispatcher: str | EventDispatcher = "",
+    ):
+        super().__init__(query_dimensions, feature_map, eps, event_dispatcher)
+        by_position_only(self.feature_map)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, state: State = None, memory: State = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        state = check_state(state, memory)
+        if state is not None:
+            dtype = sum_dtype(query.dtype)
+            state = LinearState(*(x.to(dtype) for x in open_state(state, query)))
+        q, k, fused = features(self.feature_map, query[:, None], key[:, None])
+        y, (kv, z) = ops.linear_attention(q, k, value[:, None], state=state, eps=self.eps, feature_map=fused)
+        return y[:, 0], [kv, z]
+
+
+for _name in ("linear", "causal-linear"):
+    RecurrentAttentionRegistry.register(
+        _name,
+        RecurrentLinearAttention,
+        [
+            ("query_dimensions", Int),
+            ("feature_map", Optional(Callable)),
+            ("event_dispatcher", Optional(EventDispatcherInstance, "")),
+        ],
+    )
