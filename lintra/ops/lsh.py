@@ -122,8 +122,9 @@ class Sight(NamedTuple):
         place: Int[Tensor, "b h c"],
         pattern: Pattern,
         exact_union: bool,
+        allowed: Bool[Tensor, "t t"] | None = None,
     ) -> "Sight":
-        """`query`: the tokens that look; `place`: the chunk they are in."""
+        """`query`: the tokens that look; `place`: the chunk they are in; `allowed`: who may see whom."""
         chunk, total, rounds = pattern.chunk, order.real.shape[1], order.token.shape[2]
         source, valid = _window(place[..., None], order.chunks[:, None, None, None], pattern)
         rows = order.token[:, :, round].unflatten(2, (-1, chunk))
@@ -135,6 +136,8 @@ class Sight(NamedTuple):
         visible = seen < looks if pattern.causal else (seen != looks) & (seen < total)
         if pattern.see_self:
             visible |= seen == looks
+        if allowed is not None:
+            visible &= allowed[query[..., None], key[..., None, :]]
         if not pattern.across_buckets:
             visible &= _same_bucket(order, round, query, key)
         if not exact_union or rounds == 1:
@@ -160,6 +163,7 @@ def lsh_attention_reference(
     pattern: Pattern,
     *,
     mask: Bool[Tensor, "b t"] | None = None,
+    allowed: Bool[Tensor, "t t"] | None = None,
     exact_union: bool = True,
     scale: float = 1.0,
 ) -> Float[Tensor, "b t h e"]:
@@ -169,7 +173,8 @@ def lsh_attention_reference(
     real = real_tokens(mask, u)
     before = token[:, None] >= token
     pairs = (real[:, :, None] & real[:, None])[:, None]
-    allowed = pairs & before if pattern.causal else pairs
+    may = pairs & before if pattern.causal else pairs
+    may = may if allowed is None else may & allowed
     own = torch.eye(time, dtype=torch.bool, device=u.device)
     seen = torch.zeros(u.shape[0], u.shape[2], time, time, dtype=torch.int64, device=u.device)
     for hashed in bucket.transpose(1, 2).unbind(3):
@@ -183,8 +188,8 @@ def lsh_attention_reference(
         else:
             near = (distance >= -pattern.look_back) & (distance <= pattern.look_ahead)
         seen += near if pattern.across_buckets else near & (one == other)
-    seen = seen * (allowed if pattern.see_self else allowed & ~own)
-    seen = seen + (allowed & own) * (seen == 0).all(-1, keepdim=True)
+    seen = seen * (may if pattern.see_self else may & ~own)
+    seen = seen + (may & own) * (seen == 0).all(-1, keepdim=True)
     scores = (scale * torch.einsum("bthd,bshd->bhts", u, unit(u))).masked_fill(seen == 0, -math.inf)
     if not exact_union:
         scores = scores + seen.to(scores.dtype).log()
@@ -200,15 +205,17 @@ def lsh_attention(
     pattern: Pattern,
     *,
     mask: Bool[Tensor, "b t"] | None = None,
+    allowed: Bool[Tensor, "t t"] | None = None,
     exact_union: bool = True,
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b t h e"]:
     """Every token attends to the keys that its chunk sees in each round; 0 in padded places.
 
-    `bucket` decides what is seen and has no gradient. exact_union: the softmax over all keys that some round
-    sees; otherwise a key seen in n rounds has n times the weight. `scale` multiplies the scores and has no
-    unit. What stands in padded places of u and v must be finite.
+    `bucket` decides what is seen and has no gradient; of that, `allowed` says which keys (columns) each query
+    (row) may see, and one that sees nothing then gets 0. exact_union: the softmax over all keys that some
+    round sees; otherwise a key seen in n rounds has n times the weight. `scale` multiplies the scores and has
+    no unit. What stands in padded places of u and v must be finite.
     """
     time, chunk = u.shape[1], pattern.chunk
     if u.numel() == 0 or v.numel() == 0:
@@ -216,12 +223,16 @@ def lsh_attention(
     order = Order.of(bucket, mask, chunk)
     spare = order.real.shape[1] - time
     u, v = (functional.pad(x, (0, 0, 0, 0, 0, spare)).transpose(1, 2) for x in (u, v))
+    own = v
+    if allowed is not None:
+        allowed = functional.pad(allowed, (0, spare, 0, spare))
+        own = v * allowed.diagonal()[:, None]
     place = torch.arange(order.real.shape[1] // chunk, device=u.device).expand(*u.shape[:2], -1)
     pieces = []
     for i in range(bucket.shape[3]):
         token, rank = order.token[:, :, i], order.rank[:, :, i]
         query = token.unflatten(2, (-1, chunk))
-        sight = Sight.of(order, i, query, place, pattern, exact_union)
+        sight = Sight.of(order, i, query, place, pattern, exact_union, allowed)
         near = _take(u, query)
         piece = softmax_attention(
             near,
@@ -233,7 +244,7 @@ def lsh_attention(
             dropout=dropout,
         )
         pieces.append(Piece(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank)))
-    return _join(pieces, v, order.real, dropout)[:, :time]
+    return _join(pieces, own, order.real, dropout)[:, :time]
 
 
 def lsh_attention_newest(

@@ -58,6 +58,25 @@ def test_equals_its_reference(pattern, rounds):
                 assert_close(gradients(newest, [u, v]), gradients(expected[:, -1:], [u, v]), **EXACT)
 
 
+@pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+def test_pairs_may_be_forbidden(pattern):
+    """By a matrix; a token that may not see even itself gets 0, and no gradient comes from what is hidden."""
+    for time in (1, pattern.chunk + 1, 23):
+        u, v, bucket = draw(time, 2)
+        generator = torch.Generator().manual_seed(time)
+        allowed, mask = (torch.rand(n, time, generator=generator) > 0.4 for n in (time, 2))
+        allowed[time // 2] = False
+        options = {"mask": mask, "allowed": allowed, "scale": 0.7}
+        y = lsh_attention(u, v, bucket, pattern, **options)
+        expected = lsh_attention_reference(u, v, bucket, pattern, **options)
+        assert_close(y, expected, **EXACT)
+        assert_close(gradients(y, [u, v]), gradients(expected, [u, v]), **EXACT)
+        assert (y[:, time // 2] == 0).all()
+        everybody = {"allowed": torch.ones_like(allowed), "mask": mask}
+        whole = lsh_attention(u, v, bucket, pattern, mask=mask)
+        assert_close(lsh_attention(u, v, bucket, pattern, **everybody), whole, **EXACT)
+
+
 def test_gradcheck():
     u, v, bucket = (x[:1, :, :1].detach() for x in draw(7, 2))
     u, v = u.requires_grad_(), v.requires_grad_()
