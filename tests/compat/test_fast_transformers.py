@@ -1,23 +1,15 @@
 """The interface of the 2020 library: its names, its state dicts, its numbers."""
 
-import argparse
 import inspect
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-import lintra.compat.fast_transformers as fast_transformers
-from lintra.compat.fast_transformers.attention import (
-    AttentionLayer,
-    ConditionalFullAttention,
-    ReformerAttention,
-)
+from lintra.compat.fast_transformers.attention import ConditionalFullAttention, ReformerAttention
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.builders import (
-    TYPES,
     AttentionBuilder,
     RecurrentDecoderBuilder,
     RecurrentEncoderBuilder,
@@ -52,9 +44,12 @@ OPTIONS = {
     "local": {"local_context": 4},
     "reformer": {"chunk_size": 4},
     "exact-topk": {"topk": 3},
+    "aft-full": {"value_dimensions": 4, "model_dimensions": 15},
+    "aft-simple": {"value_dimensions": 4, "model_dimensions": 15},
 }
-CAUSAL = ["full", "causal-linear", "reformer", "local", "exact-topk", "improved-causal"]
-BIDIRECTIONAL = ["full", "linear", "reformer", "local", "exact-topk", "clustered", "improved-clustered"]
+BOTH = ["full", "reformer", "local", "exact-topk", "aft-full", "aft-simple"]
+CAUSAL = [*BOTH, "causal-linear", "improved-causal"]
+BIDIRECTIONAL = [*BOTH, "linear", "clustered", "improved-clustered"]
 MAPS = {
     "elu": elu_feature_map,
     "square": ActivationFunctionFeatureMap.factory(lambda x: x.square() + 0.1),
@@ -228,7 +223,7 @@ def test_the_snippet_of_the_authors():
     assert y.isfinite().all()
 
 
-@pytest.mark.parametrize("attention_type", [x for x in TYPES if x != "conditional-full"])
+@pytest.mark.parametrize("attention_type", [x for x in AttentionRegistry.keys if x != "conditional-full"])
 def test_every_type_builds_runs_and_has_gradients(attention_type):
     model, x = encoder(attention_type=attention_type), draw(2, 11, 15).requires_grad_()
     causal = attention_type not in BIDIRECTIONAL
@@ -258,7 +253,7 @@ def test_arbitrary_masks():
     real = torch.arange(11) < LENGTHS[:, None]
     y = model(x, FullMask(allowed), LengthMask(LENGTHS, 11))
     assert_close(y[real], expected[real], **EXACT)
-    for attention_type in ("linear", "causal-linear", "local", "reformer", "clustered"):
+    for attention_type in ("linear", "causal-linear", "clustered"):
         with pytest.raises(NotImplementedError, match="arbitrary attn_mask"):
             encoder(attention_type=attention_type)(x, FullMask(allowed))
 
@@ -389,15 +384,15 @@ REDRAWN = ("redraw", "deterministic_eval")
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        (TYPES["full"], SOFTMAX),
-        (TYPES["linear"], ("query_dimensions", "feature_map", "eps", "event_dispatcher")),
-        (TYPES["clustered"], (*CLUSTERED, *SOFTMAX)),
-        (TYPES["improved-clustered"], (*CLUSTERED, "topk", *SOFTMAX)),
-        (TYPES["improved-causal"], (*CLUSTERED, "topk", *SOFTMAX)),
-        (TYPES["reformer"], ("chunk_size", "bits", "rounds", "masked", *SOFTMAX)),
-        (TYPES["local"], ("local_context", *SOFTMAX)),
-        (TYPES["exact-topk"], ("topk", *SOFTMAX)),
-        (TYPES["conditional-full"], ("other_attention", "length_limit", *SOFTMAX)),
+        (AttentionRegistry["full"][0], SOFTMAX),
+        (AttentionRegistry["linear"][0], ("query_dimensions", "feature_map", "eps", "event_dispatcher")),
+        (AttentionRegistry["clustered"][0], (*CLUSTERED, *SOFTMAX)),
+        (AttentionRegistry["improved-clustered"][0], (*CLUSTERED, "topk", *SOFTMAX)),
+        (AttentionRegistry["improved-causal"][0], (*CLUSTERED, "topk", *SOFTMAX)),
+        (AttentionRegistry["reformer"][0], ("chunk_size", "bits", "rounds", "masked", *SOFTMAX)),
+        (AttentionRegistry["local"][0], ("local_context", *SOFTMAX)),
+        (AttentionRegistry["exact-topk"][0], ("topk", *SOFTMAX)),
+        (AttentionRegistry["conditional-full"][0], ("other_attention", "length_limit", *SOFTMAX)),
         (RandomFourierFeatures, (*RANDOM, *REDRAWN)),
         (SmoothedRandomFourierFeatures, (*RANDOM, "smoothing", *REDRAWN)),
         (Favor, (*RANDOM, "stabilize", *REDRAWN)),
@@ -406,60 +401,3 @@ REDRAWN = ("redraw", "deterministic_eval")
 )
 def test_arguments_stand_in_their_order(kind, names):
     assert tuple(inspect.signature(kind).parameters) == names
-
-
-def test_builders_take_what_theirs_take():
-    builder = TransformerEncoderBuilder()
-    builder.n_layers = 1
-    builder.attention_type = "full"
-    builder.softmax_temp = 0.5
-    assert builder.attention.softmax_temp == 0.5
-    assert builder.get().layers[0].attention.inner_attention.config.scale == 0.5
-    spaces = argparse.Namespace(n_layers=3, learning_rate=0.1)
-    assert len(TransformerEncoderBuilder.from_namespace(spaces).get().layers) == 3
-    assert TransformerEncoderBuilder.from_kwargs(final_normalization=False).get().norm is None
-    with pytest.raises(ValueError, match="no attention parameter 'n_layer'"):
-        TransformerEncoderBuilder.from_kwargs(n_layer=3)
-    with pytest.raises(ValueError, match="perhaps causal-linear"):
-        builder.attention_type = "causal-liner"
-    with pytest.raises(ValueError, match="activation must be"):
-        builder.activation = "tanh"
-    with pytest.raises(ValueError, match="needs clusters"):
-        TransformerEncoderBuilder.from_kwargs(attention_type="clustered").get()
-    with pytest.raises(ValueError, match="decorates another"):
-        TransformerEncoderBuilder.from_kwargs(attention_type="conditional-full").get()
-    with pytest.raises(ValueError, match="stands alone"):
-        AttentionBuilder().get("full:linear")
-
-
-def test_what_is_not_covered_says_so():
-    with pytest.raises(NotImplementedError, match="no events"):
-        AttentionLayer(AttentionBuilder().get("full"), 8, 2, event_dispatcher="x")
-
-
-INSTALLED = """
-import lintra.compat.fast_transformers as ours
-ours.install()
-from fast_transformers.builders import TransformerEncoderBuilder
-from fast_transformers.masking import TriangularCausalMask
-from fast_transformers.recurrent.transformers import RecurrentTransformerEncoder
-import fast_transformers.attention
-assert fast_transformers is ours and fast_transformers.attention is ours.attention
-try:
-    from fast_transformers.events import EventDispatcher
-except ImportError as error:
-    print(error)
-"""
-
-
-def test_programs_that_import_it_themselves_run():
-    done = subprocess.run([sys.executable, "-c", INSTALLED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("fast_transformers.events is not covered")
-    assert fast_transformers.__name__ not in ("fast_transformers",)
-
-
-def test_install_does_not_replace_the_real_one(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fast_transformers", argparse)
-    with pytest.raises(RuntimeError, match=r"install\(\) must come first"):
-        fast_transformers.install()

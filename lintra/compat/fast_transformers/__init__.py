@@ -1,79 +1,77 @@
 """The interface of fast-transformers 0.4 (Katharopoulos and Vyas, 2020) on lintra's mechanisms.
 
-    import lintra.compat.fast_transformers as fast_transformers
+    from lintra.compat.fast_transformers import install
 
-or, for programs that import it themselves, `install()` first. State dicts have the same names, so weights
-trained with that library load and give the same outputs; docs/migrating.md says what differs on purpose.
-Events, weight mappers and the private kernels are not covered and say so.
+    install()  # from now on `import fast_transformers` finds this package, and its modules under their names
+
+State dicts have the same names, so weights trained with that library load and give the same outputs;
+docs/migrating.md says what differs on purpose. The private kernels are not covered and say so.
 """
 
 import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import MetaPathFinder
+from pkgutil import walk_packages
 from types import ModuleType
 
 from lintra.compat.fast_transformers import (
     attention,
+    attention_registry,
     builders,
+    events,
     feature_maps,
     masking,
     recurrent,
     transformers,
 )
-from lintra.compat.fast_transformers.recurrent import attention as _recurrent_attention
-from lintra.compat.fast_transformers.recurrent import transformers as _recurrent_transformers
 
 __all__ = [
     "attention",
+    "attention_registry",
     "builders",
+    "events",
     "feature_maps",
     "install",
     "masking",
     "recurrent",
     "transformers",
 ]
+__version__ = "0.4.0"  # of the interface
 
 _NAME = "fast_transformers"
-_COVERED = {
-    "": sys.modules[__name__],
-    ".attention": attention,
-    ".builders": builders,
-    ".feature_maps": feature_maps,
-    ".masking": masking,
-    ".recurrent": recurrent,
-    ".recurrent.attention": _recurrent_attention,
-    ".recurrent.transformers": _recurrent_transformers,
-    ".transformers": transformers,
-}
 _NOT_COVERED = {
     "aggregate": "its kernels are private",
-    "attention_registry": "a mechanism is a file in lintra/attention",
     "causal_product": "lintra.ops.linear_attention is the sum it computes",
     "clustering": "its kernels are private",
-    "events": "PyTorch has hooks",
     "hashing": "its kernels are private",
     "local_product": "lintra.ops.banded.banded_attention is the band it computes",
     "sparse_product": "its kernels are private",
-    "weight_mapper": "load the state dict of a model of that library",
 }
 
 
-class _Missing(ModuleType):
-    """A part of the library that is not here: whatever is asked of it raises."""
+class _Refusal(MetaPathFinder):
+    """Says of a part of that library, and of what is in it, that it is not here."""
 
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        part = self.__name__.partition(".")[2]
-        raise ImportError(
-            f"{self.__name__} is not covered by lintra.compat.fast_transformers: {_NOT_COVERED[part]}"
-        )
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        name = fullname.removeprefix("lintra.compat.")  # where `from fast_transformers import ...` looks
+        library, _, part = name.partition(".")
+        if library == _NAME and part in _NOT_COVERED:
+            raise ImportError(f"{name} is not covered by {__name__}: {_NOT_COVERED[part]}", name=fullname)
 
 
 def install() -> None:
-    """Makes `import fast_transformers` find this module. Raises RuntimeError if it has found another one."""
+    """Makes `import fast_transformers` find this package, and its public modules under their names there.
+
+    Raises RuntimeError if another one has been imported. Done twice, it does nothing more.
+    """
+    this = sys.modules[__name__]
     found = sys.modules.get(_NAME)
-    if found is not None and found is not sys.modules[__name__]:
+    if found is this:
+        return
+    if found is not None:
         raise RuntimeError(f"{_NAME} is imported already, from {found.__file__}: install() must come first")
-    for name, module in _COVERED.items():
-        sys.modules[_NAME + name] = module
-    for name in _NOT_COVERED:
-        sys.modules[f"{_NAME}.{name}"] = _Missing(f"{_NAME}.{name}")
+    names = [module.name for module in walk_packages(__path__, f"{__name__}.")]
+    for name in [__name__, *(x for x in names if "._" not in x)]:
+        sys.modules[_NAME + name.removeprefix(__name__)] = import_module(name)
+    sys.meta_path.insert(0, _Refusal())

@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 
 from lintra.attention.clustered import ClusteredAttention as Clustered
-from lintra.compat.fast_transformers.attention import ImprovedClusteredAttention, InnerAttention
+from lintra.compat.fast_transformers.attention._inner import InnerAttention
+from lintra.compat.fast_transformers.attention.improved_clustered_attention import (
+    IMPROVED,
+    ImprovedClusteredAttention,
+)
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.ops import clustering
 from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import softmax_attention
@@ -17,28 +22,26 @@ from lintra.ops.softmax_attention import softmax_attention
 class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
     """The `topk` keys of a query's cluster, of them those up to its own place; memory grows by l topk e."""
 
-    def bidirectional(
+    def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
         if q.shape[1] == k.shape[1] == 1:  # the only mask that is both
-            return self.causal(q, k, v, real_k)
-        return InnerAttention.bidirectional(self, q, k, v, real_q, real_k)
+            return self._causal(q, k, v, real_k)
+        return InnerAttention._bidirectional(self, q, k, v, real_q, real_k)
 
-    def causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        hashes = self.mechanism(self.config, q, v, causal=False)
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+        hashes = self._mechanism(self._config(), q, v, causal=False)
         assert isinstance(hashes, Clustered)
         codes = clustering.sign_codes(q, hashes.planes)
-        cluster = clustering.cluster(
-            codes, hashes.draws, iterations=self.config.iterations, mask=real_k
-        )  # [b h t]
+        cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real_k)  # [b h t]
         real = real_tokens(real_k, k)
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
         with torch.no_grad():
             # The sum over a cluster ranks keys as its mean does.
-            total = torch.zeros_like(q[:, :, :1]).repeat(1, 1, self.config.clusters, 1)
+            total = torch.zeros_like(q[:, :, :1]).repeat(1, 1, self.clusters, 1)
             total.scatter_add_(2, cluster[..., None].expand_as(q), q)
             scores = (total @ k.mT).masked_fill(~real[:, None, None], -torch.inf)
-            top = scores.topk(min(self.config.topk, k.shape[2]), -1).indices  # [b h c k]
+            top = scores.topk(min(self.topk, k.shape[2]), -1).indices  # [b h c k]
             top = top.gather(2, cluster[..., None].expand(-1, -1, -1, top.shape[3]))  # [b h t k]
             seen = real[:, None, None].expand(*top.shape[:3], -1).gather(3, top)
             visible = seen & (top <= torch.arange(q.shape[2], device=q.device)[:, None])
@@ -51,7 +54,10 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
             keys,
             values,
             visible=visible[..., None, :],
-            scale=self.config.scale,
-            dropout=self.config.dropout if self.training else 0.0,
+            **self._weighing(),
         )
         return piece.o[..., 0, :].movedim(1, 2).to(v.dtype)
+
+
+for name in ("causal-improved-clustered", "improved-causal"):  # the second is what it is called here besides
+    AttentionRegistry.register(name, ImprovedClusteredCausalAttention, IMPROVED)

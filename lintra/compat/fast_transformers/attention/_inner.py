@@ -1,0 +1,139 @@
+"""What the inner attentions share: masks read once for all of them, and a mechanism of lintra for each shape.
+
+An inner attention takes queries [n l h e], keys [n s h e], values [n s h d] and three masks: which keys each
+query may see, which queries are real, which keys are. None stands for all. What it cannot honour it refuses.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lintra.attention import Attention, AttentionConfig
+from lintra.compat.fast_transformers.attention_registry import (
+    Bool,
+    EventDispatcherInstance,
+    Float,
+    Int,
+    Optional,
+    Spec,
+)
+from lintra.compat.fast_transformers.events import EventDispatcher
+from lintra.compat.fast_transformers.masking import BaseMask
+from lintra.ops.padding import zero_padding
+
+# What several types are registered with.
+EVENTS: list[tuple[str, Spec]] = [("event_dispatcher", Optional(EventDispatcherInstance, ""))]
+SOFTMAX: list[tuple[str, Spec]] = [
+    ("softmax_temp", Optional(Float)),
+    ("attention_dropout", Optional(Float, 0.1)),
+    *EVENTS,
+]
+CLUSTERED: list[tuple[str, Spec]] = [
+    ("clusters", Int),
+    ("iterations", Optional(Int, 10)),
+    ("bits", Optional(Int, 63)),
+    ("hash_bias", Optional(Bool, True)),
+]
+
+
+class InnerAttention(nn.Module):
+    """Base of the types. The output [n l h d] is contiguous; padded queries get 0."""
+
+    def __init__(self, event_dispatcher: str | EventDispatcher = ""):
+        super().__init__()
+        self.event_dispatcher = EventDispatcher.get(event_dispatcher)
+        self._mechanisms: dict[Any, Attention] = {}  # by shape; they have no parameters of their own
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: BaseMask | None = None,
+        query_lengths: BaseMask | None = None,
+        key_lengths: BaseMask | None = None,
+    ) -> Tensor:
+        real_queries, real_keys = real(query_lengths, queries), real(key_lengths, keys)
+        queries = zero_padding(real_queries, queries)[0]
+        keys, values = zero_padding(real_keys, keys, values)
+        if attn_mask is None or attn_mask.all_ones:
+            y = self._bidirectional(queries, keys, values, real_queries, real_keys)
+        elif attn_mask.lower_triangular and queries.shape[1] == keys.shape[1]:
+            y = self._causal(queries, keys, values, real_keys)
+        else:
+            visible = attn_mask.bool_matrix.to(queries.device)
+            y = self._masked(queries, keys, values, visible, real_keys)
+        return zero_padding(real_queries, y)[0].contiguous()
+
+    def _bidirectional(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        """Every query sees every real key."""
+        raise NotImplementedError(f"{type(self).__name__} is causal only: it needs a TriangularCausalMask")
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+        """Every query sees the real keys up to its own place."""
+        raise NotImplementedError(f"{type(self).__name__} has no causal form for this attn_mask")
+
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+        """Every query sees the real keys its row of `visible` [l s] names."""
+        raise NotImplementedError(f"{type(self).__name__} cannot honour an arbitrary attn_mask")
+
+    def _mechanism(self, config: AttentionConfig, q: Tensor, v: Tensor, *, causal: bool) -> Attention:
+        """lintra's mechanism for tensors of these shapes."""
+        key = (config, causal, *q.shape[2:], v.shape[3], q.device)
+        if key not in self._mechanisms:
+            shape = {"heads": q.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
+            self._mechanisms[key] = config.build(causal=causal, **shape).to(q.device)
+        return self._mechanisms[key].train(self.training)
+
+
+class ScoredInnerAttention(InnerAttention):
+    """Base of the types that weigh by a softmax of scores, times `softmax_temp` (None: e ** -0.5)."""
+
+    def __init__(
+        self,
+        softmax_temp: float | None = None,
+        attention_dropout: float = 0.1,
+        event_dispatcher: str | EventDispatcher = "",
+    ):
+        super().__init__(event_dispatcher)
+        self.softmax_temp = softmax_temp
+        self.dropout = nn.Dropout(attention_dropout)
+
+    def _scores(self) -> dict[str, Any]:
+        """`scale` and `dropout` as the configurations of lintra take them."""
+        return {"scale": self.softmax_temp or None, "dropout": self.dropout.p}
+
+    def _weighing(self) -> dict[str, Any]:
+        """`scale` and `dropout` as the ops take them, now."""
+        return self._scores() | {"dropout": self.dropout.p if self.dropout.training else 0.0}
+
+
+def real(lengths: BaseMask | None, x: Tensor) -> Tensor | None:
+    """The mask [n l] of a sequence x [n l h e]; None if all is real. ValueError where they do not fit."""
+    if lengths is None or (lengths.all_ones and lengths.shape[-1] == x.shape[1]):
+        return None
+    mask = lengths.bool_matrix.to(x.device)
+    if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] > x.shape[1]:
+        raise ValueError(f"lengths of {list(mask.shape)} do not fit {x.shape[0]} sequences of {x.shape[1]}")
+    return torch.cat((mask, mask.new_zeros(len(mask), x.shape[1] - mask.shape[1])), 1)
+
+
+def matrix(visible: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """`visible`. Raises ValueError unless it is [l s] for q [n l h e] and k [n s h e]."""
+    if visible.shape != (q.shape[1], k.shape[1]):
+        raise ValueError(
+            f"attn_mask must be one for each of {q.shape[1]} queries and {k.shape[1]} keys, got one of "
+            f"{list(visible.shape)}"
+        )
+    return visible
+
+
+def pairs(visible: Tensor, real_k: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
+    """Which of the real keys each query sees [n h l s], n, h or l being 1 where they do not matter; `visible`
+    [l s] may have axes of samples and heads in front. Raises ValueError for a mask of other sizes."""
+    matrix(visible[(0,) * (visible.dim() - 2)], q, k)
+    visible = visible[(None,) * (4 - visible.dim())]
+    return visible if real_k is None else visible & real_k[:, None, None]

@@ -1,0 +1,47 @@
+"""Linear attention of every query to the real keys up to its own place."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from lintra.compat.fast_transformers.attention._features import FEATURES, FeatureAttention
+from lintra.compat.fast_transformers.attention._inner import real
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
+from lintra.compat.fast_transformers.masking import BaseMask, FullMask
+from lintra.ops.padding import real_tokens
+
+
+class CausalLinearAttention(FeatureAttention):
+    """Linear attention in which every query sees the real keys up to its own place.
+
+    Of more keys than queries those behind the last query are not seen; of more queries than keys the last
+    ones see all keys.
+    """
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attn_mask: BaseMask | None = None,
+        query_lengths: BaseMask | None = None,
+        key_lengths: BaseMask | None = None,
+    ) -> Tensor:
+        more = queries.shape[1] - keys.shape[1]
+        if more:
+            seen = real_tokens(real(key_lengths, keys), keys)
+            key_lengths = FullMask(functional.pad(seen, (0, more)))
+            keys, values = (functional.pad(x, (0, 0, 0, 0, 0, more)) for x in (keys, values))
+        return super().forward(queries, keys, values, attn_mask, query_lengths, key_lengths)
+
+    def _bidirectional(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        if q.shape[1] == 1:  # the only mask that is both
+            return self._causal(q, k, v, real_k)
+        return super()._bidirectional(q, k, v, real_q, real_k)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+        return self._sum(q, k, v, real_k, causal=True)
+
+
+AttentionRegistry.register("causal-linear", CausalLinearAttention, FEATURES)

@@ -1,0 +1,43 @@
+"""Clustered attention."""
+
+from torch import Tensor
+
+from lintra.attention import clustered
+from lintra.compat.fast_transformers.attention._inner import CLUSTERED, SOFTMAX, ScoredInnerAttention
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
+from lintra.compat.fast_transformers.events import EventDispatcher
+
+
+class ClusteredAttention(ScoredInnerAttention):
+    """Queries in clusters, a softmax for the mean of each."""
+
+    def __init__(
+        self,
+        clusters: int,
+        iterations: int = 10,
+        bits: int = 32,
+        hash_bias: bool = True,
+        softmax_temp: float | None = None,
+        attention_dropout: float = 0.1,
+        event_dispatcher: str | EventDispatcher = "",
+    ):
+        super().__init__(softmax_temp, attention_dropout, event_dispatcher)
+        self.clusters, self.iterations, self.bits, self.hash_bias = clusters, iterations, bits, hash_bias
+
+    def _config(self) -> clustered.Config:
+        return clustered.Config(
+            clusters=self.clusters,
+            iterations=self.iterations,
+            bits=self.bits,
+            improved=False,
+            **self._scores(),
+        )
+
+    def _bidirectional(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        attention = self._mechanism(self._config(), q, v, causal=False)
+        return attention.read(q, attention.remember(k, v, real_k), real_q)
+
+
+AttentionRegistry.register("clustered", ClusteredAttention, [*CLUSTERED, *SOFTMAX])

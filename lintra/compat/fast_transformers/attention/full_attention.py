@@ -1,0 +1,58 @@
+"""Softmax attention."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lintra.attention import softmax
+from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, pairs
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
+from lintra.compat.fast_transformers.events import AttentionEvent
+from lintra.ops.softmax_attention import fused_attention
+
+
+class FullAttention(ScoredInnerAttention):
+    """Softmax attention; any mask. Its weights are made only where somebody listens and looks at them."""
+
+    def _bidirectional(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        if self.event_dispatcher.listening:
+            return self._masked(q, k, v, _everything(q, k), real_k)
+        attention = self._mechanism(softmax.Config(**self._scores()), q, v, causal=False)
+        return attention.read(q, attention.remember(k, v, real_k), real_q)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+        if self.event_dispatcher.listening:
+            return self._masked(q, k, v, _everything(q, k).tril(), real_k)
+        return self._mechanism(softmax.Config(**self._scores()), q, v, causal=True)(q, k, v, mask=real_k)
+
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+        visible = pairs(visible, real_k, q, k)
+        made: list[Tensor] = []
+        if self.event_dispatcher.listening:
+
+            def weights() -> Tensor:
+                made.append(self._weights(q, k, visible))
+                return made[0]
+
+            self.event_dispatcher.dispatch(AttentionEvent(self, weights))
+        if made:  # the output is made of the weights that were shown, dropout included
+            return torch.einsum("nhls,nshd->nlhd", made[0], v)
+        by_head = (x.movedim(1, 2) for x in (q, k, v))
+        return fused_attention(*by_head, visible=visible, **self._weighing()).movedim(1, 2)
+
+    def _weights(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
+        """[n h l s] after dropout; 0 where a query sees nothing."""
+        options = self._weighing()
+        scores = torch.einsum("nlhe,nshe->nhls", q * (options["scale"] or q.shape[3] ** -0.5), k)
+        blind = ~visible.any(-1, keepdim=True)
+        scores = scores.masked_fill(~visible, -torch.inf).masked_fill(blind, 0.0)
+        return functional.dropout(scores.softmax(-1).masked_fill(blind, 0.0), options["dropout"])
+
+
+def _everything(q: Tensor, k: Tensor) -> Tensor:
+    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+
+
+AttentionRegistry.register("full", FullAttention, SOFTMAX)

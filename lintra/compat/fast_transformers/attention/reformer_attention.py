@@ -1,0 +1,72 @@
+"""LSH attention."""
+
+import math
+from dataclasses import replace
+
+from torch import Tensor
+
+from lintra.attention import lsh
+from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, matrix
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Bool, Int, Optional
+from lintra.compat.fast_transformers.events import EventDispatcher
+from lintra.ops.lsh import buckets, lsh_attention
+
+
+class ReformerAttention(ScoredInnerAttention):
+    """LSH attention; any mask. Keys are the queries at length 1; the keys that are passed are not read.
+
+    `bits` asks for 2 bits buckets: the power of two nearest to that. `masked`: a query sees itself only where
+    it sees nothing else.
+    """
+
+    def __init__(
+        self,
+        chunk_size: int = 32,
+        bits: int = 8,
+        rounds: int = 4,
+        masked: bool = False,
+        softmax_temp: float | None = None,
+        attention_dropout: float = 0.1,
+        event_dispatcher: str | EventDispatcher = "",
+    ):
+        super().__init__(softmax_temp, attention_dropout, event_dispatcher)
+        self.chunk_size, self.bits, self.rounds, self.masked = chunk_size, bits, rounds, masked
+
+    def _config(self, dim: int) -> lsh.Config:
+        config = lsh.Config(
+            rounds=self.rounds,
+            chunk=self.chunk_size,
+            buckets=2 ** max(1, round(math.log2(2 * self.bits))),
+            see_self=not self.masked,
+        )
+        return replace(config, **self._scores() | {"scale": self.softmax_temp or dim**-0.5})
+
+    def _bidirectional(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        if q.shape[:2] != k.shape[:2]:
+            raise ValueError(f"reformer is self-attention, got {q.shape[1]} queries and {k.shape[1]} keys")
+        return self._mechanism(self._config(q.shape[3]), q, v, causal=False)(q, q, v, mask=real_k)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+        return self._mechanism(self._config(q.shape[3]), q, v, causal=True)(q, q, v, mask=real_k)
+
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+        attention = self._mechanism(self._config(q.shape[3]), q, v, causal=False)
+        assert isinstance(attention, lsh.LshAttention)
+        options = attention.weighing() | {"mask": real_k, "allowed": matrix(visible, q, k)}
+        bucket = buckets(q, attention.rotations, attention.levels)[..., 0]
+        return lsh_attention(q, v, bucket, attention.pattern, **options)
+
+
+AttentionRegistry.register(
+    "reformer",
+    ReformerAttention,
+    [
+        ("chunk_size", Optional(Int, 32)),
+        ("bits", Optional(Int, 63)),
+        ("rounds", Optional(Int, 4)),
+        ("masked", Optional(Bool, False)),
+        *SOFTMAX,
+    ],
+)
