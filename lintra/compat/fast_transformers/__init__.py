@@ -54,7 +54,8 @@ class _Refusal(MetaPathFinder):
     """Says of a part of that library, and of what is in it, that it is not here."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        name = fullname.removeprefix("lintra.compat.")  # where `from fast_transformers import ...` looks
+        # `from fast_transformers import ...` looks under the name the package has here.
+        name = fullname.removeprefix("lintra.compat.")
         library, _, part = name.partition(".")
         if library == _NAME and part in _NOT_COVERED:
             raise ImportError(f"{name} is not covered by {__name__}: {_NOT_COVERED[part]}", name=fullname)

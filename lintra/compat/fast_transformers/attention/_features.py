@@ -10,7 +10,9 @@ from lintra.compat.fast_transformers.attention._inner import EVENTS, InnerAttent
 from lintra.compat.fast_transformers.attention_registry import Callable as CallableSpec
 from lintra.compat.fast_transformers.attention_registry import Int, Optional, Spec
 from lintra.compat.fast_transformers.events import EventDispatcher
-from lintra.compat.fast_transformers.feature_maps import Favor, elu_feature_map
+from lintra.compat.fast_transformers.feature_maps import Favor, begin, elu_feature_map
+from lintra.ops.features import apply_feature_map
+from lintra.ops.padding import zero_padding
 
 FEATURES: list[tuple[str, Spec]] = [
     ("query_dimensions", Int),
@@ -33,10 +35,24 @@ class FeatureAttention(InnerAttention):
         self.feature_map = (feature_map or elu_feature_map)(query_dimensions)
         self.eps = eps
 
-    def _sum(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None, *, causal: bool) -> Tensor:
+    def _sum(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        real_q: Tensor | None,
+        real_k: Tensor | None,
+        *,
+        causal: bool,
+    ) -> Tensor:
         if causal:
             by_position_only(self.feature_map)
+        begin(self.feature_map, q.device)
         q, k, fused = features(self.feature_map, q, k)
+        if causal and real_k is not None and real_k is not real_q:
+            # The causal sum gives 0 where its mask does, and beside a padded key a query may be real.
+            q, k, fused = apply_feature_map(fused, q), apply_feature_map(fused, k), None
+            k, real_k = zero_padding(real_k, k)[0], None
         return ops.linear_attention(q, k, v, mask=real_k, causal=causal, eps=self.eps, feature_map=fused)[0]
 
 

@@ -4,6 +4,7 @@ An inner attention takes queries [n l h e], keys [n s h e], values [n s h d] and
 query may see, which queries are real, which keys are. None stands for all. What it cannot honour it refuses.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,13 +55,15 @@ class InnerAttention(nn.Module):
         query_lengths: BaseMask | None = None,
         key_lengths: BaseMask | None = None,
     ) -> Tensor:
-        real_queries, real_keys = real(query_lengths, queries), real(key_lengths, keys)
+        real_queries = real_keys = real(query_lengths, queries)
+        if key_lengths is not query_lengths or queries.shape[1] != keys.shape[1]:
+            real_keys = real(key_lengths, keys)
         queries = zero_padding(real_queries, queries)[0]
         keys, values = zero_padding(real_keys, keys, values)
         if attn_mask is None or attn_mask.all_ones:
             y = self._bidirectional(queries, keys, values, real_queries, real_keys)
         elif attn_mask.lower_triangular and queries.shape[1] == keys.shape[1]:
-            y = self._causal(queries, keys, values, real_keys)
+            y = self._causal(queries, keys, values, real_queries, real_keys)
         else:
             visible = attn_mask.bool_matrix.to(queries.device)
             y = self._masked(queries, keys, values, visible, real_keys)
@@ -72,20 +75,24 @@ class InnerAttention(nn.Module):
         """Every query sees every real key."""
         raise NotImplementedError(f"{type(self).__name__} is causal only: it needs a TriangularCausalMask")
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        """Every query sees the real keys up to its own place."""
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        """Every query sees the real keys up to its own place. The two masks may be one."""
         raise NotImplementedError(f"{type(self).__name__} has no causal form for this attn_mask")
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
         """Every query sees the real keys its row of `visible` [l s] names."""
         raise NotImplementedError(f"{type(self).__name__} cannot honour an arbitrary attn_mask")
 
-    def _mechanism(self, config: AttentionConfig, q: Tensor, v: Tensor, *, causal: bool) -> Attention:
-        """lintra's mechanism for tensors of these shapes."""
-        key = (config, causal, *q.shape[2:], v.shape[3], q.device)
+    def _mechanism(
+        self, config: Callable[..., AttentionConfig], q: Tensor, v: Tensor, *, causal: bool, **options: Any
+    ) -> Attention:
+        """lintra's mechanism of that configuration for tensors of these shapes."""
+        key = (causal, *q.shape[2:], v.shape[3], q.device, *options.items())
         if key not in self._mechanisms:
             shape = {"heads": q.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
-            self._mechanisms[key] = config.build(causal=causal, **shape).to(q.device)
+            self._mechanisms[key] = config(**options).build(causal=causal, **shape).to(q.device)
         return self._mechanisms[key].train(self.training)
 
 

@@ -32,7 +32,9 @@ class AFTFullAttention(InnerAttention):
     ) -> Tensor:
         return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real_k)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
         return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(), real_k)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
@@ -58,11 +60,15 @@ class AFTSimpleAttention(InnerAttention):
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
-        attention = self._mechanism(aft.Config(), q, v, causal=False)
+        attention = self._mechanism(aft.Config, q, v, causal=False)
         return attention.read(q, attention.remember(k, v, real_k), real_q)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        return self._mechanism(aft.Config(), q, v, causal=True)(q, k, v, mask=real_k)
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        if real_k is not None:  # a padded key weighs nothing, a query beside it may be real
+            k = k.masked_fill(~real_k[..., None, None], torch.finfo(k.dtype).min)
+        return self._mechanism(aft.Config, q, v, causal=True)(q, k, v)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
         raise ValueError(

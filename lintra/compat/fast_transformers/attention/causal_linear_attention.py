@@ -37,11 +37,13 @@ class CausalLinearAttention(FeatureAttention):
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
         if q.shape[1] == 1:  # the only mask that is both
-            return self._causal(q, k, v, real_k)
+            return self._causal(q, k, v, real_q, real_k)
         return super()._bidirectional(q, k, v, real_q, real_k)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        return self._sum(q, k, v, real_k, causal=True)
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        return self._sum(q, k, v, real_q, real_k, causal=True)
 
 
 AttentionRegistry.register("causal-linear", CausalLinearAttention, FEATURES)

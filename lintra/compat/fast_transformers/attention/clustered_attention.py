@@ -1,5 +1,7 @@
 """Clustered attention."""
 
+from typing import Any
+
 from torch import Tensor
 
 from lintra.attention import clustered
@@ -24,19 +26,15 @@ class ClusteredAttention(ScoredInnerAttention):
         super().__init__(softmax_temp, attention_dropout, event_dispatcher)
         self.clusters, self.iterations, self.bits, self.hash_bias = clusters, iterations, bits, hash_bias
 
-    def _config(self) -> clustered.Config:
-        return clustered.Config(
-            clusters=self.clusters,
-            iterations=self.iterations,
-            bits=self.bits,
-            improved=False,
-            **self._scores(),
-        )
+    def _options(self) -> dict[str, Any]:
+        """Of the mechanism's configuration."""
+        sizes = {"clusters": self.clusters, "iterations": self.iterations, "bits": self.bits}
+        return self._scores() | sizes | {"improved": False}
 
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
-        attention = self._mechanism(self._config(), q, v, causal=False)
+        attention = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
         return attention.read(q, attention.remember(k, v, real_k), real_q)
 
 

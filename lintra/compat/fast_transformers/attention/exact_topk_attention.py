@@ -29,7 +29,9 @@ class ExactTopKAttention(ScoredInnerAttention):
     ) -> Tensor:
         return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real_k)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
         return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(), real_k)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.attention import softmax
 from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.events import AttentionEvent
@@ -19,13 +18,14 @@ class FullAttention(ScoredInnerAttention):
     ) -> Tensor:
         if self.event_dispatcher.listening:
             return self._masked(q, k, v, _everything(q, k), real_k)
-        attention = self._mechanism(softmax.Config(**self._scores()), q, v, causal=False)
-        return attention.read(q, attention.remember(k, v, real_k), real_q)
+        return self._fused(q, k, v, None if real_k is None else real_k[:, None, None])
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        if self.event_dispatcher.listening:
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        if self.event_dispatcher.listening or real_k is not None:
             return self._masked(q, k, v, _everything(q, k).tril(), real_k)
-        return self._mechanism(softmax.Config(**self._scores()), q, v, causal=True)(q, k, v, mask=real_k)
+        return self._fused(q, k, v, None, causal=True)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
         visible = pairs(visible, real_k, q, k)
@@ -39,8 +39,12 @@ class FullAttention(ScoredInnerAttention):
             self.event_dispatcher.dispatch(AttentionEvent(self, weights))
         if made:  # the output is made of the weights that were shown, dropout included
             return torch.einsum("nhls,nshd->nlhd", made[0], v)
+        return self._fused(q, k, v, visible)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
         by_head = (x.movedim(1, 2) for x in (q, k, v))
-        return fused_attention(*by_head, visible=visible, **self._weighing()).movedim(1, 2)
+        y = fused_attention(*by_head, visible=visible, causal=causal, **self._weighing())
+        return y.movedim(1, 2)
 
     def _weights(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
         """[n h l s] after dropout; 0 where a query sees nothing."""

@@ -1,8 +1,7 @@
 """Improved clustered attention."""
 
-from dataclasses import replace
+from typing import Any
 
-from lintra.attention import clustered
 from lintra.compat.fast_transformers.attention._inner import CLUSTERED, SOFTMAX
 from lintra.compat.fast_transformers.attention.clustered_attention import ClusteredAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
@@ -30,8 +29,8 @@ class ImprovedClusteredAttention(ClusteredAttention):
         )
         self.topk = topk
 
-    def _config(self) -> clustered.Config:
-        return replace(super()._config(), improved=True, topk=self.topk)
+    def _options(self) -> dict[str, Any]:
+        return super()._options() | {"improved": True, "topk": self.topk}
 
 
 AttentionRegistry.register("improved-clustered", ImprovedClusteredAttention, IMPROVED)

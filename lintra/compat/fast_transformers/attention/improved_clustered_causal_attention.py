@@ -7,7 +7,7 @@ output, but later tokens may change what earlier ones look at. A query whose key
 import torch
 from torch import Tensor
 
-from lintra.attention.clustered import ClusteredAttention as Clustered
+from lintra.attention import clustered
 from lintra.compat.fast_transformers.attention._inner import InnerAttention
 from lintra.compat.fast_transformers.attention.improved_clustered_attention import (
     IMPROVED,
@@ -26,12 +26,14 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
         if q.shape[1] == k.shape[1] == 1:  # the only mask that is both
-            return self._causal(q, k, v, real_k)
+            return self._causal(q, k, v, real_q, real_k)
         return InnerAttention._bidirectional(self, q, k, v, real_q, real_k)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        hashes = self._mechanism(self._config(), q, v, causal=False)
-        assert isinstance(hashes, Clustered)
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        hashes = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
+        assert isinstance(hashes, clustered.ClusteredAttention)
         codes = clustering.sign_codes(q, hashes.planes)
         cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real_k)  # [b h t]
         real = real_tokens(real_k, k)

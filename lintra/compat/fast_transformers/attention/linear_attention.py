@@ -12,7 +12,7 @@ class LinearAttention(FeatureAttention):
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
-        return self._sum(q, k, v, real_k, causal=False)
+        return self._sum(q, k, v, real_q, real_k, causal=False)
 
 
 AttentionRegistry.register("linear", LinearAttention, FEATURES)

@@ -40,7 +40,9 @@ class LocalAttention(ScoredInnerAttention):
             return self._band(q, k, v, real_k, (self.local_context + 1) // 2 - 1)
         return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real_k)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
         return self._band(q, k, v, real_k, 0)
 
     def _band(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None, after: int) -> Tensor:

@@ -1,7 +1,6 @@
 """LSH attention."""
 
 import math
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -32,28 +31,35 @@ class ReformerAttention(ScoredInnerAttention):
         super().__init__(softmax_temp, attention_dropout, event_dispatcher)
         self.chunk_size, self.bits, self.rounds, self.masked = chunk_size, bits, rounds, masked
 
-    def _config(self, dim: int) -> lsh.Config:
-        config = lsh.Config(
+    def _lsh(self, q: Tensor, v: Tensor, causal: bool) -> lsh.LshAttention:
+        attention = self._mechanism(
+            lsh.Config,
+            q,
+            v,
+            causal=causal,
             rounds=self.rounds,
             chunk=self.chunk_size,
             buckets=2 ** max(1, round(math.log2(2 * self.bits))),
             see_self=not self.masked,
+            **self._scores() | {"scale": self.softmax_temp or q.shape[3] ** -0.5},
         )
-        return replace(config, **self._scores() | {"scale": self.softmax_temp or dim**-0.5})
+        assert isinstance(attention, lsh.LshAttention)
+        return attention
 
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
         if q.shape[:2] != k.shape[:2]:
             raise ValueError(f"reformer is self-attention, got {q.shape[1]} queries and {k.shape[1]} keys")
-        return self._mechanism(self._config(q.shape[3]), q, v, causal=False)(q, q, v, mask=real_k)
+        return self._lsh(q, v, False)(q, q, v, mask=real_k)
 
-    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None) -> Tensor:
-        return self._mechanism(self._config(q.shape[3]), q, v, causal=True)(q, q, v, mask=real_k)
+    def _causal(
+        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
+    ) -> Tensor:
+        return self._lsh(q, v, True)(q, q, v, mask=real_k)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
-        attention = self._mechanism(self._config(q.shape[3]), q, v, causal=False)
-        assert isinstance(attention, lsh.LshAttention)
+        attention = self._lsh(q, v, False)
         options = attention.weighing() | {"mask": real_k, "allowed": matrix(visible, q, k)}
         bucket = buckets(q, attention.rotations, attention.levels)[..., 0]
         return lsh_attention(q, v, bucket, attention.pattern, **options)

@@ -1,0 +1,326 @@
+"""Inner attentions: what they share, and what each makes of a mask."""
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+from lintra.attention import aft
+from lintra.compat.fast_transformers.attention import (
+    AFTFullAttention,
+    AFTSimpleAttention,
+    AttentionLayer,
+    CausalLinearAttention,
+    ConditionalFullAttention,
+    FullAttention,
+    LinearAttention,
+    LocalAttention,
+    ReformerAttention,
+)
+from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
+from lintra.compat.fast_transformers.builders import AttentionBuilder, TransformerEncoderBuilder
+from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher
+from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
+from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
+from tests.laws import EXACT, gradients
+
+TYPES = [x for x in AttentionRegistry.keys if x != "conditional-full"]
+ANY_MASK = ["full", "exact-topk", "local", "reformer", "aft-full"]
+CAUSAL_ONLY = ["causal-linear", "improved-causal", "causal-improved-clustered"]
+SIZES = {"query_dimensions": 4, "clusters": 3, "topk": 3, "local_context": 4, "chunk_size": 4}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def inner(attention_type, **options):
+    torch.manual_seed(0)
+    options = SIZES | {"attention_dropout": 0.0} | options
+    return AttentionBuilder.from_kwargs(**options).get(attention_type).double()
+
+
+def inputs(queries=11, keys=11):
+    return draw(2, queries, 3, 4), draw(2, keys, 3, 4, seed=1), draw(2, keys, 3, 4, seed=2)
+
+
+def some_pairs(queries=11, keys=11):
+    """A mask without a pattern; one query sees nothing."""
+    visible = torch.rand(queries, keys, generator=torch.Generator().manual_seed(3)) > 0.4
+    visible[queries // 2] = False
+    return visible
+
+
+def softmax(q, k, v, visible):
+    """The definition; 0 for a query that sees nothing."""
+    scores = torch.einsum("nlhe,nshe->nhls", q, k) / q.shape[3] ** 0.5
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+    return torch.einsum("nhls,nshd->nlhd", weights, v)
+
+
+def near(queries, keys, context):
+    distance = torch.arange(queries)[:, None] - torch.arange(keys)
+    return (distance <= context // 2) & (-distance < (context + 1) // 2)
+
+
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_outputs_are_contiguous(attention_type):
+    mask = TriangularCausalMask(11) if attention_type in CAUSAL_ONLY else FullMask(11)
+    for lengths in (LengthMask(torch.tensor([11, 11])), LengthMask(torch.tensor([11, 6]))):
+        assert inner(attention_type)(*inputs(), mask, lengths, lengths).is_contiguous()
+
+
+@pytest.mark.parametrize("attention_type", ANY_MASK)
+def test_what_an_arbitrary_mask_hides_has_no_gradient(attention_type):
+    """Reformer reads keys from queries, so values show it for all types."""
+    q, k, v = (x.requires_grad_() for x in inputs())
+    visible = some_pairs()
+    y = inner(attention_type)(q, k, v, FullMask(visible))
+    assert (y[:, 5] == 0).all()
+    for i in range(11):
+        (g,) = torch.autograd.grad(y[:, i].sum(), v, retain_graph=True)
+        assert (g[:, ~visible[i]] == 0).all()
+    assert all(
+        g.isfinite().all() for g in gradients(y, [q, k, v][: 3 if attention_type != "reformer" else 1])
+    )
+
+
+@pytest.mark.parametrize("attention_type", ANY_MASK)
+def test_a_mask_that_is_triangular_is_causal(attention_type):
+    attention, tokens = inner(attention_type), inputs()
+    lengths = LengthMask(torch.tensor([11, 7]))
+    expected = attention(*tokens, TriangularCausalMask(11), lengths, lengths)
+    nearly = torch.ones(12, 12, dtype=torch.bool).tril()[:, 1:]  # one more query, which sees nothing
+    q = functional.pad(tokens[0], (0, 0, 0, 0, 1, 0))
+    if attention_type in ("full", "exact-topk"):
+        y = attention(q, *tokens[1:], FullMask(nearly), None, lengths)[:, 1:]
+        assert_close(y[0], expected[0], **EXACT)
+        assert_close(y[1, :7], expected[1, :7], **EXACT)
+    y = attention(*tokens, FullMask(torch.ones(11, 11, dtype=torch.bool).tril()), lengths, lengths)
+    assert_close(y, expected, **EXACT)
+
+
+@pytest.mark.parametrize("context", [1, 4, 5, 40])
+@pytest.mark.parametrize(("queries", "keys"), [(11, 11), (5, 8), (8, 5), (70, 41), (1, 3)])
+def test_local_with_any_mask_and_any_lengths_is_softmax_in_a_band(context, queries, keys):
+    q, k, v = (x.requires_grad_() for x in inputs(queries, keys))
+    attention = inner("local", local_context=context)
+    real = torch.arange(keys) < torch.tensor([keys, keys // 2 + 1])[:, None]
+    for visible in (None, some_pairs(queries, keys)):
+        pairs = near(queries, keys, context) & real[:, None, None]
+        pairs = pairs if visible is None else pairs & visible
+        y = attention(q, k, v, None if visible is None else FullMask(visible), None, FullMask(real))
+        expected = softmax(q, k, v, pairs)
+        assert_close(y, expected, **EXACT)
+        zero = torch.zeros_like(expected)
+        masked = torch.where(
+            pairs.any(-1).movedim(1, 2)[..., None], expected, zero
+        )  # NaN's gradients stay out
+        assert_close(y.sum(), masked.sum(), **EXACT)
+        assert all(g.isfinite().all() for g in gradients(y, [q, k, v]))
+
+
+def test_reformer_with_any_mask_is_softmax_where_one_chunk_holds_all():
+    q, _, v = inputs()
+    visible = some_pairs() | torch.eye(11, dtype=torch.bool)
+    attention = inner("reformer", chunk_size=16, softmax_temp=0.5)
+    u = q / q.norm(dim=-1, keepdim=True)
+    assert_close(attention(q, q, v, FullMask(visible)), softmax(q, u, v, visible), **EXACT)
+
+
+def test_a_mask_may_differ_by_sample_where_scores_are_made():
+    q, k, v = inputs()
+    visible = torch.stack((some_pairs(), torch.ones(11, 11, dtype=torch.bool)))[:, None]
+    assert_close(inner("full")(q, k, v, FullMask(visible)), softmax(q, k, v, visible), **EXACT)
+    for attention_type in ("local", "reformer"):
+        with pytest.raises(ValueError, match="attn_mask must be one for each of 11 queries and 11 keys"):
+            inner(attention_type)(q, k, v, FullMask(visible))
+
+
+@pytest.mark.parametrize("attention_type", ANY_MASK)
+def test_a_mask_of_another_size_is_refused(attention_type):
+    with pytest.raises(ValueError, match="attn_mask must be one for each of 11 queries and 11 keys"):
+        inner(attention_type)(*inputs(), FullMask(some_pairs(9, 11)))
+
+
+@pytest.mark.parametrize("keys", [5, 17])
+def test_causal_linear_takes_other_keys_than_queries(keys):
+    """Keys behind the last query are not seen; queries behind the last key see all."""
+    q, k, v = inputs(11, keys)
+    attention, lengths = (
+        inner("causal-linear"),
+        FullMask(torch.tensor([[True] * keys, [True] * 4 + [False] * (keys - 4)])),
+    )
+    y = attention(q, k, v, TriangularCausalMask(11), None, lengths)
+    q, k = functional.elu(q) + 1, functional.elu(k) + 1
+    weights = torch.einsum("nlhe,nshe->nhls", q, k).tril() * lengths.bool_matrix[:, None, None]
+    expected = torch.einsum("nhls,nshd->nlhd", weights / (weights.sum(-1, keepdim=True) + 1e-6), v)
+    assert_close(y, expected, **EXACT)
+
+
+def test_errors_are_those_of_the_library():
+    """Which programs catch, with sentences of our own."""
+    mask = FullMask(some_pairs())
+    with pytest.raises(RuntimeError, match="arbitrary attn_mask"):
+        inner("linear")(*inputs(), mask)
+    with pytest.raises(RuntimeError, match="arbitrary attn_mask"):
+        inner("causal-linear")(*inputs(), mask)
+    with pytest.raises(ValueError, match="aft-full"):
+        inner("aft-simple")(*inputs(), mask)
+    q, k, v = inputs()
+    for attention_type in ("aft-full", "aft-simple"):
+        with pytest.raises(ValueError, match="3"):
+            inner(attention_type)(q, k, v[..., :3])
+    with pytest.raises(ValueError, match="max_sequence_length=10 tokens, got 11 queries and 11 keys"):
+        inner("aft-full", max_sequence_length=10)(q, k, v)
+
+
+@pytest.mark.parametrize("keys", [8, 11])
+def test_aft_full_multiplies_keys_by_learned_weights_of_pairs(keys):
+    """By its definition, as the library computes it; a hidden key stays hidden whatever its sign."""
+    attention = inner("aft-full", max_sequence_length=12, aft_parameterization=5)
+    attention.u.data, attention.v.data = draw(12, 5, seed=4), draw(12, 5, seed=5)
+    assert list(attention.state_dict()) == ["u", "v"]
+    q, k, v = inputs(11, keys)
+    visible = torch.rand(11, keys, generator=torch.Generator().manual_seed(3)) > 0.4
+    visible[:, 0] = True
+    for mask in (None, visible):
+        y = attention(q, k, v, None if mask is None else FullMask(mask))
+        for i in range(11):
+            seen = torch.ones(keys, dtype=torch.bool) if mask is None else mask[i]
+            weights = (k * (attention.v[:keys] @ attention.u[i])[:, None, None])[:, seen].softmax(1)
+            assert_close(y[:, i], q[:, i].sigmoid() * (weights * v[:, seen]).sum(1), **EXACT)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_aft_simple_is_lintras(causal):
+    q, k, v = inputs()
+    lengths = LengthMask(torch.tensor([11, 7]))
+    y = inner("aft-simple")(q, k, v, TriangularCausalMask(11) if causal else None, lengths, lengths)
+    mechanism = aft.Config().build(causal=causal, heads=3, dim=4).double()
+    assert_close(y, mechanism(q, k, v, mask=lengths.bool_matrix), **EXACT)
+    if not causal:  # and reads keys of another length
+        other = inner("aft-simple")(q[:, :3], k, v, None, None, lengths)
+        assert_close(other, y[:, :3], **EXACT)
+
+
+@pytest.mark.parametrize("attention_type", ["full", "causal-linear", "aft-simple", "local"])
+def test_a_real_query_may_stand_beside_a_padded_key(attention_type):
+    """Lengths of keys alone hide keys; the queries there see those before them."""
+    attention, (q, k, v) = inner(attention_type, local_context=20), inputs()
+    lengths = LengthMask(torch.tensor([11, 7]))
+    y = attention(q, k, v, TriangularCausalMask(11), None, lengths)
+    both = attention(q, k, v, TriangularCausalMask(11), lengths, lengths)
+    assert_close(y[:, :7], both[:, :7], **EXACT)
+    assert_close(y[0], both[0], **EXACT)
+    assert (both[1, 7:] == 0).all()
+    k, v = k[1:, :7], v[1:, :7]
+    if attention_type == "aft-simple":
+        expected = q[1, 10].sigmoid() * (k[0].softmax(0) * v[0]).sum(0)
+    elif attention_type == "causal-linear":
+        expected = inner("linear")(q[1:, 10:], k, v)[0, 0]
+    else:
+        expected = softmax(q[1:, 10:], k, v, torch.ones(1, 7, dtype=torch.bool))[0, 0]
+    assert_close(y[1, 10], expected, **EXACT)
+
+
+class Counted(FeatureMap):
+    """A map of one's own, drawn anew at each sequence."""
+
+    def __init__(self, query_dims):
+        super().__init__(query_dims)
+        self.devices = []
+
+    def new_feature_map(self, device):
+        self.devices.append(device)
+
+    def forward_queries(self, x):
+        return x.exp()
+
+    def forward_keys(self, x):
+        return x.square()
+
+
+@pytest.mark.parametrize("kind", [LinearAttention, CausalLinearAttention])
+def test_a_map_of_ones_own_draws_at_each_forward(kind):
+    attention = kind(4, feature_map=Counted)
+    mask = TriangularCausalMask(11) if kind is CausalLinearAttention else FullMask(11)
+    q, k, v = inputs()
+    for _ in range(3):
+        y = attention(q, k, v, mask)
+    assert attention.feature_map.devices == [q.device] * 3
+    weights = torch.einsum("nlhe,nshe->nhls", q.exp(), k.square()) * mask.bool_matrix
+    expected = torch.einsum("nhls,nshd->nlhd", weights / (weights.sum(-1, keepdim=True) + 1e-6), v)
+    assert_close(y, expected, **EXACT)
+
+
+def test_attributes_that_programs_read_and_change():
+    full = FullAttention(softmax_temp=0.5, attention_dropout=0.2)
+    assert (full.softmax_temp, full.dropout.p) == (0.5, 0.2)
+    q, k, v = inputs()
+    full.eval()
+    full.softmax_temp = 0.25  # of e = 4, that of softmax_temp=None is 0.5
+    assert_close(full(q, k, v), softmax(q / 2, k, v, torch.ones(11, 11, dtype=torch.bool)), **EXACT)
+    full.softmax_temp = None
+    expected = softmax(q, k, v, torch.ones(11, 11, dtype=torch.bool))
+    assert_close(full(q, k, v), expected, **EXACT)
+    full.train()
+    full.dropout.p = 0.0
+    assert_close(full(q, k, v), expected, **EXACT)
+    reformer = ReformerAttention(8, 16, 3, True)
+    assert (reformer.chunk_size, reformer.bits, reformer.rounds, reformer.masked) == (8, 16, 3, True)
+    clustered = inner("improved-clustered", clusters=7, bits=31)
+    assert (clustered.clusters, clustered.bits, clustered.topk, clustered.hash_bias) == (7, 31, 3, True)
+    assert LocalAttention(9).local_context == 9
+    assert LinearAttention(4).eps == 1e-6
+    conditional = ConditionalFullAttention(AFTSimpleAttention(), 5)
+    assert conditional.length_limit == 5
+    assert AFTFullAttention(9, 3).u.shape == (9, 3)
+
+
+@pytest.mark.parametrize("mask", [None, TriangularCausalMask(11), FullMask(some_pairs())])
+def test_a_listener_gets_the_weights_that_make_the_output(mask):
+    """Looked at or not, the output is that without a listener; a row that sees nothing is 0."""
+    q, k, v = inputs()
+    heard, events = [], EventDispatcher()
+    attention, silent = FullAttention(event_dispatcher=events).double(), FullAttention().eval()
+    lengths = LengthMask(torch.tensor([11, 7]))
+    events.listen(AttentionEvent, lambda event: None)
+    assert_close(
+        attention.eval()(q, k, v, mask, lengths, lengths), silent(q, k, v, mask, lengths, lengths), **EXACT
+    )
+    events.listen(AttentionEvent, lambda event: heard.append(event.attention_matrix))
+    attention.train()  # with dropout
+    y = attention(q, k, v, mask, None, lengths)
+    assert len(heard) == 1
+    assert_close(torch.einsum("nhls,nshd->nlhd", heard[0], v), y, **EXACT)
+    assert (heard[0] == 0).any()
+    assert_close(
+        attention.eval()(q, k, v, mask, None, lengths), silent(q, k, v, mask, None, lengths), **EXACT
+    )
+
+
+def test_an_attention_layer_passes_on_what_it_is_given():
+    """Any function may stand in it."""
+    given = []
+
+    def attention(queries, keys, values, attn_mask, query_lengths, key_lengths):
+        given.extend((queries.shape, keys.shape, values.shape, attn_mask, query_lengths, key_lengths))
+        return queries.new_zeros(*queries.shape[:3], values.shape[3])
+
+    layer = AttentionLayer(attention, 20, 4, d_keys=6, d_values=7, d_model_keys=9)
+    y = layer(torch.rand(3, 5, 20), torch.rand(3, 8, 9), torch.rand(3, 8, 9), None, None, "lengths")
+    assert y.shape == (3, 5, 20)
+    assert given == [(3, 5, 4, 6), (3, 8, 4, 6), (3, 8, 4, 7), None, None, "lengths"]
+
+
+@pytest.mark.parametrize("attention_type", ["full", "linear", "causal-linear"])
+def test_compiles_without_a_break(attention_type):
+    """Masks that are made by default are known to be all True without a look at them."""
+    options = {"n_layers": 2, "value_dimensions": 4, "query_dimensions": 4, "attention_type": attention_type}
+    model = TransformerEncoderBuilder.from_kwargs(**options).get().eval()
+    mask = TriangularCausalMask(7) if attention_type == "causal-linear" else None
+    x = torch.rand(2, 7, 16)
+    expected = model(x, mask)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_close(compiled(x, mask), expected)
