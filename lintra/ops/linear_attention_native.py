@@ -4,8 +4,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
 from lintra import native
 from lintra.ops import _operator
+from lintra.ops.features import FeatureMapName
 
 # Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is told then.
 with suppress(ValueError):
@@ -28,3 +35,50 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
 
 
 linear_attention_native = _operator.register("linear_attention", "native", _forward, _backward, ["CPU"])
+
+
+def native_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Sequence[Tensor] | None,
+    eps: float,
+    feature_map: FeatureMapName | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """One token of causal linear attention: y [b 1 h e], kv, z as `lintra.ops.linear_attention` gives them.
+
+    None where more than numbers is asked for: gradients, autocast, graphs, other devices, errors. q, k
+    [b 1 h f], v [b 1 h e]. All the checks and PyTorch's dispatcher take longer than the sum of one token,
+    which is why a loop over tokens asks here first."""
+    kv, z = (None, None) if state is None else state
+    given = [x for x in (q, k, v, kv, z) if x is not None]
+    if not (_nothing_else(given) and native.available()):
+        return None
+    b, _, h, f = q.shape
+    sizes = (b, 1, h, f) == q.shape == k.shape and v.shape[:3] == (b, 1, h) and f and v.shape[3]
+    if kv is not None and z is not None:
+        sizes = sizes and kv.shape == (b, h, f, v.shape[3]) and z.shape == (b, h, f)
+    if not sizes:
+        return None
+    return native.forward(q, k, v, kv=kv, z=z, eps=eps, feature_map=feature_map)[:3]
+
+
+def _nothing_else(tensors: Sequence[Tensor]) -> bool:
+    """Whether the numbers alone are asked for, all in the dtype of sums and on the CPU."""
+    if (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or _len_torch_dispatch_stack()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    dtype, recorded = tensors[0].dtype, torch.is_grad_enabled()
+    return dtype in (torch.float32, torch.float64) and all(
+        type(x) in (Tensor, Parameter)
+        and x.dtype == dtype
+        and x.device.type == "cpu"
+        and not (recorded and x.requires_grad)
+        for x in tensors
+    )

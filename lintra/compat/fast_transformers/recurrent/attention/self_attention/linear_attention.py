@@ -18,6 +18,7 @@ from lintra.compat.fast_transformers.recurrent._utils import State, check_state,
 from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import LinearState
+from lintra.ops.linear_attention_native import native_step
 
 
 class RecurrentLinearAttention(RecurrentFeatures):
@@ -42,10 +43,15 @@ class RecurrentLinearAttention(RecurrentFeatures):
         state = check_state(state, memory)
         if state is not None:
             dtype = sum_dtype(query.dtype)
-            state = LinearState(*(x.to(dtype) for x in open_state(state, query)))
-        q, k, fused = features(self.feature_map, query[:, None], key[:, None])
-        y, (kv, z) = ops.linear_attention(q, k, value[:, None], state=state, eps=self.eps, feature_map=fused)
-        return y[:, 0], [kv, z]
+            state = LinearState(*(x if x.dtype == dtype else x.to(dtype) for x in open_state(state, query)))
+        q, k, fused = features(self.feature_map, query.unsqueeze(1), key.unsqueeze(1))
+        v = value.unsqueeze(1)
+        found = native_step(q, k, v, state, self.eps, fused)
+        if found is None:
+            y, (kv, z) = ops.linear_attention(q, k, v, state=state, eps=self.eps, feature_map=fused)
+        else:
+            y, kv, z = found
+        return y.squeeze(1), [kv, z]
 
 
 for _name in ("linear", "causal-linear"):
