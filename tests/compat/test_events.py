@@ -6,7 +6,9 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
+from lintra.compat.fast_transformers.builders import TransformerEncoderBuilder
 from lintra.compat.fast_transformers.events import (
     AttentionEvent,
     Event,
@@ -20,6 +22,8 @@ from lintra.compat.fast_transformers.events.filters import (
     from_layer,
     layer_name_contains,
 )
+from lintra.compat.fast_transformers.masking import FullMask, TriangularCausalMask
+from tests.laws import EXACT
 
 NET = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
 INNER = NET[1][0]
@@ -164,3 +168,83 @@ def test_an_attention_matrix_is_made_once_and_only_if_it_is_read():
     assert torch.equal(event.attention_matrix, torch.eye(2))
     assert event.attention_matrix is event.attention_matrix
     assert made == [1]
+
+
+SMALL = {
+    "n_layers": 3,
+    "n_heads": 2,
+    "query_dimensions": 4,
+    "value_dimensions": 5,
+    "feed_forward_dimensions": 8,
+}
+MASKS = {
+    "all": lambda: None,
+    "causal": lambda: TriangularCausalMask(6),
+    "any": lambda: FullMask(torch.eye(6).bool() | torch.ones(6, 6).triu().bool()),
+}
+
+
+def model(builder=TransformerEncoderBuilder, **options):
+    """A small encoder that sends its events to a dispatcher of its own, and that dispatcher."""
+    torch.manual_seed(0)
+    dispatcher = EventDispatcher()
+    return builder.from_kwargs(event_dispatcher=dispatcher, **SMALL | options).get().double(), dispatcher
+
+
+def inputs(*shape):
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_shows_what_it_uses(name, dropout):
+    """Each layer's weights times its values are what it gives, dropout included."""
+    encoder, dispatcher = model(attention_dropout=dropout)
+    seen, given = [], []
+    dispatcher.listen(QKVEvent, seen.append)
+    for layer in encoder.layers:
+        layer.attention.inner_attention.register_forward_hook(lambda _, __, y: given.append(y))
+    read = []
+    dispatcher.listen(AttentionEvent, lambda event: read.append(event.attention_matrix))
+    encoder(inputs(2, 6, 10), MASKS[name]())
+    assert [event.source for event in seen] == [layer.attention for layer in encoder.layers]
+    values = [event.values for event in seen]
+    assert len(read) == len(values) == len(given) == 3
+    for weights, v, y in zip(read, values, given, strict=True):
+        assert weights.shape == (2, 2, 6, 6)
+        assert weights.requires_grad
+        assert_close(torch.einsum("nhls,nshd->nlhd", weights, v), y, **EXACT)
+        if not dropout:
+            assert_close(weights.sum(-1), torch.ones(2, 2, 6, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_listeners_change_nothing(name):
+    encoder, dispatcher = model(attention_dropout=0.0, dropout=0.0)
+    x, mask = inputs(2, 6, 10), MASKS[name]()
+    alone = encoder(x, mask)
+    dispatcher.listen(QKVEvent, lambda event: None)
+    assert_close(encoder(x, mask), alone, **EXACT)
+    dispatcher.listen(AttentionEvent, lambda event: event.attention_matrix.detach().zero_())
+    assert_close(encoder(x, mask), alone, **EXACT)
+
+
+def test_every_layer_shows_its_output():
+    encoder, dispatcher = model(attention_type="linear", final_normalization=False, dropout=0.0)
+    seen, given = [], []
+    dispatcher.listen(IntermediateOutput, seen.append)
+    for layer in encoder.layers:
+        layer.register_forward_hook(lambda _, __, y: given.append(y))
+    y = encoder(inputs(2, 6, 10))
+    assert [event.source for event in seen] == [encoder] * 3
+    assert all(event.x is x for event, x in zip(seen, given, strict=True))
+    assert seen[-1].x is y
+
+
+def test_names_of_layers_choose():
+    encoder, dispatcher = model()
+    seen = []
+    dispatcher.listen(QKVEvent & layer_name_contains(encoder, "layers.2.attention"), seen.append)
+    encoder(inputs(2, 6, 10))
+    assert [event.source for event in seen] == [encoder.layers[2].attention]
+    assert [x.shape[-1] for x in (seen[0].queries, seen[0].keys, seen[0].values)] == [4, 4, 5]

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra.compat.fast_transformers import feature_maps
+from lintra.compat.fast_transformers.builders import AttentionBuilder
 from lintra.compat.fast_transformers.feature_maps import (
     ActivationFunctionFeatureMap,
     Favor,
@@ -20,6 +21,7 @@ from lintra.compat.fast_transformers.feature_maps import (
     elu_feature_map,
 )
 from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
+from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
 from tests.laws import EXACT
 
 RANDOM = [RandomFourierFeatures, SmoothedRandomFourierFeatures, Favor, GeneralizedRandomFeatures]
@@ -150,6 +152,22 @@ def test_attention_leaves_our_random_maps(kind):
         before = phi.omega
         begin(phi, CPU)
         assert (phi.omega is before) is stays
+
+
+@pytest.mark.parametrize(("kind", "mask"), [("linear", FullMask), ("causal-linear", TriangularCausalMask)])
+def test_somebody_elses_map_draws_in_every_forward(kind, mask):
+    """A map whose new offset changes the output."""
+
+    class Drawn(Squared):
+        def new_feature_map(self, device):
+            super().new_feature_map(device)
+            self.offset = float(len(self.asked))
+
+    attention = AttentionBuilder.from_kwargs(query_dimensions=4, feature_map=Drawn.factory()).get(kind)
+    x, lengths = draw(2, 5, 1, 4), LengthMask(torch.tensor([5, 5]))
+    first, second = (attention(x, x, x, mask(5), lengths, lengths) for _ in range(2))
+    assert attention.feature_map.asked == [CPU, CPU]
+    assert not torch.allclose(first, second)
 
 
 def test_stabilized_favor_takes_sequences():

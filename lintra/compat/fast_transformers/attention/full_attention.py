@@ -33,12 +33,15 @@ class FullAttention(ScoredInnerAttention):
         if self.event_dispatcher.listening:
 
             def weights() -> Tensor:
-                made.append(self._weights(q, k, visible))
-                return made[0]
+                shown = self._weights(q, k, visible)
+                made.append(
+                    torch.einsum("nhls,nshd->nlhd", shown, v)
+                )  # before a listener can write into them
+                return shown
 
             self.event_dispatcher.dispatch(AttentionEvent(self, weights))
-        if made:  # the output is made of the weights that were shown, dropout included
-            return torch.einsum("nhls,nshd->nlhd", made[0], v)
+        if made:  # of the weights that were shown, dropout included
+            return made[0]
         return self._fused(q, k, v, visible)
 
     def _fused(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False) -> Tensor:
