@@ -11,7 +11,8 @@ from lintra.compat.fast_transformers.builders import (
     TransformerDecoderBuilder,
     TransformerEncoderBuilder,
 )
-from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher
+from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher, IntermediateOutput
+from lintra.compat.fast_transformers.feature_maps import FeatureMap
 from lintra.compat.fast_transformers.masking import LengthMask, TriangularCausalMask
 from lintra.compat.fast_transformers.recurrent._utils import check_state
 from lintra.compat.fast_transformers.recurrent.attention import (
@@ -401,8 +402,12 @@ def test_listeners_see_weights_and_change_nothing(attention_type):
         if hasattr(module, "event_dispatcher"):
             module.event_dispatcher = dispatcher
     dispatcher.listen(AttentionEvent, seen.append)
+    outputs = []
+    dispatcher.listen(IntermediateOutput, lambda event: outputs.append(event.x))
     y, _ = steps(rnn, x, memory=memory, memory_length_mask=LENGTHS)
     assert_close(y, expected, **EXACT)
+    assert len(outputs) == 2 * 4
+    assert_close(rnn.norm(outputs[-1]), y[:, -1], **EXACT)
     if attention_type == "linear":  # has no such matrix
         assert not seen
         return
@@ -413,6 +418,33 @@ def test_listeners_see_weights_and_change_nothing(attention_type):
     assert (read.attention_matrix[1, 3:] == 0).all()
     assert_close(read.attention_matrix.sum(1), torch.ones(2, 3).double(), **EXACT)
     assert isinstance(read.source, RecurrentCrossFullAttention)
+
+
+class Drawn(FeatureMap):
+    """A map of one's own, drawn before each sequence."""
+
+    drawn = 0
+
+    def new_feature_map(self, device=None):
+        self.drawn += 1
+
+    def forward(self, x):
+        return (x * self.drawn).exp()
+
+
+def test_a_feature_map_of_ones_own_is_drawn_where_a_sequence_begins():
+    attention, reading = RecurrentLinearAttention(4, Drawn), RecurrentCrossLinearAttention(4, Drawn)
+    q, k, v = draw(3, 2, 5, 3, 4)
+    state = memory = y = None
+    for t in range(5):
+        _, state = attention(q[:, t], k[:, t], v[:, t], state)
+        y, memory = reading(q[:, t], k, v, state=memory)
+    assert_close(state[1], k.exp().sum(1), **EXACT)
+    expected = torch.einsum("nhd,nshd,nshe->nhe", q[:, 4].exp(), k.exp(), v)
+    total = torch.einsum("nhd,nshd->nh", q[:, 4].exp(), k.exp()) + 1e-6
+    assert_close(y, expected / total[..., None], **EXACT)
+    _, state = attention(q[:, 0], k[:, 0], v[:, 0])
+    assert_close(state[1], (2 * k[:, 0]).exp(), **EXACT)
 
 
 def test_modules_have_their_names():

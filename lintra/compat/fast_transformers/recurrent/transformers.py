@@ -5,12 +5,11 @@ A layer of a causal encoder and its recurrent twin have the same parameters unde
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from lintra.compat.fast_transformers.masking import BaseMask, LengthMask
+from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, layer_states
-from lintra.compat.fast_transformers.transformers import DecoderLayer, EncoderLayer, Layers
+from lintra.compat.fast_transformers.transformers import DecoderLayer, EncoderLayer, Layers, Unpadded
 
 
 class RecurrentTransformerEncoderLayer(EncoderLayer):
@@ -31,6 +30,7 @@ class RecurrentTransformerEncoder(Layers):
         after = layer_states(check_state(state, memory), len(self.layers))
         for i, layer in enumerate(self.layers):
             x, after[i] = layer(x, after[i])
+            self.show(x)
         return self.end(x), after
 
 
@@ -47,7 +47,7 @@ class RecurrentTransformerDecoderLayer(DecoderLayer):
         state: Sequence[State] | None = None,
     ) -> tuple[Tensor, list[State]]:
         if memory_length_mask is None:
-            memory_length_mask = _all_of(memory)
+            memory_length_mask = Unpadded(memory)
         own, read = (None, None) if state is None else state
         mixed, own = self.self_attention(x, x, x, state=own)
         x = self.norm1(x + self.dropout(mixed))
@@ -67,15 +67,11 @@ class RecurrentTransformerDecoder(Layers):
     ) -> tuple[Tensor, list[State]]:
         after = layer_states(state, len(self.layers))
         if memory_length_mask is None:
-            memory_length_mask = _all_of(memory)
+            memory_length_mask = Unpadded(memory)
         for i, layer in enumerate(self.layers):
             x, after[i] = layer(x, memory, memory_length_mask=memory_length_mask, state=after[i])
+            self.show(x)
         return self.end(x), after
-
-
-def _all_of(memory: Tensor) -> LengthMask:
-    """The mask by which all of memory [n s c] is real."""
-    return LengthMask(memory.new_full((len(memory),), memory.shape[1], dtype=torch.int64))
 
 
 __all__ = [

@@ -2,13 +2,8 @@
 
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention import real
-from lintra.compat.fast_transformers.attention_registry import (
-    EventDispatcherInstance,
-    Float,
-    Optional,
-    RecurrentCrossAttentionRegistry,
-)
+from lintra.compat.fast_transformers.attention._inner import SOFTMAX, real
+from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, open_state
 from lintra.compat.fast_transformers.recurrent.attention._softmax import RecurrentSoftmax
@@ -45,9 +40,5 @@ class RecurrentCrossFullAttention(RecurrentSoftmax):
 RecurrentCrossAttentionRegistry.register(
     "full",
     RecurrentCrossFullAttention,
-    [
-        ("softmax_temp", Optional(Float)),
-        ("attention_dropout", Optional(Float, 0.1)),
-        ("event_dispatcher", Optional(EventDispatcherInstance, "")),
-    ],
+    SOFTMAX,
 )

@@ -3,14 +3,10 @@
 from torch import Tensor
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention import features, real
-from lintra.compat.fast_transformers.attention_registry import (
-    Callable,
-    EventDispatcherInstance,
-    Int,
-    Optional,
-    RecurrentCrossAttentionRegistry,
-)
+from lintra.compat.fast_transformers.attention._features import FEATURES, features
+from lintra.compat.fast_transformers.attention._inner import real
+from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
+from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, open_state
 from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
@@ -36,6 +32,7 @@ class RecurrentCrossLinearAttention(RecurrentFeatures):
         if state is None:
             assert keys is not None
             assert values is not None
+            begin(self.feature_map, query.device)
             q, k, fused = features(self.feature_map, query, keys)
             y, (kv, z) = ops.linear_attention(
                 q, k, values, mask=real(key_lengths, keys), causal=False, eps=self.eps, feature_map=fused
@@ -52,9 +49,5 @@ class RecurrentCrossLinearAttention(RecurrentFeatures):
 RecurrentCrossAttentionRegistry.register(
     "linear",
     RecurrentCrossLinearAttention,
-    [
-        ("query_dimensions", Int),
-        ("feature_map", Optional(Callable)),
-        ("event_dispatcher", Optional(EventDispatcherInstance, "")),
-    ],
+    FEATURES,
 )

@@ -3,12 +3,8 @@
 import torch
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention_registry import (
-    EventDispatcherInstance,
-    Float,
-    Optional,
-    RecurrentAttentionRegistry,
-)
+from lintra.compat.fast_transformers.attention._inner import SOFTMAX
+from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
 from lintra.compat.fast_transformers.recurrent.attention._softmax import RecurrentSoftmax
 
@@ -32,9 +28,5 @@ class RecurrentFullAttention(RecurrentSoftmax):
 RecurrentAttentionRegistry.register(
     "full",
     RecurrentFullAttention,
-    [
-        ("softmax_temp", Optional(Float)),
-        ("attention_dropout", Optional(Float, 0.1)),
-        ("event_dispatcher", Optional(EventDispatcherInstance, "")),
-    ],
+    SOFTMAX,
 )

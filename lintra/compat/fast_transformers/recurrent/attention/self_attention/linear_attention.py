@@ -1,19 +1,14 @@
 """Causal linear attention as an RNN with a state of constant size."""
 
-from collections.abc import Callable as Function
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention import by_position_only, features
-from lintra.compat.fast_transformers.attention_registry import (
-    Callable,
-    EventDispatcherInstance,
-    Int,
-    Optional,
-    RecurrentAttentionRegistry,
-)
+from lintra.compat.fast_transformers.attention._features import FEATURES, by_position_only, features
+from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
 from lintra.compat.fast_transformers.events import EventDispatcher
+from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
 from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
 from lintra.ops._check import sum_dtype
@@ -30,7 +25,7 @@ class RecurrentLinearAttention(RecurrentFeatures):
     def __init__(
         self,
         query_dimensions: int,
-        feature_map: Function[[int], nn.Module] | None = None,
+        feature_map: Callable[[int], nn.Module] | None = None,
         eps: float = 1e-6,
         event_dispatcher: str | EventDispatcher = "",
     ):
@@ -41,7 +36,9 @@ class RecurrentLinearAttention(RecurrentFeatures):
         self, query: Tensor, key: Tensor, value: Tensor, state: State = None, memory: State = None
     ) -> tuple[Tensor, list[Tensor]]:
         state = check_state(state, memory)
-        if state is not None:
+        if state is None:
+            begin(self.feature_map, query.device)
+        else:
             dtype = sum_dtype(query.dtype)
             state = LinearState(*(x if x.dtype == dtype else x.to(dtype) for x in open_state(state, query)))
         q, k, fused = features(self.feature_map, query.unsqueeze(1), key.unsqueeze(1))
@@ -58,9 +55,5 @@ for _name in ("linear", "causal-linear"):
     RecurrentAttentionRegistry.register(
         _name,
         RecurrentLinearAttention,
-        [
-            ("query_dimensions", Int),
-            ("feature_map", Optional(Callable)),
-            ("event_dispatcher", Optional(EventDispatcherInstance, "")),
-        ],
+        FEATURES,
     )
