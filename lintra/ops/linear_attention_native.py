@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
-from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from lintra import native
 from lintra.ops import _operator
@@ -67,8 +66,8 @@ def _nothing_else(tensors: Sequence[Tensor]) -> bool:
     """Whether the numbers alone are asked for, all in the dtype of sums and on the CPU."""
     if (
         torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or _len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
         or torch.is_autocast_enabled("cpu")
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
