@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,7 +32,8 @@ BATCH = 50
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One model trained on one problem, and its score on the problem's first test samples."""
+    """One model trained on one problem, and its score on the problem's first test samples; a trial that others
+    are chosen by is scored on samples to validate on instead."""
 
     name: str
     folder: Path
@@ -41,6 +42,7 @@ class Trial:
     training: train.Config
     score: str  # what the task's score calls it
     samples: int = SAMPLES
+    split: Literal["test", "validate"] = "test"
     # The file of what came of it. It is part of the repository: what is trained on one machine need not be
     # trained on another.
     kept: Path | None = None
@@ -113,8 +115,8 @@ class Trial:
 
     def _evaluate(self) -> float:
         task, model = self.task.build(), checkpoint.load(self.folder)
-        places = range(min(self.samples, len(task.test)))
-        return evaluate.scores(model, task, places, batch=BATCH)[self.score].mean
+        places = range(min(self.samples, len(getattr(task, self.split))))
+        return evaluate.scores(model, task, places, batch=BATCH, split=self.split)[self.score].mean
 
 
 def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -> None:

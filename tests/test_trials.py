@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lintra import train
+from lintra import checkpoint, train
 from lintra.attention import linear
 from lintra.tasks import digits, images
 from lintra.train._callbacks import Interrupted
@@ -37,6 +37,16 @@ def test_it_goes_on_with_its_own_run_only(trial):
     assert "model.attention.chunk is 64 there and 32 here, train.lr is 0.001 there and 0.5 here" in str(
         refused.value
     )
+
+
+def test_a_trial_is_scored_on_what_it_is_for(trial, tmp_path):
+    """On test samples, or on others where something is chosen by its score: the mean of each by itself."""
+    for split in ("test", "validate"):
+        one = dataclasses.replace(trial, folder=tmp_path / split, split=split)
+        one.train()
+        task, model = one.task.build(), checkpoint.load(one.folder)
+        expected = task.score(model, getattr(task, split).__getitems__(range(4)))["bits_per_dim"]
+        assert one.scored() == pytest.approx(expected.item(), rel=1e-5)  # float32
 
 
 def test_fields_that_a_run_lacks_have_their_defaults(trial):

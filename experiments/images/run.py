@@ -33,6 +33,7 @@ from trials import Trial, add_options, earlier, tell, train_all  # noqa: E402 (f
 
 SEEDS = (0, 1, 2)
 STEPS = 300
+JUDGED = 500  # held-out training images: preset "best" is chosen by them
 # Half the depth of preset "small"; without the paper's ReLU and dropout, which so few steps would not show.
 SIZE = {"layers": 2, "heads": 4, "width": 128, "feed": 3, "feed_kind": "gelu", "dropout": 0.0}
 
@@ -64,7 +65,7 @@ FURTHER: list[Changes] = [
 
 def ablation(data: Path) -> list[Trial]:
     """Everything there is to train, the first seed of all before the second of any."""
-    task = images.Config(data_dir=str(data), preset="small", validate_images=500)
+    task = images.Config(data_dir=str(data), preset="small", validate_images=JUDGED)
     paper = dataclasses.replace(task, preset="paper").build().model(linear.Config())
     trials = []
 
@@ -72,7 +73,7 @@ def ablation(data: Path) -> list[Trial]:
         settings = {"steps": STEPS, "batch": 8, "precision": "32", "save_every": 100, "validate_every": 10**6}
         config = train.Config(**settings, **training, seed=seed)
         folder = HERE / "runs" / "ablation" / f"{len(trials) % len(order) + 1}" / f"seed-{seed}"
-        trials.append(Trial(name, folder, task, model, config, "bits_per_dim", samples=500))
+        trials.append(Trial(name, folder, task, model, config, "bits_per_dim", JUDGED, "validate"))
 
     kept = changes(task.build())
     order = [*kept, *FURTHER]

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -52,15 +53,19 @@ def scores(
     indices: Sequence[int],
     *,
     batch: int,
+    split: Literal["test", "validate"] = "test",
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> dict[str, Estimate]:
-    """What the task scores, on the samples of its test set at these places; the first of them if stopped."""
+    """What the task scores, on the samples of its test set at these places; the first of them if stopped.
+
+    split: "validate" for the scores that models are chosen by.
+    """
     sums: dict[str, list[Tensor]] = {}
     device = next(model.parameters()).device
     with evaluation(model):
         for chosen in _batches(len(indices), batch, report, stopped):
-            samples = task.test.__getitems__([indices[i] for i in chosen])
+            samples = getattr(task, split).__getitems__([indices[i] for i in chosen])
             for name, x in task.per_sample(model, {k: v.to(device) for k, v in samples.items()}).items():
                 sums.setdefault(name, []).append(x.cpu())
     together = {name: torch.cat(parts) for name, parts in sums.items()}

@@ -57,6 +57,16 @@ def test_scores_of_many_batches_are_those_of_one(task):
         assert (estimate.samples, estimate.predictions) == (3, expected["weight"])
 
 
+def test_what_models_are_chosen_by_is_no_test_sample():
+    """The same places of the two splits hold other samples, and each is scored by itself."""
+    model, chosen = small(), [0, 3]
+    for split in ("test", "validate"):
+        found = evaluate.scores(model, TASK, chosen, batch=2, split=split)["loss"].mean
+        batch = getattr(TASK, split).__getitems__(chosen)
+        assert found == pytest.approx(TASK.score(model.eval(), batch)["loss"].item(), rel=1e-5)  # float32
+    assert not torch.equal(TASK.test.values[chosen], TASK.validate.values[chosen])
+
+
 def test_stopped_it_has_scored_what_came_first():
     model, images = small(), TASK.test.values[:6]
     told = []
