@@ -66,7 +66,7 @@ def _run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
     figures = [
         ("parameters", f"{parameters / 1e6:.2f} M"),
         ("trained for", f"{max(curves['validate_loss']):,} steps of {trained.train.batch} images"),
-        ("validation", f"{bits:.3f} bits/dim"),
+        ("validation", f"{bits:.3f} bits/dim of held-out images"),
     ]
 
     draw = partial(_draw, config, model)
@@ -88,7 +88,7 @@ def _run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
     figures.append(("parallel and RNN form differ by", f"{difference:.1e} at most, of log-probabilities"))
 
     loss = config.dir / "loss.png"
-    title = f"Training on 1,500 real digits: {bits:.3f} bits/dim on others"
+    title = f"Training on 1,500 real digits: {bits:.3f} bits/dim in validation"
     train_curve, validate_curve = curves.get("train_loss", {}), curves["validate_loss"]
     pictures.loss_curve(loss, train_curve, validate_curve, unit="nats per symbol", title=title)
 

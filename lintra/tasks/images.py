@@ -3,6 +3,8 @@
 An image is a sequence of 784 grey levels, or of 3,072 with r, g and b of a pixel side by side. Every value is
 predicted, the first from the start symbol; the paper's released code, and so the preset "paper", leaves the
 first one out (783 and 3,071 predictions).
+
+The last training images are held out to validate on; test images are for scores alone.
 """
 
 from collections.abc import Mapping
@@ -64,19 +66,21 @@ class Config:
     preset: Preset = "best"  # paper: model and training of its released code
     data_dir: str | None = None  # their files; else $LINTRA_DATA, or a download
     limit: int | None = None  # train on the first so many images only
-    validate_images: int | None = 256  # validate on so many images; None: on all test images
-    # "train": the last training images, held out; "test": the first test images, as runs of version 0.1 did,
-    # so that what is chosen by validation has seen the test set.
-    validate_on: Literal["train", "test"] = "train"
+    validate_images: int | None = 256  # validate on so many; None: all test images
+    validate_on: Literal["train", "test"] = "train"  # held-out training images, or test images
 
     def __post_init__(self):
         fields.check(self)
         source = _SOURCES[self.data]
         if self.validate_on == "train" and self.validate_images is None:
-            raise ValueError("validate_images must be a number unless validate_on is 'test'")
+            raise ValueError(
+                "validate_images must be a number where validate_on is 'train', got None: it says how many "
+                "training images are held out"
+            )
         of = source.TRAIN_IMAGES - 1 if self.validate_on == "train" else source.TEST_IMAGES
         _check_count("validate_images", self.validate_images, of)
-        _check_count("limit", self.limit, source.TRAIN_IMAGES - self.held_out)
+        held_out = f", since {self.held_out} are held out to validate on" if self.held_out else ""
+        _check_count("limit", self.limit, source.TRAIN_IMAGES - self.held_out, held_out)
 
     @property
     def held_out(self) -> int:
@@ -95,6 +99,12 @@ class Images(PixelTask):
     def __init__(self, config: Config):
         self.config = config
         self.image_shape = _SOURCES[config.data].SHAPE
+
+    def remarks(self, folder: Path) -> list[str]:
+        if self.config.validate_on == "train":
+            return [f"validates on {self.config.held_out:,} held-out training images"]
+        which = "all" if self.config.validate_images is None else f"the first {self.config.validate_images:,}"
+        return [f"validates on {which} test images: what is chosen by these scores has seen the test set"]
 
     def at_hand(self) -> bool:
         source = _SOURCES[self.config.data]
@@ -158,9 +168,9 @@ class Images(PixelTask):
         return tuple(place - 1 for place in (*left, row - channels, row, row + channels, 2 * row))
 
 
-def _check_count(name: str, count: int | None, most: int) -> None:
+def _check_count(name: str, count: int | None, most: int, why: str = "") -> None:
     if count is not None and not 1 <= count <= most:
-        raise ValueError(f"{name} must lie in 1 .. {most}, or be None for all, got {count}")
+        raise ValueError(f"{name} must lie in 1 .. {most}{why}, got {count}")
 
 
 def _locate(data: Data, data_dir: str | None) -> _files.Splits:

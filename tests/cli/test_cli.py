@@ -228,7 +228,7 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     for bad, message in [
         (["--temperature", "-1"], "temperature must be at least 0"),
         (["--top-k", "0"], "top_k must be at least 1"),
-        (["--complete", "999"], "complete must lie in 1 .. 297, the validation images"),
+        (["--complete", "999"], "complete must lie in 1 .. 150, the test images"),
         (["--fraction", "1.5"], "fraction must lie between 0 and 1"),
     ]:
         code, _, err = lintra_says(*draw, *bad)

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +8,10 @@ import torch
 
 from lintra import train
 from lintra.attention import linear
-from lintra.tasks import DataError, _files, images
+from lintra.checkpoint import from_json, to_json
+from lintra.tasks import DataError, _cifar10, _files, images
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -18,23 +22,66 @@ def mnist(small_mnist, monkeypatch):
     return small_mnist
 
 
+@pytest.fixture
+def shared(monkeypatch):
+    """CIFAR-10 of three shards of four images, full of their number -> which were read."""
+    read = []
+
+    def shard(i: int) -> np.ndarray:
+        read.append(i)
+        return np.full((4, 32, 32, 3), i, np.uint8)
+
+    splits = _files.Splits(train=[lambda i=i: shard(i) for i in range(3)], test=[])
+    monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
+    monkeypatch.setattr(_cifar10, "TRAIN_IMAGES", 12)
+    return read
+
+
 def build(**settings) -> images.Images:
-    return images.Config(**{"validate_images": None} | settings).build()
+    """The task; of the small MNIST one of the five training images is held out."""
+    return images.Config(**{"validate_images": 1} | settings).build()
 
 
-def test_data_dir(mnist):
-    task = build(data_dir=str(mnist.folder))
+@pytest.mark.parametrize("held_out", [1, 2, 4])
+def test_train_validate_and_test_are_the_files_in_three_parts(mnist, held_out):
+    """No image is in two of them: all of the fixture differ. The last training images are held out."""
+    task = build(data_dir=str(mnist.folder), validate_images=held_out)
+    np.testing.assert_array_equal(task.train.values, mnist.train[:-held_out].reshape(-1, 784))
+    np.testing.assert_array_equal(task.validate.values, mnist.train[-held_out:].reshape(-1, 784))
+    np.testing.assert_array_equal(task.test.values, mnist.test.reshape(3, 784))
+    parts = [{bytes(x) for x in part.values.numpy()} for part in (task.train, task.validate, task.test)]
+    assert list(map(len, parts)) == [5 - held_out, held_out, 3]
+    assert len(set().union(*parts)) == 8
+
+
+@pytest.mark.parametrize(("count", "validated"), [(2, 2), (None, 3)])
+def test_a_run_of_version_0_1_validates_on_what_it_did(mnist, count, validated):
+    """Its run.json does not name `validate_on`: the first test images, and training sees all others."""
+    content = to_json(images.Config(data_dir=str(mnist.folder), validate_images=1))
+    del content["validate_on"]
+    task = from_json(images.Config, content | {"validate_images": count}, "task").build()
     np.testing.assert_array_equal(task.train.values, mnist.train.reshape(5, 784))
-    np.testing.assert_array_equal(task.validate.values, mnist.test.reshape(3, 784))
+    np.testing.assert_array_equal(task.validate.values, mnist.test[:validated].reshape(-1, 784))
+    assert "test images" in task.remarks(mnist.folder)[0]
+
+
+@pytest.mark.parametrize("name", ["mnist-small", str(ROOT / "weights" / "mnist")])
+def test_shipped_runs_were_validated_on_test_images(name):
+    task = train.Run.around(name).task
+    assert (task.validate_on, task.validate_images, task.held_out) == ("test", 256, 0)
+
+
+def test_what_is_validated_on_is_told():
+    assert images.Config().build().remarks(ROOT) == ["validates on 256 held-out training images"]
 
 
 def test_a_folder_above_will_do(mnist):
-    assert len(build(data_dir=str(mnist.folder.parent)).train) == 5
+    assert len(build(data_dir=str(mnist.folder.parent)).test) == 3
 
 
 def test_the_environment_names_it_and_data_dir_comes_first(mnist, tmp_path, monkeypatch):
     monkeypatch.setenv("LINTRA_DATA", str(mnist.folder))
-    assert len(build().train) == 5
+    assert len(build().test) == 3
     with pytest.raises(DataError, match=f"data_dir {tmp_path}/other holds no mnist files"):
         build(data_dir=str(tmp_path / "other")).images("train")
 
@@ -55,7 +102,7 @@ def test_else_it_is_downloaded(small_mnist, server, tmp_path, monkeypatch, named
         monkeypatch.setenv("LINTRA_DATA", named)
     server.files = small_mnist.zipped
     for _ in range(2):
-        np.testing.assert_array_equal(build().train.values, small_mnist.train.reshape(5, 784))
+        np.testing.assert_array_equal(build().test.values, small_mnist.test.reshape(3, 784))
     assert sorted(server.asked) == sorted(small_mnist.zipped)
     assert sorted(path.name for path in (tmp_path / "cache/lintra/mnist").iterdir()) == sorted(server.asked)
 
@@ -68,30 +115,36 @@ def test_a_failed_download_is_one_line(small_mnist, server):
 def test_limits(mnist):
     task = build(data_dir=str(mnist.folder), limit=2, validate_images=1)
     np.testing.assert_array_equal(task.train.values, mnist.train[:2].reshape(2, 784))
-    np.testing.assert_array_equal(task.validate.values, mnist.test[:1].reshape(1, 784))
+    np.testing.assert_array_equal(task.validate.values, mnist.train[-1:].reshape(1, 784))
     np.testing.assert_array_equal(task.test.values, mnist.test.reshape(3, 784))
 
 
-@pytest.mark.parametrize(("count", "shards"), [(1, 1), (4, 1), (5, 2), (8, 2), (None, 3)])
-def test_no_shard_is_read_in_vain(count, shards, monkeypatch):
-    read = []
+@pytest.mark.parametrize(
+    ("count", "shards"), [(1, [0]), (4, [0]), (5, [0, 1]), (8, [0, 1]), (None, [0, 1, 2])]
+)
+def test_no_shard_is_read_in_vain(count, shards, shared):
+    assert len(build(data="cifar10", limit=count).train) == (count or 11)
+    assert shared == shards
 
-    def shard(i: int) -> np.ndarray:
-        read.append(i)
-        return np.full((4, 32, 32, 3), i, np.uint8)
 
-    splits = _files.Splits(train=[lambda i=i: shard(i) for i in range(3)], test=[])
-    monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
-    assert len(build(data="cifar10", limit=count).train) == (count or 12)
-    assert read == list(range(shards))
+@pytest.mark.parametrize(("held_out", "shards"), [(1, [2]), (4, [2]), (5, [2, 1])])
+def test_what_is_held_out_is_read_alone(held_out, shards, shared):
+    validate = build(data="cifar10", validate_images=held_out).validate
+    assert validate.values[:, 0].tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2][-held_out:]
+    assert shared == shards
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"limit": 0}, "limit must lie in 1 .. 60000, or be None for all, got 0"),
-        ({"data": "cifar10", "limit": 50_001}, "limit must lie in 1 .. 50000"),
-        ({"validate_images": 10_001}, "validate_images must lie in 1 .. 10000"),
+        ({"limit": 0}, "limit must lie in 1 .. 59744, since 256 are held out to validate on, got 0"),
+        ({"data": "cifar10", "limit": 49_745}, "limit must lie in 1 .. 49744, since 256 .*, got 49745"),
+        ({"limit": 59_001, "validate_images": 1_000}, "limit must lie in 1 .. 59000, since 1000 are held out"),
+        ({"limit": 60_001, "validate_on": "test"}, "limit must lie in 1 .. 60000, got 60001"),
+        ({"validate_images": 60_000}, "validate_images must lie in 1 .. 59999, got 60000"),
+        ({"validate_images": 0}, "validate_images must lie in 1 .. 59999, got 0"),
+        ({"validate_images": 10_001, "validate_on": "test"}, "validate_images must lie in 1 .. 10000, got"),
+        ({"validate_images": None}, "validate_images must be a number where validate_on is 'train', got None"),
     ],
 )
 def test_bad_settings(settings, message):
@@ -103,6 +156,7 @@ def test_bad_settings(settings, message):
     ("settings", "message"),
     [
         ({"data": "fashion"}, "data must be 'mnist' or 'cifar10', got 'fashion'"),
+        ({"validate_on": "dev"}, "validate_on must be 'train' or 'test', got 'dev'"),
         ({"limit": 2.0}, r"limit must be int or None, got 2\.0"),
     ],
 )
@@ -158,7 +212,7 @@ def test_what_surrounds_the_next_value():
 def test_without_a_start_symbol_the_first_value_is_not_predicted(mnist):
     task = build(data_dir=str(mnist.folder), preset="paper")
     model = replace(task.model(linear.Config()), layers=1, heads=2, width=16, dropout=0.0).build()
-    batch = task.validate.__getitems__([0, 2])
+    batch = task.test.__getitems__([0, 2])
     assert task.score(model, batch)["weight"] == 2 * 783
     tokens = batch["tokens"]
     log_prob = model.output.log_prob(model(tokens)[:, :-1], tokens[:, 1:])
@@ -170,7 +224,7 @@ def test_without_a_start_symbol_the_first_value_is_not_predicted(mnist):
 def test_bits_and_nats(mnist):
     task = build(data_dir=str(mnist.folder))
     model = replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
-    batch = task.validate.__getitems__([0, 2])
+    batch = task.test.__getitems__([0, 2])
     loss, score = task.loss(model, batch), task.score(model, batch)
     assert loss.requires_grad
     assert not score["loss"].requires_grad

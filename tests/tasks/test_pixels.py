@@ -13,7 +13,7 @@ class Tiny(PixelTask):
     levels = 5
 
     def images(self, split):
-        n = {"train": 4, "test": 2}[split]
+        n = {"train": 4, "validate": 3, "test": 2}[split]
         return (np.arange(n * 12) % 5).astype(np.uint8).reshape(n, 3, 2, 2)
 
     def model(self, attention):
@@ -33,7 +33,7 @@ def test_rows_then_columns_then_channels():
 
 def test_to_images_undoes_it():
     task = Tiny()
-    whole = task.validate.__getitems__([0, 1])["tokens"]
+    whole = task.test.__getitems__([0, 1])["tokens"]
     pictures = task.to_images(whole)
     assert pictures.dtype == torch.uint8
     np.testing.assert_array_equal(pictures, task.images("test").astype(int) * 255 // 4)
@@ -95,7 +95,7 @@ def test_prompts_are_whole_rows(fraction, rows):
 @pytest.mark.parametrize(
     ("n", "fraction", "message"),
     [
-        (0, 0.5, "complete must lie in 1 .. 2, the validation images, got 0"),
+        (0, 0.5, "complete must lie in 1 .. 2, the test images, got 0"),
         (3, 0.5, "complete must .* got 3"),
         (1, 0.0, "fraction must"),
         (1, 1.0, "fraction must"),
