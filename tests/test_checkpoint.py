@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from lintra import checkpoint, files, fused, native
-from lintra.attention import leaves, linear, lsh, softmax
+from lintra.attention import clustered, leaves, linear, lsh, softmax
 from lintra.models import Decoder, bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
@@ -50,13 +50,20 @@ def test_what_is_saved_comes_back(tmp_path, changes):
 
 
 def test_a_model_saved_before_hashes_were_redrawn(tmp_path):
-    """Its configuration lacks the field; what it says in evaluation is what it said."""
-    model = build(attention=lsh.Config(chunk=4))
+    """Its configuration lacks the field: it keeps the hashes it has, and says in evaluation what it said."""
+    kind = lsh.Config(chunk=4)
+    model = build(attention=kind)
     checkpoint.save(model, tmp_path / "model")
     damage_config(tmp_path / "model", lambda content: content["config"]["attention"].pop("redraw_every"))
     again, tokens = checkpoint.load(tmp_path / "model"), torch.randint(0, 11, (2, 9))
-    assert again.config == model.config
+    assert again.config == replace(model.config, attention=replace(kind, redraw_every=None))
     assert_close(again(tokens), model.eval()(tokens), rtol=1e-6, atol=1e-6)
+
+
+def test_clustered_attention_saved_before_hashes_were_redrawn_keeps_its_own():
+    content = checkpoint.to_json(clustered.Config())
+    del content["redraw_every"]
+    assert checkpoint.from_json(clustered.Config, content, "here") == clustered.Config(redraw_every=None)
 
 
 READS = {"layers": 1, "heads": 2, "width": 16}

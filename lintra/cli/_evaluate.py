@@ -14,7 +14,7 @@ from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli import _evaluate_speech, _memory
 from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import Device, drawn, open_model, refuse_unless_images
+from lintra.cli._model import SPLITS, Device, drawn, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.cli._search import Searching
 from lintra.cli._stopping import cut_short, stopping
@@ -86,8 +86,8 @@ def evaluate_command(args: Sequence[str]) -> int:
     scored = min(x.samples for x in scores.values())
     part = "all" if scored == len(task.test) else f"{scored:,} of"
     print(
-        f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} test samples, "
-        f"{seconds:.1f} s\n"
+        f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} "
+        f"{SPLITS[task.judged_by]} samples, {seconds:.1f} s\n"
     )
     print(_table(scores, model))
     if partial := scored < len(chosen):

@@ -10,7 +10,7 @@ from lintra import files
 from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli._arguments import UsageError
-from lintra.cli._model import drawn
+from lintra.cli._model import SPLITS, drawn
 from lintra.cli._progress import progress
 from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
@@ -41,8 +41,8 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     rates = scoring.error_rates(heard, config.symbols.unit)
     parameters = sum(p.numel() for p in model.parameters())
     print(
-        f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(heard):,} of {len(task.tested):,} test "
-        f"utterances, {seconds:.1f} s\n"
+        f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(heard):,} of {len(task.tested):,} "
+        f"{SPLITS[task.judged_by]} utterances, {seconds:.1f} s\n"
     )
     print("\n".join(f"  {name:<9} errors  {_told(rate)}" for name, rate in rates.items()))
     if partial:

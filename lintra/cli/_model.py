@@ -13,6 +13,7 @@ from lintra.tasks import Task
 from lintra.tasks._pixels import PixelTask
 
 Device = Literal["auto", "cpu", "cuda"]
+SPLITS = {"test": "test", "validate": "validation"}  # how a task's `judged_by` is told
 
 
 def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Task]:
@@ -40,7 +41,7 @@ def drawn(n: int, limit: int | None, seed: int) -> list[int]:
     if limit is None:
         return list(range(n))
     if limit > n:
-        raise UsageError(f"limit must be at most the {n:,} test samples, got {limit:,}")
+        raise UsageError(f"limit must be at most the {n:,} samples there are, got {limit:,}")
     return torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:limit].sort().values.tolist()
 
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,12 +81,17 @@ class Task(ABC):
     @property
     @abstractmethod
     def validate(self) -> Samples:
-        """The samples to be judged by, none of them in `train`."""
+        """The samples to be judged by while it learns, none of them in `train` or in a test set."""
 
     @property
     def test(self) -> Samples:
-        """All there are to be judged by in the end, where `validate` may be a part of them."""
+        """The samples to be judged by in the end: those of `validate` where there is no test set."""
         return self.validate
+
+    @property
+    def judged_by(self) -> Literal["test", "validate"]:
+        """The split that `test` is: "validate" where there is no test set, and scores were seen in training."""
+        return "validate" if type(self).test is Task.test else "test"
 
     @abstractmethod
     def model(self, attention: AttentionConfig) -> Any:

@@ -192,7 +192,7 @@ class Speech(Task):
         return self._heard("test") if self.judged_by == "test" else self.validate
 
     @property
-    def judged_by(self) -> str:
+    def judged_by(self) -> Literal["test", "validate"]:
         """The split that `tested` is: "test", or "validate" where there is no test set."""
         return "validate" if self.config.data is None and self.config.test is None else "test"
 

@@ -1,8 +1,8 @@
 """Say which class a text is of, byte by byte: lines `label TAB ... TAB text` of a file.
 
 The label is the first column, whatever it is called; the text is the last one; columns between them are not
-looked at. There is no heading. A file may be compressed (.xz, .gz). Without a file to test on, every tenth
-line is kept for validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with
+looked at. There is no heading. A file may be compressed (.xz, .gz). Every tenth line is held out for
+validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with
 IMDB reviews.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from lintra.tasks import _text
 from lintra.tasks._base import Batch, DataError, Samples, Task
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
-_HELD_BACK = 10  # without a file to test on, one line of so many
+_HELD_BACK = 10  # one line of so many is validated on
 
 # What lintra.train.Config is preset to: about an hour on two cores.
 TRAINING = {
@@ -44,9 +44,12 @@ class Config:
     """Say which class a text is of (--data TSV)."""
 
     PATHS: ClassVar = ("data", "test")
+    # Version 0.1 held no lines out where it was told a test file, and validated on that one.
+    ABSENT: ClassVar = {"validate_on": "test"}
 
     data: str | None = None  # lines label TAB ... TAB text (.gz, .xz too)
-    test: str | None = None  # the file to validate on; else a tenth of the lines
+    test: str | None = None  # such a file to test on; else what is held out
+    validate_on: Literal["train", "test"] = "train"  # a held-out tenth, or --test
     length: int = 1_024  # bytes of a text that are read, from its beginning
     classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
 
@@ -57,7 +60,7 @@ class Config:
             raise ValueError(f"classes must all be different, got {self.classes}")
 
     def moved(self, data: str) -> "Config":
-        """The same with its files elsewhere: the one to test on, or else what a tenth is kept back of."""
+        """The same with its files elsewhere: the one to test on, or else what a tenth is held out of."""
         return replace(self, **{"data" if self.test is None else "test": data})
 
     def build(self) -> "TextClassification":
@@ -72,11 +75,12 @@ class Labelled(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What there is to tell apart, the lines to learn it from and those to be judged by."""
+    """What there is to tell apart, the lines to learn it from, to validate on and to test on."""
 
     classes: list[str]
     train: Labelled
     validate: Labelled
+    test: Labelled  # those to validate on where there is no file of them
 
 
 class LabelledSamples(Samples):
@@ -114,6 +118,14 @@ class TextClassification(Task):
     def validate(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
         return LabelledSamples(self._lines.validate, self.classes)
 
+    @cached_property
+    def test(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return LabelledSamples(self._lines.test, self.classes)
+
+    @property
+    def judged_by(self) -> Literal["test", "validate"]:
+        return "validate" if self.config.test is None else "test"
+
     @property
     def classes(self) -> list[str]:
         """The labels there are to learn, in alphabetical order unless that is given; class 0 is the first."""
@@ -134,17 +146,21 @@ class TextClassification(Task):
         """What the files hold. Raises DataError."""
         path = _text.named("data", self.config.data, "a file of lines label TAB text")
         lines = _read(path, self.config.length)
+        test = None
         if self.config.test is not None:
             held = _text.named("test", self.config.test, "a file like that of --data")
-            train, test = lines, _read(held, self.config.length)
+            test = _shuffled(_read(held, self.config.length))
+        if test is not None and self.config.validate_on == "test":
+            train, validate = lines, test
         elif len(lines.labels) < _HELD_BACK:
             raise DataError(
-                f"{path} holds {len(lines.labels)} lines: take {_HELD_BACK} or more, or name a --test file"
+                f"{path} holds {len(lines.labels)} lines: take {_HELD_BACK} or more, of which one in "
+                f"{_HELD_BACK} is held out to validate on"
             )
         else:
-            held, places = path, range(len(lines.labels))
-            train = _only(lines, [i for i in places if i % _HELD_BACK != _HELD_BACK - 1])
-            test = _only(lines, places[_HELD_BACK - 1 :: _HELD_BACK])
+            held_out = range(_HELD_BACK - 1, len(lines.labels), _HELD_BACK)
+            train = _only(lines, [i for i in range(len(lines.labels)) if i not in held_out])
+            validate = _shuffled(_only(lines, held_out))
         known = list(self.config.classes) or sorted(set(train.labels))
         if len(known) < 2:
             raise DataError(f"{path} has the label {known[0]!r} only: there is nothing to tell apart")
@@ -159,13 +175,13 @@ class TextClassification(Task):
                 f"{path}, line 1: {first!r} is the label of no other line: take a heading away, or name all "
                 "labels with --classes"
             )
-        for file, part in ((path, train), (held, test)):
+        parts = [(path, lines)] if test is None else [(path, lines), (self.config.test, test)]
+        for file, part in parts:
             if unknown := sorted(set(part.labels) - set(known)):
                 raise DataError(
                     f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn"
                 )
-        # Files are often in the order of their labels, and a validation may look at the first texts only.
-        return Lines(known, train, _only(test, np.random.default_rng(0).permutation(len(test.labels))))
+        return Lines(known, train, validate, validate if test is None else test)
 
     def model(self, attention: AttentionConfig) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all bytes."""
@@ -217,6 +233,12 @@ def _read(path: Path, length: int) -> Labelled:
         labels.append(label.strip().decode(errors="replace"))
         texts.append(rest[-1][:length])
     return Labelled(labels, texts)
+
+
+def _shuffled(lines: Labelled) -> Labelled:
+    """In another order: files are often in that of their labels, and a validation may look at the first texts
+    only."""
+    return _only(lines, np.random.default_rng(0).permutation(len(lines.labels)))
 
 
 def _only(lines: Labelled, places: Iterable[int]) -> Labelled:

@@ -87,7 +87,7 @@ def test_a_limit_draws_samples(lintra_says, folder, tmp_path):
         found.append(scores(tmp_path / "a.json"))
     assert found[0] == found[1] != found[2]
     code, _, err = lintra_says("evaluate", "--model", "run", "--limit", "151")
-    assert (code, err) == (2, "lintra: limit must be at most the 150 test samples, got 151\n")
+    assert (code, err) == (2, "lintra: limit must be at most the 150 samples there are, got 151\n")
     assert lintra_says("evaluate", "--model", "run", "--limit", "1", "--json", "a.json")[0] == 0
     assert scores(tmp_path / "a.json")["bits_per_dim"]["error"] is None
 
@@ -167,7 +167,8 @@ def test_what_was_scored_before_it_was_stopped(lintra_says, folder, tmp_path, mo
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["partial"]
     assert all(x["samples"] == 10 and x["error"] > 0 for x in found["scores"].values())
-    assert f"10 of {found['test_samples']} test samples" in out
+    split = "test" if task == digits.Config() else "validation"
+    assert f"10 of {found['test_samples']} {split} samples" in out
     assert f"Stopped: these are scores of the first 10 of {found['test_samples']} samples" in out
     assert not list(tmp_path.glob("p/*"))
     assert signal.getsignal(signum) is before

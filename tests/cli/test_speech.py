@@ -264,7 +264,7 @@ def test_error_rates(lintra_says, recogniser, tmp_path):
     assert f"{expected.rate:.2%}" in again
     code, out, _ = lintra_says("evaluate", "--model", "run", "--limit", "1", "--beam", "4")
     assert code == 0
-    assert "1 of 1 test utterances" in out
+    assert "1 of 1 validation utterances" in out
 
 
 def test_evaluate_keeps_features_where_training_did(lintra_says, recogniser, monkeypatch):
@@ -324,7 +324,7 @@ def test_what_evaluate_refuses(lintra_says, recogniser, folder):
     kaldi = write_kaldi(Path("kaldi"), TEXTS)
     test = write_manifest(Path("test"), [""], "test.jsonl")
     for args, message in (
-        (["--limit", "2"], "limit must be at most the 1 test samples, got 2"),
+        (["--limit", "2"], "limit must be at most the 1 samples there are, got 2"),
         (["--pictures", "x"], "pictures is for models of images, run is of the task speech"),
         (["--lm", "x"], "lm and bonus are for a beam: add --beam 20"),
         (["--data", str(test)], "none of 1 utterances can be scored: 1 skipped: u0: it has no transcript"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lintra.attention import linear
+from lintra.checkpoint import from_json, to_json
 from lintra.models import bilstm
 from lintra.tasks import DataError, text_classification
 
@@ -50,20 +51,42 @@ def test_every_tenth_line_is_kept_back(file):
     assert built.classes == ["bad", "good"]
 
 
-def test_a_file_to_test_on(file, tmp_path):
-    other = [line("good", "new"), line("bad", "x", "y", "newer")] * 8
-    (tmp_path / "test.tsv.xz").write_bytes(lzma.compress(b"".join(other)))
-    built = task(file, test=str(tmp_path / "test.tsv.xz"))
-    assert contents(built.train) == expected(LINES)
-    assert sorted(contents(built.validate)) == sorted(expected(other))
-    assert contents(built.validate) != expected(other)  # a file may be in the order of its labels
-    assert contents(built.validate) == contents(task(file, test=str(tmp_path / "test.tsv.xz")).validate)
+@pytest.fixture
+def other(tmp_path):
+    """Lines of another file, and where it is."""
+    lines = [line("good", "new"), line("bad", "x", "y", "newer")] * 8
+    (tmp_path / "test.tsv.xz").write_bytes(lzma.compress(b"".join(lines)))
+    return lines, str(tmp_path / "test.tsv.xz")
+
+
+def test_a_file_to_test_on(file, other):
+    """It is for scores in the end: a tenth is held out to validate on all the same."""
+    lines, path = other
+    built, alone = task(file, test=path), task(file)
+    assert contents(built.train) == contents(alone.train)
+    assert contents(built.validate) == contents(alone.validate) == contents(alone.test)
+    assert sorted(contents(built.test)) == sorted(expected(lines))
+    assert contents(built.test) != expected(lines)  # a file may be in the order of its labels
+    assert contents(built.test) == contents(task(file, test=path).test)
+    assert (built.judged_by, alone.judged_by) == ("test", "validate")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_of_version_0_1_validates_on_what_it_did(file, other, named):
+    """Its run.json does not name `validate_on`: the test file if it has one, and training sees every line."""
+    lines, path = other
+    content = to_json(text_classification.Config(data=str(file), length=30, test=path if named else None))
+    del content["validate_on"]
+    built = from_json(text_classification.Config, content, "task").build()
+    assert contents(built.train) == (expected(LINES) if named else contents(task(file).train))
+    assert sorted(contents(built.validate)) == sorted(expected(lines if named else LINES[9::10]))
+    assert contents(built.test) == contents(built.validate)
 
 
 def test_forms_of_a_line(tmp_path):
     lines = [b"a\tplain\r\n", b" b \ttext with spaces \n", b"a\t\n", "b\tünï\n".encode(), b"a\tx\ty\tlast"]
     (tmp_path / "x").write_bytes(b"".join(lines) + b"\n")
-    built = task(tmp_path / "x", test=str(tmp_path / "x"))
+    built = task(tmp_path / "x", test=str(tmp_path / "x"), validate_on="test")
     texts = [b"plain", b"text with spaces ", b"", "ünï".encode(), b"last"]
     assert contents(built.train) == list(zip(texts, [0, 1, 0, 1, 0], strict=True))
 
@@ -160,7 +183,7 @@ def test_the_baseline_takes_the_same_batches(file):
         (b"".join(LINES[:5]) + b"\n" + b"".join(LINES[5:]), r"line 6: expected label TAB text, got ''"),
         (b"\tno label\n" * 20, r"line 1: expected label TAB text, got '\\tno label'"),
         (b"good\tx\n" * 20, r"has the label 'good' only: there is nothing to tell apart"),
-        (b"".join(LINES[:9]), r"holds 9 lines: take 10 or more, or name a --test file"),
+        (b"".join(LINES[:9]), r"holds 9 lines: take 10 or more, of which one in 10 is held out"),
         (
             b"".join(line(f"text {i}", "1") for i in range(2_000)),
             r"has 1,800 different labels.* first column",
