@@ -1,5 +1,6 @@
 """What the documents say holds: the example runs, the table is the folder, links lead somewhere."""
 
+import hashlib
 import json
 import re
 import runpy
@@ -15,7 +16,7 @@ import soundfile
 
 from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
-from lintra.bench._report import by_name
+from lintra.bench._report import by_name, checksum
 from lintra.checkpoint import from_json
 from lintra.cli import _info, main
 
@@ -25,6 +26,42 @@ DOCUMENTS = [
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / "experiments").glob("*/README.md"),
 ]
+
+
+RESULTS = sorted(
+    file
+    for pattern in (
+        "bench/results/*.json",
+        "experiments/*/*.json",
+        "experiments/*/outcomes/*.json",
+        "weights/**/evaluation.json",
+        "lintra/weights/**/evaluation.json",
+        "lintra/weights/**/arrangements.json",
+    )
+    for file in ROOT.glob(pattern)
+)
+# sha256 and path, as sha256sum writes them, of results that are older than checksums. A line leaves with the next
+# measurement; none is added.
+OLDER = {
+    path: digest
+    for digest, path in (line.split() for line in (ROOT / "tests" / "older_results.txt").read_text().splitlines())
+}
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_result_is_as_its_program_wrote_it(file):
+    """A figure changed by hand, or a field added, is seen by the checksum of the whole."""
+    content, name = file.read_bytes(), str(file.relative_to(ROOT))
+    report = json.loads(content)
+    if name in OLDER:
+        assert "checksum" not in report, f"{name} was measured again: take its line out of older_results.txt"
+        assert hashlib.sha256(content).hexdigest() == OLDER[name], f"{name} was changed: measure it again"
+    else:
+        assert report.get("checksum") == checksum(report), f"{name} is not as written: measure it again"
+
+
+def test_older_results_are_there():
+    assert OLDER.keys() <= {str(file.relative_to(ROOT)) for file in RESULTS}
 
 
 def test_the_example_of_the_readme_runs(tmp_path):

@@ -122,12 +122,12 @@ def hours_tables(report: dict[str, Any]) -> list[str]:
 
 def speed_tables(report: dict[str, Any]) -> list[str]:
     tables = (speed.table(report, data) for data in speed.BATCHES)
-    return [*tables, speed.batch_table(report), speed.state_table(report), speed.whole_sentence(report)]
+    return [*tables, speed.batch_table(report), speed.state_table(report)]
 
 
 def measure_speed() -> None:
     keep_freed_memory()
-    parts = (speed.measure, speed.drawn_whole, speed.state_sizes)
+    parts = (speed.measure, speed.state_sizes)
     rows = [row for data in speed.BATCHES for part in parts for row in part(data)]
     _report.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
     print("\n\n".join(speed_tables(json.loads((HERE / "speed.json").read_text()))))

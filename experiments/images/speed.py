@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lintra import generate
 from lintra.attention import leaves, linear, lsh, softmax
 from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
@@ -17,7 +16,6 @@ Call = Callable[[], object]
 PARTS = 3  # of an image: a token is timed in the middle of each, and an image takes the mean times its tokens
 # Chunks of 32 as in the paper's code; `redraw_every` counts in training alone.
 LSH = {f"LSH-{rounds}": lsh.Config(rounds=rounds, chunk=32, redraw_every=None) for rounds in (1, 4)}
-WHOLE = 64  # images at a time that are drawn from the first value to the last
 
 RECOMPUTED, CACHED, RNN, FUSED = "softmax, recomputed", "softmax, cached", "linear, unfused", "linear"
 BATCHES = {
@@ -75,21 +73,6 @@ def _rows(data: str, found: dict[str, dict[int, float]]) -> Iterator[Row]:
                 yield Row(f"{data}: linear / {way}, {batch} at a time", ratio, "x")
 
 
-def drawn_whole(data: str, rounds: int = 3) -> list[Row]:
-    """Images a second as `lintra.generate` draws them: every value, chance included."""
-    model = _model(data, FUSED)
-    length = images.Config(data=data).build().length
-    first = torch.zeros(WHOLE, 1, dtype=torch.int64)  # not predicted by the paper's model
-    calls = {"all": lambda: generate.generate(model, first, steps=length - 1, seed=0)}
-    timing = interleaved(calls, rounds=rounds, settle=1.0)["all"]
-    return [Row(whole(data), WHOLE / timing.median, "/s")]
-
-
-def whole(data: str) -> str:
-    """What the row is called that times whole images."""
-    return f"{data}: {FUSED}, whole images drawn {WHOLE} at a time"
-
-
 def _model(data: str, way: str) -> Any:
     """The paper's model for this data, around the mechanism of a way."""
     default = softmax.Config() if way.startswith("softmax") else linear.Config()
@@ -141,12 +124,6 @@ def state_sizes(data: str) -> list[Row]:
             size = sum(x.nbytes for x in leaves(state))
             rows.append(Row(kept(data, way, position), size / 1024, "KiB"))
     return rows
-
-
-def whole_sentence(report: dict[str, Any]) -> str:
-    """Images a second of whole ones."""
-    rows = by_name(report)
-    return f"{rows[whole('mnist')]:.1f} a second of MNIST, {rows[whole('cifar10')]:.2f} of CIFAR-10"
 
 
 def table(report: dict[str, Any], data: str) -> str:

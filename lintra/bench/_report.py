@@ -1,5 +1,6 @@
 """What a benchmark leaves behind: rows to read, and a JSON file that says how they came about."""
 
+import hashlib
 import json
 import os
 import platform
@@ -67,7 +68,8 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def save(path: Path, **content: object) -> None:
-    """Saves what was found as JSON, atomically, with the command, commit, machine and versions it is from.
+    """Saves what was found as JSON, atomically, with the command, commit, machine and versions it is from, and
+    a checksum by which a change by hand is seen.
 
     Benchmarks add `measures`: the files and folders of the repository whose changes may change the figures.
     Raises ValueError for numbers that are not finite.
@@ -85,8 +87,15 @@ def save(path: Path, **content: object) -> None:
         },
         **content,
     }
+    report["checksum"] = checksum(report)
     text = json.dumps(report, indent=1, allow_nan=False)  # which is no JSON
     checkpoint.write_atomically(path, lambda temporary: temporary.write_text(text))
+
+
+def checksum(report: Mapping[str, Any]) -> str:
+    """sha256 of all of a report but its checksum, as JSON without spaces whose keys are sorted."""
+    content = json.loads(json.dumps({name: x for name, x in report.items() if name != "checksum"}))
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def by_name(report: Mapping[str, Any]) -> dict[str, float]:

@@ -94,6 +94,19 @@ def test_a_report_says_where_it_comes_from(tmp_path):
     assert report["sizes"] == {"n": 1}
 
 
+def test_a_change_by_hand_is_seen(tmp_path):
+    """Of a figure, of a field that is added or taken away; not of how the JSON is laid out."""
+    _report.write(tmp_path / "a.json", [Row("a", 0.1 + 0.2, "x")], {}, scores={3: (1e-300, "é")})
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert report["checksum"] == _report.checksum(report)
+    assert _report.checksum(dict(reversed(report.items()))) == report["checksum"]
+    report["rows"][0]["figure"] = 0.3  # another float64 than 0.1 + 0.2
+    assert _report.checksum(report) != report["checksum"]
+    report["rows"][0]["figure"] = 0.1 + 0.2
+    assert _report.checksum(report | {"redraw_every": None}) != report["checksum"]
+    assert _report.checksum({name: x for name, x in report.items() if name != "command"}) != report["checksum"]
+
+
 def test_what_is_no_number_is_not_written(tmp_path):
     """JSON has none such: readers other than Python's end at it."""
     with pytest.raises(ValueError, match="not JSON compliant"):
