@@ -6,7 +6,7 @@
     python experiments/ship.py RUN FOLDER                         now with a model card
 
 The data are looked for as `lintra train` does. A run that began at a packed model goes on with its log, and
-keeps the settings of its training in before/; FOLDER must be another one. For a training that began at a
+keeps the settings and the score of that one in before/; FOLDER must be another one. For a training that began at a
 model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not count
 minutes.
 """
@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,14 @@ from lintra.checkpoint import to_json
 from lintra.tasks import speech
 from lintra.train._curve import MINUTES
 
+sys.path.insert(0, str(Path(__file__).parent / "images"))
+import readability  # noqa: E402 (from the folder beside this file)
+
 GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
 ARRANGEMENTS = "arrangements.json"
-BEFORE = "before"  # the RUN of the training that the weights were of before this one, and its own BEFORE
+# The RUN of the training that the weights were of before this one, its EVALUATION, and its own BEFORE.
+BEFORE = "before"
 Curves = Mapping[str, Mapping[int, float]]
 
 
@@ -79,7 +84,9 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
             write_log(file, curves)
         if before is not None:
             (place / BEFORE).mkdir()
-            shutil.copyfile(before / RUN, place / BEFORE / RUN)
+            for name in (RUN, EVALUATION):
+                if (before / name).exists():
+                    shutil.copyfile(before / name, place / BEFORE / name)
             if (before / BEFORE).exists():
                 shutil.copytree(before / BEFORE, place / BEFORE / BEFORE)
         steps = sum(each.train.steps for each in stages)
@@ -94,7 +101,8 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
                 (place / ARRANGEMENTS).write_text(strings)
                 text = of_speech(name, model, json.loads(told), json.loads(strings))
             else:
-                text = of_images(name, _seen(stages, grown_from), model, json.loads(told))
+                seen = len(task.build().train), _seen(stages, grown_from)
+                text = of_images(name, *seen, model, json.loads(told))
             (place / CARD).write_text(text + _training(stages, hours, grown_from))
 
     checkpoint.write_atomically(folder, write)
@@ -155,7 +163,7 @@ def write_log(file: Any, curves: Curves) -> None:
         rows.writerow([step, *(f"{curve[step]:.6g}" if step in curve else "" for curve in curves.values())])
 
 
-def of_images(name: str, epochs: float, model: Any, evaluation: dict[str, Any]) -> str:
+def of_images(name: str, trained_on: int, epochs: float, model: Any, evaluation: dict[str, Any]) -> str:
     scores = evaluation["scores"]
     whole, paper = scores["bits_per_dim"], scores["bits_per_dim_without_the_first"]
     return f"""# {Path(name).name}
@@ -174,10 +182,18 @@ lintra generate --model {name}
 
 From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these figures.
 
-- **Data**: the 60,000 training images of MNIST (LeCun, Cortes and Burges), 256 levels, nothing added.
+{_readable(name)}- **Data**: {trained_on:,} training images of MNIST (LeCun, Cortes and Burges), 256 levels, nothing added.
 - **Meant for** trying the library and measuring its speed. It knows digits like those of MNIST and nothing
   else, and has seen them {epochs:.1f} times where the paper's models saw them 250 times.
 """
+
+
+def _readable(name: str) -> str:
+    """How much of what it draws reads as digits, as far as that was measured of the model of this name."""
+    measured = json.loads(readability.FILE.read_text()) if readability.FILE.exists() else {"rows": []}
+    if name not in by_name(measured):
+        return ""
+    return f"- **Reads as digits**: {readability.sentence(measured, name)}.\n"
 
 
 def of_speech(name: str, model: Any, evaluation: dict[str, Any], arrangements: dict[str, Any]) -> str:
@@ -240,11 +256,21 @@ def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None)
     earlier = f" and, of what came before, [{BEFORE}]({BEFORE})" if len(stages) > 1 else ""
     return f"""- **Training**: {amounts}{before}; {hours:.1f} hours
   of processor time on one or two cores that did other work too ({cpu()}). Every setting is
-  in [{RUN}]({RUN}){earlier}, the losses by step are in [{LOG}]({LOG}).
+  in [{RUN}]({RUN}){earlier}, the losses by step are in [{LOG}]({LOG}){_validated(stages)}.
 - **Again**: {again}
 
 ![loss by step]({CURVE})
 """
+
+
+def _validated(stages: Sequence[train.Run]) -> str:
+    """What has to be said of the losses in validation where they are of test images."""
+    if not any(getattr(run.task, "validate_on", "train") == "test" for run in stages):
+        return ""
+    return (
+        ".\n  Those in validation are of the first test images, so that whoever watched them had seen a part of "
+        "the test set"
+    )
 
 
 def _amount(run: train.Run) -> str:

@@ -11,9 +11,10 @@ import pytest
 
 from lintra import checkpoint, train
 from lintra.attention import linear
-from lintra.tasks import images
+from lintra.tasks import _mnist, images
 
-pack = runpy.run_path(str(Path(__file__).parents[1] / "experiments" / "ship.py"))["pack"]
+ship = runpy.run_path(str(Path(__file__).parents[1] / "experiments" / "ship.py"))
+pack = ship["pack"]
 
 
 def contents(folder):
@@ -26,6 +27,7 @@ def trained(tmp_path, monkeypatch, one_thread):
     source = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), np.uint8)
     found = images._files.Splits(train=[lambda: source], test=[lambda: source])
     monkeypatch.setattr(images, "_locate", lambda data, data_dir: found)
+    monkeypatch.setattr(_mnist, "TRAIN_IMAGES", 4)
     task = images.Config(validate_images=2)
     model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
 
@@ -77,8 +79,13 @@ def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained)
                 pack(run, folder)
     pack(run, folder)
     card = (folder / "README.md").read_text()
-    assert card.count("10 steps of 1 images, 2.50 times over the data") == 3
-    assert "has seen them 7.5 times" in card
+    # Of the four images two are held out to validate on.
+    assert card.count("10 steps of 1 images, 5.00 times over the data") == 3
+    assert "2 training images of MNIST" in card
+    assert "has seen them 15.0 times" in card
+    assert "first test images" not in card
+    older = dataclasses.replace(run, task=dataclasses.replace(run.task, validate_on="test"))
+    assert "first test images" in ship["_validated"]([older, run])
     again = card[card.index("**Again**") :]
     commands = [f"--{word} runs/stage-{stage}" for stage in (1, 2) for word in ("dir", "start-from")]
     assert sorted(commands, key=again.index) == commands

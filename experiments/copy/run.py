@@ -51,6 +51,7 @@ TRAINING = train.Config(
     save_every=500,
 )
 ROUNDS = 7
+STEPS_TIMED = "minutes (steps x the time of one)"
 COMMAND = "python experiments/copy/run.py"
 
 
@@ -105,7 +106,7 @@ def seconds() -> dict[str, float]:
 
 def table() -> str:
     """A row for each model: what it has learned, and in what time."""
-    heads = ["model", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", "minutes"]
+    heads = ["model", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", STEPS_TIMED]
     lines = [heads, ["---"] * len(heads)]
     for model, told in learned().items():
         loss, right = ([one[name] for one in told] for name in ("loss", "accuracy"))
@@ -125,7 +126,7 @@ def table() -> str:
 def draw() -> list[Path]:
     """The loss in validation, the mean over the seeds, by the steps and by the minutes that these take."""
     taken, files = seconds(), []
-    for name, x in (("loss", "steps"), ("loss-time", "minutes of training")):
+    for name, x in (("loss", "steps"), ("loss-time", STEPS_TIMED)):
         lines = {}
         for model, told in learned().items():
             unit = taken[model] / 60 if name == "loss-time" else 1

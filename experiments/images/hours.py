@@ -30,6 +30,7 @@ TRAINED = {
 SCORE = "bits_per_dim"
 SCORED = {"mnist": 10_000, "cifar10": 500}  # test images
 ROUNDS = 7
+STEPS_TIMED = "minutes (steps x the time of one)"  # trainings run beside other work: their own are no measure
 COMMAND = "python experiments/images/run.py hours --data DIR"
 
 
@@ -103,7 +104,7 @@ def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
 def table(report: dict[str, Any]) -> str:
     """A row for each: what its time went into, and what came of it."""
     taken, batch = by_name(report), training().batch
-    heads = ["of preset `small`", "a step, s", "steps", "images seen", "minutes", "bits/dim"]
+    heads = ["of preset `small`", "a step, s", "steps", "images seen", STEPS_TIMED, "bits/dim of test images"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for name, (steps, score, _) in learned().items():
         minutes = steps * taken[name] / 60
@@ -120,8 +121,8 @@ def table(report: dict[str, Any]) -> str:
 
 
 def draw(report: dict[str, Any]) -> list[Path]:
-    """Bits per value of the validation images by the minutes that the steps so far take, a picture for each
-    set of images.
+    """Bits per value of the held-out training images by the minutes that the steps so far take, a picture for
+    each set of images.
     """
     taken, found, files = by_name(report), learned(), []
     for data in dict.fromkeys(name.split(",")[0] for name in found):
@@ -132,5 +133,5 @@ def draw(report: dict[str, Any]) -> list[Path]:
         }
         files.append(HERE / f"hours-{data.lower()}.png")
         title = f"{data}: one time for each, small models on one core"
-        pictures.curves(files[-1], lines, x="minutes of training", y="bits/dim in validation", title=title)
+        pictures.curves(files[-1], lines, x=STEPS_TIMED, y="bits/dim in validation", title=title)
     return files
