@@ -24,10 +24,10 @@ def contents(folder):
 @pytest.fixture
 def trained(tmp_path, monkeypatch, one_thread):
     """trained(folder, **settings): a run of 10 steps, the first that is logged."""
-    source = np.random.default_rng(0).integers(0, 256, (4, 28, 28, 1), np.uint8)
-    found = images._files.Splits(train=[lambda: source], test=[lambda: source])
+    source = np.random.default_rng(0).integers(0, 256, (260, 28, 28, 1), np.uint8)
+    found = images._files.Splits(train=[lambda: source], test=[lambda: source[:4]])
     monkeypatch.setattr(images, "_locate", lambda data, data_dir: found)
-    monkeypatch.setattr(_mnist, "TRAIN_IMAGES", 4)
+    monkeypatch.setattr(_mnist, "TRAIN_IMAGES", 260)
     task = images.Config(validate_images=2)
     model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
 
@@ -79,10 +79,10 @@ def test_a_training_goes_on_with_the_log_of_the_one_before_it(tmp_path, trained)
                 pack(run, folder)
     pack(run, folder)
     card = (folder / "README.md").read_text()
-    # Of the four images two are held out to validate on.
-    assert card.count("10 steps of 1 images, 5.00 times over the data") == 3
-    assert "2 training images of MNIST" in card
-    assert "has seen them 15.0 times" in card
+    # Of the 260 images two are held out to validate on.
+    assert card.count("10 steps of 1 images, 0.04 times over the data") == 3
+    assert "258 training images of MNIST" in card
+    assert "has seen them 0.1 times" in card
     assert "first test images" not in card
     older = dataclasses.replace(run, task=dataclasses.replace(run.task, validate_on="test"))
     assert "first test images" in ship["_validated"]([older, run])
