@@ -31,6 +31,20 @@ def test_a_batch_is_its_samples(config):
 
 
 @pytest.mark.parametrize("config", BUNDLED)
+def test_no_sample_is_in_two_splits_but_where_it_is_said(config):
+    """A task without a test set is judged by what it validates on, and says so."""
+    task = config.build()
+
+    def all_of(samples):
+        return {bytes(x) for x in samples.__getitems__(range(len(samples)))["tokens"].byte().numpy()}
+
+    train, validate, test = all_of(task.train), all_of(task.validate), all_of(task.test)
+    assert not train & validate
+    assert not train & test
+    assert validate == test if task.judged_by == "validate" else not validate & test
+
+
+@pytest.mark.parametrize("config", BUNDLED)
 def test_the_default_model_fits_its_data(config):
     task = config.build()
     model = task.model(linear.Config()).build()
