@@ -23,6 +23,7 @@ from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.checkpoint import from_json, to_json
 from lintra.train._callbacks import Interrupted
+from lintra.train._curve import MINUTES
 from lintra.train._optimizer import optimizer
 from lintra.train._run import Run, from_anywhere
 
@@ -110,7 +111,10 @@ class Trial:
         """Writes the kept file, if it is trained and has none: how it learned, and what is `found` of it."""
         if self.kept is None or self.concluded() is not None or self.scored() is None:
             return
-        more = {"curve": train.curves(self.folder)[f"validate_{self.score}"], **found(self)}
+        curves = train.curves(self.folder)
+        # By the clock, whatever else the machine did meanwhile; None where nothing was logged.
+        minutes = max(curves.get(MINUTES, {}).values(), default=None)
+        more = {"curve": curves[f"validate_{self.score}"], "minutes_by_the_clock": minutes, **found(self)}
         _report.save(self.kept, command=command, settings=self.settings(), **more)
 
     def _evaluate(self) -> float:

@@ -92,14 +92,16 @@ def test_what_another_machine_has_trained_is_not_trained_again(trial, tmp_path, 
 
 
 def test_what_came_of_a_training_is_kept_once(trial, tmp_path):
-    kept = dataclasses.replace(trial, kept=tmp_path / "kept" / "one.json")
+    ten = dataclasses.replace(trial.training, steps=10)  # the first step that is logged with its time
+    kept = dataclasses.replace(trial, training=ten, kept=tmp_path / "kept" / "one.json")
     kept.conclude("train", lambda one: {"score": one.scored()})
     assert not kept.kept.exists()
     kept.train()
     kept.conclude("train", lambda one: {"score": one.scored()})
     told = kept.concluded()
     assert told["score"] == kept.scored()
-    assert set(told["curve"]) == {"1"}
+    assert set(told["curve"]) == {"10"}
+    assert told["minutes_by_the_clock"] == max(train.curves(kept.folder)["minutes"].values()) > 0
     kept.conclude("train", lambda one: {"score": None})
     assert kept.concluded() == told
 
