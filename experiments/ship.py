@@ -6,9 +6,9 @@
     python experiments/ship.py RUN FOLDER                         now with a model card
 
 The data are looked for as `lintra train` does. A run that began at a packed model goes on with its log, and
-keeps the settings and the score of that one in before/; FOLDER must be another one. For a training that began at a
-model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not count
-minutes.
+keeps the settings and the score of that one in before/; FOLDER must be another one. For a training that began
+at a model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not
+count minutes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from lintra.tasks import speech
 from lintra.train._curve import MINUTES
 
 sys.path.insert(0, str(Path(__file__).parent / "images"))
-import readability  # noqa: E402 (from the folder beside this file)
+import readability
 
 GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
@@ -182,7 +182,8 @@ lintra generate --model {name}
 
 From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these figures.
 
-{_readable(name)}- **Data**: {trained_on:,} training images of MNIST (LeCun, Cortes and Burges), 256 levels, nothing added.
+{_readable(name)}- **Data**: {trained_on:,} training images of MNIST (LeCun, Cortes and Burges), 256 levels,
+  nothing added.
 - **Meant for** trying the library and measuring its speed. It knows digits like those of MNIST and nothing
   else, and has seen them {epochs:.1f} times where the paper's models saw them 250 times.
 """
@@ -268,8 +269,8 @@ def _validated(stages: Sequence[train.Run]) -> str:
     if not any(getattr(run.task, "validate_on", "train") == "test" for run in stages):
         return ""
     return (
-        ".\n  Those in validation are of the first test images, so that whoever watched them had seen a part of "
-        "the test set"
+        ".\n  Those in validation are of the first test images, so that whoever watched them had seen a part "
+        "of the test set"
     )
 
 

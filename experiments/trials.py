@@ -33,8 +33,8 @@ BATCH = 50
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One model trained on one problem, and its score on the problem's first test samples; a trial that others
-    are chosen by is scored on samples to validate on instead."""
+    """One model trained on one problem, and its score on the problem's first test samples, or on those to
+    validate on where something is chosen by it."""
 
     name: str
     folder: Path

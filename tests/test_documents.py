@@ -40,11 +40,13 @@ RESULTS = sorted(
     )
     for file in ROOT.glob(pattern)
 )
-# sha256 and path, as sha256sum writes them, of results that are older than checksums. A line leaves with the next
-# measurement; none is added.
+# sha256 and path, as sha256sum writes them, of results that are older than checksums. A line leaves with the
+# next measurement; none is added.
 OLDER = {
     path: digest
-    for digest, path in (line.split() for line in (ROOT / "tests" / "older_results.txt").read_text().splitlines())
+    for digest, path in (
+        line.split() for line in (ROOT / "tests" / "older_results.txt").read_text().splitlines()
+    )
 }
 
 
@@ -341,6 +343,27 @@ def test_the_scores_of_shipped_models_are_those_of_their_files():
         scores = _scores(folder)
         assert f"({scores['bits_per_dim']['mean']:.3f} bits/dim)" in (ROOT / "README.md").read_text()
         assert f"| {seen} | {scores['bits_per_dim_without_the_first']['mean']:.3f} |" in page
+
+
+def test_what_is_said_of_reading_drawn_digits_is_measured():
+    report = json.loads((IMAGES / "readability.json").read_text())
+    assert {"machine", "versions", "command", "date"} <= set(report)
+    readability = runpy.run_path(str(IMAGES / "readability.py"))
+    assert readability["table"](report) in (IMAGES / "README.md").read_text()
+    for name in readability["MODELS"]:
+        folder = ROOT / ("lintra/weights/mnist-small" if name == "mnist-small" else name)
+        assert readability["sentence"](report, name) in " ".join((folder / "README.md").read_text().split())
+
+
+def test_the_trainings_of_the_large_model_are_compared_on_all_test_images():
+    page = " ".join((IMAGES / "README.md").read_text().split())
+    for folder, words in (
+        ("weights/mnist/before", "{:.3f} bits/dim of all values of the 10,000 test images [after the first]"),
+        ("weights/mnist", "{:.3f} [after the second]"),
+    ):
+        score = _scores(ROOT / folder)["bits_per_dim"]
+        assert score["samples"] == 10_000
+        assert words.format(score["mean"]) in page
 
 
 def _scores(folder: Path) -> dict:

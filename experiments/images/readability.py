@@ -1,10 +1,10 @@
-"""How many drawn digits read as digits, by a classifier that has learned MNIST: see README.md beside this file.
+"""How many drawn digits read as digits, by a classifier that has learned MNIST. See README.md beside this.
 
     python experiments/images/readability.py --data DIR
 
-An image reads as a digit where the classifier gives one class more than 90 %. It is no judge of beauty: it was
-taught digits alone, and may be sure of what a person cannot read. Minutes on one core; DIR holds MNIST's four
-files, or its folder mnist does.
+An image reads as a digit where the classifier gives one class more than 90 %. It was taught digits alone, and
+may be sure of what a person cannot read. Minutes on one core; DIR holds MNIST's four files, or has a folder
+mnist that does.
 """
 
 import argparse

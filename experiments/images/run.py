@@ -1,7 +1,7 @@
 """The paper's images: see README.md beside this file.
 
     python experiments/images/run.py ablation --data DIR     what each part of preset "best" is worth
-    python experiments/images/run.py hours --data DIR        what the same time brings each mechanism, on both data
+    python experiments/images/run.py hours --data DIR        what the same time brings each mechanism
     python experiments/images/run.py speed                   how fast each way to generate is
 
 Trainings, killed at any moment, go on with the same command; of the speed nothing is kept half done, and

@@ -68,8 +68,8 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def save(path: Path, **content: object) -> None:
-    """Saves what was found as JSON, atomically, with the command, commit, machine and versions it is from, and
-    a checksum by which a change by hand is seen.
+    """Saves what was found as JSON, atomically, with the command, commit, machine and versions it is from,
+    and a checksum by which a change by hand is seen.
 
     Benchmarks add `measures`: the files and folders of the repository whose changes may change the figures.
     Raises ValueError for numbers that are not finite.

@@ -90,7 +90,7 @@ class Task(ABC):
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
-        """The split that `test` is: "validate" where there is no test set, and scores were seen in training."""
+        """The split that `test` is: "validate" where there is no test set: training sees its scores."""
         return "validate" if type(self).test is Task.test else "test"
 
     @abstractmethod

@@ -104,7 +104,9 @@ def test_a_change_by_hand_is_seen(tmp_path):
     assert _report.checksum(report) != report["checksum"]
     report["rows"][0]["figure"] = 0.1 + 0.2
     assert _report.checksum(report | {"redraw_every": None}) != report["checksum"]
-    assert _report.checksum({name: x for name, x in report.items() if name != "command"}) != report["checksum"]
+    assert (
+        _report.checksum({name: x for name, x in report.items() if name != "command"}) != report["checksum"]
+    )
 
 
 def test_what_is_no_number_is_not_written(tmp_path):

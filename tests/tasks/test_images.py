@@ -139,12 +139,18 @@ def test_what_is_held_out_is_read_alone(held_out, shards, shared):
     [
         ({"limit": 0}, "limit must lie in 1 .. 59744, since 256 are held out to validate on, got 0"),
         ({"data": "cifar10", "limit": 49_745}, "limit must lie in 1 .. 49744, since 256 .*, got 49745"),
-        ({"limit": 59_001, "validate_images": 1_000}, "limit must lie in 1 .. 59000, since 1000 are held out"),
+        (
+            {"limit": 59_001, "validate_images": 1_000},
+            "limit must lie in 1 .. 59000, since 1000 are held out",
+        ),
         ({"limit": 60_001, "validate_on": "test"}, "limit must lie in 1 .. 60000, got 60001"),
         ({"validate_images": 60_000}, "validate_images must lie in 1 .. 59999, got 60000"),
         ({"validate_images": 0}, "validate_images must lie in 1 .. 59999, got 0"),
         ({"validate_images": 10_001, "validate_on": "test"}, "validate_images must lie in 1 .. 10000, got"),
-        ({"validate_images": None}, "validate_images must be a number where validate_on is 'train', got None"),
+        (
+            {"validate_images": None},
+            "validate_images must be a number where validate_on is 'train', got None",
+        ),
     ],
 )
 def test_bad_settings(settings, message):
