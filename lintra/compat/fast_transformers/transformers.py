@@ -197,7 +197,7 @@ def everything(x: Tensor, memory: Tensor) -> FullMask:
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     """The function of torch.nn.functional. Raises ValueError where there is none of that name."""
-    found = getattr(functional, name, None)
+    found: Any = getattr(functional, name, None)
     if not callable(found):
         raise ValueError(f"activation must name a function of torch.nn.functional, got {name!r}")
     return found
