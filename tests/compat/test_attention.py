@@ -278,6 +278,26 @@ def test_attributes_that_programs_read_and_change():
     assert AFTFullAttention(9, 3).u.shape == (9, 3)
 
 
+def test_a_hash_bias_tells_queries_of_one_direction_apart():
+    """Without one they are a single cluster, whatever their lengths: one output for all."""
+    q = draw(1, 1, 1, 4).expand(2, 8, 3, 4) * torch.tensor([0.01, 3.0]).repeat(4)[:, None, None]
+    k, v = draw(2, 8, 3, 4, seed=1), draw(2, 8, 3, 4, seed=2)
+    mask, lengths = FullMask(8), LengthMask(torch.full((2,), 8))
+    for bias in (True, False):
+        y = inner("clustered", clusters=2, hash_bias=bias)(q, k, v, mask, lengths, lengths)
+        assert torch.equal(y[:, 0], y[:, 1]) != bias
+
+
+def test_the_hash_bias_reaches_causal_clusters():
+    q, k, v = inputs()
+    mask, lengths = TriangularCausalMask(11), LengthMask(torch.full((2,), 11))
+    found = [
+        inner("causal-improved-clustered", topk=2, hash_bias=bias)(q, k, v, mask, lengths, lengths)
+        for bias in (True, False)
+    ]
+    assert not torch.equal(*found)
+
+
 @pytest.mark.parametrize("mask", [None, TriangularCausalMask(11), FullMask(some_pairs())])
 def test_a_listener_gets_the_weights_that_make_the_output(mask):
     """Looked at or not, the output is that without a listener; a row that sees nothing is 0."""

@@ -197,8 +197,8 @@ def everything(x: Tensor, memory: Tensor) -> FullMask:
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
     """The function of torch.nn.functional. Raises ValueError where there is none of that name."""
-    found: Any = getattr(functional, name, None)
-    if not callable(found):
+    found: Callable[[Tensor], Tensor] | None = getattr(functional, name, None)
+    if found is None or not callable(found):
         raise ValueError(f"activation must name a function of torch.nn.functional, got {name!r}")
     return found
 

@@ -28,8 +28,9 @@ class ClusteredAttention(ScoredInnerAttention):
 
     def _options(self) -> dict[str, Any]:
         """Of the mechanism's configuration."""
-        sizes = {"clusters": self.clusters, "iterations": self.iterations, "bits": self.bits}
-        return self._scores() | sizes | {"improved": False}
+        hashes = {"bits": self.bits, "hash_bias": self.hash_bias}
+        sizes = {"clusters": self.clusters, "iterations": self.iterations}
+        return self._scores() | sizes | hashes | {"improved": False}
 
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
