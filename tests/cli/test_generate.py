@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lintra import checkpoint, generate
+from lintra import allocator, checkpoint, generate
 from lintra.attention import delta, leaves, linear, longformer, softmax
 from lintra.cli import _generate, _memory
 from lintra.models import decoder
@@ -234,7 +234,7 @@ def test_memory_is_known_here():
 def test_memory_of_a_container(tmp_path, monkeypatch):
     """Less than the machine has, where there is a limit; what is held of files counts as free."""
     groups = [tmp_path / name for name in ("limit", "used", "stat")]
-    monkeypatch.setattr(_memory, "_CONTAINERS", [groups])
+    monkeypatch.setattr(allocator, "_CONTAINERS", [groups])
     machine = _memory.available(torch.device("cpu"))
     groups[1].write_text("700000\n")
     groups[2].write_text("anon 1\ninactive_file 200000\n")
