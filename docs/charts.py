@@ -15,8 +15,8 @@ from lintra.bench._timing import Timing
 
 ROOT = Path(__file__).parents[1]
 BENCHES = {
-    "bench/results/mechanisms-amd-epyc.json": mechanisms,
-    "bench/results/roofline-amd-epyc.json": roofline,
+    "bench/results/mechanisms-intel-xeon.json": mechanisms,
+    "bench/results/roofline-intel-xeon.json": roofline,
     "experiments/scaling/attention.json": scaling,
     "experiments/scaling/model.json": model,
 }

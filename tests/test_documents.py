@@ -155,8 +155,10 @@ def test_comments_of_fields_reach_the_reference():
     ]
 
 
-CPU = ROOT / "bench" / "results" / "attention-amd-epyc.json"
-ALL = ROOT / "bench" / "results" / "mechanisms-amd-epyc.json"
+BENCH = ROOT / "bench" / "results"
+CPU = BENCH / "attention-intel-xeon.json"
+OTHER_CPU = BENCH / "attention-amd-epyc.json"
+ALL = BENCH / "mechanisms-intel-xeon.json"
 
 
 def figures(report: dict) -> str:
@@ -167,10 +169,52 @@ def figures(report: dict) -> str:
     return "\n".join(lines)
 
 
-def test_the_figures_of_the_readme_are_those_of_the_file():
+def side_by_side(report: dict, other: dict) -> str:
+    """The same rows of two machines, and what is asked of both."""
+    there = {row["what"]: row for row in other["rows"]}
+    names = [each["machine"]["cpu"].replace("(R)", "").removesuffix(" Processor") for each in (report, other)]
+    lines = [f"| work | {names[0]} | {names[1]} | target |", "| --- | --- | --- | --- |"]
+    for row in report["rows"]:
+        cells = [f"{each['figure']:.3g} {each['unit']}" for each in (row, there[row["what"]])]
+        lines.append(f"| {row['what']} | {cells[0]} | {cells[1]} | {row['target']} |")
+    return "\n".join(lines)
+
+
+def test_the_figures_of_the_readme_are_those_of_the_files():
     report = json.loads(CPU.read_text())
-    assert {"machine", "versions", "command", "date"} <= set(report)
-    assert figures(report) in (ROOT / "README.md").read_text()
+    assert {"machine", "versions", "command", "commit", "date"} <= set(report)
+    assert side_by_side(report, json.loads(OTHER_CPU.read_text())) in (ROOT / "README.md").read_text()
+
+
+def by_machine() -> str:
+    """A row for each run of the linear sum: of a matrix product's rate, and against softmax."""
+    heads = [
+        "run",
+        "matmul, GFLOP/s",
+        "forward, % of it",
+        "forward + backward, % of it",
+        "SDPA / native, both",
+    ]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    both = "forward + backward"
+    for name in ("attention", "roofline"):
+        for file in sorted(BENCH.glob(f"{name}-*.json")):
+            report = json.loads(file.read_text())
+            rows = by_name(report)
+            if name == "attention":
+                cells = [rows["matmul 2048^3 float32"], rows["forward, native"]]
+                cells += [rows[f"{both}, native"], rows[f"{both}: SDPA softmax / native"]]
+            else:
+                times = [report["timings_in_seconds"][x]["median"] for x in (f"softmax, {both}", both)]
+                rates = [100 * rows[f"{x}: rate"] / rows["matmul"] for x in ("forward", both)]
+                cells = [rows["matmul"], *rates, times[0] / times[1]]
+            figures = " | ".join(f"{x:.3g}" for x in cells)
+            lines.append(f"| [{file.stem}](../bench/results/{file.name}) | {figures} |")
+    return "\n".join(lines)
+
+
+def test_the_runs_of_several_machines_stand_side_by_side():
+    assert by_machine() in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_what_info_says_of_chunked_pytorch_is_measured():
@@ -188,14 +232,17 @@ def comparison(report: dict) -> str:
     tokens = f"{report['sizes']['tokens']} tokens"
     form = "{0}, ms | {0} against softmax"
     forms = " | ".join(form.format(mode) for mode in MODES)
-    head = f"| mechanism | {forms} | twice the length | at most |"
-    lines = [head, "| --- | --- | --- | --- | --- | --- | --- |"]
+    head = f"| mechanism | {forms} | quartiles of the first, ms | twice the length | at most |"
+    lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
     for name in attention.names():
         cells = [name]
         for mode in MODES:
             time = rows.get(f"{name}, {mode}, {tokens}")
             ratio = rows.get(f"{name}, {mode}: SDPA softmax / it")
             cells += ["" if time is None else f"{time:,.0f}", "" if ratio is None else f"{ratio:.1f} x"]
+        timings = (report["timings_in_seconds"].get(f"{name} {mode} {tokens.split()[0]}") for mode in MODES)
+        low, high = (1e3 * x for x in next(each for each in timings if each)["quartiles"])
+        cells.append(f"{low:,.0f} to {high:,.0f}")
         for kind in ("mean", "most"):
             growth = [rows.get(f"{name}, {mode}: twice the length, {kind}") for mode in MODES]
             cells.append(next((f"{x:.2f} x" for x in growth if x is not None), ""))
@@ -275,8 +322,8 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
 @pytest.mark.parametrize(
     ("file", "page"),
     [
-        ("bench/results/roofline-amd-epyc.json", "docs/performance.md"),
-        ("bench/results/runtime-amd-epyc.json", "docs/performance.md"),
+        ("bench/results/roofline-intel-xeon.json", "docs/performance.md"),
+        ("bench/results/runtime-intel-xeon.json", "docs/performance.md"),
         ("experiments/speech/streaming.json", "experiments/speech/README.md"),
     ],
 )
@@ -449,7 +496,7 @@ def where_the_time_goes(report: dict) -> str:
 
 
 def test_the_figures_of_a_fused_step_are_those_of_the_file():
-    report = json.loads((ROOT / "bench" / "results" / "generation-amd-epyc.json").read_text())
+    report = json.loads((ROOT / "bench" / "results" / "generation-intel-xeon.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     page = (ROOT / "docs" / "performance.md").read_text()
     assert "\n".join(steps(report)) in page

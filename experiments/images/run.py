@@ -117,7 +117,7 @@ def ablation_tables(report: dict[str, Any]) -> list[str]:
 
 
 def hours_tables(report: dict[str, Any]) -> list[str]:
-    return [hours.table(report)]
+    return [hours.table(report)] if hours.learned() else []
 
 
 def speed_tables(report: dict[str, Any]) -> list[str]:

@@ -52,9 +52,9 @@ def listen(model: CTC, strings: Sequence[Utterance]) -> list[Row]:
             peaks.append(peak())
     text += hearing.finish()
     said = " ".join(x.text or "" for x in strings)
-    rate = evaluate.error_rates([Heard("all", said, text)], "word")["word"].rate
+    errors = evaluate.error_rates([Heard("all", said, text)], "word")["word"].rate
     return [
-        Row(f"a recording of {MINUTES} minutes, in pieces, word errors", 100 * rate, "%"),
+        Row(f"a recording of {MINUTES} minutes, in pieces, word errors", 100 * errors, "%"),
         Row("seconds of work for a second of audio", sum(seconds) / (len(audio) / rate), "", at_most=0.1),
         Row(f"a piece of {PIECE:g} s, median", 1e3 * float(np.median(seconds)), "ms"),
         Row(f"a piece of {PIECE:g} s, the slowest", 1e3 * max(seconds), "ms"),

@@ -10,7 +10,7 @@ import lintra
 from lintra import attention, native, runtime
 from lintra.ops import _dispatch
 
-CHUNKED_IS_SLOWER = 7  # forward + backward, in the figures of bench/results/
+CHUNKED_IS_SLOWER = 5  # forward + backward, in the figures of bench/results/
 
 
 def list_mechanisms(args: Sequence[str]) -> int:

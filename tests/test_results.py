@@ -1,0 +1,91 @@
+"""The age of committed results: a figure in a document says at which commit it was measured."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# So many commits that touch the measured files may follow a measurement before the page has to say so.
+AGE = 20
+OLDER = "older than the code"
+WITHOUT = "before reports named their commit"
+PAGES = [
+    *(ROOT / name for name in ("README.md",)),
+    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "experiments").glob("*/README.md"),
+]
+
+
+def shown() -> list[tuple[Path, Path]]:
+    """(page, report) of every report with a date that a page links to."""
+    found = []
+    for page in PAGES:
+        for target in dict.fromkeys(re.findall(r"\]\(([^)#]+\.json)\)", page.read_text())):
+            file = (page.parent / target).resolve()
+            if "date" in json.loads(file.read_text()):
+                found.append((page, file))
+    return found
+
+
+def git(*words: str) -> str:
+    command = ["git", "-C", str(ROOT), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def age(commit: str, paths: list[str]) -> int:
+    """Commits since this one that touch these files. Raises CalledProcessError if it is unknown."""
+    git("merge-base", "--is-ancestor", commit, "HEAD")
+    return int(git("rev-list", "--count", f"{commit}..HEAD", "--", *paths))
+
+
+def complaint(page: str, report: dict, commits: int) -> str | None:
+    """What a page that shows a report leaves out; None if nothing."""
+    commit = report.get("commit")
+    if commit is None:
+        return None if WITHOUT in page else f"no commit in the file, and the page does not say {WITHOUT!r}"
+    if commit.endswith("+"):
+        return f"measured with changes that were not committed ({commit})"
+    if commit[:7] not in page:
+        return f"the page does not name the commit {commit[:7]}"
+    if commits > AGE and OLDER not in page:
+        return f"{commits} commits have touched what it measures: measure again, or say {OLDER!r}"
+    return None
+
+
+def test_what_a_page_has_to_say():
+    new = {"commit": "0123456789"}
+    assert complaint("at 0123456", new, AGE) is None
+    assert "21 commits" in complaint("at 0123456", new, AGE + 1)
+    assert complaint(f"at 0123456, {OLDER}", new, AGE + 1) is None
+    assert "does not name" in complaint("", new, 0)
+    assert "not committed" in complaint("at 0123456", {"commit": "0123456789+"}, 0)
+    assert "no commit" in complaint("", {}, 0)
+    assert complaint(WITHOUT, {}, 0) is None
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git checkout, so no history to count in")
+@pytest.mark.parametrize(("page", "file"), shown(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_figures_are_not_older_than_a_page_says(page, file):
+    report = json.loads(file.read_text())
+    commit = report.get("commit") or ""
+    commits = age(commit, report.get("measures", [])) if commit and "measures" in report else 0
+    told = complaint(" ".join(page.read_text().split()), report, commits)
+    assert told is None, f"{file.relative_to(ROOT)}: {told}"
+
+
+def missed() -> str:
+    """A row for every target that a report shown on some page misses."""
+    lines = ["| report | work | measured | target |", "| --- | --- | --- | --- |"]
+    for file in sorted({file for _, file in shown()}):
+        for row in json.loads(file.read_text()).get("rows", []):
+            if row.get("met") is False:
+                figure = f"{row['figure']:.4g} {row['unit']}".strip()
+                lines.append(f"| `{file.relative_to(ROOT)}` | {row['what']} | {figure} | {row['target']} |")
+    return "\n".join(lines)
+
+
+def test_every_missed_target_is_listed():
+    assert missed() in (ROOT / "docs" / "performance.md").read_text()
