@@ -229,6 +229,44 @@ def test_listeners_change_nothing(name):
     assert_close(encoder(x, mask), alone, **EXACT)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", MASKS)
+def test_a_listener_without_gradients_takes_none_away(name, mode):
+    encoder, dispatcher = model(attention_dropout=0.0, dropout=0.0)
+    x, mask = inputs(2, 6, 10).requires_grad_(), MASKS[name]()
+    expected = torch.autograd.grad(encoder(x, mask).square().sum(), x)
+
+    def look(event):
+        with mode():
+            assert event.attention_matrix.isfinite().all()
+
+    dispatcher.listen(AttentionEvent, look)
+    assert_close(torch.autograd.grad(encoder(x, mask).square().sum(), x), expected, **EXACT)
+
+
+def test_weights_read_in_inference_stay_in_it():
+    encoder, dispatcher = model()
+    read = []
+    dispatcher.listen(AttentionEvent, lambda event: read.append(event.attention_matrix))
+    with torch.inference_mode():
+        assert encoder(inputs(2, 6, 10)).is_inference()
+    assert all(weights.is_inference() for weights in read)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_weights_may_be_read_after_the_forward_pass(dropout):
+    """They are those of the output, the same draws of dropout among them."""
+    encoder, dispatcher = model(attention_dropout=dropout)
+    events, values, given = [], [], []
+    dispatcher.listen(AttentionEvent, events.append)
+    dispatcher.listen(QKVEvent, lambda event: values.append(event.values))
+    for layer in encoder.layers:
+        layer.attention.inner_attention.register_forward_hook(lambda _, __, y: given.append(y))
+    encoder(inputs(2, 6, 10))
+    for event, v, y in zip(events, values, given, strict=True):
+        assert_close(torch.einsum("nhls,nshd->nlhd", event.attention_matrix, v), y, **EXACT)
+
+
 def test_every_layer_shows_its_output():
     encoder, dispatcher = model(attention_type="linear", final_normalization=False, dropout=0.0)
     seen, given = [], []

@@ -11,7 +11,10 @@ from lintra.ops.softmax_attention import fused_attention
 
 
 class FullAttention(ScoredInnerAttention):
-    """Softmax attention; any mask. Its weights are made only where somebody listens and looks at them."""
+    """Softmax attention; any mask.
+
+    Its weights are made only where somebody listens, and looks at them or there is dropout.
+    """
 
     def _bidirectional(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
@@ -29,17 +32,23 @@ class FullAttention(ScoredInnerAttention):
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
         visible = pairs(visible, real_k, q, k)
+        if not self.event_dispatcher.listening:
+            return self._fused(q, k, v, visible)
         made: list[Tensor] = []
-        if self.event_dispatcher.listening:
+        inference, grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
-            def weights() -> Tensor:
+        def weights() -> Tensor:
+            # A listener may read them under no_grad: the output made of them keeps its graph.
+            with torch.inference_mode(inference), torch.set_grad_enabled(grad):
                 shown = self._weights(q, k, visible)
                 made.append(
                     torch.einsum("nhls,nshd->nlhd", shown, v)
                 )  # before a listener can write into them
-                return shown
+            return shown
 
-            self.event_dispatcher.dispatch(AttentionEvent(self, weights))
+        # Read after the forward pass, dropout would be drawn a second time: it is drawn at once.
+        event = AttentionEvent(self, weights() if self._weighing()["dropout"] else weights)
+        self.event_dispatcher.dispatch(event)
         if made:  # of the weights that were shown, dropout included
             return made[0]
         return self._fused(q, k, v, visible)

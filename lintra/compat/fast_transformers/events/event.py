@@ -16,7 +16,7 @@ class AttentionEvent(Event):
     """The weights of softmax attention after dropout, [n h l s], or [n h s] of one token.
 
     A function in their place is called when `attention_matrix` is first read: attention that does without
-    these weights then makes them only for a listener that looks.
+    these weights and has no dropout to draw then makes them only for a listener that looks.
     """
 
     def __init__(self, source: object, attention_matrix: Tensor | Callable[[], Tensor]):
