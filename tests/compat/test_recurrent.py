@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from lintra.compat.fast_transformers.attention import LinearAttention
 from lintra.compat.fast_transformers.builders import (
     RecurrentDecoderBuilder,
     RecurrentEncoderBuilder,
@@ -12,7 +13,7 @@ from lintra.compat.fast_transformers.builders import (
     TransformerEncoderBuilder,
 )
 from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher, IntermediateOutput
-from lintra.compat.fast_transformers.feature_maps import FeatureMap
+from lintra.compat.fast_transformers.feature_maps import Favor, FeatureMap
 from lintra.compat.fast_transformers.masking import LengthMask, TriangularCausalMask
 from lintra.compat.fast_transformers.recurrent._utils import check_state
 from lintra.compat.fast_transformers.recurrent.attention import (
@@ -122,6 +123,22 @@ def test_a_decoder_takes_its_states_so_too(attention_type):
     state = tuple(tuple(tuple(x.detach() for x in part) for part in layer) for layer in state)
     y, _ = steps(rnn, x[:, 2:], state, memory=memory, memory_length_mask=LENGTHS)
     assert_close(y, expected[:, 2:], **EXACT)
+
+
+@pytest.mark.parametrize("feature_map", [None, Favor.factory(8, stabilize=True)])
+def test_what_stands_in_padded_keys_changes_nothing(feature_map):
+    """A map that subtracts the maximum of a sequence sees zeros there, as the parallel form does."""
+    torch.manual_seed(0)
+    recurrent = RecurrentCrossLinearAttention(4, feature_map).double()
+    parallel = LinearAttention(4, feature_map).double()
+    parallel.load_state_dict(recurrent.state_dict())
+    q, k, v = draw(2, 1, 3, 4), draw(2, 6, 3, 4, seed=1), draw(2, 6, 3, 5, seed=2)
+    expected = parallel(q, k, v, None, None, LENGTHS)[:, 0]
+    for x in (k, v):
+        x[1, 3:] = torch.nan
+    y, state = recurrent(q[:, 0], k, v, LENGTHS)
+    assert_close(y, expected, **EXACT)
+    assert all(x.isfinite().all() for x in state)
 
 
 def test_what_a_state_holds():

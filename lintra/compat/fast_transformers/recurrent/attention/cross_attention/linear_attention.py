@@ -12,6 +12,7 @@ from lintra.compat.fast_transformers.recurrent._utils import State, open_state
 from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
 from lintra.ops._autocast import no_autocast
 from lintra.ops.features import apply_feature_map
+from lintra.ops.padding import zero_padding
 
 
 class RecurrentCrossLinearAttention(RecurrentFeatures):
@@ -33,9 +34,11 @@ class RecurrentCrossLinearAttention(RecurrentFeatures):
             assert keys is not None
             assert values is not None
             begin(self.feature_map, query.device)
+            mask = real(key_lengths, keys)
+            keys, values = zero_padding(mask, keys, values)  # a map may look at all keys of a sequence
             q, k, fused = features(self.feature_map, query, keys)
             y, (kv, z) = ops.linear_attention(
-                q, k, values, mask=real(key_lengths, keys), causal=False, eps=self.eps, feature_map=fused
+                q, k, values, mask=mask, causal=False, eps=self.eps, feature_map=fused
             )
             return y[:, 0], [kv.mT, z]
         vk, z = open_state(state, query)
