@@ -6,6 +6,7 @@ import sys
 from pkgutil import walk_packages
 
 import pytest
+from torch import nn
 
 import lintra.compat.fast_transformers as ours
 
@@ -47,6 +48,16 @@ for name in {public}:
     assert getattr(importlib.import_module(parent), last) is found, name
 """
     run(program)
+
+
+@pytest.mark.parametrize(
+    "module", [ours.attention, ours.recurrent.attention, ours.recurrent.transformers, ours.transformers]
+)
+def test_classes_leave_names_to_those_that_derive_from_them(module):
+    """`self.end = nn.Linear(...)` in a class of one's own would be hidden behind a method `end`."""
+    for name in module.__all__:
+        taken = {x for x in dir(getattr(module, name)) if not x.startswith("_")}
+        assert taken <= set(dir(nn.Module)), name
 
 
 def test_private_kernels_are_refused_in_words():

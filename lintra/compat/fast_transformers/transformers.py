@@ -37,7 +37,7 @@ class FeedForward(nn.Module):
         self.activation = activation_function(activation)
         self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
-    def feed(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
+    def _feed(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         y = self.dropout(self.activation(self.linear1(x)))
         return norm(x + self.dropout(self.linear2(y)))
 
@@ -94,11 +94,11 @@ class Layers(nn.Module):
         self.norm = norm_layer
         self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
-    def show(self, x: Tensor) -> None:
+    def _show(self, x: Tensor) -> None:
         """Dispatches the output of a layer."""
         self.event_dispatcher.dispatch(IntermediateOutput(self, x))
 
-    def end(self, x: Tensor) -> Tensor:
+    def _end(self, x: Tensor) -> Tensor:
         return x if self.norm is None else self.norm(x)
 
 
@@ -110,7 +110,7 @@ class TransformerEncoderLayer(EncoderLayer):
     ) -> Tensor:
         attn_mask, length_mask = attn_mask or everything(x, x), length_mask or Unpadded(x)
         y = self.attention(x, x, x, attn_mask=attn_mask, query_lengths=length_mask, key_lengths=length_mask)
-        return self.feed(self.norm1(x + self.dropout(y)), self.norm2)
+        return self._feed(self.norm1(x + self.dropout(y)), self.norm2)
 
 
 class TransformerEncoder(Layers):
@@ -122,8 +122,8 @@ class TransformerEncoder(Layers):
         attn_mask, length_mask = attn_mask or everything(x, x), length_mask or Unpadded(x)
         for layer in self.layers:
             x = layer(x, attn_mask=attn_mask, length_mask=length_mask)
-            self.show(x)
-        return self.end(x)
+            self._show(x)
+        return self._end(x)
 
 
 class TransformerDecoderLayer(DecoderLayer):
@@ -152,7 +152,7 @@ class TransformerDecoderLayer(DecoderLayer):
             query_lengths=x_length_mask,
             key_lengths=memory_length_mask or Unpadded(memory),
         )
-        return self.feed(self.norm2(x + self.dropout(y)), self.norm3)
+        return self._feed(self.norm2(x + self.dropout(y)), self.norm3)
 
 
 class TransformerDecoder(Layers):
@@ -175,8 +175,8 @@ class TransformerDecoder(Layers):
         }
         for layer in self.layers:
             x = layer(x, memory, **masks)
-            self.show(x)
-        return self.end(x)
+            self._show(x)
+        return self._end(x)
 
 
 class Unpadded(LengthMask):

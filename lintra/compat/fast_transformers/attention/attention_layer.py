@@ -43,12 +43,12 @@ class AttentionLayer(nn.Module):
         query_lengths: BaseMask | None = None,
         key_lengths: BaseMask | None = None,
     ) -> Tensor:
-        q, k, v = self.project(queries, keys, values)
+        q, k, v = self._project(queries, keys, values)
         self.event_dispatcher.dispatch(QKVEvent(self, q, k, v))
         y = self.inner_attention(q, k, v, attn_mask, query_lengths, key_lengths)
         return self.out_projection(y.flatten(2))
 
-    def project(self, *given: Tensor) -> list[Tensor]:
+    def _project(self, *given: Tensor) -> list[Tensor]:
         """Queries, keys and values [... c], or the first of them, by heads [... h d]."""
         projections = (self.query_projection, self.key_projection, self.value_projection)
         pairs = zip(projections, given, strict=False)

@@ -17,7 +17,7 @@ class RecurrentTransformerEncoderLayer(EncoderLayer):
 
     def forward(self, x: Tensor, state: State = None, memory: State = None) -> tuple[Tensor, State]:
         mixed, state = self.attention(x, x, x, check_state(state, memory))
-        return self.feed(self.norm1(x + self.dropout(mixed)), self.norm2), state
+        return self._feed(self.norm1(x + self.dropout(mixed)), self.norm2), state
 
 
 class RecurrentTransformerEncoder(Layers):
@@ -30,8 +30,8 @@ class RecurrentTransformerEncoder(Layers):
         after = layer_states(check_state(state, memory), len(self.layers))
         for i, layer in enumerate(self.layers):
             x, after[i] = layer(x, after[i])
-            self.show(x)
-        return self.end(x), after
+            self._show(x)
+        return self._end(x), after
 
 
 class RecurrentTransformerDecoderLayer(DecoderLayer):
@@ -52,7 +52,7 @@ class RecurrentTransformerDecoderLayer(DecoderLayer):
         mixed, own = self.self_attention(x, x, x, state=own)
         x = self.norm1(x + self.dropout(mixed))
         mixed, read = self.cross_attention(x, memory, memory, memory_length_mask, state=read)
-        return self.feed(self.norm2(x + self.dropout(mixed)), self.norm3), [own, read]
+        return self._feed(self.norm2(x + self.dropout(mixed)), self.norm3), [own, read]
 
 
 class RecurrentTransformerDecoder(Layers):
@@ -70,8 +70,8 @@ class RecurrentTransformerDecoder(Layers):
             memory_length_mask = Unpadded(memory)
         for i, layer in enumerate(self.layers):
             x, after[i] = layer(x, memory, memory_length_mask=memory_length_mask, state=after[i])
-            self.show(x)
-        return self.end(x), after
+            self._show(x)
+        return self._end(x), after
 
 
 __all__ = [

@@ -11,7 +11,11 @@ from lintra.ops.softmax_attention import fused_attention
 class RecurrentSoftmax(nn.Module):
     """Base. `softmax_temp` multiplies the scores (default e^-0.5)."""
 
-    shown: ClassVar[tuple[int, int, int]] = (0, 1, 2)  # the axes [n h s] of the weights, as an event has them
+    _shown: ClassVar[tuple[int, int, int]] = (
+        0,
+        1,
+        2,
+    )  # the axes [n h s] of the weights, as an event has them
 
     def __init__(
         self,
@@ -42,5 +46,5 @@ class RecurrentSoftmax(nn.Module):
         weights = self.dropout(scores.softmax(-1))
         if visible is not None:
             weights = weights.masked_fill(~visible.any(-1, keepdim=True), 0.0)
-        self.event_dispatcher.dispatch(AttentionEvent(self, weights[:, :, 0].permute(self.shown)))
+        self.event_dispatcher.dispatch(AttentionEvent(self, weights[:, :, 0].permute(self._shown)))
         return weights @ values

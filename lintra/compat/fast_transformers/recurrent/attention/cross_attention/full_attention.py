@@ -16,7 +16,7 @@ class RecurrentCrossFullAttention(RecurrentSoftmax):
     State: keys [n s h e] and values [n s h d] of all tokens; each call sees those that its `key_lengths`
     names (None: all)."""
 
-    shown = (0, 2, 1)
+    _shown = (0, 2, 1)
 
     def forward(
         self,
