@@ -74,11 +74,13 @@ def test_mapped_files(tmp_path):
         assert_close(ours(x), theirs(x), **EXACT)
 
 
-def test_files_are_not_unpickled_unless_asked(tmp_path):
+def test_files_are_not_unpickled(tmp_path):
     torch.save({"weight": torch.zeros(1), "own": SimpleMapper()}, tmp_path / "own.pt")
     with pytest.raises(Exception, match=r"[Ww]eights.only"):
         SimpleMapper.load_file(tmp_path / "own.pt")
-    assert SimpleMapper.load_file(tmp_path / "own.pt", weights_only=False)["weight"] == 0
+    for asked in (False, None):
+        with pytest.raises(ValueError, match=rf"weights_only={asked}: torch.load a file you trust"):
+            SimpleMapper.load_file(tmp_path / "own.pt", weights_only=asked)
 
 
 def test_bert_and_longformer_have_our_parameters():

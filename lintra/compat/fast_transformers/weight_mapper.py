@@ -114,9 +114,16 @@ class SimpleMapper:
         """What torch.load reads from a file, with its state dict mapped.
 
         The state dict is what the file holds, or stands in it under the key `model_root`. Only tensors and
-        plain values are unpickled; `other_args` go to torch.load: weights_only=False for a file you trust.
+        plain values are unpickled; other arguments go to torch.load.
+
+        Raises ValueError for weights_only=False.
         """
-        state = torch.load(filepath, map_location=map_location, **{"weights_only": True} | other_args)
+        if not other_args.setdefault("weights_only", True):
+            raise ValueError(
+                f"load_file unpickles only tensors and plain values, got weights_only="
+                f"{other_args['weights_only']}: torch.load a file you trust, then .map its state dict"
+            )
+        state = torch.load(filepath, map_location=map_location, **other_args)
         if model_root is None:
             return cls().map(state)
         state[model_root] = cls().map(state[model_root])
