@@ -17,6 +17,7 @@ from lintra.compat.fast_transformers.attention import (
     LocalAttention,
     ReformerAttention,
 )
+from lintra.compat.fast_transformers.attention.causal_linear_attention import causal_linear
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.builders import AttentionBuilder, TransformerEncoderBuilder
 from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher
@@ -156,6 +157,14 @@ def test_causal_linear_takes_other_keys_than_queries(keys):
     weights = torch.einsum("nlhe,nshe->nhls", q, k).tril() * lengths.bool_matrix[:, None, None]
     expected = torch.einsum("nhls,nshd->nlhd", weights / (weights.sum(-1, keepdim=True) + 1e-6), v)
     assert_close(y, expected, **EXACT)
+
+
+def test_causal_linear_is_a_sum_without_a_denominator():
+    q, k, v = inputs()
+    y = causal_linear(q, k, v[..., :3])
+    weights = torch.einsum("nlhe,nshe->nhls", q, k).tril()
+    assert_close(y, torch.einsum("nhls,nshd->nlhd", weights, v[..., :3]), **EXACT)
+    assert y.is_contiguous()
 
 
 def test_errors_are_those_of_the_library():

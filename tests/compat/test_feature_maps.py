@@ -21,6 +21,7 @@ from lintra.compat.fast_transformers.feature_maps import (
     elu_feature_map,
 )
 from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
+from lintra.compat.fast_transformers.feature_maps.fourier_features import orthogonal_random_matrix_
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
 from tests.laws import EXACT
 
@@ -180,6 +181,23 @@ def test_stabilized_favor_takes_sequences():
         assert phi(x).amax() == 1.0
     with pytest.raises(ValueError, match=r"takes sequences \[n l ... d\], got x of \[5, 4\]"):
         phi(torch.zeros(5, 4))
+
+
+@pytest.mark.parametrize("columns", [3, 4, 10])
+def test_orthogonal_random_matrix(columns):
+    w = torch.zeros(4, columns, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(0)
+    orthogonal_random_matrix_(w)
+    first = w.detach().clone()
+    for block in first.split(4, 1):
+        gram = block.mT @ block
+        assert_close(gram, gram.diagonal().diag(), **EXACT)
+        assert (gram.diagonal() > 0).all()
+    orthogonal_random_matrix_(w)
+    assert not torch.equal(w, first)
+    torch.manual_seed(0)
+    orthogonal_random_matrix_(w)
+    assert torch.equal(w, first)
 
 
 def test_the_modules_have_their_names():

@@ -3,11 +3,20 @@
 from torch import Tensor
 from torch.nn import functional
 
+from lintra import ops
 from lintra.compat.fast_transformers.attention._features import FEATURES, FeatureAttention
 from lintra.compat.fast_transformers.attention._inner import real
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.masking import BaseMask, FullMask
 from lintra.ops.padding import real_tokens
+
+
+def causal_linear(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
+    """Sums v_s (k_s . q_t) over s <= t, without a denominator.
+
+    Features Q and K [n l h f], values V [n l h d] -> [n l h d], contiguous.
+    """
+    return ops.linear_attention(Q, K, V, normalize=False)[0].contiguous()
 
 
 class CausalLinearAttention(FeatureAttention):

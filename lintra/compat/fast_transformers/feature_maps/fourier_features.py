@@ -10,6 +10,18 @@ from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
 from lintra.ops.random_features import independent_gaussian, orthogonal_gaussian
 
 
+def orthogonal_random_matrix_(w: Tensor) -> None:
+    """Fills w [rows columns] with columns as long as normal vectors, orthogonal in each block of `rows`."""
+    rows, columns = w.shape
+    with torch.no_grad():
+        w.copy_(orthogonal_gaussian(columns, rows, "chi", _generator()).mT)
+
+
+def _generator() -> torch.Generator:
+    """One whose seed comes from the global generator, so that torch.manual_seed decides what it draws."""
+    return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+
 class RandomFourierFeatures(FeatureMap):
     """cos and sin of random projections: estimates exp(-t |x - y|^2 / 2), t being `softmax_temp`.
 
@@ -50,10 +62,8 @@ class RandomFourierFeatures(FeatureMap):
         self._calls += 1
 
     def _draw(self, device: torch.device | str | None = None) -> None:
-        # The seed comes from the global generator, so that torch.manual_seed decides the map.
-        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         draw = orthogonal_gaussian if self.orthogonal else independent_gaussian
-        omega = draw(self.omega.shape[1], self.query_dimensions, "chi", generator)
+        omega = draw(self.omega.shape[1], self.query_dimensions, "chi", _generator())
         self.omega = omega.mT.to(self.omega.device if device is None else device, self.omega.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
