@@ -233,6 +233,17 @@ def test_a_real_query_may_stand_beside_a_padded_key(attention_type):
     assert_close(y[1, 10], expected, **EXACT)
 
 
+@pytest.mark.parametrize("attention_type", TYPES)
+def test_lengths_of_one_row_are_those_of_every_sequence(attention_type):
+    attention, tokens = inner(attention_type), inputs()
+    mask = TriangularCausalMask(11) if attention_type in CAUSAL_ONLY else FullMask(11)
+    one, all_of_them = (LengthMask(torch.tensor(x), max_len=11) for x in ([7], [7, 7]))
+    expected = attention(*tokens, mask, all_of_them, all_of_them)
+    assert torch.equal(attention(*tokens, mask, one, one), expected)
+    with pytest.raises(ValueError, match=r"lengths of \[3, 11\] do not fit 2 sequences of 11"):
+        attention(*tokens, mask, None, LengthMask(torch.tensor([7, 7, 7]), max_len=11))
+
+
 class Counted(FeatureMap):
     """A map of one's own, drawn anew at each sequence."""
 
@@ -305,6 +316,18 @@ def test_the_hash_bias_reaches_causal_clusters():
         for bias in (True, False)
     ]
     assert not torch.equal(*found)
+
+
+@pytest.mark.parametrize("attention_type", ["improved-clustered", "causal-improved-clustered"])
+def test_lengths_of_keys_do_not_choose_the_clusters_of_queries(attention_type):
+    """Keys that no query would look at may as well be padding."""
+    q, k, v = draw(2, 16, 3, 4), draw(2, 16, 3, 4, seed=1), draw(2, 16, 3, 4, seed=2)
+    q[..., 0] = q[..., 0].abs() + 1
+    k[:, 6:, :, 0] = -1e4  # exp of such a score is 0 in float64
+    attention = inner(attention_type, clusters=4)
+    mask = TriangularCausalMask(16) if attention_type in CAUSAL_ONLY else FullMask(16)
+    expected = attention(q, k, v, mask)
+    assert_close(attention(q, k, v, mask, None, LengthMask(torch.tensor([6, 6]), 16)), expected, **EXACT)
 
 
 @pytest.mark.parametrize("mask", [None, TriangularCausalMask(11), FullMask(some_pairs())])

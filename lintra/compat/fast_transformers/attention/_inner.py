@@ -119,10 +119,14 @@ class ScoredInnerAttention(InnerAttention):
 
 
 def real(lengths: BaseMask | None, x: Tensor) -> Tensor | None:
-    """The mask [n l] of a sequence x [n l h e]; None if all is real. ValueError where they do not fit."""
+    """The mask [n l] of a sequence x [n l h e]; None if all is real. One row is that of all sequences.
+
+    Raises ValueError where they do not fit."""
     if lengths is None or (lengths.all_ones and lengths.shape[-1] == x.shape[1]):
         return None
     mask = lengths.bool_matrix.to(x.device)
+    if mask.dim() == 2 and len(mask) == 1:
+        mask = mask.expand(len(x), -1)
     if mask.dim() != 2 or mask.shape[0] != x.shape[0] or mask.shape[1] > x.shape[1]:
         raise ValueError(f"lengths of {list(mask.shape)} do not fit {x.shape[0]} sequences of {x.shape[1]}")
     return torch.cat((mask, mask.new_zeros(len(mask), x.shape[1] - mask.shape[1])), 1)

@@ -35,7 +35,7 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
         hashes = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
         assert isinstance(hashes, clustered.ClusteredAttention)
         codes = clustering.sign_codes(q, hashes.planes, hashes.bias)
-        cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real_k)  # [b h t]
+        cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real_q)  # [b h t]
         real = real_tokens(real_k, k)
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
         with torch.no_grad():
