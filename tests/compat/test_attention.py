@@ -1,5 +1,8 @@
 """Inner attentions: what they share, and what each makes of a mask."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.nn import functional
@@ -272,6 +275,52 @@ def test_a_map_of_ones_own_draws_at_each_forward(kind):
     weights = torch.einsum("nlhe,nshe->nhls", q.exp(), k.square()) * mask.bool_matrix
     expected = torch.einsum("nhls,nshd->nlhd", weights / (weights.sum(-1, keepdim=True) + 1e-6), v)
     assert_close(y, expected, **EXACT)
+
+
+BUILT = [
+    "reformer",
+    "clustered",
+    "improved-clustered",
+    "causal-improved-clustered",
+    "aft-simple",
+]  # of lintra's
+
+
+@pytest.mark.parametrize("attention_type", BUILT)
+def test_a_pickle_is_that_of_a_module_that_has_not_run(attention_type):
+    """What is built for the shapes and device of a call stays behind; modules of the library never had it."""
+    attention, mask = inner(attention_type), TriangularCausalMask(11)
+    mask = mask if attention_type in CAUSAL_ONLY else FullMask(11)
+    before = pickle.dumps(attention)
+    y = attention(*inputs(), mask)
+    assert pickle.dumps(attention) == before
+    foreign = type(attention).__new__(type(attention))
+    foreign.__setstate__({name: x for name, x in vars(attention).items() if name != "_mechanisms"})
+    for other in (pickle.loads(before), copy.deepcopy(attention), foreign):
+        assert torch.equal(other(*inputs(), mask), y)
+
+
+def test_a_temperature_that_falls_leaves_no_mechanism_for_each_step():
+    attention = inner("reformer")
+    before = attention(*inputs())
+    for step in range(1, 40):
+        attention.softmax_temp = 1 / step
+        attention(*inputs())
+    assert len(attention._mechanisms) <= 8
+    attention.softmax_temp = None
+    assert torch.equal(attention(*inputs()), before)
+
+
+@pytest.mark.parametrize("attention_type", [x for x in TYPES if hasattr(inner(x), "dropout")])
+def test_weights_are_dropped_where_the_module_of_dropout_says_so(attention_type):
+    """It may be switched alone, as programs do that sample at evaluation."""
+    attention = inner(attention_type, attention_dropout=0.5)
+    mask = TriangularCausalMask(11) if attention_type in CAUSAL_ONLY else FullMask(11)
+    whole = attention.eval()(*inputs(), mask)
+    attention.train().dropout.eval()
+    assert torch.equal(attention(*inputs(), mask), whole)
+    attention.eval().dropout.train()
+    assert not torch.allclose(attention(*inputs(), mask), whole)
 
 
 def test_attributes_that_programs_read_and_change():

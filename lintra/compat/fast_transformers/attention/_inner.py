@@ -36,6 +36,7 @@ CLUSTERED: list[tuple[str, Spec]] = [
     ("bits", Optional(Int, 63)),
     ("hash_bias", Optional(Bool, True)),
 ]
+MECHANISMS = 8  # that one module keeps; with a temperature that falls each step has its own
 
 
 class InnerAttention(nn.Module):
@@ -45,6 +46,13 @@ class InnerAttention(nn.Module):
         super().__init__()
         self.event_dispatcher = EventDispatcher.get(event_dispatcher)
         self._mechanisms: dict[Any, Attention] = {}  # by shape; they have no parameters of their own
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves the mechanisms out: they are on one device, and are built anew where they are missing."""
+        return {name: x for name, x in vars(self).items() if name != "_mechanisms"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state | {"_mechanisms": {}})
 
     def forward(
         self,
@@ -91,6 +99,8 @@ class InnerAttention(nn.Module):
         """lintra's mechanism of that configuration for tensors of these shapes."""
         key = (causal, *q.shape[2:], v.shape[3], q.device, *options.items())
         if key not in self._mechanisms:
+            if len(self._mechanisms) >= MECHANISMS:
+                self._mechanisms.clear()
             shape = {"heads": q.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
             self._mechanisms[key] = config(**options).build(causal=causal, **shape).to(q.device)
         return self._mechanisms[key].train(self.training)
@@ -112,6 +122,12 @@ class ScoredInnerAttention(InnerAttention):
     def _scores(self) -> dict[str, Any]:
         """`scale` and `dropout` as the configurations of lintra take them."""
         return {"scale": self.softmax_temp or None, "dropout": self.dropout.p}
+
+    def _mechanism(
+        self, config: Callable[..., AttentionConfig], q: Tensor, v: Tensor, *, causal: bool, **options: Any
+    ) -> Attention:
+        """lintra's mechanism as above; weights are dropped where the module `dropout` would."""
+        return super()._mechanism(config, q, v, causal=causal, **options).train(self.dropout.training)
 
     def _weighing(self) -> dict[str, Any]:
         """`scale` and `dropout` as the ops take them, now."""
