@@ -45,8 +45,6 @@ class FeatureAttention(InnerAttention):
         *,
         causal: bool,
     ) -> Tensor:
-        if causal:
-            by_position_only(self.feature_map)
         begin(self.feature_map, q.device)
         q, k, fused = features(self.feature_map, q, k)
         if causal and real_k is not None and real_k is not real_q:

@@ -1,12 +1,15 @@
 """Linear attention of every query to the real keys up to its own place."""
 
-from torch import Tensor
+from collections.abc import Callable
+
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._features import FEATURES, FeatureAttention
+from lintra.compat.fast_transformers.attention._features import FEATURES, FeatureAttention, by_position_only
 from lintra.compat.fast_transformers.attention._inner import real
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
+from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.masking import BaseMask, FullMask
 from lintra.ops.padding import real_tokens
 
@@ -23,8 +26,18 @@ class CausalLinearAttention(FeatureAttention):
     """Linear attention in which every query sees the real keys up to its own place.
 
     Of more keys than queries those behind the last query are not seen; of more queries than keys the last
-    ones see all keys.
+    ones see all keys. Raises ValueError for a feature map that looks at other tokens.
     """
+
+    def __init__(
+        self,
+        query_dimensions: int,
+        feature_map: Callable[[int], nn.Module] | None = None,
+        eps: float = 1e-6,
+        event_dispatcher: str | EventDispatcher = "",
+    ):
+        super().__init__(query_dimensions, feature_map, eps, event_dispatcher)
+        by_position_only(self.feature_map)
 
     def forward(
         self,
