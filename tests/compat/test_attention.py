@@ -56,9 +56,10 @@ def some_pairs(queries=11, keys=11):
 
 
 def softmax(q, k, v, visible):
-    """The definition; 0 for a query that sees nothing."""
+    """The definition; 0 for a query that sees nothing, whose row never meets the softmax as NaN."""
     scores = torch.einsum("nlhe,nshe->nhls", q, k) / q.shape[3] ** 0.5
-    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+    blind = ~visible.any(-1, keepdim=True)
+    weights = scores.masked_fill(~(visible | blind), -torch.inf).softmax(-1).masked_fill(blind, 0.0)
     return torch.einsum("nhls,nshd->nlhd", weights, v)
 
 
@@ -116,12 +117,7 @@ def test_local_with_any_mask_and_any_lengths_is_softmax_in_a_band(context, queri
         y = attention(q, k, v, None if visible is None else FullMask(visible), None, FullMask(real))
         expected = softmax(q, k, v, pairs)
         assert_close(y, expected, **EXACT)
-        zero = torch.zeros_like(expected)
-        masked = torch.where(
-            pairs.any(-1).movedim(1, 2)[..., None], expected, zero
-        )  # NaN's gradients stay out
-        assert_close(y.sum(), masked.sum(), **EXACT)
-        assert all(g.isfinite().all() for g in gradients(y, [q, k, v]))
+        assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]), **EXACT)
 
 
 def test_reformer_with_any_mask_is_softmax_where_one_chunk_holds_all():
@@ -277,13 +273,8 @@ def test_a_map_of_ones_own_draws_at_each_forward(kind):
     assert_close(y, expected, **EXACT)
 
 
-BUILT = [
-    "reformer",
-    "clustered",
-    "improved-clustered",
-    "causal-improved-clustered",
-    "aft-simple",
-]  # of lintra's
+# What hands over to a mechanism of lintra.
+BUILT = ["reformer", "clustered", "improved-clustered", "causal-improved-clustered", "aft-simple"]
 
 
 @pytest.mark.parametrize("attention_type", BUILT)
