@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
+from lintra.compat.fast_transformers.attention import AttentionLayer
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Float, Int, Optional
 from lintra.compat.fast_transformers.builders import (
     AttentionBuilder,
@@ -17,7 +18,10 @@ from lintra.compat.fast_transformers.builders import (
     TransformerDecoderBuilder,
     TransformerEncoderBuilder,
 )
-from lintra.compat.fast_transformers.builders.transformer_builders import BaseTransformerEncoderBuilder
+from lintra.compat.fast_transformers.builders.transformer_builders import (
+    BaseTransformerBuilder,
+    BaseTransformerEncoderBuilder,
+)
 from lintra.compat.fast_transformers.events import EventDispatcher, QKVEvent
 from lintra.compat.fast_transformers.feature_maps import GeneralizedRandomFeatures
 from lintra.compat.fast_transformers.masking import LengthMask
@@ -70,6 +74,26 @@ def test_what_is_wrong_is_said():
         AttentionBuilder.from_kwargs(query_dimensions=4).get("full:linear")
     with pytest.raises(ValueError, match="must end in one attention"):
         AttentionBuilder.from_kwargs(query_dimensions=4).get("full,linear")
+
+
+def test_a_builder_of_ones_own_has_attributes_of_its_own():
+    """The base of all takes any; builders of encoders and decoders refuse what they do not know."""
+
+    class Chain(BaseTransformerBuilder):
+        def __init__(self):
+            self.attention = AttentionBuilder()
+            self.stages = 2
+
+        def get(self):
+            kind = self.attention.get("full")
+            return nn.Sequential(
+                *(TransformerEncoderLayer(AttentionLayer(kind, 8, 2), 8) for _ in range(self.stages))
+            )
+
+    assert len(Chain.from_kwargs(stages=3).get()) == 3
+    for kind in (TransformerEncoderBuilder, RecurrentDecoderBuilder):
+        with pytest.raises(AttributeError, match="no parameter 'stages'"):
+            kind().stages = 2
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])

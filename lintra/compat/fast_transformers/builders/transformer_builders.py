@@ -36,7 +36,7 @@ from lintra.compat.fast_transformers.transformers import (
 
 
 class BaseTransformerBuilder(BaseBuilder):
-    """What every transformer has. An attribute that an attention builder knows goes to it too."""
+    """What every transformer has."""
 
     n_layers: int = 4
     n_heads: int = 4
@@ -77,6 +77,26 @@ class BaseTransformerBuilder(BaseBuilder):
     def final_normalization(self, value: object) -> None:
         self._final_normalization = bool(value)
 
+    def get(self) -> nn.Module:
+        """The model, with weights drawn anew."""
+        raise NotImplementedError
+
+    def _inner(
+        self, builder: BaseAttentionBuilder, attention_type: str, dimensions: int | None = None
+    ) -> nn.Module:
+        """A new inner attention; a feature map is made for heads of that many `dimensions`."""
+        builder.event_dispatcher = self.event_dispatcher
+        if dimensions or not hasattr(builder, "query_dimensions"):
+            builder.query_dimensions = dimensions or self.query_dimensions
+        return builder.get(attention_type)
+
+    def _norm(self) -> nn.Module | None:
+        return nn.LayerNorm(self.model_dimensions) if self.final_normalization else None
+
+
+class StrictBuilder(BaseTransformerBuilder):
+    """Refuses attributes that are unknown. One that an attention builder knows goes to it too."""
+
     def _attention_builders(self) -> list[BaseAttentionBuilder]:
         return [x for x in vars(self).values() if isinstance(x, BaseAttentionBuilder)]
 
@@ -98,24 +118,8 @@ class BaseTransformerBuilder(BaseBuilder):
                 if not known:
                     raise
 
-    def get(self) -> nn.Module:
-        """The model, with weights drawn anew."""
-        raise NotImplementedError
 
-    def _inner(
-        self, builder: BaseAttentionBuilder, attention_type: str, dimensions: int | None = None
-    ) -> nn.Module:
-        """A new inner attention; a feature map is made for heads of that many `dimensions`."""
-        builder.event_dispatcher = self.event_dispatcher
-        if dimensions or not hasattr(builder, "query_dimensions"):
-            builder.query_dimensions = dimensions or self.query_dimensions
-        return builder.get(attention_type)
-
-    def _norm(self) -> nn.Module | None:
-        return nn.LayerNorm(self.model_dimensions) if self.final_normalization else None
-
-
-class BaseTransformerEncoderBuilder(BaseTransformerBuilder):
+class BaseTransformerEncoderBuilder(StrictBuilder):
     """An encoder of what the `_get_*` methods name."""
 
     def __init__(self):
@@ -206,7 +210,7 @@ class RecurrentEncoderBuilder(BaseTransformerEncoderBuilder):
         return RecurrentTransformerEncoderLayer
 
 
-class BaseTransformerDecoderBuilder(BaseTransformerBuilder):
+class BaseTransformerDecoderBuilder(StrictBuilder):
     """A decoder of what the `_get_*` methods name. `cross_*` are sizes of the attention to the memory, by
     default those of the decoder; `cross_model_dimensions` is the size of the memory."""
 
