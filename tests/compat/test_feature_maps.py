@@ -17,11 +17,10 @@ from lintra.compat.fast_transformers.feature_maps import (
     GeneralizedRandomFeatures,
     RandomFourierFeatures,
     SmoothedRandomFourierFeatures,
-    begin,
     elu_feature_map,
 )
 from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
-from lintra.compat.fast_transformers.feature_maps.fourier_features import orthogonal_random_matrix_
+from lintra.compat.fast_transformers.feature_maps.fourier_features import begin, orthogonal_random_matrix_
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
 from tests.laws import EXACT
 

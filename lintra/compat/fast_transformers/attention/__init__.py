@@ -1,8 +1,5 @@
 """Attention by type: what projects to heads, and inner attentions that hand over to lintra's mechanisms."""
 
-from lintra.compat.fast_transformers.attention._features import by_position_only as by_position_only
-from lintra.compat.fast_transformers.attention._features import features as features
-from lintra.compat.fast_transformers.attention._inner import real as real
 from lintra.compat.fast_transformers.attention.aft_attention import AFTFullAttention, AFTSimpleAttention
 from lintra.compat.fast_transformers.attention.attention_layer import AttentionLayer
 from lintra.compat.fast_transformers.attention.causal_linear_attention import CausalLinearAttention

@@ -6,11 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._inner import EVENTS, InnerAttention
+from lintra.compat.fast_transformers.attention._inner import EVENTS, Dispatching, InnerAttention
 from lintra.compat.fast_transformers.attention_registry import Callable as CallableSpec
 from lintra.compat.fast_transformers.attention_registry import Int, Optional, Spec
 from lintra.compat.fast_transformers.events import EventDispatcher
-from lintra.compat.fast_transformers.feature_maps import Favor, begin, elu_feature_map
+from lintra.compat.fast_transformers.feature_maps import Favor, elu_feature_map
+from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.ops.features import apply_feature_map
 from lintra.ops.padding import zero_padding
 
@@ -21,8 +22,8 @@ FEATURES: list[tuple[str, Spec]] = [
 ]
 
 
-class FeatureAttention(InnerAttention):
-    """Base of the two types: `feature_map(query_dimensions)`, by default elu + 1."""
+class Features(Dispatching):
+    """Base: `feature_map(query_dimensions)`, by default elu + 1; `eps` is added to the denominator."""
 
     def __init__(
         self,
@@ -34,6 +35,10 @@ class FeatureAttention(InnerAttention):
         super().__init__(event_dispatcher)
         self.feature_map = (feature_map or elu_feature_map)(query_dimensions)
         self.eps = eps
+
+
+class FeatureAttention(Features, InnerAttention):
+    """Base of the two types of whole sequences."""
 
     def _sum(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lintra.attention import Attention, AttentionConfig
 from lintra.compat.fast_transformers.attention_registry import (
@@ -39,12 +40,19 @@ CLUSTERED: list[tuple[str, Spec]] = [
 MECHANISMS = 8  # that one module keeps; with a temperature that falls each step has its own
 
 
-class InnerAttention(nn.Module):
-    """Base of the types. The output [n l h d] is contiguous; padded queries get 0."""
+class Dispatching(nn.Module):
+    """Base of what tells listeners what goes on in it."""
 
     def __init__(self, event_dispatcher: str | EventDispatcher = ""):
         super().__init__()
         self.event_dispatcher = EventDispatcher.get(event_dispatcher)
+
+
+class InnerAttention(Dispatching):
+    """Base of the types. The output [n l h d] is contiguous; padded queries get 0."""
+
+    def __init__(self, event_dispatcher: str | EventDispatcher = ""):
+        super().__init__(event_dispatcher)
         self._mechanisms: dict[Any, Attention] = {}  # by shape; they have no parameters of their own
 
     def __getstate__(self) -> dict[str, Any]:
@@ -106,8 +114,8 @@ class InnerAttention(nn.Module):
         return self._mechanisms[key].train(self.training)
 
 
-class ScoredInnerAttention(InnerAttention):
-    """Base of the types that weigh by a softmax of scores, times `softmax_temp` (None: e ** -0.5)."""
+class Scored(Dispatching):
+    """Base of what weighs by a softmax of scores, times `softmax_temp` (None: e ** -0.5)."""
 
     def __init__(
         self,
@@ -123,15 +131,32 @@ class ScoredInnerAttention(InnerAttention):
         """`scale` and `dropout` as the configurations of lintra take them."""
         return {"scale": self.softmax_temp or None, "dropout": self.dropout.p}
 
+    def _weighing(self) -> dict[str, Any]:
+        """`scale` and `dropout` as the ops take them, now."""
+        return self._scores() | {"dropout": self.dropout.p if self.dropout.training else 0.0}
+
+    def _weights(self, q: Tensor, k: Tensor, visible: Tensor | None) -> Tensor:
+        """The definition: of queries [n h l e] and keys [n h s e], those `visible` [n h l s], after dropout.
+
+        -> [n h l s]; 0 where a query sees nothing.
+        """
+        options = self._weighing()
+        scores = q * (options["scale"] or q.shape[3] ** -0.5) @ k.mT
+        if visible is None:
+            return functional.dropout(scores.softmax(-1), options["dropout"])
+        blind = ~visible.any(-1, keepdim=True)
+        scores = scores.masked_fill(~visible, -torch.inf).masked_fill(blind, 0.0)
+        return functional.dropout(scores.softmax(-1).masked_fill(blind, 0.0), options["dropout"])
+
+
+class ScoredInnerAttention(Scored, InnerAttention):
+    """Base of the types of whole sequences that do."""
+
     def _mechanism(
         self, config: Callable[..., AttentionConfig], q: Tensor, v: Tensor, *, causal: bool, **options: Any
     ) -> Attention:
         """lintra's mechanism as above; weights are dropped where the module `dropout` would."""
         return super()._mechanism(config, q, v, causal=causal, **options).train(self.dropout.training)
-
-    def _weighing(self) -> dict[str, Any]:
-        """`scale` and `dropout` as the ops take them, now."""
-        return self._scores() | {"dropout": self.dropout.p if self.dropout.training else 0.0}
 
 
 def real(lengths: BaseMask | None, x: Tensor) -> Tensor | None:

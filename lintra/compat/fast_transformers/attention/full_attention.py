@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
@@ -40,7 +39,7 @@ class FullAttention(ScoredInnerAttention):
         def weights() -> Tensor:
             # A listener may read them under no_grad: the output made of them keeps its graph.
             with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-                shown = self._weights(q, k, visible)
+                shown = self._weights(q.movedim(1, 2), k.movedim(1, 2), visible)
                 made.append(
                     torch.einsum("nhls,nshd->nlhd", shown, v)
                 )  # before a listener can write into them
@@ -57,14 +56,6 @@ class FullAttention(ScoredInnerAttention):
         by_head = (x.movedim(1, 2) for x in (q, k, v))
         y = fused_attention(*by_head, visible=visible, causal=causal, **self._weighing())
         return y.movedim(1, 2)
-
-    def _weights(self, q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
-        """[n h l s] after dropout; 0 where a query sees nothing."""
-        options = self._weighing()
-        scores = torch.einsum("nlhe,nshe->nhls", q * (options["scale"] or q.shape[3] ** -0.5), k)
-        blind = ~visible.any(-1, keepdim=True)
-        scores = scores.masked_fill(~visible, -torch.inf).masked_fill(blind, 0.0)
-        return functional.dropout(scores.softmax(-1).masked_fill(blind, 0.0), options["dropout"])
 
 
 def _everything(q: Tensor, k: Tensor) -> Tensor:

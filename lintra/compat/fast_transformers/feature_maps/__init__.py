@@ -14,7 +14,6 @@ from lintra.compat.fast_transformers.feature_maps.fourier_features import (
     GeneralizedRandomFeatures,
     RandomFourierFeatures,
     SmoothedRandomFourierFeatures,
-    begin,
 )
 
 __all__ = [
@@ -24,6 +23,5 @@ __all__ = [
     "GeneralizedRandomFeatures",
     "RandomFourierFeatures",
     "SmoothedRandomFourierFeatures",
-    "begin",
     "elu_feature_map",
 ]

@@ -3,19 +3,18 @@
 from torch import Tensor
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._features import FEATURES, features
+from lintra.compat.fast_transformers.attention._features import FEATURES, Features, features
 from lintra.compat.fast_transformers.attention._inner import real
 from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, open_state
-from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
 from lintra.ops._autocast import no_autocast
 from lintra.ops.features import apply_feature_map
 from lintra.ops.padding import zero_padding
 
 
-class RecurrentCrossLinearAttention(RecurrentFeatures):
+class RecurrentCrossLinearAttention(Features):
     """Linear attention of one token, query [n h e], to another sequence.
 
     State: the sums of v phi(k)^T [n h d f] and of phi(k) [n h f] over its real tokens, in float32 (float64

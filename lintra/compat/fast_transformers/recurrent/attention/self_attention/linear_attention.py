@@ -5,18 +5,17 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._features import FEATURES, by_position_only, features
+from lintra.compat.fast_transformers.attention._features import FEATURES, Features, by_position_only, features
 from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
-from lintra.compat.fast_transformers.recurrent.attention._features import RecurrentFeatures
 from lintra.ops._check import sum_dtype
 from lintra.ops.linear_attention import LinearState
 from lintra.ops.linear_attention_native import native_step
 
 
-class RecurrentLinearAttention(RecurrentFeatures):
+class RecurrentLinearAttention(Features):
     """Linear attention of one token, query [n h e].
 
     State: the sums of phi(k) v^T [n h f d] and of phi(k) [n h f] so far, in float32 (float64 for float64
