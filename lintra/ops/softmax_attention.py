@@ -100,7 +100,8 @@ def fused_attention(
     with sdpa_kernel(SDPBackend.MATH) if transforming(q, k, v) else nullcontext():
         y = functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, **options)
     if y.requires_grad and not (dropout or torch.compiler.is_compiling() or transforming(q, k, v)):
-        y = _TwiceDifferentiable.apply(y, q, k, v, options)
+        del options["attn_mask"]
+        y = _TwiceDifferentiable.apply(y, q, k, v, visible, options)
     return y if blind is None else y.masked_fill(blind, 0.0)
 
 
@@ -108,24 +109,27 @@ class _TwiceDifferentiable(torch.autograd.Function):
     """y as it is, attention of q, k, v by a kernel whose gradient has no gradient.
 
     A backward pass goes on to that kernel's. With create_graph=True it goes to q, k and v by way of all
-    scores instead, which PyTorch differentiates any number of times."""
+    scores instead, which PyTorch differentiates any number of times. `options` are those of the kernel but
+    for tensors."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Tensor:
+    def forward(
+        ctx: Any, y: Tensor, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, options: dict[str, Any]
+    ) -> Tensor:
         ctx.options = options
-        ctx.save_for_backward(q, k, v)
+        ctx.save_for_backward(q, k, v, visible)
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.is_grad_enabled():
-            return dy, None, None, None, None
-        q, k, v = ctx.saved_tensors
+            return dy, None, None, None, None, None
+        q, k, v, visible = ctx.saved_tensors
         with sdpa_kernel(SDPBackend.MATH):
-            y = functional.scaled_dot_product_attention(q, k, v, **ctx.options)
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **ctx.options)
         wanted = [x for x in (q, k, v) if x.requires_grad]
         found = iter(torch.autograd.grad(y, wanted, dy.to(y.dtype), create_graph=True))
-        return None, *(next(found) if x.requires_grad else None for x in (q, k, v)), None
+        return None, *(next(found) if x.requires_grad else None for x in (q, k, v)), None, None
 
 
 def merge(one: Piece, *others: Piece) -> Piece:

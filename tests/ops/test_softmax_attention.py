@@ -1,5 +1,6 @@
 """Pieces of softmax attention: joined over any split of the keys they are the whole."""
 
+import weakref
 from itertools import pairwise, permutations
 
 import pytest
@@ -205,6 +206,30 @@ def test_a_backward_pass_without_a_graph_is_the_kernels():
     assert not g.requires_grad
     assert sum(x.numel() for x in kept.values()) <= 4 * q.numel() + 300
     assert torch.autograd.grad(y.sum(), q, create_graph=True)[0].requires_grad
+
+
+def test_the_mask_is_kept_as_the_graph_keeps_tensors():
+    """Hooks of saved tensors see it, a second derivative takes what they give back, and backward frees it."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 7, 4, generator=generator).requires_grad_() for _ in range(3))
+    visible = torch.ones(7, 7, dtype=torch.bool).tril()[None, None]
+    masks = []
+
+    def pack(x):
+        if x.dtype == torch.bool and x.shape[-2:] == visible.shape[-2:]:
+            masks.append(weakref.ref(x))
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = fused_attention(q, k, v, visible=visible)
+    assert [mask() is not None for mask in masks] == [True]
+    torch.autograd.grad(y.sum(), q)
+    assert masks[0]() is None
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        y = fused_attention(q, k, v, visible=visible)
+    (g,) = torch.autograd.grad((y**2).sum(), q, create_graph=True)
+    expected = torch.autograd.grad((fused_attention(q, k, v, causal=True) ** 2).sum(), q)
+    assert_close(g, expected[0])
 
 
 @pytest.mark.parametrize("causal", [False, True])
