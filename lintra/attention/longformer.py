@@ -42,17 +42,27 @@ class Config:
     dilation: int | tuple[int, ...] = 1  # of the tokens in the window, every how many-th is seen; or per head
     global_tokens: int = 0  # so many real tokens at the front see all and are seen by all
     global_projections: bool = False  # any tokens may be global: a global_mask comes with each call
-    global_limit: int | None = None  # most tokens of a sample that a global_mask marks; None: all
+    global_limit: int | None = None  # most global tokens of a sample, where masks name them; None: all
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight in training
 
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, window=0, global_tokens=0, global_limit=1)
+        if self.global_limit is not None and not self.has_globals:
+            raise ValueError(
+                "global_limit needs global_projections=True or global_tokens: without them nothing is global, "
+                f"got {self.global_limit}"
+            )
         if min(self.dilations, default=0) < 1:
             raise ValueError(f"dilation must be at least 1, got {self.dilation}")
         fields.finite(self, "scale")
         fields.probability(self, "dropout")
+
+    @property
+    def has_globals(self) -> bool:
+        """Whether there may be global tokens, and projections for them."""
+        return self.global_projections or self.global_tokens > 0
 
     @property
     def dilations(self) -> tuple[int, ...]:
@@ -125,7 +135,7 @@ class LongformerAttention(ScoredAttention):
 
     def reads(self) -> dict[str, int]:
         """The projections of global tokens."""
-        if not (self.config.global_tokens or self.config.global_projections):
+        if not self.config.has_globals:
             return {}
         keys, values = self.kv_heads * self.dim, self.kv_heads * self.value_dim
         return {"global_q": self.heads * self.dim, "global_k": keys, "global_v": values}
@@ -184,7 +194,7 @@ class LongformerAttention(ScoredAttention):
         **reads: Tensor,
     ) -> tuple[Tensor, LongformerState]:
         """A `global_mask` needs global_projections=True: only then the state holds all that a later global
-        token reads."""
+        token reads. `global_limit` counts the global tokens of the state too."""
         self.check_causal()
         self._check_state(state, k, v, global_mask)
         x, packed = self._enter(q, k, v, state, mask, rotate, global_mask, reads)
@@ -259,19 +269,25 @@ class LongformerAttention(ScoredAttention):
             chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens
         else:
             chosen = global_mask if packed is None else packed.gather(global_mask)  # padding wins
-            chosen, n = self._limited(chosen)
+            chosen, n = self._limited(chosen, state.columns.seen.sum(1))
         at = put_last(~chosen)[:, :n]
         return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), packed
 
-    def _limited(self, chosen: Tensor) -> tuple[Tensor, int]:
-        """The global tokens [b t] of a mask, and how many of them a sample has at most."""
+    def _limited(self, chosen: Tensor, before: Tensor) -> tuple[Tensor, int]:
+        """The global tokens [b t] of a mask, and how many of them a sample has at most; `before` [b] came in
+        earlier calls."""
         limit = self.config.global_limit
-        if limit is not None and not _check.readable(chosen):
-            return chosen & (chosen.cumsum(1) <= limit), min(limit, chosen.shape[1])
-        most = _most(chosen)
-        if limit is not None and most > limit:
-            raise ValueError(f"global_mask may mark global_limit={limit} tokens of a sample, got {most}")
-        return chosen, most
+        if limit is None:
+            return chosen, _most(chosen)
+        place = before[:, None] + chosen.cumsum(1)
+        if not _check.readable(place):
+            return chosen & (place <= limit), min(limit, chosen.shape[1])
+        most = int(place.masked_fill(~chosen, 0).max()) if chosen.numel() else 0
+        if most > limit:
+            raise ValueError(
+                f"global_limit={limit} tokens of a sample may be global, and global_mask marks number {most}"
+            )
+        return chosen, _most(chosen)
 
     def _attend(self, x: _Piece, state: LongformerState) -> Tensor:
         """y [b t h e] of the piece after `state`."""

@@ -221,12 +221,48 @@ def check_a_token_in_one_graph(attention: LongformerAttention, inputs: list[Tens
 def test_more_global_tokens_than_the_limit_are_refused():
     case = Case("longformer", replace(ANY, global_limit=2), False)
     attention, inputs, chosen = case.build(), case.draw(), torch.arange(laws.TIME).expand(2, -1) > 11
-    with pytest.raises(ValueError, match="may mark global_limit=2 tokens of a sample, got 7"):
+    with pytest.raises(ValueError, match=r"global_limit=2 tokens of a sample may be global, and .* number 7"):
         attention(*inputs[:3], **named(inputs), global_mask=chosen)
     compiled = torch.compile(attention, backend="eager", fullgraph=True)  # where they cannot be counted
     y = compiled(*inputs[:3], **named(inputs), global_mask=chosen)
     first = chosen & (torch.arange(laws.TIME) < 14)
     assert_close(y, attention(*inputs[:3], **named(inputs), global_mask=first), **EXACT)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler
+def test_the_limit_counts_global_tokens_of_earlier_calls():
+    """Those of a sample, however it is cut: a third is refused where counting is free, else not global."""
+    case = Case("longformer", replace(ANY, global_limit=2), True)
+    attention, inputs = case.build(), case.draw()
+    chosen = torch.zeros(2, laws.TIME, dtype=torch.bool)
+    chosen[0, [1, 6, 12]] = chosen[1, 8] = True
+    within = chosen.clone()
+    within[0, 12] = False
+    y = attention(*inputs[:3], **named(inputs), global_mask=within)
+    compiled = torch.compile(attention.extend, backend="eager", fullgraph=True)
+    state, ys = attention.start(2, dtype=torch.float64), []
+    for first in (0, 5, 10, 15):
+        part, some = [x[:, first : first + 5].detach() for x in inputs], chosen[:, first : first + 5]
+        given, extend = named(part) | {"global_mask": some}, attention.extend
+        if first == 10:
+            late = [x[:, 2:3] for x in part]
+            marked = named(late) | {"global_mask": some[:, 2:3]}
+            with pytest.raises(ValueError, match=r"global_limit=2 .* number 3"):
+                attention.extend(*part[:3], state, **given)
+            with pytest.raises(ValueError, match=r"global_limit=2 .* number 3"):
+                attention.step(*late[:3], state, **marked)
+            extend = compiled
+        piece, state = extend(*part[:3], state, **given)
+        ys.append(piece)
+    assert_close(torch.cat(ys, 1), y, **EXACT)
+
+
+def test_a_limit_that_limits_nothing_is_refused():
+    with pytest.raises(
+        ValueError, match=r"global_limit needs global_projections=True or global_tokens: .* got 2"
+    ):
+        longformer.Config(global_limit=2)
+    longformer.Config(global_limit=2, global_tokens=1)  # a mask may take their place
 
 
 def test_the_state_is_a_window_and_the_global_tokens():
