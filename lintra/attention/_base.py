@@ -82,6 +82,7 @@ class Attention(nn.Module):
         self.causal = causal
         self.turned = self.dim  # the width of what `rotate` is applied to; 0: `unturned` says why nothing is
         self.unturned = "has positions of its own"
+        self.caution = ""  # what may go wrong where it is turned, of which a layer warns
         for what in ("heads", "kv_heads", "dim", "value_dim"):
             value = getattr(self, what)
             if not isinstance(value, int):

@@ -16,10 +16,11 @@ Rotary positions turn the features, in the numerator alone (Su et al. 2021, arXi
 Features that share no entry are still turned onto each other: the denominator is then 0 and the numerator is
 not, so that this needs a map whose products are above 0. `rotary="inputs"` turns q and k before any map: the
 weights agree above and below, and y is an average of values, though no longer a function of distances alone.
+`rotary="unbounded"` is the equation with the other maps too, for weights that were trained so.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -67,10 +68,14 @@ __all__ = [
 class Config:
     """Linear attention."""
 
+    # Every map was turned above a denominator before some were refused.
+    ABSENT: ClassVar = {"rotary": "unbounded"}
+
     feature_map: FeatureMap = field(default_factory=EluPlusOne)  # applied to q and k
     normalize: bool = True  # divide by the sum of the weights
     eps: float = 1e-6  # added to the denominator; no unit
-    rotary: Literal["features", "inputs"] = "features"  # what positions turn: phi(x) in the numerator | x
+    # What positions turn: phi(x) in the numerator | x | phi(x) where the denominator may be 0 too
+    rotary: Literal["features", "inputs", "unbounded"] = "features"
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the sum
 
@@ -81,6 +86,13 @@ class Config:
         if self.normalize and not self.feature_map.positive:
             name = type(self.feature_map).__name__
             raise ValueError(f"feature_map {name} gives weights of both signs: it needs normalize=False")
+        if self.rotary == "unbounded" and not self.may_divide_by_zero:  # one name for one thing
+            object.__setattr__(self, "rotary", "features")
+
+    @property
+    def may_divide_by_zero(self) -> bool:
+        """Whether a denominator may be 0 where the products of turned features are not."""
+        return self.normalize and not self.feature_map.never_zero
 
     def build(self, **shape) -> "LinearAttention":
         return LinearAttention(self, **shape)
@@ -99,14 +111,21 @@ class LinearAttention(KernelAttention):
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
         self.features = config.feature_map.size(self.dim)
-        if config.rotary == "features":
+        if config.rotary != "inputs":
             self.turned = self.features
-            if config.normalize and not config.feature_map.never_zero:
+        if config.rotary != "inputs" and config.may_divide_by_zero:
+            reason = (
+                f"divides by products of {config.feature_map}, which may be 0 where those of turned features "
+                "are not"
+            )
+            if config.rotary == "features":
                 self.turned = 0
                 self.unturned = (
-                    f"divides by products of {config.feature_map}, which may be 0 where those of turned "
-                    'features are not: rotary="inputs" turns q and k instead'
+                    f'{reason}: rotary="inputs" turns q and k instead, in a model yet to be trained, and '
+                    '"unbounded" is for weights that were trained so'
                 )
+            else:
+                self.caution = f"{reason}: outputs may be as large as a numerator over eps={config.eps}"
         self.query_map = config.feature_map.build(self.heads, self.dim)
         self.key_map = config.feature_map.build(self.kv_heads, self.dim)
 
@@ -162,7 +181,7 @@ class LinearAttention(KernelAttention):
         self, q: Tensor, k: Tensor, dtype: torch.dtype, rotate: Rotation | None
     ) -> tuple[Tensor, Tensor, Rotation | None]:
         """q and k in `dtype`, turned if that is before the map, and the rotation left for after it."""
-        if rotate is None or self.config.rotary == "features":
+        if rotate is None or self.config.rotary != "inputs":
             return q, k, rotate
         return rotate(q.to(dtype)), rotate(k.to(dtype)), None
 

@@ -343,7 +343,7 @@ def _foreign_attention(attention: Any, rotary: float | None) -> str | None:
         if type(attention.config.feature_map) not in _FEATURE_MAPS:
             known = ", ".join(_FEATURE_MAPS.values())
             return f"of linear attention the runtime knows {known}, got {attention.config.feature_map}"
-        if rotary is not None and attention.config.rotary != "features":
+        if rotary is not None and attention.config.rotary == "inputs":
             return f"the runtime turns the features of linear, got rotary={attention.config.rotary!r}"
         return None
     if type(attention) is Retention and attention.config.centre_heads:

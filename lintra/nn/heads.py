@@ -1,6 +1,7 @@
 """From a layer's input to what a mechanism reads, and back."""
 
 import math
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -62,6 +63,8 @@ class Heads(nn.Module):
             raise ValueError(f"{attention} {self.attention.unturned}, got rotary={rotary}")
         if rotary is not None and self.attention.turned % 2:
             raise ValueError(f"rotary turns pairs, got {self.attention.turned} features of {attention}")
+        if rotary is not None and self.attention.caution:
+            warnings.warn(f"{attention} {self.attention.caution}", stacklevel=2)
         # One product gives q, k, v; the mechanism reads them as strided views of it.
         keys = 0 if self.attention.shared_key else self.kv_heads * self.dim
         self.widths = [heads * self.dim, keys, self.kv_heads * self.dim]

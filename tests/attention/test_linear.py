@@ -1,5 +1,7 @@
 """Linear attention: its dense definition, its feature maps, what it refuses."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lintra import native
+from lintra import checkpoint, native
 from lintra.attention import Attention, linear
 from lintra.attention.linear import LinearAttention
+from lintra.models import decoder
 from lintra.nn import Heads
 from lintra.ops.positions import Rotation
 from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
@@ -142,19 +145,81 @@ def test_edges(feature_map, impl):
             assert_close(y, seen[:, 7:8].expand_as(y), **EXACT)
 
 
+def turned_above(attention: LinearAttention, q: Tensor, k: Tensor, v: Tensor, rotate: Rotation) -> Tensor:
+    """Equation 19 of RoFormer, every weight, as many key-value heads as heads."""
+    q, k = features(attention, q, attention.query_map), features(attention, k, attention.key_map)
+    turned = torch.einsum("bthf,bshf->bhts", rotate(q), rotate(k))
+    weights = torch.einsum("bthf,bshf->bhts", q, k)
+    if attention.causal:
+        turned, weights = turned.tril(), weights.tril()
+    divisor = weights.sum(-1).mT[..., None] + attention.config.eps
+    return torch.einsum("bhts,bshe->bthe", turned, v) / divisor
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_rotary_turns_the_numerator_alone(causal):
     case = Case("linear", linear.Config(), causal, heads=2, rotary=True)
     attention, (q, k, v) = case.build(), case.draw()
     rotate = case.rotate(0, q.shape[1])
-    q, k = (features(attention, x, None) for x in (q, k))
-    turned = torch.einsum("bthf,bshf->bhts", rotate(q), rotate(k))
-    weights = torch.einsum("bthf,bshf->bhts", q, k)
-    if causal:
-        turned, weights = turned.tril(), weights.tril()
-    expected = torch.einsum("bhts,bshe->bthe", turned, v) / (weights.sum(-1).mT[..., None] + 1e-6)
-    raw = case.draw()
-    assert_close(attention(*raw, rotate=rotate), expected, **EXACT)
+    expected = turned_above(attention, q, k, v, rotate)
+    assert_close(attention(q, k, v, rotate=rotate), expected, **EXACT)
+
+
+@pytest.mark.parametrize("feature_map", SPARSE, ids=str)
+def test_a_model_saved_before_the_field_turns_features_that_may_be_0(feature_map, tmp_path):
+    """It loads, with a warning, and computes equation 19; saved again, it says so itself."""
+    config = linear.Config(feature_map=feature_map, eps=1e-3, rotary="inputs")
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, position="rotary", attention=config)
+    checkpoint.save(model.build(), tmp_path / "old")
+    content = json.loads((tmp_path / "old" / "config.json").read_text())
+    del content["config"]["attention"]["rotary"]
+    (tmp_path / "old" / "config.json").write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match=r"may be 0 where .* as large as a numerator over eps=0\.001"):
+        old = checkpoint.load(tmp_path / "old").double()
+    attention = old.blocks[0].mix.attention
+    q, k, v = torch.randn(3, 2, 9, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rotate = Rotation(torch.arange(9).expand(2, -1), 1e4)
+    expected = turned_above(attention, q, k, v, rotate)
+    assert_close(attention(q, k, v, rotate=rotate), expected, **EXACT)
+    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2, dtype=q.dtype), rotate=rotate)
+    assert_close(stepped, expected, **EXACT)
+    checkpoint.save(old.float(), tmp_path / "again")
+    assert '"unbounded"' in (tmp_path / "again" / "config.json").read_text()
+    with pytest.warns(UserWarning, match="may be 0 where"):
+        again = checkpoint.load(tmp_path / "again")
+    tokens = torch.arange(5)[None]
+    assert torch.equal(again(tokens), old(tokens))
+
+
+@pytest.mark.parametrize("feature_map", [each for each in MAPS if each not in SPARSE], ids=str)
+def test_other_models_saved_before_the_field_are_what_they_are_now(feature_map):
+    config = linear.Config(feature_map=feature_map)
+    content = checkpoint.to_json(config)
+    del content["rotary"]
+    assert checkpoint.from_json(linear.Config, content, "attention") == config
+    assert linear.Config(feature_map=linear.Relu(), normalize=False, rotary="unbounded").rotary == "features"
+
+
+@pytest.mark.parametrize(
+    ("feature_map", "q", "k", "least"),
+    [
+        (linear.EluPlusOne(), (10.0, -10.0), (-10.0, 10.0), 1e5),
+        (linear.Hedgehog(), (10.0, 0.0), (-10.0, 0.0), 1e5),
+        (linear.Hedgehog(kind="exp"), (10.0, 0.0), (-10.0, 0.0), 1e5),
+        (linear.Taylor2(), (10.0, 0.0, 0.0), (0.0, 0.0, 10.0), 20),
+    ],
+    ids=str,
+)
+def test_products_above_0_bound_no_output(feature_map, q, k, least):
+    """One key, turned by a quarter of a circle away from the query: what its value is multiplied by."""
+    attention = linear.Config(feature_map=feature_map, eps=0.0).build(heads=1, dim=len(q), causal=False)
+    q, k = (torch.tensor(x, dtype=torch.float64)[None, None, None] for x in (q, k))
+    with torch.no_grad():
+        q, k = attention._features(q, k, torch.float64)
+    quarter = Rotation(torch.tensor([[math.pi / 2]]), 1.0)  # of base 1: every pair alike
+    product, turned = (q * k).sum(), (quarter(q) * k).sum()
+    assert product > 0
+    assert abs(turned / product) > least
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -174,7 +239,9 @@ def test_rotary_may_turn_queries_and_keys_before_the_map(feature_map, causal):
 def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
     """Those of one token may share no entry with those of another, and its turned ones do: 1 / eps."""
     config = linear.Config(feature_map=feature_map)
-    with pytest.raises(ValueError, match=r'may be 0 where .* rotary="inputs" turns .* got rotary=100'):
+    with pytest.raises(
+        ValueError, match=r'may be 0 where .* rotary="inputs" turns .*"unbounded" .* got rotary=100'
+    ):
         Heads(16, config, heads=2, rotary=100.0)
     attention = config.build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 1, 2, 4)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra import checkpoint, generate, native, runtime
+from lintra.attention import linear
 from lintra.cli._info import info
 from lintra.export import runtime as export
 from lintra.generate import Sampler
@@ -67,6 +68,16 @@ def test_a_step_is_a_step(kind, weights, instruction_set):
     model = build(**KINDS[kind])
     tokens = tokens_of(model)
     close(stepped(Sequence(loaded(model, weights)), tokens), right_params(model, tokens), TOLERANCE[weights])
+
+
+def test_features_that_may_be_0_are_turned_where_a_model_says_so():
+    config = linear.Config(feature_map=linear.SquaredRelu(), rotary="unbounded", eps=1e-2)
+    with pytest.warns(UserWarning, match="may be 0 where"):
+        model = build(position="rotary", heads=2, width=24, attention=config)
+    tokens = tokens_of(model)
+    close(
+        stepped(Sequence(loaded(model, "float32")), tokens), right_params(model, tokens), TOLERANCE["float32"]
+    )
 
 
 @given(
