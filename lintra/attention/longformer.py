@@ -51,7 +51,7 @@ class Config:
         fields.at_least(self, window=0, global_tokens=0, global_limit=1)
         if self.global_limit is not None and not self.has_globals:
             raise ValueError(
-                "global_limit needs global_projections=True or global_tokens: without them nothing is global, "
+                "global_limit needs global_projections=True or global_tokens: without them none is global, "
                 f"got {self.global_limit}"
             )
         if min(self.dilations, default=0) < 1:
