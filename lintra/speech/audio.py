@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,9 @@ _ENDLESS = "lacks an end-of-stream"
 _ALL = sys.maxsize  # the end of a section that has none
 _SLOWEST = 1_000  # Hz: below, frames hold nothing above 500 Hz, and the mel scale up to there no vowel
 _LOUDEST = 1e6  # times full scale: energies of what is far louder are no float32
-_ONE_AT_A_TIME = threading.Lock()
+# How files begin that libsndfile does not hand to its MP3 decoder: wave, AIFF, FLAC, Ogg, AU and CAF.
+_NO_MP3 = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b"OggS", b".snd", b"dns.", b"caff")
+_ONE_AT_A_TIME = threading.Lock()  # of the threads that point standard error elsewhere
 _NO_LENGTH = 2**62  # samples, or more: of a FLAC stream that does not say how long it is
 
 
@@ -132,7 +134,7 @@ def _of_file(path: Path, start: float, duration: float | None, seconds: float) -
 
 def _read(file: Any, most: int) -> np.ndarray:
     """The next samples [n channels] of an open file, `most` of them or as many as there are."""
-    with _silenced():
+    with _silenced() if file.format == "MP3" else nullcontext():
         return file.read(most, dtype="float32", always_2d=True)
 
 
@@ -172,8 +174,8 @@ def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Keeps off the terminal what the MP3 decoder in libsndfile writes to the process' standard error about
-    files that it then reads or refuses; it has no other way to be told not to. Not across a yield: other
-    threads write there too."""
+    files that it then reads or refuses; it has no other way to be told not to. Only around that decoder, and
+    not across a yield: what other threads write there meanwhile is lost."""
     with _ONE_AT_A_TIME:
         try:
             kept = os.dup(2)
@@ -190,6 +192,22 @@ def _silenced() -> Iterator[None]:
             os.close(kept)
 
 
+def _renew_lock() -> None:
+    """Replaces the lock in a forked child, where the thread that may hold it does not run."""
+    global _ONE_AT_A_TIME
+    _ONE_AT_A_TIME = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _may_be_mp3(path: Path) -> bool:
+    """Whether libsndfile may hand the file to its MP3 decoder, by the first bytes."""
+    with path.open("rb") as file:
+        return not file.read(4).startswith(_NO_MP3)
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
@@ -198,11 +216,12 @@ def _opened(path: Path) -> Iterator[Any]:
             raise SpeechError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
         if not path.stat().st_size:
             raise SpeechError(f"{path} is empty")
+        silenced = _silenced if _may_be_mp3(path) else nullcontext
     except OSError as error:
         raise SpeechError(f"{path} cannot be read: {error.strerror}") from error
     soundfile = package("soundfile")
     try:
-        with _silenced():
+        with silenced():
             opened = soundfile.SoundFile(path)
         with opened as file:
             notes = file.extra_info

@@ -12,6 +12,7 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lintra.speech import audio as reader
 from lintra.speech.audio import Audio, blocks, changed_speed, read
 from lintra.speech.errors import SpeechError
 
@@ -327,3 +328,27 @@ def test_without_the_package(write, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ModuleNotFoundError, match=rf"speech needs {name} .*pip install 'lintra\[speech\]'"):
         read(path, 16_000)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.aiff", "a.au", "a.caf", "a.mp3"])
+def test_standard_error_is_left_alone_but_for_mp3(write, monkeypatch, name):
+    """It belongs to the whole process: readers of other formats need neither wait nor hide what it says."""
+    path = write(name)
+    moved = []
+
+    def dup2(old, new, real=os.dup2):
+        moved.append(new)
+        return real(old, new)
+
+    monkeypatch.setattr(reader.os, "dup2", dup2)
+    assert len(read(path, RATE)) >= RATE
+    assert bool(moved) == (name == "a.mp3")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have():
+    with reader._ONE_AT_A_TIME:
+        child = os.fork()
+        if not child:
+            os._exit(0 if reader._ONE_AT_A_TIME.acquire(blocking=False) else 1)
+    assert os.waitpid(child, 0)[1] == 0
