@@ -26,6 +26,7 @@ _DEPTH = re.compile(r"^ *(?:Bit Width|Sample Size) *: (\d+)", re.MULTILINE)
 _ENDLESS = "lacks an end-of-stream"
 _ALL = sys.maxsize  # the end of a section that has none
 _SLOWEST = 1_000  # Hz: below, frames hold nothing above 500 Hz, and the mel scale up to there no vowel
+_CONVERT = "convert it, for instance with sox or ffmpeg"
 _LOUDEST = 1e6  # times full scale: energies of what is far louder are no float32
 # How files begin that libsndfile does not hand to its MP3 decoder: wave, AIFF, FLAC, Ogg, AU and CAF.
 _NO_MP3 = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b"OggS", b".snd", b"dns.", b"caff")
@@ -140,7 +141,9 @@ def _read(file: Any, most: int) -> np.ndarray:
 
 def _check_rate(rate: int, name: Path | str) -> None:
     if not rate >= _SLOWEST:
-        raise SpeechError(f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}")
+        raise SpeechError(
+            f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}: {_CONVERT}"
+        )
 
 
 def _section(
@@ -227,7 +230,9 @@ def _opened(path: Path) -> Iterator[Any]:
             notes = file.extra_info
             depth = _DEPTH.search(notes)
             if depth and int(depth[1]) % 8 and file.subtype.startswith("PCM"):
-                raise SpeechError(f"{path} must have samples of 8, 16, 24 or 32 bits, got {depth[1]}")
+                raise SpeechError(
+                    f"{path} must have samples of 8, 16, 24 or 32 bits, got {depth[1]}: {_CONVERT}"
+                )
             for counted, there in _COUNTED.findall(notes):
                 if int(there) < int(counted) < _UNKNOWN:
                     raise SpeechError(

@@ -250,7 +250,7 @@ def test_more_that_is_no_audio(tmp_path, write):
             r"samples must be floats \[n\] .*, got int16 \[8000\]: .*divide integers",
         ),
         ([0.0, 1.0], RATE, r"samples must be floats \[n\] in \[-1, 1\], a numpy array, got list"),
-        (audio()[:, 0], 0, "the audio must have a rate of at least 1,000 Hz to be heard, got 0"),
+        (audio()[:, 0], 0, "the audio must have a rate of at least 1,000 Hz to be heard, got 0: convert"),
     ],
 )
 def test_audio_in_memory_that_is_none(samples, rate, message):
@@ -261,7 +261,8 @@ def test_audio_in_memory_that_is_none(samples, rate, message):
 
 def test_a_rate_at_which_nothing_can_be_heard(write):
     with pytest.raises(
-        SpeechError, match=r"a\.wav must have a rate of at least 1,000 Hz to be heard, got 1$"
+        SpeechError,
+        match=r"a\.wav must have a rate of at least 1,000 Hz to be heard, got 1: convert it, .* or ffmpeg$",
     ):
         read(write(rate=1), RATE)
     with pytest.raises(SpeechError, match="got 999"):
@@ -281,7 +282,7 @@ def test_bits_that_fill_no_bytes(tmp_path, bits, fits):
         assert len(read(path, RATE)) == 100
     else:
         with pytest.raises(
-            SpeechError, match=rf"a\.wav must have samples of 8, 16, 24 or 32 bits, got {bits}"
+            SpeechError, match=rf"a\.wav must have samples of 8, 16, 24 or 32 bits, got {bits}: convert it"
         ):
             read(path, RATE)
 
