@@ -21,6 +21,7 @@ from lintra.tensors import is_part, read_tensors, write_tensors
 
 FORMAT = 1
 _COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLAIN = (type(None), int, float, str, tuple, list, dict)  # JSON has them, and of numpy.float64 a float
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 SHIPPED = Path(__file__).parent / "weights"  # trained models that come with the library, a folder each
 
@@ -50,9 +51,9 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
 def refuse_foreign(config: Any, where: str) -> None:
     """Raises TypeError that names the place for a configuration with a class in it that is not lintra's: what
     is saved with it could not be loaded again."""
-    kind = type(config)
-    if kind.__module__ == "builtins":
+    if isinstance(config, _PLAIN):
         return
+    kind = type(config)
     if _foreign(kind):
         raise TypeError(
             f"{where} is a {kind.__qualname__} of {kind.__module__}, which no saved model can be made of "

@@ -5,6 +5,7 @@ import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -301,6 +302,15 @@ class Squared(linear.SquaredRelu):
 
 class MyDecoder(Decoder):
     """A network of one's own with a configuration of lintra's."""
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    """numpy.float64 is a float and passes for one, as where settings come from a grid of numpy's."""
+    model = build(attention=linear.Config(eps=np.float64(1e-3)), dropout=np.float64(0.1))
+    checkpoint.save(model, tmp_path / "model")
+    again = checkpoint.load(tmp_path / "model").config
+    assert again == model.config
+    assert type(again.dropout) is type(again.attention.eps) is float
 
 
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
