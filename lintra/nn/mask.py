@@ -1,7 +1,9 @@
 """Padding masks."""
 
+import sys
 import warnings
 from collections.abc import Sequence
+from weakref import ref
 
 import torch
 from jaxtyping import Bool, Int
@@ -9,6 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lintra.ops import _check
+
+_BETWEEN = {"lintra", "torch", "jaxtyping"}  # packages whose code runs between a caller's and a warning
+_usual: tuple[ref[Tensor], int] | None = None  # the mask last looked at and found so, and its version
 
 
 def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[Tensor, "b t"]:
@@ -29,25 +34,39 @@ def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[
 
 
 def warn_if_inverted(mask: Bool[Tensor, "b t"] | None) -> None:
-    """Warns where a mask leaves a sequence without any token and all others without the first or the last.
+    """Warns where a mask leaves a sequence without any token and all others without the first place.
 
-    So does one of the opposite convention, True for padding as `key_padding_mask` of PyTorch is: the longest
-    sequence of a batch, which fills it, has then no token, and the others begin or end with their padding. A
-    sequence without a token is no error by itself: it gives 0. Nothing is looked at where that would cost a
-    wait or break a graph: on a GPU, in a compiler and inside torch.func.
+    So does one of the opposite convention, True for padding as `key_padding_mask` of PyTorch is, of a batch
+    padded at its end: the longest sequence, which fills it, has then no token, and the others begin with
+    their padding. Padded at its beginning, it is what a batch padded at its end to some fixed length with an
+    empty sequence is in ours, which is no error: that gives 0. Nothing is looked at where that would cost a
+    wait or break a graph: on a GPU, in a compiler and inside torch.func. Of the layers that are given the
+    same mask one after the other, the first looks at it.
     """
+    global _usual
     if mask is None or not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return
     if mask.dtype != torch.bool or not _check.readable(mask):
         return
-    if (mask[:, 0].any() and mask[:, -1].any()) or mask.any(1).all():
+    version = 0 if mask.is_inference() else mask._version  # which tells of changes in place
+    if (known := _usual) and known[0]() is mask and known[1] == version:
+        return
+    if mask[:, 0].any() or mask.any(1).all():
+        _usual = ref(mask), version
         return
     warnings.warn(
-        "mask leaves a sequence without any token, and the others without the first or the last place: it "
-        "must be True for real tokens. If it is True for padding, as PyTorch's is, say "
-        "mask=~key_padding_mask",
-        stacklevel=2,
+        "mask leaves a sequence without any token, and the others without the first place: it must be True "
+        "for real tokens. If it is True for padding, as PyTorch's is, say mask=~key_padding_mask",
+        stacklevel=_caller(),
     )
+
+
+def _caller() -> int:
+    """The stacklevel, for a warning of the function that asks, of the first caller outside of the library."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def padded(sequences: Sequence[Tensor]) -> tuple[Tensor, Bool[Tensor, "b t"]]:

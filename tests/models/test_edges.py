@@ -4,10 +4,11 @@ import warnings
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from lintra.attention import linear, softmax
 from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
-from lintra.nn import Heads, lengths_to_mask
+from lintra.nn import Heads, lengths_to_mask, replaced
 from lintra.speech import features
 from lintra.speech.symbols import learn
 
@@ -39,13 +40,14 @@ MASKED |= {
 
 @pytest.mark.parametrize("read", MASKED.values(), ids=MASKED)
 def test_a_mask_of_the_opposite_convention_is_noticed(read):
-    """Of a batch padded to its longest sequence, at either end, and of one without padding."""
+    """Of a batch padded at its end to its longest sequence, and of one without padding."""
     real = lengths_to_mask(LENGTHS)
-    for mask in (real, real.flip(1), torch.ones_like(real)):
+    for mask in (real, torch.ones_like(real)):
         with pytest.warns(
             UserWarning, match=r"True for padding, as PyTorch's is, say mask=~key_padding_mask"
-        ):
+        ) as told:
             read(~mask)
+        assert {each.filename for each in told} == {__file__}  # the caller's line, not one of lintra's
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             read(mask)
@@ -56,6 +58,8 @@ def test_a_sequence_of_nothing_among_others_is_legal(read):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(lengths_to_mask(torch.tensor([5, 0, 3])))
+        read(lengths_to_mask(torch.tensor([4, 0, 3]), 5))  # padded to a fixed length, as of a data set
+        read(lengths_to_mask(LENGTHS).flip(1))  # padded at the beginning
         read(torch.ones(3, 5, dtype=torch.bool))
 
 
@@ -67,6 +71,50 @@ def test_no_mask_is_looked_at_inside_a_transform():
         warnings.simplefilter("error")
         torch.func.vmap(lambda x, mask: layer(x[None], mask=mask[None]))(x, inverted)
         torch.export.export(layer, (x,), {"mask": inverted}, strict=False)
+
+
+class Looks(TorchFunctionMode):
+    """Counts how often a tensor is asked whether something in it is True."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.Tensor.any
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mask_is_looked_at_once_and_not_in_each_layer():
+    looks = []
+    for layers in (1, 4):
+        model = encoder.Config(inputs=6, attention=linear.Config(), **SHAPE | {"layers": layers}).build()
+        with Looks() as mode:
+            model(torch.randn(3, 5, 6), mask=lengths_to_mask(LENGTHS))
+        looks.append(mode.count)
+    assert looks[0] == looks[1] > 0
+
+
+def test_a_mask_that_was_changed_in_place_is_looked_at_again():
+    layer, x, mask = READERS["heads"], torch.randn(3, 5, 6), lengths_to_mask(LENGTHS)
+    layer(x, mask=mask)
+    with pytest.warns(UserWarning, match="say mask=~key_padding_mask"):
+        layer(x, mask=mask.logical_not_())
+    with torch.inference_mode():  # where tensors have no version
+        layer(x, mask=lengths_to_mask(LENGTHS))
+
+
+def test_the_dtype_of_a_layer_is_that_of_one_weight(monkeypatch):
+    """A walk through the parameters, in each layer of each step, is paid only where something is wrong."""
+    layer = Heads(6, linear.Config(), heads=2)
+    x, state = torch.randn(3, 1, 6), layer.start(3)
+
+    def walked(module):
+        raise AssertionError("the parameters were walked")
+
+    monkeypatch.setattr(replaced, "placed", walked)
+    layer.extend(x, state)
+    layer(x)
+    with pytest.raises(AssertionError, match="walked"):
+        layer(x.double())
 
 
 @pytest.mark.parametrize("model", READERS.values(), ids=READERS)
