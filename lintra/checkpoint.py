@@ -156,7 +156,9 @@ def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> A
         if got.is_floating_point() and got.dtype not in _COMPUTED:
             raise Error(f"{file}: {name} is {got.dtype}, in which no model computes: convert it to float32")
     if mixed := _mixed({name: tensors[name] for name, _ in model.named_parameters()}):
-        raise Error(f"{file} must hold weights of one type, got {mixed}")
+        raise Error(
+            f"{file} must hold weights of one type, got {mixed}: convert them to one, such as float32"
+        )
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(True)
 

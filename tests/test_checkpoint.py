@@ -230,7 +230,8 @@ def damage_weights(folder, change):
         ),
         (
             lambda f: damage_weights(f, lambda t: t.update({"head.bias": torch.zeros(11).bfloat16()})),
-            r"model.safetensors must hold weights of one type, got .* of torch.float32 and head.bias of ",
+            r"model.safetensors must hold weights of one type, got .* of torch.float32 and head.bias of "
+            r"torch.bfloat16: convert them to one, such as float32",
         ),
         (
             lambda f: damage_weights(
