@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.strategies import FSDPStrategy
+from lightning.pytorch.trainer.connectors import checkpoint_connector
 from rich.console import Console
 
 from lintra.checkpoint import Error
@@ -70,13 +72,21 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         except SystemExit as end:  # what Lightning makes of Ctrl-C before the first step
             raise KeyboardInterrupt from end
         except _MISFITS as error:  # of what Lightning and the optimizer put back where they keep it
-            if start is None or learner.restored or isinstance(error, (Error, torch.OutOfMemoryError)):
+            told = isinstance(error, (Error, torch.OutOfMemoryError))
+            if start is None or learner.restored or told or not _restoring(error):
                 raise
             reason = " ".join(str(error).split())[:80]
             raise Error(f"{start / TREE} does not fit this run: {type(error).__name__}, {reason}") from error
     step = trainer.global_step
     what = "done" if step >= run.train.steps else f"time is up, --resume {run.folder} goes on"
     console.print(f"{what}: step {step:,}, saved in {run.checkpoints()[-1]}")
+
+
+def _restoring(error: Exception) -> bool:
+    """Whether an error comes from where Lightning puts a checkpoint back, and not from beside it, as that of
+    a hook or of the optimizer that is built meanwhile."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == checkpoint_connector.__name__ for frame in frames)
 
 
 def _trainer(run: Run, console: Console) -> pl.Trainer:

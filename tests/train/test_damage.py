@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from lintra import checkpoint, train
 from lintra.tasks import copy, digits, text, text_classification
 from lintra.train import _data
+from lintra.train._callbacks import Rate
 
 
 def change_json(file, change):
@@ -135,6 +136,21 @@ def test_a_fingerprint_is_of_the_data_alone(tmp_path):
     assert of[0] == of[1]
     assert len({x["digest"] for x in of}) == 6
     assert of[2]["length"] == 8
+
+
+@pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
+def test_what_fails_beside_a_checkpoint_keeps_its_own_words(new_run, monkeypatch, hook):
+    """A resumed run may fail where its checkpoint is neither read nor put back: that is not its fault."""
+    run = new_run(steps=1)
+    train.fit(run)
+
+    def fail(*given, **named):
+        raise ValueError("mine")
+
+    monkeypatch.setattr(Rate, hook, fail, raising=False)
+    with pytest.raises(ValueError, match=r"^mine$") as found:
+        train.fit(run.changed(steps=2))
+    assert not isinstance(found.value, checkpoint.Error)
 
 
 def test_a_batch_that_finds_no_room(new_run, monkeypatch):
