@@ -105,13 +105,15 @@ def by_name(report: Mapping[str, Any]) -> dict[str, float]:
 
 def commit() -> str | None:
     """The commit of the source tree that lintra is imported from, with "+" behind it if files there that git
-    tracks were changed since; None outside of a git checkout."""
+    tracks were changed since; None outside of a git checkout of lintra, as where it is installed in an
+    environment that lies inside another project's."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(lintra.__file__).parent), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # fails where the checkout is not lintra's
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
         return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):

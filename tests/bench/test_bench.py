@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import lintra
 from lintra import checkpoint
 from lintra.attention import linear
 from lintra.bench import (
@@ -75,6 +76,28 @@ def test_targets():
     assert table[0].endswith(">= 2 x         met")
     assert table[1].endswith("<= 1 x         MISSED")
     assert table[4].endswith("1 to 2 x       met")
+
+
+def test_a_checkout_around_an_installed_lintra_is_not_its_own(tmp_path, monkeypatch):
+    package = tmp_path / ".venv" / "lintra" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.touch()
+    monkeypatch.setattr(lintra, "__file__", str(package))
+
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    git("init")
+    git("commit", "--allow-empty", "-m", "one")
+    assert _report.commit() is None
+    git("add", "-f", ".")
+    git("commit", "-m", "two")
+    told = _report.commit()
+    assert told is not None
+    assert len(told) == 40
+    package.write_text("# changed")
+    assert _report.commit() == told + "+"
 
 
 def test_a_report_says_where_it_comes_from(tmp_path):
