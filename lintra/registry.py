@@ -5,7 +5,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 
-_LONGEST = 80  # characters of a wrong key in an error
+from lintra import fields
 
 
 def names(package: ModuleType) -> list[str]:
@@ -16,8 +16,7 @@ def names(package: ModuleType) -> list[str]:
 def load(package: ModuleType, name: str, what: str) -> ModuleType:
     """The module of that key. Raises ValueError, with the nearest and all choices, for another `name`."""
     if name not in names(package):
-        text = repr(name)[:_LONGEST]
-        near = get_close_matches(text.strip("'"), names(package))
+        near = get_close_matches(name, names(package)) if isinstance(name, str) else []
         hint = f" (perhaps {' or '.join(near)})" if near else ""
-        raise ValueError(f"{what} must be one of {', '.join(names(package))}; got {text}{hint}")
+        raise ValueError(f"{what} must be one of {', '.join(names(package))}; got {fields.shown(name)}{hint}")
     return import_module(f"{package.__name__}.{name}")

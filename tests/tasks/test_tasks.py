@@ -18,6 +18,10 @@ def test_the_folder_is_the_registry():
 def test_an_unknown_task():
     with pytest.raises(ValueError, match=r"task must be one of copy, digits, images, .*; got 'sing'"):
         tasks.load("sing")
+    with pytest.raises(ValueError, match=r"got 'digit\\n' \(perhaps digits\)$"):
+        tasks.load("digit\n")
+    with pytest.raises(ValueError, match=r"got 'x{79} \.\.\.$"):
+        tasks.load("x" * 100)
 
 
 @pytest.mark.parametrize("config", BUNDLED)
