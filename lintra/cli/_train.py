@@ -57,7 +57,10 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_moved(run)
         train.fit(run, _watched(run.task))
     elif (name := args[0].replace("_", "-")) in _names():
-        train.fit(*_new_run(name, args[1:]))
+        run, task = _new_run(name, args[1:])
+        from lintra.train._fit import fit_checked  # Lightning, which takes seconds: not where flags are wrong
+
+        fit_checked(run, task)
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0

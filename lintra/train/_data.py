@@ -1,4 +1,4 @@
-"""What a run learns from, and whether its batches find room: known before the first step."""
+"""The data of a run before its first step: a fingerprint of them, and whether its batches find room."""
 
 import hashlib
 from typing import Any
@@ -20,18 +20,34 @@ def fingerprint(task: Task) -> dict[str, Any]:
     """How many samples there are, how long the longest is, and a digest of some of them.
 
     Files may move, and numbers computed on another machine may differ in their last bits, so paths are not in
-    it and of floats only the shapes are.
+    it and of floats only the shapes are. Nor is a tensor that a task draws anew at each look in it.
     """
     digest = hashlib.sha256()
     for samples in (task.train, task.validate):
         digest.update(f"{len(samples)}".encode())
-        spread = np.linspace(0, max(0, len(samples) - 1), min(len(samples), _LOOKED_AT))
-        for place in np.unique(spread.astype(int)).tolist():
-            for name, x in sorted(_batch(samples, [place]).items()):
-                digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
-                if not x.is_floating_point():
-                    digest.update(x.contiguous().numpy().tobytes())
+        places = _looked_at(samples)
+        looks, again = ([_content(_batch(samples, [place])) for place in places] for _ in range(2))
+        # Left out in every sample: of few choices, the same one may be drawn twice in some of them.
+        drawn = {name for a, b in zip(looks, again, strict=True) for name in a if b.get(name) != a[name]}
+        for look in looks:
+            for name in sorted(look.keys() - drawn):
+                digest.update(look[name])
     return {"samples": len(task.train), "length": task.length, "digest": digest.hexdigest()[:16]}
+
+
+def _looked_at(samples: Samples) -> list[int]:
+    """The places of some samples, evenly spread."""
+    spread = np.linspace(0, max(0, len(samples) - 1), min(len(samples), _LOOKED_AT))
+    return np.unique(spread.astype(int)).tolist()
+
+
+def _content(batch: Batch) -> dict[str, bytes]:
+    """The part of each tensor that is in the digest."""
+    return {
+        name: f"{name} {x.dtype} {list(x.shape)}".encode()
+        + (b"" if x.is_floating_point() else x.contiguous().numpy().tobytes())
+        for name, x in batch.items()
+    }
 
 
 def check_same(task: Task, begun_with: dict[str, Any], run: Any) -> None:
@@ -49,16 +65,19 @@ def _told(data: dict[str, Any]) -> str:
 
 
 def check_room(task: Task, model: Any, settings: Config, device: torch.device) -> None:
-    """Raises ValueError if a batch of so many sequences, and what the backward keeps of it at the least, the
-    float32 vectors that enter each layer, would not find room. Batches of tokens find it always."""
+    """Raises ValueError if a batch of so many sequences, each the shortest of some, and what the backward
+    keeps of it at the least, the float32 vectors that enter each layer, would not find room. Batches of
+    tokens find it always."""
     free = available(device)
     if task.batch_tokens is not None or free is None or not len(task.train):
         return
     inner = getattr(model, "encoder", model)
-    batch = _batch(task.train, [0])
-    tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
-    read = _NUMBER + sum(x.nbytes for x in batch.values())
-    needed = settings.batch * (read + 4 * tokens * inner.width * inner.layers)
+    sizes = []
+    for place in _looked_at(task.train):
+        batch = _batch(task.train, [place])
+        tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
+        sizes.append(sum(x.nbytes for x in batch.values()) + 4 * tokens * inner.width * inner.layers)
+    needed = settings.batch * (_NUMBER + min(sizes))
     free *= settings.devices if device.type == "cuda" else 1  # each has its share of the batch
     if needed > free:
         raise ValueError(

@@ -30,13 +30,18 @@ _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, Runtime
 
 def fit(run: Run, task: Task | None) -> None:
     """See lintra.train.fit."""
-    first = is_first_process()
-    console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     problem = run.task.build() if task is None else task
     run.train.check_batch(problem.batch_tokens)
     check_room(problem, run.model, run.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    fit_checked(run, problem)
+
+
+def fit_checked(run: Run, task: Task) -> None:
+    """Trains as `fit` does, without another look at whether its batches are right and find room."""
+    first = is_first_process()
+    console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     with run.locked():
-        _fit(run, problem, console, first)
+        _fit(run, task, console, first)
 
 
 def _fit(run: Run, task: Task, console: Console, first: bool) -> None:

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lintra import checkpoint, train
-from lintra.tasks import copy, digits, text, text_classification
+from lintra.attention import linear
+from lintra.tasks import Samples, copy, digits, text, text_classification
 from lintra.train import _data
 from lintra.train._callbacks import Rate
 
@@ -136,6 +137,61 @@ def test_a_fingerprint_is_of_the_data_alone(tmp_path):
     assert of[0] == of[1]
     assert len({x["digest"] for x in of}) == 6
     assert of[2]["length"] == 8
+
+
+class Drawn(Samples):
+    """Ten counts, each with draws of three kinds: a cut, a flip, some noise."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 10
+
+    def __getitems__(self, indices):
+        (place,) = indices
+        return {
+            "tokens": torch.arange(place, place + 20)[None] + self.first,
+            "cut": torch.zeros(1, int(torch.randint(1, 1_000, ()))),
+            "flip": torch.randint(0, 2, (1,)),
+            "noise": torch.rand(1, 7),
+        }
+
+
+class Drawing(digits.Digits):
+    """A task of one's own whose samples are drawn anew at each look."""
+
+    first = 0
+
+    @property
+    def train(self):
+        return Drawn(self.first)
+
+
+def test_what_is_drawn_anew_is_in_no_fingerprint():
+    """Else a run on it could never go on; and what is not drawn still tells data apart."""
+    task = Drawing()
+    found = [_data.fingerprint(task) for _ in range(4)]
+    assert all(each == found[0] for each in found)
+    task.first = 1
+    assert _data.fingerprint(task) != found[0]
+
+
+def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
+    """The first sample may be the one long one."""
+    task, model = Drawing(), digits.Config().build().model(linear.Config())
+
+    def read(samples, places):
+        return {"tokens": torch.zeros(1, 1_000 if places == [0] else 20, dtype=torch.int64)}
+
+    monkeypatch.setattr(Drawn, "__getitems__", read)
+    cpu, settings = torch.device("cpu"), train.Config(batch=100)
+    least = 100 * (40 + 20 * 8 + 4 * 20 * model.width * model.layers)
+    monkeypatch.setattr(_data, "available", lambda device: least)
+    _data.check_room(task, model, settings, cpu)
+    monkeypatch.setattr(_data, "available", lambda device: least - 1)
+    with pytest.raises(ValueError, match="a batch of 100 sequences needs at least"):
+        _data.check_room(task, model, settings, cpu)
 
 
 @pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
