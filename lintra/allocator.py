@@ -65,7 +65,8 @@ def _of_machine() -> int | None:
 
 
 def _of_container(files: tuple[str, str, str]) -> int | None:
-    """What a control group leaves of its limit; what it holds of files it can give back."""
+    """The bytes a control group may still use, told by its files of limit, use and statistics; None where
+    there is no such group or no limit. Its cache of files counts as free, as it can give that back."""
     try:
         limit, used, parts = ((Path("/sys/fs/cgroup") / file).read_text() for file in files)
         given_back = re.search(r"^(?:total_)?inactive_file (\d+)$", parts, re.MULTILINE)

@@ -252,7 +252,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: Any, content: Any, where: str) -> Any:
-    """What `to_json` wrote, checked against the fields' types. Raises ValueError that names the place.
+    """Build the configuration that `to_json` wrote, one of `kind`, checked against the fields' types.
+
+    Raises ValueError that names the place, which begins with `where`.
 
     A class says in ABSENT what a field means that an older file does not name, where that is not its default.
     """

@@ -146,7 +146,8 @@ def cpu() -> str:
 
 
 def _kind() -> str | None:
-    """What tells processors of one name apart: family, model, stepping and the last level of cache."""
+    """The family, model, stepping and last level of cache of the CPU, to tell processors of one name apart;
+    None where the system does not say."""
     try:
         info = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -57,8 +57,9 @@ def scores(
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> dict[str, Estimate]:
-    """What the task scores, on the samples of its test set at these places; the first of them if stopped.
+    """Score a model on the samples of the task's test set at these places -> an estimate for each score.
 
+    report is told how many samples are done; once `stopped` says so, the rest of them is left out.
     split: "validate" for the scores that models are chosen by.
     """
     sums: dict[str, list[Tensor]] = {}

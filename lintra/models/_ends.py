@@ -52,8 +52,11 @@ def entrance(config: EndsConfig, width: int) -> nn.Module:
 
 
 def checked(config: EndsConfig, reader: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
-    """What is read, its padding zeroed. Raises ValueError or TypeError unless it fits the configuration and
-    the weights of `reader`, the layer it goes into."""
+    """Return the tokens [b t] or features [b t i] of an encoder with 0 in padded places.
+
+    Raises ValueError or TypeError unless x and the mask [b t] fit the configuration and the weights of
+    `reader`, the layer they go into.
+    """
     if config.inputs is not None:
         _check.activations(x, mask, config.inputs)
         check_dtype("x", x, reader)

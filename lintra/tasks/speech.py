@@ -139,7 +139,8 @@ class Config:
             raise ValueError(f"speeds must lie in 0.5 .. 2 and hold 1, got {self.speeds}")
 
     def moved(self, data: str) -> "Config":
-        """The same with its files elsewhere: those of the corpus, or else what to test on."""
+        """This configuration with its corpus in the folder `data`, or, where it has no corpus but files of
+        its own, with `data` as the one to test on."""
         return replace(self, **{"test" if self.data is None else "data_dir": data})
 
     def build(self) -> "Speech":

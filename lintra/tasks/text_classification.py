@@ -60,7 +60,8 @@ class Config:
             raise ValueError(f"classes must all be different, got {self.classes}")
 
     def moved(self, data: str) -> "Config":
-        """The same with its files elsewhere: the one to test on, or else what a tenth is held out of."""
+        """This configuration with its file to test on at `data`, or, where it has none, with the file there
+        whose every tenth line is held out."""
         return replace(self, **{"data" if self.test is None else "test": data})
 
     def build(self) -> "TextClassification":
@@ -75,7 +76,7 @@ class Labelled(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """What there is to tell apart, the lines to learn it from, to validate on and to test on."""
+    """The classes of a text classification, and the labelled lines of each split."""
 
     classes: list[str]
     train: Labelled
