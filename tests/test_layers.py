@@ -10,7 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lintra"
 ORDER = [
-    {"registry", "fields", "allocator", "files"},
+    {"fields"},
+    {"registry", "allocator", "files"},
     {"tensors"},
     {"native"},
     {"ops"},
