@@ -69,7 +69,7 @@ def matrix(name: str, causal: bool) -> np.ndarray:
     known = {"gate": 1.0, "beta": 2.0} | dict(zip(("global_q", "global_k", "global_v"), inputs, strict=True))
     if name == "gated":
         known["decay"] = wiping(mechanism)
-    for what, width in mechanism.reads().items():
+    for what, width in mechanism.extra_inputs().items():
         x = torch.as_tensor(known.get(what, 0.0), dtype=torch.float64)
         inputs.append(x.expand(1, TOKENS, width) if x.dim() == 0 else x.flatten(2))
     with torch.no_grad():

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lintra.attention import map_state
-from lintra.generate import begin, check_recurrent, evaluation, last
+from lintra.generate import check_recurrent, evaluation, last, prepare_inputs
 from lintra.models import Decoder
 
 
@@ -56,7 +56,9 @@ def beam_search(
         raise ValueError(f"end must be a symbol in 0 .. {model.config.vocabulary - 1}, got {end}")
     if not 0 <= length_penalty < math.inf:
         raise ValueError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
-    begun = begin(model, prompt, steps=steps, lengths=lengths, source=source, source_mask=source_mask)
+    begun = prepare_inputs(
+        model, prompt, steps=steps, lengths=lengths, source=source, source_mask=source_mask
+    )
     check_recurrent(model)
     batch, device = len(begun.tokens), begun.tokens.device
     tokens = torch.zeros(batch, 1, 0, dtype=torch.int64, device=device)

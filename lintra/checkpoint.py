@@ -1,6 +1,6 @@
 """A model on disk: config.json, with a format version, beside model.safetensors. Nothing is pickled.
 
-{"format": 1, "model": "decoder", "config": {"vocabulary": 256, "attention": {"name": "linear", ...}, ...}}
+{"format": 2, "model": "decoder", "config": {"vocabulary": 256, "attention": {"name": "linear", ...}, ...}}
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from lintra import attention, fields, models, registry
+from lintra import attention, fields, legacy, models, registry
 from lintra.attention import AttentionConfig, State
 from lintra.attention._feature_maps import FeatureMap
 from lintra.files import Error, read_json, write_atomically
 from lintra.models import Model
 from lintra.tensors import is_part, read_tensors, write_tensors
 
-FORMAT = 1
+FORMAT = 2
 _COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PLAIN = (type(None), int, float, str, tuple, list, dict)  # JSON has them, and of numpy.float64 a float
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -103,15 +103,14 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
     content = read_json(folder / CONFIG)
     if not isinstance(content, dict) or "format" not in content:
         raise Error(f"{folder / CONFIG} is not a lintra model: it has no format version")
-    if content["format"] != FORMAT:
-        raise Error(
-            f"{folder / CONFIG} has format {fields.shown(content['format'])}, this lintra reads format "
-            f"{FORMAT}"
-        )
+    check_format(content["format"], folder / CONFIG)
+    old = content["format"] == legacy.FORMAT
     try:
         module = registry.load(models, content.get("model", ""), "model")
-        config = from_json(module.Config, content.get("config"), "config")
+        described = content.get("config")
+        config = from_json(module.Config, legacy.upgrade_config(described) if old else described, "config")
         tensors = read_tensors(folder / WEIGHTS, device)
+        tensors = legacy.upgrade_tensors(tensors) if old else tensors
         if "dtype" in content:
             tensors = {name: _widen(x, content["dtype"]) for name, x in tensors.items()}
         return with_weights(config, tensors, folder / WEIGHTS).eval()
@@ -119,6 +118,14 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
         raise
     except (ValueError, TypeError) as error:
         raise Error(f"{folder / CONFIG}: {error}") from error
+
+
+def check_format(found: Any, file: Path) -> None:
+    """Raise Error unless `found`, the format of a file, is one that this version reads."""
+    if type(found) is not int or found not in (legacy.FORMAT, FORMAT):
+        raise Error(
+            f"{file} has format {fields.shown(found)}, this lintra reads formats {legacy.FORMAT} and {FORMAT}"
+        )
 
 
 def _check_device(device: str | torch.device) -> None:

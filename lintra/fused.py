@@ -17,16 +17,16 @@ from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import DTYPES, Layer, Map, Norm, Shape, Weights, pack, pack_norm
 from lintra.native.decoder import Decoder as Native
+from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState
 from lintra.nn.block import Block
-from lintra.nn.feed import Feed
-from lintra.nn.heads import Heads, HeadsState
-from lintra.nn.replaced import hooked
+from lintra.nn.mlp import MLP
+from lintra.nn.parameters import has_hooks
 from lintra.ops import LinearState
 
-WORTH = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
+MIN_STEPS = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
 
 # What is taken apart here. A class derived from one of them may compute something else.
-_KNOWN = (Block, Heads, Feed, LinearAttention, nn.ModuleList, nn.ModuleDict)
+_KNOWN = (Block, AttentionLayer, MLP, LinearAttention, nn.ModuleList, nn.ModuleDict)
 _KNOWN += (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 
 
@@ -55,7 +55,7 @@ def why_not(model: Decoder) -> str | None:
 
 def epsilons(model: Any) -> set[float]:
     """What the norms of a decoder add to a variance."""
-    norms = [norm for block in model.blocks for norm in (block.norm_mix, block.norm_feed)]
+    norms = [norm for block in model.blocks for norm in (block.attn_norm, block.mlp_norm)]
     norms += [] if isinstance(model.norm, nn.Identity) else [model.norm]
     return {norm.eps for norm in norms}
 
@@ -63,7 +63,7 @@ def epsilons(model: Any) -> set[float]:
 def _foreign(module: nn.Module) -> str | None:
     """What a fused step does not know about a part of a model."""
     name = type(module).__name__
-    if isinstance(module, Heads):
+    if isinstance(module, AttentionLayer):
         attention = module.attention
         if not isinstance(attention, LinearAttention) or attention.config.feature_map.fused is None:
             return f"a fused step knows linear attention with elu+1 or relu, got {attention.config}"
@@ -73,7 +73,7 @@ def _foreign(module: nn.Module) -> str | None:
             return "a fused step does not turn queries and keys, got rotary positions"
     if type(module) not in _KNOWN:
         return f"a fused step does not know {name}"
-    if hooked(module):
+    if has_hooks(module):
         return f"a fused step would pass over the hooks of {name}"
     return None
 
@@ -116,7 +116,7 @@ class Fused:
             x, recent = self.model.enter(tokens, self.state, None, None)
             params = self.native(x[:, 0].contiguous())
         seen = self.state.seen + 1
-        layers = tuple(HeadsState(seen, layer.attention) for layer in self.state.layers)
+        layers = tuple(AttentionLayerState(seen, layer.attention) for layer in self.state.layers)
         self.state = DecoderState(seen, recent, layers)
         return params[:, None], self.state
 
@@ -144,34 +144,34 @@ def _check_state(like: DecoderState, state: DecoderState) -> None:
 
 
 def _shape(model: Decoder, block: Any, batch: int) -> Shape:
-    config = block.mix.attention.config
+    config = block.attn.attention.config
     return Shape(
         batch=batch,
         layers=len(model.blocks),
         width=model.config.width,
-        heads=block.mix.heads,
-        kv_heads=block.mix.kv_heads,
-        dim=block.mix.dim,
-        hidden=block.feed.down.in_features,
+        heads=block.attn.heads,
+        kv_heads=block.attn.kv_heads,
+        dim=block.attn.dim,
+        hidden=block.mlp.down.in_features,
         feature_map=config.feature_map.fused,
         normalize=config.normalize,
         norm_first=block.pre,
-        feed=block.feed.kind,
+        activation=block.mlp.activation,
         eps=config.eps,
-        norm_eps=block.norm_mix.eps,
+        norm_eps=block.attn_norm.eps,
     )
 
 
 def _layer(block: Block, state: LinearState, weights: Weights) -> Layer:
-    feed = block.feed
+    feed = block.mlp
     with torch.no_grad():
         return Layer(
-            _map(block.mix.inward, weights),
-            _map(block.mix.outward, weights),
-            pack(feed.up.weight, feed.up.bias, weights, gated=feed.kind == "swiglu"),
+            _map(block.attn.qkv_proj, weights),
+            _map(block.attn.out_proj, weights),
+            pack(feed.up.weight, feed.up.bias, weights, gated=feed.activation == "swiglu"),
             _map(feed.down, weights),
-            _norm(block.norm_mix),
-            _norm(block.norm_feed),
+            _norm(block.attn_norm),
+            _norm(block.mlp_norm),
             state.kv,
             state.z,
         )

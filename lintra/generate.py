@@ -17,14 +17,14 @@ from typing_extensions import Required, Unpack
 
 from lintra import fields, fused, replay
 from lintra.models import Decoder, Seq2Seq
-from lintra.models._ends import checked
+from lintra.models._io import checked
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Weights
 from lintra.nn.block import Block, CrossState
 from lintra.nn.distributions import Distribution, quantile
 from lintra.nn.mask import lengths_to_mask
-from lintra.nn.replaced import placed
-from lintra.ops import _check
+from lintra.nn.parameters import reference_param
+from lintra.ops import checks
 
 _ZERO = 2.0**-150  # what is not above it is 0 in float32
 
@@ -112,7 +112,7 @@ def generate_reference(
 ) -> Int[Tensor, "b n"]:
     """`generate` by the definition, without a state: for every token the whole sequence once more, with the
     model's own weights. Raises ValueError for a state_dtype too."""
-    begun = begin(model, prompt, **options)
+    begun = prepare_inputs(model, prompt, **options)
     if begun.state_dtype is not None:
         raise ValueError(f"state_dtype must be None: there is no state to keep, got {begun.state_dtype}")
     return _collect(_recomputed(model, begun), model, prompt, options)
@@ -130,12 +130,12 @@ def stream(
     bfloat16 or None, or with a mechanism that cannot keep its state so; for weights of less than float32
     where no step can be fused, or with a state_dtype; TypeError for what is no number.
     """
-    begun = begin(model, prompt, **options)
+    begun = prepare_inputs(model, prompt, **options)
     check_recurrent(model)
     return _recurrent(model, begun)
 
 
-class Beginning(NamedTuple):
+class GenerationInputs(NamedTuple):
     """What generation was asked for, checked. tokens [b t] are the first ones, the start symbol included;
     mask [b t] says which of them are real (None: all).
     """
@@ -155,11 +155,11 @@ class Beginning(NamedTuple):
         if self.source is None:
             return []
         assert isinstance(model, Seq2Seq)
-        return [model.remember(self.source, self.source_mask)]
+        return [model.encode_memory(self.source, self.source_mask)]
 
 
 @torch.no_grad()
-def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
+def _recurrent(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
     with evaluation(model):
         memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
         state = model.start(*memory) if memory else None
@@ -169,22 +169,22 @@ def _recurrent(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
             token = begun.sampler.draw(model.output, last(params, mask), uniform)
             yield token
             if tokens is begun.tokens and begun.steps > 1:  # all behind the prompt are alike
-                state = keep(model, state, begun.state_dtype)
+                state = cast_state(model, state, begun.state_dtype)
                 extend = _one_by_one(model, token[:, None], state, begun)
             tokens, mask = token[:, None], None
 
 
-def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: Beginning) -> replay.Extend:
+def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: GenerationInputs) -> replay.Extend:
     """How the tokens behind the prompt come: fused on a CPU, recorded on a GPU, or by `model.extend`."""
     steps = begun.steps - 1
-    fusible = steps >= fused.WORTH and begun.state_dtype is None and fused.why_not(model) is None
+    fusible = steps >= fused.MIN_STEPS and begun.state_dtype is None and fused.why_not(model) is None
     if begun.weights != "float32" or fusible:
         return fused.Fused(model, state, begun.weights)
     return replay.extend_of(model, tokens, state, steps)
 
 
 @torch.no_grad()
-def _recomputed(model: Decoder, begun: Beginning) -> Iterator[Tensor]:
+def _recomputed(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
     with evaluation(model):
         memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
         for uniform in begun.uniforms:
@@ -201,10 +201,10 @@ def _collect(tokens: Iterator[Tensor], model: Decoder, prompt: Tensor | None, op
         return torch.stack(drawn, 1)
     given = next((len(x) for x in (prompt, options.get("source")) if x is not None), None)
     batch = given if given is not None else options.get("batch") or 1
-    return torch.empty(batch, 0, dtype=torch.int64, device=placed(model).device)
+    return torch.empty(batch, 0, dtype=torch.int64, device=reference_param(model).device)
 
 
-def begin(
+def prepare_inputs(
     model: Decoder,
     prompt: Tensor | None,
     *,
@@ -219,7 +219,7 @@ def begin(
     source_mask: Tensor | None = None,
     state_dtype: torch.dtype | None = None,
     weights: Weights = "float32",
-) -> Beginning:
+) -> GenerationInputs:
     """Checks what is asked for; raises what `stream` says."""
     if not isinstance(model, Decoder):
         raise TypeError(f"model must be a Decoder or a Seq2Seq, got {type(model).__name__}")
@@ -227,7 +227,7 @@ def begin(
         raise ValueError(f"steps must be an integer of at least 0, got {steps}")
     if state_dtype is not None:
         for block in model.blocks:
-            block.mix.attention.check_keep(state_dtype)
+            block.attn.attention.check_state_dtype(state_dtype)
     fields.check_one("batch", int | None, batch)
     fields.check_one("seed", int | None, seed)
     if seed is not None and not -(2**63) <= seed < 2**64:
@@ -240,7 +240,7 @@ def begin(
             raise ValueError(
                 f"a fused step keeps its sums in float32: weights={weights!r} needs state_dtype=None"
             )
-    device = placed(model).device
+    device = reference_param(model).device
     if isinstance(model, Seq2Seq):
         if source is None:
             raise ValueError("a Seq2Seq model needs a source")
@@ -274,7 +274,7 @@ def begin(
     tokens = prompt.to(device, torch.int64)
     mask = None if lengths is None else lengths_to_mask(lengths.to(device), tokens.shape[1])
     real = tokens if mask is None else tokens[mask]
-    _check.symbols("prompt", real.cpu(), model.config.vocabulary - 1)  # the start symbol is none of them
+    checks.symbols("prompt", real.cpu(), model.config.vocabulary - 1)  # the start symbol is none of them
     if model.start_token is not None:
         tokens = torch.cat((tokens.new_full((len(tokens), 1), model.start_token), tokens), 1)
         mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
@@ -282,7 +282,7 @@ def begin(
         raise ValueError("this model has no start symbol: every prompt must have at least one token")
     longest = tokens.shape[1] if mask is None else int(mask.any(0).sum())
     model.check_reach(longest + steps - 1)  # the last token is not read
-    return Beginning(
+    return GenerationInputs(
         tokens,
         mask,
         source,
@@ -298,7 +298,7 @@ def begin(
 def check_recurrent(model: Decoder) -> None:
     """Raises ValueError for a decoder that has no state to go on from."""
     for block in model.blocks:
-        attention = block.mix.attention
+        attention = block.attn.attention
         if not attention.can.recurrent:
             raise ValueError(
                 f"attention {attention.name!r} has no recurrent form with {attention.config}: "
@@ -306,7 +306,7 @@ def check_recurrent(model: Decoder) -> None:
             )
 
 
-def keep(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:
+def cast_state(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> DecoderState:
     """The state with the sums of keys times values kept in `dtype` from here on, bfloat16; None: as they are.
 
     Half the memory; on a GPU the linear sum's step also moves half as much. A token is computed in float32
@@ -323,7 +323,7 @@ def keep(model: Decoder, state: DecoderState, dtype: torch.dtype | None) -> Deco
     def kept(block: Block, layer: Any) -> Any:
         if isinstance(layer, CrossState):
             return layer._replace(own=kept(block, layer.own))
-        return layer._replace(attention=block.mix.attention.keep(layer.attention, dtype))
+        return layer._replace(attention=block.attn.attention.cast_state(layer.attention, dtype))
 
     return state._replace(layers=tuple(map(kept, model.blocks, state.layers)))
 

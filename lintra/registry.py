@@ -1,4 +1,4 @@
-"""A folder as the list of choices: the name of a file is its key. Files that begin with _ are not choices."""
+"""A folder as the list of choices: a file name is its key, but not base.py nor what begins with _."""
 
 from difflib import get_close_matches
 from importlib import import_module
@@ -10,7 +10,9 @@ from lintra import fields
 
 def names(package: ModuleType) -> list[str]:
     """The keys, in alphabetical order."""
-    return sorted(m.name for m in iter_modules(package.__path__) if not m.name.startswith("_"))
+    return sorted(
+        m.name for m in iter_modules(package.__path__) if m.name != "base" and not m.name.startswith("_")
+    )
 
 
 def load(package: ModuleType, name: str, what: str) -> ModuleType:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lintra.attention import Attention, State, map_state
 from lintra.models import Decoder
-from lintra.nn.replaced import placed
+from lintra.nn.parameters import reference_param
 
-WORTH = 32  # tokens: a recording itself runs the step several times
+MIN_STEPS = 32  # tokens: a recording itself runs the step several times
 _recording = threading.Lock()  # one at a time in a process
 
 Extend = Callable[..., tuple[Tensor, Any]]
@@ -28,7 +28,7 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
     tokens [b 1] and the state are what it will be called with, but for their values. The recording gives
     tensors that its next call overwrites.
     """
-    if steps < WORTH or not can_replay(model):
+    if steps < MIN_STEPS or not can_replay(model):
         return model.extend
     try:
         return Replay(model, tokens, state)
@@ -41,7 +41,7 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
 
 def can_replay(model: Decoder) -> bool:
     """Whether the model is on a CUDA device and no state in it grows."""
-    return placed(model).is_cuda and constant(model)
+    return reference_param(model).is_cuda and constant(model)
 
 
 def constant(model: Decoder) -> bool:

@@ -12,7 +12,7 @@ from lintra import fields
 from lintra.models import CTC
 from lintra.models.ctc import Config
 from lintra.nn.mask import padded
-from lintra.nn.replaced import placed
+from lintra.nn.parameters import reference_param
 from lintra.speech import decoding
 from lintra.speech.alignment import Word, align, word_times
 from lintra.speech.ngram import NGram
@@ -51,7 +51,7 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
     """
     if not len(frames):
         return []
-    like = placed(model)
+    like = reference_param(model)
     x, mask = padded([torch.from_numpy(np.ascontiguousarray(each)).to(like) for each in frames])
     found, mask = model(x, mask=mask)
     return [each[real] for each, real in zip(found, mask, strict=True)]

@@ -45,9 +45,9 @@ TABLE = """
 
 02 lintra/attention/linformer.py: the mask is taken and ignored
 -        if mask is not None:
--            front = RealFirst.of(mask)
+-            front = LeftAlign.of(mask)
 +        if False:
-+            front = RealFirst.of(mask)
++            front = LeftAlign.of(mask)
 ?tests/attention/test_linformer.py::test_defect_02_a_mask_is_not_ignored
 
 02 lintra/ops/landmarks.py: padding is a part of the means
@@ -181,8 +181,8 @@ TABLE = """
 ?tests/attention/test_gated.py::test_defect_18_padding_neither_decays_nor_writes
 
 18 lintra/attention/delta.py: padding passes through the convolution
--        packed = RealFirst.of(mask)
-+        packed = RealFirst.of(torch.ones_like(mask))
+-        packed = LeftAlign.of(mask)
++        packed = LeftAlign.of(torch.ones_like(mask))
 ?tests/attention/test_delta.py::test_defect_18_padding_does_not_enter_the_convolution
 
 19 lintra/attention/longformer.py: the window is that of both sides together
@@ -240,7 +240,7 @@ TABLE = """
 ?tests/attention/test_linear.py::test_defect_25_every_precision_has_values_and_gradients[native]
 
 25 lintra/ops/linear_attention.py: sums are in float32 whatever comes
--    dtype = _check.sum_dtype(q.dtype)
+-    dtype = checks.sum_dtype(q.dtype)
 -    q, k, v = (x.to(dtype) for x in (q, k, v))
 +    dtype, state = torch.float32, LinearState(*(x.float() for x in state))
 +    q, k, v = (x.to(dtype) for x in (q, k, v))

@@ -10,10 +10,10 @@ LENGTH = 20  # positions, where they are bounded
 KINDS = {
     "plain": {},
     "post": {"norm": "post", "final_norm": True},
-    "post, no last norm": {"norm": "post", "norm_kind": "rms", "feed_kind": "swiglu"},
+    "post, no last norm": {"norm": "post", "norm_kind": "rms", "activation": "swiglu"},
     "rms": {"norm_kind": "rms"},
-    "relu in the feed-forward": {"feed_kind": "relu", "norm": "post"},
-    "swiglu": {"feed_kind": "swiglu", "feed": 3.0},
+    "relu in the feed-forward": {"activation": "relu", "norm": "post"},
+    "swiglu": {"activation": "swiglu", "mlp_ratio": 3.0},
     "kv_heads": {"heads": 6, "kv_heads": 2, "width": 24},
     "one key head": {"heads": 4, "kv_heads": 1, "width": 64},
     "relu": {"attention": linear.Config(feature_map=linear.Relu())},

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lintra.attention import Attention, Capabilities, leaves, map_state
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 
 BATCH, TIME, DIM, VALUE_DIM = 2, 19, 6, 4
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums of about 1e2 terms taken in another order
@@ -48,7 +48,7 @@ class Case:
             attention = self.build()
         except ValueError:
             return False
-        return not self.rotary or attention.turned > 0
+        return not self.rotary or attention.rope_dim > 0
 
     def draw(self, time: int = TIME, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         """q, k, v and what else the mechanism reads [b t width], in its order."""
@@ -68,11 +68,11 @@ class Case:
         longest = getattr(self.config, "max_length", None)
         return longest is None or longest >= time
 
-    def rotate(self, first: int, time: int, mask: Tensor | None = None) -> Rotation | None:
+    def rope(self, first: int, time: int, mask: Tensor | None = None) -> RotaryEmbedding | None:
         if not self.rotary:
             return None
         here = torch.ones(BATCH, time, dtype=torch.bool) if mask is None else mask
-        return Rotation(first + here.cumsum(1) - 1, 100.0)
+        return RotaryEmbedding(first + here.cumsum(1) - 1, 100.0)
 
 
 @cache
@@ -84,7 +84,7 @@ def can(case: Case) -> Capabilities:
 @cache
 def reads(case: Case) -> dict[str, int]:
     """What the mechanism reads beyond q, k, v: name -> width."""
-    return case.build().reads()
+    return case.build().extra_inputs()
 
 
 def spread(mask: Tensor, x: Tensor) -> Tensor:
@@ -122,15 +122,15 @@ def some_masks(time: int = TIME) -> list[Tensor]:
 def forward(case: Case, attention: Attention, *inputs: Tensor, mask=None) -> Tensor:
     q, k, v, *rest = inputs
     named = dict(zip(reads(case), rest, strict=True))
-    return attention(q, k, v, mask=mask, rotate=case.rotate(0, q.shape[1], mask), **named)
+    return attention(q, k, v, mask=mask, rope=case.rope(0, q.shape[1], mask), **named)
 
 
-def extend(case: Case, attention: Attention, inputs: list[Tensor], state, mask=None, rotate=None, by=None):
+def extend(case: Case, attention: Attention, inputs: list[Tensor], state, mask=None, rope=None, by=None):
     """`extend`, or with `by=Attention` the loop over `step` that the base class has."""
     q, k, v, *rest = inputs
     named = dict(zip(reads(case), rest, strict=True))
     call = attention.extend if by is None else by.extend.__get__(attention)
-    return call(q, k, v, state, mask=mask, rotate=rotate, **named)
+    return call(q, k, v, state, mask=mask, rope=rope, **named)
 
 
 def some_lengths(case: Case) -> list[int]:
@@ -174,14 +174,14 @@ def parallel_is_recurrent(case: Case) -> None:
     whole = forward(case, attention, *inputs)
     whole_gradients = gradients(whole, inputs)
     state = attention.start(BATCH, dtype=torch.float64)
-    stepped, stepped_state = extend(case, attention, inputs, state, rotate=case.rotate(0, TIME), by=Attention)
+    stepped, stepped_state = extend(case, attention, inputs, state, rope=case.rope(0, TIME), by=Attention)
     assert_close(stepped, whole, **EXACT)
     assert_close(gradients(stepped, inputs), whole_gradients, **EXACT)
     for cuts in ((0, TIME), (1, TIME - 1), (7, 12), (TIME - 1, 1), (3, 1, 1, 9, 5)):
         state, first, ys = attention.start(BATCH, dtype=torch.float64), 0, []
         for size in cuts:
             part = [x[:, first : first + size] for x in inputs]
-            y, state = extend(case, attention, part, state, rotate=case.rotate(first, size))
+            y, state = extend(case, attention, part, state, rope=case.rope(first, size))
             ys.append(y)
             first += size
         assert_close(torch.cat(ys, 1), whole, **EXACT)
@@ -196,8 +196,8 @@ def final_state_has_gradients(case: Case) -> None:
     def of_state(cut: int) -> list[Tensor]:
         state = attention.start(BATCH, dtype=torch.float64)
         for piece in (slice(0, cut), slice(cut, TIME)):
-            rotate = case.rotate(piece.start, piece.stop - piece.start)
-            _, state = extend(case, attention, [x[:, piece] for x in inputs], state, rotate=rotate)
+            rope = case.rope(piece.start, piece.stop - piece.start)
+            _, state = extend(case, attention, [x[:, piece] for x in inputs], state, rope=rope)
         real = torch.cat([x.flatten() for x in leaves(state) if x.is_floating_point()])
         return gradients(real, inputs)
 
@@ -268,15 +268,15 @@ def padding_between_states_changes_nothing(case: Case) -> None:
     """A masked piece after a state = its real tokens after that state."""
     attention, inputs, first = case.build(), case.draw(), case.draw(6, seed=9)
     state = attention.start(BATCH, dtype=torch.float64)
-    _, state = extend(case, attention, first, state, rotate=case.rotate(0, 6))
+    _, state = extend(case, attention, first, state, rope=case.rope(0, 6))
     for mask in some_masks():
-        y, after = extend(case, attention, inputs, state, mask, case.rotate(6, TIME, mask))
+        y, after = extend(case, attention, inputs, state, mask, case.rope(6, TIME, mask))
         for i in range(BATCH):
             real = [x[i : i + 1, mask[i]] for x in inputs]
-            rotate = case.rotate(6, real[0].shape[1])
-            rotate = None if rotate is None else rotate._replace(position=rotate.position[:1])
+            rope = case.rope(6, real[0].shape[1])
+            rope = None if rope is None else rope._replace(position=rope.position[:1])
             one = map_state(lambda x, i=i: x[i : i + 1], state)
-            alone, alone_after = extend(case, attention, real, one, rotate=rotate)
+            alone, alone_after = extend(case, attention, real, one, rope=rope)
             assert_close(y[i, mask[i]], alone[0], **EXACT)
             if attention.can.state == "constant":
                 same_states(map_state(lambda x, i=i: x[i : i + 1], after), alone_after)
@@ -288,10 +288,10 @@ def padding_leaves_the_state(case: Case) -> None:
     after = case.draw(5, seed=9)
     for mask in some_masks():
         seen = mask.sum(1, keepdim=True)
-        rotate = Rotation(seen + torch.arange(5), 100.0) if case.rotary else None
+        rope = RotaryEmbedding(seen + torch.arange(5), 100.0) if case.rotary else None
         state = attention.start(BATCH, dtype=torch.float64)
-        _, state = extend(case, attention, inputs, state, mask, case.rotate(0, TIME, mask))
-        y, _ = extend(case, attention, after, state, rotate=rotate)
+        _, state = extend(case, attention, inputs, state, mask, case.rope(0, TIME, mask))
+        y, _ = extend(case, attention, after, state, rope=rope)
         for i in range(BATCH):
             real = [
                 torch.cat((x[i : i + 1, mask[i]], a[i : i + 1]), 1).repeat_interleave(BATCH, 0)
@@ -304,20 +304,22 @@ def padding_alone_keeps_the_state(case: Case) -> None:
     """Tokens of which none is real: y is 0, and a state of constant size stays what it is, to the bit."""
     attention, inputs = case.build(), case.draw()
     state = attention.start(BATCH, dtype=torch.float64)
-    _, state = extend(case, attention, inputs, state, rotate=case.rotate(0, TIME))
+    _, state = extend(case, attention, inputs, state, rope=case.rope(0, TIME))
     nobody = torch.zeros(BATCH, TIME, dtype=torch.bool)
     large = [30 * x for x in inputs]
-    y, after = extend(case, attention, large, state, nobody, case.rotate(TIME, TIME, nobody))
+    y, after = extend(case, attention, large, state, nobody, case.rope(TIME, TIME, nobody))
     assert (y == 0).all()
     assert_close(leaves(after), leaves(state), rtol=0, atol=0)
 
 
-def packed(case: Case, lengths: list[int], seed: int = 0) -> tuple[list[Tensor], Tensor, Rotation | None]:
+def packed(
+    case: Case, lengths: list[int], seed: int = 0
+) -> tuple[list[Tensor], Tensor, RotaryEmbedding | None]:
     """Inputs [1 t ...] of sequences of these lengths in a row, cu_seqlens, a rotation that starts anew."""
     inputs = [x[:1].detach().requires_grad_() for x in case.draw(sum(lengths), seed)]
     position = torch.cat([torch.arange(length) for length in lengths])[None]
-    rotate = Rotation(position, 100.0) if case.rotary else None
-    return inputs, torch.tensor([0, *lengths]).cumsum(0), rotate
+    rope = RotaryEmbedding(position, 100.0) if case.rotary else None
+    return inputs, torch.tensor([0, *lengths]).cumsum(0), rope
 
 
 def one_by_one(case: Case, attention: Attention, inputs: list[Tensor], lengths: list[int]) -> list[Tensor]:
@@ -325,9 +327,9 @@ def one_by_one(case: Case, attention: Attention, inputs: list[Tensor], lengths: 
     q, k, v, *rest = (x.split(lengths, 1) for x in inputs)
     found = []
     for i, length in enumerate(lengths):
-        rotate = Rotation(torch.arange(length)[None], 100.0) if case.rotary else None
+        rope = RotaryEmbedding(torch.arange(length)[None], 100.0) if case.rotary else None
         named = {name: x[i] for name, x in zip(reads(case), rest, strict=True)}
-        found.append(attention(q[i], k[i], v[i], rotate=rotate, **named))
+        found.append(attention(q[i], k[i], v[i], rope=rope, **named))
     return found
 
 
@@ -336,19 +338,19 @@ def packed_is_each_alone(case: Case) -> None:
     attention = case.build()
     everything = list(attention.parameters())
     for lengths in ([7, 0, 1, TIME, 2], [5, 5], [0, 0], [TIME]):
-        inputs, cu_seqlens, rotate = packed(case, lengths)
+        inputs, cu_seqlens, rope = packed(case, lengths)
         named = dict(zip(reads(case), inputs[3:], strict=True))
-        y = attention.forward_packed(*inputs[:3], cu_seqlens, rotate=rotate, **named)
+        y = attention.forward_packed(*inputs[:3], cu_seqlens, rope=rope, **named)
         expected = torch.cat(one_by_one(case, attention, inputs, lengths), 1)
         assert_close(y, expected, **EXACT)
         if sum(lengths):
             found = gradients(y, inputs + everything)
             assert_close(found, gradients(expected, inputs + everything), **EXACT)
-    inputs, cu_seqlens, rotate = packed(case, [7, 6, 6])
+    inputs, cu_seqlens, rope = packed(case, [7, 6, 6])
     expected = one_by_one(case, attention, inputs, [7, 6, 6])
     broken = [torch.cat((x[:, :7], torch.full_like(x[:, :6], torch.nan), x[:, 13:]), 1) for x in inputs]
     named = dict(zip(reads(case), broken[3:], strict=True))
-    y = attention.forward_packed(*broken[:3], cu_seqlens, rotate=rotate, **named)
+    y = attention.forward_packed(*broken[:3], cu_seqlens, rope=rope, **named)
     assert_close(torch.cat((y[:, :7], y[:, 13:]), 1), torch.cat(expected[::2], 1), **EXACT)
 
 
@@ -358,12 +360,12 @@ def packed_after_states(case: Case) -> None:
     start = attention.start(len(first), dtype=torch.float64)
     state, ys, rows = start, [], []
     for lengths in (first, second):
-        inputs, cu_seqlens, rotate = packed(case, lengths, seed=len(rows))
-        if rotate is not None and rows:
+        inputs, cu_seqlens, rope = packed(case, lengths, seed=len(rows))
+        if rope is not None and rows:
             seen = torch.tensor(first).repeat_interleave(torch.tensor(second))
-            rotate = rotate._replace(position=rotate.position + seen)
+            rope = rope._replace(position=rope.position + seen)
         named = dict(zip(reads(case), inputs[3:], strict=True))
-        y, state = attention.extend_packed(*inputs[:3], state, cu_seqlens, rotate=rotate, **named)
+        y, state = attention.extend_packed(*inputs[:3], state, cu_seqlens, rope=rope, **named)
         ys.append(y)
         rows.append(inputs)
     split = [
@@ -373,8 +375,8 @@ def packed_after_states(case: Case) -> None:
     states, expected = [], ([], [])
     for i, inputs in enumerate(whole):
         empty = map_state(lambda x: x[:1], start)
-        rotate = Rotation(torch.arange(inputs[0].shape[1])[None], 100.0) if case.rotary else None
-        y, after = extend(case, attention, inputs, empty, rotate=rotate)
+        rope = RotaryEmbedding(torch.arange(inputs[0].shape[1])[None], 100.0) if case.rotary else None
+        y, after = extend(case, attention, inputs, empty, rope=rope)
         for part, found in zip(y.split([first[i], second[i]], 1), expected, strict=True):
             found.append(part)
         states.append(after)
@@ -403,7 +405,7 @@ def nothing_to_attend_to_gives_zero(case: Case) -> None:
         assert (g[0] == 0).all()
         assert g.isfinite().all()
     if not case.causal and attention.can.cross:
-        read = attention.read(inputs[0], attention.remember(*inputs[1:3], mask))
+        read = attention.read(inputs[0], attention.encode_memory(*inputs[1:3], mask))
         assert (read[0] == 0).all()
         for g in gradients(read, inputs):
             assert (g[0] == 0).all()
@@ -411,26 +413,26 @@ def nothing_to_attend_to_gives_zero(case: Case) -> None:
 
 
 def cross_is_the_same_sum(case: Case) -> None:
-    """read(q, remember(k, v)) with the sequence's own keys is the bidirectional form; any lengths go."""
+    """read(q, encode_memory(k, v)) with the sequence's own keys is the bidirectional form; any lengths go."""
     attention, (q, k, v) = case.build(), case.draw()
-    assert_close(attention.read(q, attention.remember(k, v)), attention(q, k, v), **EXACT)
-    few = attention.read(q[:, :3], attention.remember(k, v))
+    assert_close(attention.read(q, attention.encode_memory(k, v)), attention(q, k, v), **EXACT)
+    few = attention.read(q[:, :3], attention.encode_memory(k, v))
     if attention.can.joint_queries:
         assert few.shape == (*q[:, :3].shape[:3], case.value_dim)
     else:
         assert_close(few, attention(q, k, v)[:, :3], **EXACT)
     fewer = [x[:, :7] for x in (k, v)]
-    many = attention.read(q, attention.remember(*fewer))
+    many = attention.read(q, attention.encode_memory(*fewer))
     assert many.isfinite().all()
     if not attention.can.joint_queries:
         assert_close(many[:, :7], attention(q[:, :7], *fewer), **EXACT)
         if not attention.can.placed_queries:
             assert_close(many[:, -7:], attention(q[:, -7:], *fewer), **EXACT)
     mask = some_masks()[2]
-    y = attention.read(q, attention.remember(k, v, mask), mask)
+    y = attention.read(q, attention.encode_memory(k, v, mask), mask)
     assert_close(y, attention(q, k, v, mask=mask), **EXACT)
     dirty = [x.masked_fill(~spread(mask, x), torch.nan) for x in (q, k, v)]
-    assert_close(attention.read(dirty[0], attention.remember(*dirty[1:], mask), mask), y, rtol=0, atol=0)
+    assert_close(attention.read(dirty[0], attention.encode_memory(*dirty[1:], mask), mask), y, rtol=0, atol=0)
 
 
 def runs_on_meta(case: Case) -> None:
@@ -483,14 +485,14 @@ def never_mutates_a_state(case: Case) -> None:
     """A state may be used again: two continuations from one state are the same."""
     attention, inputs = case.build(), case.draw()
     with torch.no_grad():
-        rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
+        rope, more = case.rope(0, TIME), case.rope(TIME, 1)
         state = attention.start(BATCH, dtype=torch.float64)
-        _, state = extend(case, attention, inputs, state, rotate=rotate)
+        _, state = extend(case, attention, inputs, state, rope=rope)
         kept = map_state(torch.clone, state)
         token = [x[:, :1] for x in inputs]
-        first, after = extend(case, attention, token, state, rotate=more)
-        second, _ = extend(case, attention, token, state, rotate=more)
-        extend(case, attention, token, after, rotate=more)
+        first, after = extend(case, attention, token, state, rope=more)
+        second, _ = extend(case, attention, token, state, rope=more)
+        extend(case, attention, token, after, rope=more)
         same_states(state, kept)
         assert torch.equal(first, second)
 
@@ -507,14 +509,14 @@ def states_and_memories_are_copies(case: Case) -> None:
     ):
         inputs = [x.detach() for x in case.draw(time)]
         mask = torch.ones(BATCH, time, dtype=torch.bool) if masked else None
-        rotate = case.rotate(0, time)
-        written = [*inputs, *(x for x in (mask, *(rotate or ())) if isinstance(x, Tensor))]
+        rope = case.rope(0, time)
+        written = [*inputs, *(x for x in (mask, *(rope or ())) if isinstance(x, Tensor))]
         made = []
         if keeps_state(case):
             state = attention.start(BATCH, dtype=torch.float64)
-            made.append(extend(case, attention, inputs, state, mask, rotate, by)[1])
+            made.append(extend(case, attention, inputs, state, mask, rope, by)[1])
         if cross(case):
-            made.append(attention.remember(*inputs[1:3], mask))
+            made.append(attention.encode_memory(*inputs[1:3], mask))
         expected = map_state(torch.clone, tuple(made))
         for x in written:
             x.copy_(~x if x.dtype == torch.bool else x + 7)
@@ -526,26 +528,26 @@ def states_of_another_dtype_are_refused(case: Case) -> None:
     """A state must be as `start` makes it for the inputs; else it would err late, or round."""
     for dtype, other in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
         attention, inputs = case.build().to(dtype), [x.detach() for x in case.draw(dtype=dtype)]
-        rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
-        _, state = extend(case, attention, inputs, attention.start(BATCH, dtype=dtype), rotate=rotate)
+        rope, more = case.rope(0, TIME), case.rope(TIME, 1)
+        _, state = extend(case, attention, inputs, attention.start(BATCH, dtype=dtype), rope=rope)
         wrong = map_state(lambda x, other=other: x.to(other) if x.is_floating_point() else x, state)
         token = [x[:, :1] for x in inputs]
-        for given, turn, by in ((inputs, rotate, None), (token, more, None), (token, more, Attention)):
+        for given, turn, by in ((inputs, rope, None), (token, more, None), (token, more, Attention)):
             with pytest.raises(TypeError, match=f"state.* must .*{dtype}.*got {other}"):
-                extend(case, attention, given, wrong, rotate=turn, by=by)
+                extend(case, attention, given, wrong, rope=turn, by=by)
 
 
 def states_can_be_indexed(case: Case) -> None:
     """Beam search is an index: reordering a state reorders what follows."""
     attention, inputs = case.build(), case.draw()
-    rotate, more = case.rotate(0, TIME), case.rotate(TIME, 1)
+    rope, more = case.rope(0, TIME), case.rope(TIME, 1)
     state = attention.start(BATCH, dtype=torch.float64)
-    _, state = extend(case, attention, inputs, state, rotate=rotate)
+    _, state = extend(case, attention, inputs, state, rope=rope)
     order = torch.tensor([1, 0])
     token = [x[:, :1] for x in inputs]
-    y, _ = extend(case, attention, token, state, rotate=more)
+    y, _ = extend(case, attention, token, state, rope=more)
     reordered = map_state(lambda x: x[order], state)
-    swapped, _ = extend(case, attention, [x[order] for x in token], reordered, rotate=more)
+    swapped, _ = extend(case, attention, [x[order] for x in token], reordered, rope=more)
     assert_close(swapped, y[order], **EXACT)
 
 
@@ -572,7 +574,7 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
     wide = [inputs[0], *(x.repeat_interleave(group, 2) for x in inputs[1:3])]
     for x, (name, width) in zip(inputs[3:], reads(case).items(), strict=True):
         # What is read for each key-value head is read for each head then.
-        more = repeated.reads()[name] // width
+        more = repeated.extra_inputs()[name] // width
         wide.append(x.unflatten(2, (case.kv_heads, -1)).repeat_interleave(more, 2).flatten(2))
     y = forward(case, grouped, *inputs)
     expected = forward(case, repeated, *wide)
@@ -608,10 +610,10 @@ def autocast_rounds_nothing_that_is_added(case: Case) -> None:
             if keeps_state(case):
                 state = attention.start(BATCH, dtype=torch.bfloat16)
                 for by in (None, Attention):
-                    y, after = extend(case, attention, inputs, state, rotate=case.rotate(0, TIME), by=by)
+                    y, after = extend(case, attention, inputs, state, rope=case.rope(0, TIME), by=by)
                     every += [y, *leaves(after)]
             if cross(case):
-                every.append(attention.read(inputs[0], attention.remember(*inputs[1:3])))
+                every.append(attention.read(inputs[0], attention.encode_memory(*inputs[1:3])))
             return every
 
     assert_close(found(True), found(False), rtol=0, atol=0)
@@ -629,9 +631,9 @@ def long_sequences_do_not_drift(case: Case) -> None:
         y = forward(alone, attention.float(), *single)
     else:
         few = [x[:, :16] for x in (inputs[0], single[0])]
-        exact = attention.read(few[0], attention.remember(*inputs[1:]))
+        exact = attention.read(few[0], attention.encode_memory(*inputs[1:]))
         attention.float()
-        y = attention.read(few[1], attention.remember(*single[1:]))
+        y = attention.read(few[1], attention.encode_memory(*single[1:]))
     assert (y.double() - exact).abs().max() < 1e-4 * exact.abs().max()
 
 
@@ -641,19 +643,19 @@ def no_tokens_leave_the_state(case: Case) -> None:
     fresh, (mask, *_) = attention.start(BATCH, dtype=torch.float64), some_masks()
     states = [fresh]
     for each in (None, mask):
-        _, state = extend(case, attention, inputs, fresh, each, case.rotate(0, TIME, each))
+        _, state = extend(case, attention, inputs, fresh, each, case.rope(0, TIME, each))
         states.append(state)
-    none, rotate = [x[:, :0] for x in inputs], case.rotate(0, 0)
+    none, rope = [x[:, :0] for x in inputs], case.rope(0, 0)
     row = [x[:1] for x in none]
     named = dict(zip(reads(case), row[3:], strict=True))
-    of_row = None if rotate is None else rotate._replace(position=rotate.position[:1])
+    of_row = None if rope is None else rope._replace(position=rope.position[:1])
     for state in states:
         for each in (None, mask[:, :0]):
-            y, after = extend(case, attention, none, state, each, rotate)
+            y, after = extend(case, attention, none, state, each, rope)
             assert y.shape == (BATCH, 0, case.heads, case.value_dim)
             same_states(after, state)
         cu_seqlens = torch.zeros(BATCH + 1, dtype=torch.int64)
-        y, after = attention.extend_packed(*row[:3], state, cu_seqlens, rotate=of_row, **named)
+        y, after = attention.extend_packed(*row[:3], state, cu_seqlens, rope=of_row, **named)
         assert y.shape == (1, 0, case.heads, case.value_dim)
         same_states(after, state)
 
@@ -662,7 +664,7 @@ def constant_states_keep_no_tokens(case: Case) -> None:
     """The memory that a state of constant size holds on to after a long prompt is its own."""
     attention, inputs = case.build(), case.draw(time := 512)
     fresh = attention.start(BATCH, dtype=torch.float64)
-    _, state = extend(case, attention, inputs, fresh, rotate=case.rotate(0, time))
+    _, state = extend(case, attention, inputs, fresh, rope=case.rope(0, time))
     for x in leaves(state):
         assert x.untyped_storage().nbytes() == x.nbytes
 
@@ -672,9 +674,9 @@ def no_samples_have_states(case: Case) -> None:
     attention = case.build()
     state = attention.start(0, dtype=torch.float64)
     for first, time in ((0, 5), (5, 1), (6, 0), (6, 3)):
-        rotate = case.rotate(first, time)
-        rotate = None if rotate is None else rotate._replace(position=rotate.position[:0])
-        y, state = extend(case, attention, [x[:0] for x in case.draw(time)], state, rotate=rotate)
+        rope = case.rope(first, time)
+        rope = None if rope is None else rope._replace(position=rope.position[:0])
+        y, state = extend(case, attention, [x[:0] for x in case.draw(time)], state, rope=rope)
         assert y.shape == (0, time, case.heads, case.value_dim)
 
 
@@ -684,10 +686,10 @@ def empty_sequences_and_batches(case: Case) -> None:
     for part in (slice(0, 0), slice(None)):
         for rows in (slice(0, 0), slice(None)):
             few = [x[rows, part] for x in inputs]
-            rotate = None
+            rope = None
             if case.rotary:
-                rotate = Rotation(torch.arange(few[0].shape[1]).repeat(len(few[0]), 1), 100.0)
-            y = attention(*few[:3], rotate=rotate, **dict(zip(reads(case), few[3:], strict=True)))
+                rope = RotaryEmbedding(torch.arange(few[0].shape[1]).repeat(len(few[0]), 1), 100.0)
+            y = attention(*few[:3], rope=rope, **dict(zip(reads(case), few[3:], strict=True)))
             assert y.shape == (*few[0].shape[:3], case.value_dim)
 
 

@@ -74,7 +74,7 @@ def test_a_wide_beam_is_exhaustive_for_each_source(cross):
     mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
     found = beam_search(model, source=source, source_mask=mask, steps=STEPS, beam=100, end=END)
     for i in range(2):
-        memory = model.remember(source[i : i + 1, mask[i]])
+        memory = model.encode_memory(source[i : i + 1, mask[i]])
         (best, log_prob), *_ = exhaustive(model, torch.zeros(1, 0, dtype=torch.int64), [memory], 0.0, END)
         assert tuple(found.tokens[i, 0, : found.length[i, 0]].tolist()) == best
         assert found.log_prob[i, 0].item() == pytest.approx(log_prob, abs=1e-9)

@@ -103,7 +103,7 @@ def test_every_kind_of_model_comes_back(tmp_path, config, draw):
     for each in (model, again):
         with torch.no_grad():
             x, *source = inputs
-            found.append(each(x, *(each.remember(s) for s in source)))
+            found.append(each(x, *(each.encode_memory(s) for s in source)))
     assert_close(*found, rtol=1e-6, atol=1e-6)  # as above
 
 
@@ -142,7 +142,7 @@ def test_a_state_whose_tensors_share_memory(tmp_path):
     reader = seq2seq.Config(vocabulary=11, encoder=encoded, cross=softmax.Config(), **(READS | {"layers": 2}))
     source, mask = torch.randn(2, 4, 3), torch.ones(2, 4, dtype=torch.bool)
     model = reader.build().eval()
-    states = [model.start(model.remember(source, mask))]
+    states = [model.start(model.encode_memory(source, mask))]
     if native.available():
         alone, token = build().eval(), torch.zeros(2, 1, dtype=torch.int64)
         step = fused.Fused(alone, alone.start(2))
@@ -183,7 +183,10 @@ def damage_weights(folder, change):
             "damaged or no safetensors",
         ),
         (lambda f: damage_config(f, lambda c: c.pop("format")), "has no format version"),
-        (lambda f: damage_config(f, lambda c: c.update(format=9)), "format 9, this lintra reads format 1"),
+        (
+            lambda f: damage_config(f, lambda c: c.update(format=9)),
+            "format 9, this lintra reads formats 1 and 2",
+        ),
         (
             lambda f: damage_config(f, lambda c: c.update(model="gpt")),
             "model must be one of bilstm, ctc, decoder, encoder, seq2seq; got 'gpt'",
@@ -205,7 +208,7 @@ def damage_weights(folder, change):
                 lambda f, x=x: damage_config(f, lambda c: c["config"].update(x)),
                 r"config.json: the model cannot be built: [^\n]*$",
             )
-            for x in ({"feed": 1e300}, {"width": 2**62}, {"width": 2**70}, {"vocabulary": 2**62})
+            for x in ({"mlp_ratio": 1e300}, {"width": 2**62}, {"width": 2**70}, {"vocabulary": 2**62})
         ),
         (
             lambda f: damage_config(f, lambda c: c["config"].pop("vocabulary")),

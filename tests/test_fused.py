@@ -15,7 +15,7 @@ from lintra.attention import linear, map_state, retention, softmax
 from lintra.fused import Fused
 from lintra.generate import generate, generate_reference, stream
 from lintra.models import decoder
-from lintra.nn import Feed, LogisticMixture
+from lintra.nn import MLP, LogisticMixture
 from lintra.nn.block import Block
 from tests import kinds
 from tests.kinds import build
@@ -135,13 +135,13 @@ def test_generation_is_fused_where_it_is_worth_it(monkeypatch):
     made = []
     monkeypatch.setattr(fused, "Fused", lambda *args: made.append(args[2:]) or Fused(*args))
     model = build()
-    generate(model, steps=fused.WORTH)
+    generate(model, steps=fused.MIN_STEPS)
     generate(model.double(), steps=40)
     generate(build(attention=softmax.Config()), steps=40)
     with native.use("off"):
         generate(build(), steps=40)
     assert made == []
-    generate(build(), steps=fused.WORTH + 1)
+    generate(build(), steps=fused.MIN_STEPS + 1)
     generate(build(), steps=2, weights="int8")
     assert made == [("float32",), ("int8",)]
 
@@ -161,7 +161,7 @@ def test_nan_goes_through(instruction_set):
     for weights in TOLERANCE:
         model = build()
         with torch.no_grad():
-            model.blocks[0].feed.up.weight[1, 1] = torch.nan
+            model.blocks[0].mlp.up.weight[1, 1] = torch.nan
         tokens, state = begun(model, 2)
         assert run(Fused(model, state, weights), tokens, state)[0].isnan().all()
 
@@ -202,13 +202,13 @@ def test_what_cannot_be_fused():
         model.blocks[0].__class__ = Other
 
     def wrapped(model):
-        model.blocks[1].mix.inward = Wrapped(model.blocks[1].mix.inward)
+        model.blocks[1].attn.qkv_proj = Wrapped(model.blocks[1].attn.qkv_proj)
 
     def other_method(model):
-        model.blocks[1].mix.inward.forward = lambda x: x
+        model.blocks[1].attn.qkv_proj.forward = lambda x: x
 
     def other_weight(model):
-        parametrize.register_parametrization(model.blocks[1].feed.up, "weight", nn.Identity())
+        parametrize.register_parametrization(model.blocks[1].mlp.up, "weight", nn.Identity())
 
     for model, reason in (
         (build(attention=softmax.Config()), "knows linear attention with elu.1 or relu, got Config"),
@@ -286,8 +286,8 @@ def test_a_forked_child_decodes_on():
 def test_layers_that_differ_are_not_fused():
     """The native code has one size for all of them."""
     for change in (
-        lambda block: setattr(block, "feed", Feed(16, multiple=8.0)),
-        lambda block: setattr(block.norm_feed, "eps", 1e-2),
+        lambda block: setattr(block, "feed", MLP(16, ratio=8.0)),
+        lambda block: setattr(block.mlp_norm, "eps", 1e-2),
     ):
         model = build(width=16, heads=2)
         change(model.blocks[1])

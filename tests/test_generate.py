@@ -6,7 +6,7 @@ import torch
 from lintra import attention
 from lintra.attention import aft, linear, rfa, softmax
 from lintra.beam import beam_search
-from lintra.generate import Sampler, generate, generate_reference, keep, stream
+from lintra.generate import Sampler, cast_state, generate, generate_reference, stream
 from lintra.models import Seq2Seq, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 from lintra.nn.distributions import Categorical
@@ -71,7 +71,7 @@ def with_kv(change, state):
     return state._replace(layers=tuple(layers))
 
 
-@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).rounded])
+@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).supports_bf16_state])
 def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
     """Tokens and states: those of a loop that rounds after each token, and after the prompt."""
     model = build(attention=attention.for_length(attention.load(name).Config, 64)).eval()
@@ -79,7 +79,7 @@ def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
     found = generate(model, prompt, steps=12, temperature=0.0, state_dtype=torch.bfloat16)
     with torch.no_grad():
         params, state = model.extend(torch.cat((torch.full((2, 1), 11), prompt), 1))
-        kept, tokens = keep(model, state, torch.bfloat16), []
+        kept, tokens = cast_state(model, state, torch.bfloat16), []
         state = with_kv(lambda x: x.bfloat16().double(), state)
         for _ in range(12):
             tokens.append(model.output.log_probs(params[:, -1]).argmax(1))
@@ -93,16 +93,16 @@ def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
             assert torch.equal(a.to(b.dtype), b)
         one = [torch.zeros(2, 1, 4, 8, dtype=torch.float64)] * 3
         with pytest.raises(TypeError, match=r"of torch\.float64, as start gives it, got torch\.bfloat16"):
-            model.blocks[0].mix.attention.step(*one, layer.attention)
+            model.blocks[0].attn.attention.step(*one, layer.attention)
 
 
 def test_what_a_decoder_reads_of_a_source_is_not_rounded():
     model, source = build_seq2seq(), torch.randint(0, 7, (3, 5))
-    before = model.start(model.remember(source))
-    state = keep(model, before, torch.bfloat16)
+    before = model.start(model.encode_memory(source))
+    state = cast_state(model, before, torch.bfloat16)
     assert state.layers[0].own.attention.kv.dtype == torch.bfloat16
     assert state.layers[0].memory is before.layers[0].memory
-    assert keep(model, before, None) is before
+    assert cast_state(model, before, None) is before
     assert generate(model, source=source, steps=3, state_dtype=torch.bfloat16).shape == (3, 3)
 
 
@@ -176,7 +176,7 @@ def test_a_mechanism_without_a_step_is_refused_before_anything_is_computed(monke
     local = aft.Config(window=4, max_length=20)
     models = [build(attention=local), build_seq2seq(attention=local)]
     for model, options in zip(models, ({"batch": 2}, {"source": torch.randint(0, 7, (2, 5))}), strict=True):
-        monkeypatch.setattr(type(model), "remember", None, raising=False)
+        monkeypatch.setattr(type(model), "encode_memory", None, raising=False)
         message = r"attention 'aft' has no recurrent form with .*window=4.*: .*generate_reference"
         with pytest.raises(ValueError, match=message):
             stream(model, steps=3, **options)
@@ -408,7 +408,7 @@ def test_layers_of_eight_bits_generate(make, options):
     tokens = torch.randint(0, 5, (2, 7))
 
     def params(model):
-        return model(tokens) if source is None else model(tokens, model.remember(source))
+        return model(tokens) if source is None else model(tokens, model.encode_memory(source))
 
     # A weight is off by up to 2^-8 of the largest of its matrix, an activation by as much.
     expected = params(model)

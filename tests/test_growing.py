@@ -12,9 +12,9 @@ from lintra.models import decoder
 grow = runpy.run_path(str(Path(__file__).parents[1] / "experiments" / "images" / "grow.py"))["grow"]
 
 SMALL = decoder.Config(
-    vocabulary=7, layers=2, heads=2, width=16, feed=3, position="grid", grid=(4, 5, 1), context=(1, 5)
+    vocabulary=7, layers=2, heads=2, width=16, mlp_ratio=3, position="grid", grid=(4, 5, 1), context=(1, 5)
 )
-LARGE = dataclasses.replace(SMALL, layers=4, heads=4, width=32, feed=3.5)
+LARGE = dataclasses.replace(SMALL, layers=4, heads=4, width=32, mlp_ratio=3.5)
 
 
 def grown(config):
@@ -36,13 +36,14 @@ def test_its_copies_learn_different_things():
     _, large = grown(LARGE)
     large(torch.randint(7, (2, 20))).square().sum().backward()
     for block in large.blocks[::2]:
-        first, second = block.mix.outward.weight.grad.chunk(2, 0)
+        first, second = block.attn.out_proj.weight.grad.chunk(2, 0)
         assert not torch.allclose(first, second)
-    assert all(block.feed.down.weight.grad.abs().max() > 0 for block in large.blocks)
+    assert all(block.mlp.down.weight.grad.abs().max() > 0 for block in large.blocks)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"width": 64}, {"heads": 2}, {"layers": 3}, {"feed": 2.0}, {"norm": "post"}, {"context": ()}]
+    "changes",
+    [{"width": 64}, {"heads": 2}, {"layers": 3}, {"mlp_ratio": 2.0}, {"norm": "post"}, {"context": ()}],
 )
 def test_other_sizes_are_refused(changes):
     with pytest.raises(ValueError, match="config must"):

@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lintra"
 ORDER = [
-    {"fields"},
+    {"fields", "legacy"},
     {"registry", "allocator", "files"},
     {"tensors"},
     {"native"},
@@ -104,8 +104,8 @@ for pool in ("mean", "first", None):
     encoder.Config(vocabulary=9, **ends, **shape).build()(row, cu_seqlens=cu_seqlens)
     bilstm.Config(vocabulary=9, layers=1, width=4, **ends).build()(tokens, mask=mask)
 model = seq2seq.Config(vocabulary=9, encoder=encoder.Config(vocabulary=9, **shape), **shape).build()
-model(tokens, model.remember(tokens, mask), mask=mask)
-model(row, model.remember(row, cu_seqlens=cu_seqlens), cu_seqlens=cu_seqlens)
+model(tokens, model.encode_memory(tokens, mask), mask=mask)
+model(row, model.encode_memory(row, cu_seqlens=cu_seqlens), cu_seqlens=cu_seqlens)
 generate.generate(model, source=tokens, source_mask=mask, steps=2, seed=0)
 beam_search(model, tokens, source=tokens, source_mask=mask, steps=2, beam=3)
 words = symbols.Symbols("word", ("yes", "no"))
@@ -122,7 +122,7 @@ transcriber = streaming.Transcriber(model)
 transcriber.push(torch.rand(9_000).numpy()), transcriber.finish()
 for attention in (linear.Config(), softmax.Config()):
     cross = attention.build(heads=4, dim=8, causal=False)
-    cross.read(torch.randn(2, 3, 4, 8), cross.remember(*torch.randn(2, 2, 5, 4, 8)))
+    cross.read(torch.randn(2, 3, 4, 8), cross.encode_memory(*torch.randn(2, 2, 5, 4, 8)))
 print("checked")
 """
 

@@ -72,7 +72,7 @@ def test_a_memory_goes_along(recordings):
 def test_what_is_not_recorded(recordings):
     """States that grow, and few tokens; nor what the caller still holds changed."""
     generate(build(softmax.Config()), PROMPT, steps=40)
-    generate(build(linear.Config()), PROMPT, steps=replay.WORTH)
+    generate(build(linear.Config()), PROMPT, steps=replay.MIN_STEPS)
     assert recordings == []
     model = build(linear.Config()).eval()
     _, state = model.extend(PROMPT)

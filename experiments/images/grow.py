@@ -31,10 +31,10 @@ def grow(model: Any, config: Any, generator: torch.Generator) -> Any:
         width=small.width,
         heads=small.heads,
         layers=small.layers,
-        feed=small.feed,
+        mlp_ratio=small.mlp_ratio,
         dropout=small.dropout,
     )
-    units = int(small.feed * small.width), int(config.feed * config.width)
+    units = int(small.mlp_ratio * small.width), int(config.mlp_ratio * config.width)
     if own != small or config.width != 2 * small.width or config.heads != 2 * small.heads:
         raise ValueError("config must be that of the model with twice the width and twice the heads")
     if config.layers % small.layers or units[1] < 2 * units[0]:
@@ -49,7 +49,7 @@ def grow(model: Any, config: Any, generator: torch.Generator) -> Any:
         each = config.layers // small.layers
         for i, block in enumerate(grown.blocks):
             if i % each:
-                for last in (block.mix.outward, block.feed.down):
+                for last in (block.attn.out_proj, block.mlp.down):
                     nn.init.zeros_(last.weight)
                     nn.init.zeros_(last.bias)
             else:
@@ -58,16 +58,16 @@ def grow(model: Any, config: Any, generator: torch.Generator) -> Any:
 
 
 def _block(block: Any, wide: Any, generator: torch.Generator) -> None:
-    _norm(block.norm_mix, wide.norm_mix)
-    _norm(block.norm_feed, wide.norm_feed)
+    _norm(block.attn_norm, wide.attn_norm)
+    _norm(block.mlp_norm, wide.mlp_norm)
     for part in range(3):  # q, k and v
-        _linear(_part(block.mix.inward, part), _part(wide.mix.inward, part), generator)
-    _linear(block.mix.outward, wide.mix.outward, generator)
-    twice = 2 * block.feed.up.out_features
-    up, down = wide.feed.up, wide.feed.down
-    _linear(block.feed.up, _Part(up.weight[:twice], up.bias[:twice]), generator)
+        _linear(_part(block.attn.qkv_proj, part), _part(wide.attn.qkv_proj, part), generator)
+    _linear(block.attn.out_proj, wide.attn.out_proj, generator)
+    twice = 2 * block.mlp.up.out_features
+    up, down = wide.mlp.up, wide.mlp.down
+    _linear(block.mlp.up, _Part(up.weight[:twice], up.bias[:twice]), generator)
     nn.init.zeros_(down.weight[:, twice:])
-    _linear(block.feed.down, _Part(down.weight[:, :twice], down.bias), generator)
+    _linear(block.mlp.down, _Part(down.weight[:, :twice], down.bias), generator)
 
 
 class _Part:

@@ -35,7 +35,7 @@ SEEDS = (0, 1, 2)
 STEPS = 300
 JUDGED = 500  # held-out training images: preset "best" is chosen by them
 # Half the depth of preset "small"; without the paper's ReLU and dropout, which so few steps would not show.
-SIZE = {"layers": 2, "heads": 4, "width": 128, "feed": 3, "feed_kind": "gelu", "dropout": 0.0}
+SIZE = {"layers": 2, "heads": 4, "width": 128, "mlp_ratio": 3, "activation": "gelu", "dropout": 0.0}
 
 # From the paper's model and training to ours: each line keeps what the lines above it changed.
 Changes = tuple[str, dict[str, Any], dict[str, Any]]  # name, of the model, of the training
@@ -43,7 +43,7 @@ Changes = tuple[str, dict[str, Any], dict[str, Any]]  # name, of the model, of t
 
 def changes(task: images.Images) -> list[Changes]:
     ours = task.model(linear.Config())
-    falling = {"schedule": "trapezoid", "warmup": 30}
+    falling = {"schedule": "wsd", "warmup": 30}
     return [
         ("the paper's model and training", {}, {"optimizer": "radam", "lr": 1e-4}),
         ("learning rate 1e-3", {}, {"lr": 1e-3}),

@@ -18,7 +18,7 @@ from lintra import checkpoint, evaluate, train, transcribe
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.bench._report import Row
-from lintra.evaluate import Heard
+from lintra.evaluate import UtteranceSet
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
 from lintra.tasks import speech
@@ -156,13 +156,13 @@ def asked(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
     return rows
 
 
-def heard(told: dict[str, Any], search: str) -> list[Heard]:
+def heard(told: dict[str, Any], search: str) -> list[UtteranceSet]:
     """What an outcome says was heard of the test set, searched in one way."""
     pairs = zip(told["said"], told["found"][search], strict=True)
-    return [Heard(id=str(i), said=said, found=found) for i, (said, found) in enumerate(pairs)]
+    return [UtteranceSet(id=str(i), said=said, found=found) for i, (said, found) in enumerate(pairs)]
 
 
-def _of_all(texts: list[list[Heard]], unit: str) -> dict[str, Any]:
+def _of_all(texts: list[list[UtteranceSet]], unit: str) -> dict[str, Any]:
     """The error rates of all seeds together."""
     rates = evaluate.error_rates(list(itertools.chain(*texts)), unit)
     return {kind: dataclasses.asdict(rate) for kind, rate in rates.items()}

@@ -6,9 +6,9 @@ from types import ModuleType
 from typing import Any
 
 from lintra import registry
-from lintra.attention._base import Attention, AttentionConfig, Capabilities, in_layer
 from lintra.attention._state import State, leaves, map_state
-from lintra.attention._training import redraw, undecayed
+from lintra.attention._training import no_weight_decay, redraw
+from lintra.attention.base import Attention, AttentionConfig, Capabilities, in_layer
 
 __all__ = [
     "Attention",
@@ -23,8 +23,8 @@ __all__ = [
     "map_state",
     "mechanism",
     "names",
+    "no_weight_decay",
     "redraw",
-    "undecayed",
 ]
 
 

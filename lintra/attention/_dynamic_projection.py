@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.ops.softmax_attention import Piece, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 
 
 class Norm(nn.Module):
@@ -43,18 +43,18 @@ class DynamicProjection(nn.Module):
         """The summaries k [... r g d], v [... r g e] of the tokens that are `real` [... s]."""
         return self.vectors(self.means(k, v, real), k.dtype)
 
-    def means(self, k: Tensor, v: Tensor, real: Tensor) -> Piece:
+    def means(self, k: Tensor, v: Tensor, real: Tensor) -> PartialAttention:
         """The mean keys beside the mean values, o [... g r d+e], and the logarithm of their weights' sum."""
         k, both = k.movedim(-2, -3), torch.cat((k, v), -1).movedim(-2, -3)
         columns = self.weight.mT.to(k.dtype)
         return softmax_attention(columns, k, both, visible=real[..., None, None, :], scale=1.0)
 
-    def of_one(self, k: Tensor, v: Tensor) -> Piece:
+    def of_one(self, k: Tensor, v: Tensor) -> PartialAttention:
         """The same of a single token, k [... g d], v [... g e]."""
         both = torch.cat((k, v), -1)[..., None, :].expand(*k.shape[:-1], self.weight.shape[2], -1)
-        return Piece(both, torch.einsum("...gd,gdr->...gr", k, self.weight.to(k.dtype)))
+        return PartialAttention(both, torch.einsum("...gd,gdr->...gr", k, self.weight.to(k.dtype)))
 
-    def vectors(self, means: Piece, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def vectors(self, means: PartialAttention, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The summaries k [... r g d], v [... r g e] that means [... g r d+e] make."""
         k, v = means.o.transpose(-2, -3).split(self.widths, -1)
         return self.key_norm(k).to(dtype), self.value_norm(v).to(dtype)

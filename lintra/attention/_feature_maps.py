@@ -17,7 +17,7 @@ class FeatureMap:
     """Base of the maps. `size(d)` is f; `fused` names the map inside the sum that makes `build` an identity;
     `positive` says whether phi(q) . phi(k) is never negative, which a denominator needs, `never_zero` whether
     it is above 0 for all q and k that rounding does not take to 0. That is no lower bound: it may be any
-    fraction of |phi(q)| |phi(k)|, which products of turned features may reach."""
+    fraction of |phi(q)| |phi(k)|, which products of rotated features may reach."""
 
     fused: ClassVar[FeatureMapName | None] = None
     positive: ClassVar[bool] = True

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lintra.attention._base import Attention
 from lintra.attention._state import State
+from lintra.attention.base import Attention
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 
 
 class KernelAttention(Attention):
@@ -27,8 +27,8 @@ class KernelAttention(Attention):
         v: Tensor,
         state: State,
         mask: Tensor | None,
-        rotate: Rotation | None,
-        **reads: Tensor,
+        rope: RotaryEmbedding | None,
+        **extra: Tensor,
     ) -> tuple[Tensor, State]:
         """y of q [b t h d], and the state after k [b s g d] and v [b s g e].
 
@@ -43,17 +43,17 @@ class KernelAttention(Attention):
         v: Tensor,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-        **reads: Tensor,
+        rope: RotaryEmbedding | None = None,
+        **extra: Tensor,
     ) -> Tensor:
         if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate, **reads)
+            return super().forward(q, k, v, mask=mask, rope=rope, **extra)
         self.check(q, k, v, mask)
-        self.check_rotate(rotate)
-        self.check_reads(q, **reads)
+        self.check_rope(rope)
+        self.check_extra(q, **extra)
         (q,) = zero_padding(mask, q)
         nothing = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        return zero_padding(mask, self._sum(q, k, v, nothing, mask, rotate, **reads)[0])[0]
+        return zero_padding(mask, self._sum(q, k, v, nothing, mask, rope, **extra)[0])[0]
 
     def extend(
         self,
@@ -63,25 +63,25 @@ class KernelAttention(Attention):
         state: State,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
-        **reads: Tensor,
+        rope: RotaryEmbedding | None = None,
+        **extra: Tensor,
     ) -> tuple[Tensor, State]:
         self.check(q, k, v, mask)
         self.check_causal()
-        self.check_rotate(rotate)
-        self.check_reads(q, **reads)
+        self.check_rope(rope)
+        self.check_extra(q, **extra)
         self.check_sums(state, *self.keeps, q)
-        return self._sum(q, k, v, state, mask, rotate, **reads)
+        return self._sum(q, k, v, state, mask, rope, **extra)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> State:
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> State:
         self.check_cross()
         self.check(None, k, v, mask)
         nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)
         nothing = self.start(k.shape[0], device=k.device, dtype=k.dtype)
         return self._sum(nobody, k, v, nothing, mask, None)[1]
 
-    def read(self, q: Tensor, memory: State, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, self.keeps[0], mask)
+    def cross_attend(self, q: Tensor, memory: State, mask: Tensor | None = None) -> Tensor:
+        self.check_cross_attend(q, memory, self.keeps[0], mask)
         (q,) = zero_padding(mask, q)
         k, v = self.no_keys(q)
         return zero_padding(mask, self._sum(q, k, v, memory, None, None)[0])[0]

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra.attention._base import Attention
 from lintra.attention._state import State, map_state
-from lintra.ops import _check
+from lintra.attention.base import Attention
+from lintra.ops import checks
 from lintra.ops.padding import real_tokens, zero_padding
 
 
@@ -40,14 +40,14 @@ class ScoredAttention(Attention):
             torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
         )
 
-    def remember_tokens(self, k: Tensor, v: Tensor, mask: Tensor | None) -> TokenMemory:
+    def store_tokens(self, k: Tensor, v: Tensor, mask: Tensor | None) -> TokenMemory:
         """Copies of k and v, checked, padding zeroed, and which of them are real."""
         self.check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         return map_state(torch.clone, TokenMemory(k, v, real_tokens(mask, k)))
 
-    def check_read(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
+    def check_cross_attend(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
         """Raises too unless q has the device and dtype of the keys that are kept."""
-        super().check_read(q, memory, kind, mask)
-        _check.alike("q", q, "the memory", memory.k)
+        super().check_cross_attend(q, memory, kind, mask)
+        checks.alike("q", q, "the memory", memory.k)

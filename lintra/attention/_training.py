@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from lintra.attention._base import Attention
+from lintra.attention.base import Attention
 
 
 def redraw(model: nn.Module, step: int, generator: torch.Generator) -> None:
@@ -18,9 +18,9 @@ def redraw(model: nn.Module, step: int, generator: torch.Generator) -> None:
             module.redraw(generator)
 
 
-def undecayed(model: nn.Module) -> list[nn.Parameter]:
+def no_weight_decay(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that weight decay should leave alone: rates of decay and steps of time."""
-    return [getattr(module, name) for module in _mechanisms(model) for name in module.undecayed]
+    return [getattr(module, name) for module in _mechanisms(model) for name in module.no_weight_decay]
 
 
 def _mechanisms(model: nn.Module) -> Iterator[Attention]:

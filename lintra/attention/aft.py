@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
-from lintra.ops import _check
-from lintra.ops._autocast import no_autocast, widened
+from lintra.attention.base import Attention, Capabilities
+from lintra.ops import checks
+from lintra.ops.autocast import no_autocast, widened
 from lintra.ops.near_far import near_and_far
-from lintra.ops.padding import RealFirst, zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.padding import LeftAlign, zero_padding
+from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.running import ExpSums, no_sums, running_sums, total_sums
 
 
@@ -61,7 +61,7 @@ class AttentionFree(Attention):
         if config.window is not None:
             self.can = replace(self.can, cross=False, recurrent=False, state="none", cost="O(t w d)")
         super().__init__(config, **shape)
-        self.turned = 0
+        self.rope_dim = 0
         if self.dim != self.value_dim:
             raise ValueError(
                 f"attention {self.name!r} weighs each channel of v by its own of q and k: value_dim must be "
@@ -79,9 +79,15 @@ class AttentionFree(Attention):
             self.key_bias = nn.Parameter(spread * torch.randn(config.max_length, config.rank))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
-        self.check_rotate(rotate)
+        self.check_rope(rope)
         self.check(q, k, v, mask)
         if self.config.window is not None:
             return self._local(q, k, v, mask)
@@ -95,7 +101,7 @@ class AttentionFree(Attention):
     ) -> ExpSums:
         if self.config.window is not None:
             return super().start(batch)
-        dtype = _check.sum_dtype(dtype or torch.get_default_dtype())
+        dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
         return no_sums(batch, self.kv_heads, self.dim, device=device, dtype=dtype)
 
     def extend(
@@ -106,9 +112,9 @@ class AttentionFree(Attention):
         state: ExpSums,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, ExpSums]:
-        self._check_recurrent(rotate)
+        self._check_recurrent(rope)
         self.check(q, k, v, mask)
         self.check_causal()
         self.check_sums(state, ExpSums, ("b g d",) * 3, q)
@@ -121,10 +127,10 @@ class AttentionFree(Attention):
         return y, ExpSums(*(x[:, -1].clone() for x in sums))  # views would keep the whole line
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, ExpSums]:
         """One token more in both sums: the reference of `extend`."""
-        self._check_recurrent(rotate)
+        self._check_recurrent(rope)
         self.check_step(q, k, v, state)
         k, v = (x[:, 0] for x in widened(k, v))
         highest = torch.maximum(state.highest, k.detach())
@@ -132,13 +138,13 @@ class AttentionFree(Attention):
         after = ExpSums(kept * state.numerator + weight * v, kept * state.denominator + weight, highest)
         return self._gate(q, after.mean()[:, None]), after
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ExpSums:
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ExpSums:
         self.check_cross()
         self.check(None, k, v, mask)
         return self._totals(k, v, mask)
 
-    def read(self, q: Tensor, memory: ExpSums, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, ExpSums, mask)
+    def cross_attend(self, q: Tensor, memory: ExpSums, mask: Tensor | None = None) -> Tensor:
+        self.check_cross_attend(q, memory, ExpSums, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._gate(q, memory.mean()[:, None]))[0]
 
@@ -158,7 +164,7 @@ class AttentionFree(Attention):
             )
         if mask is None:
             return self._gate(q, self._mean(k, v, None))
-        packed = RealFirst.of(mask)
+        packed = LeftAlign.of(mask)
         q, k, v = (packed.gather(x) for x in (q, k, v))
         return packed.restore(self._gate(q, self._mean(k, v, packed.mask)))
 
@@ -170,7 +176,7 @@ class AttentionFree(Attention):
         with no_autocast(k):
             return near_and_far(k, v, learned, mask, window=self.config.window, causal=self.causal).mean()
 
-    def _check_recurrent(self, rotate: Rotation | None) -> None:
-        self.check_rotate(rotate)
+    def _check_recurrent(self, rope: RotaryEmbedding | None) -> None:
+        self.check_rope(rope)
         if not self.can.recurrent:
             raise NotImplementedError(f"attention {self.name!r} has no recurrent form with {self.config}")

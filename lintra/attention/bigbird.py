@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
-from lintra.ops import _check
+from lintra.attention.base import Capabilities
+from lintra.ops import checks
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
-from lintra.ops.padding import RealFirst, real_tokens, take, zero_padding
-from lintra.ops.positions import Rotation, token_positions
+from lintra.ops.padding import LeftAlign, real_tokens, take, zero_padding
+from lintra.ops.rope import RotaryEmbedding, token_positions
 from lintra.ops.softmax_attention import fused_attention, softmax_attention
 
 
@@ -101,14 +101,20 @@ class BigBirdAttention(ScoredAttention):
         self.seeds.copy_(self._draw(generator))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
         if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+            return super().forward(q, k, v, mask=mask, rope=rope)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         if mask is None:
             return self._both_ways(q, k, v, None)
-        first = RealFirst.of(mask)
+        first = LeftAlign.of(mask)
         q, k, v = (first.gather(x) for x in (q, k, v))
         return first.restore(self._both_ways(q, k, v, first.mask))
 
@@ -129,12 +135,12 @@ class BigBirdAttention(ScoredAttention):
         state: BigBirdState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, BigBirdState]:
         self.check_causal()
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         letters = ("b s g d", "b s g e", "b s", "b")
-        _check.cache("state", state, BigBirdState, letters, self.sizes(k.shape[0]), k=k, v=v)
+        checks.cache("state", state, BigBirdState, letters, self.sizes(k.shape[0]), k=k, v=v)
         here = token_positions(state.seen, q.shape[1], mask)
         after = _append(state, k, v, here)
         if q.shape[1] == 1:
@@ -148,11 +154,11 @@ class BigBirdAttention(ScoredAttention):
         return zero_padding(mask, y)[0], after
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, BigBirdState]:
         """One token, which reads the blocks of its row. The paper has no recurrence."""
         self.check_step(q, k, v, state)
-        return self.extend(q, k, v, state, rotate=rotate)
+        return self.extend(q, k, v, state, rope=rope)
 
     def lists(
         self, row: Int[Tensor, "b n"], number: Int[Tensor, "b #n"]

@@ -31,13 +31,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention, TokenMemory
+from lintra.attention.base import Capabilities
 from lintra.ops import clustering
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.softmax_attention import softmax_attention
 
 
@@ -105,16 +105,22 @@ class ClusteredAttention(ScoredAttention):
                 buffer.copy_(drawn)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         return self._attend(q, k, v, mask, mask)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
-        return self.remember_tokens(k, v, mask)
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
+        return self.store_tokens(k, v, mask)
 
-    def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, TokenMemory, mask)
+    def cross_attend(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_cross_attend(q, memory, TokenMemory, mask)
         (q,) = zero_padding(mask, q)
         return self._attend(q, *memory[:2], mask, memory.real)
 

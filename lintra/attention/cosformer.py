@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities
 from lintra.attention._kernel import KernelAttention
-from lintra.ops import LinearState, _check
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.attention.base import Capabilities
+from lintra.ops import LinearState, checks
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation, token_positions
+from lintra.ops.rope import RotaryEmbedding, token_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Cosformer(KernelAttention):
 
     paper = "Qin et al. 2022, arXiv:2202.08791"
     keeps = CosformerState, ("b g f e", "b g f", "b")
-    rounded = True
+    supports_bf16_state = True
     can = Capabilities(
         causal=True,
         bidirectional=True,
@@ -75,7 +75,7 @@ class Cosformer(KernelAttention):
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
-        self.features, self.turned = 2 * self.dim, 0
+        self.features, self.rope_dim = 2 * self.dim, 0
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -85,11 +85,11 @@ class Cosformer(KernelAttention):
         return CosformerState(*sums, torch.zeros(batch, device=device, dtype=torch.int64))
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, CosformerState]:
         """The recurrence of linear attention over the features, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        self.check_rotate(rotate)
+        self.check_rope(rope)
         here = self._positions(state.seen, 1, None)
         q, k = (torch.relu(self._features(x, here)) for x in (q, k))
         with no_autocast(q):
@@ -99,9 +99,9 @@ class Cosformer(KernelAttention):
             weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
 
-    def read(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:
+    def cross_attend(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:
         """Queries stand at their own places, 0 first, as the memory's keys do."""
-        self.check_read(q, memory, CosformerState, mask)
+        self.check_cross_attend(q, memory, CosformerState, mask)
         here = self._positions(torch.zeros_like(memory.seen), q.shape[1], mask)
         (q,) = zero_padding(mask, q)
         k, v = self.no_keys(q)
@@ -115,7 +115,7 @@ class Cosformer(KernelAttention):
         v: Tensor,
         state: CosformerState,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, CosformerState]:
         """`queries` [b t]: the positions of q, if they are not those of k."""
@@ -151,7 +151,7 @@ class Cosformer(KernelAttention):
 
     def _within(self, x: Tensor, here: Tensor) -> Tensor:
         """x [b t h e], NaN beyond max_length: there `_positions` could not look at lengths."""
-        if _check.readable(here):
+        if checks.readable(here):
             return x
         return x.masked_fill((here >= self.config.max_length)[..., None, None], math.nan)
 
@@ -160,7 +160,7 @@ class Cosformer(KernelAttention):
         where lengths may be read.
         """
         longest = time if mask is None else 0
-        if _check.readable(seen, mask) and seen.numel():
+        if checks.readable(seen, mask) and seen.numel():
             longest = int((seen + (time if mask is None else mask.sum(1))).max())
         if longest > self.config.max_length:
             raise ValueError(f"a sequence may have max_length={self.config.max_length} tokens, got {longest}")

@@ -1,7 +1,7 @@
 """Gated DeltaNet: Yang et al. 2024, "Gated delta networks", arXiv:2412.06464; without decay DeltaNet,
 Schlag et al. 2021, arXiv:2102.11174, as in Yang et al. 2024, arXiv:2406.06484.
 
-Linear attention adds every value to what its key already holds; here a token first reads what is there, and
+Linear attention adds every value to what its key already holds; here a token first extra what is there, and
 writes the share beta of what is missing:
 
     kv_t = a_t kv_{t-1} + beta_t k_t (v_t - a_t kv_{t-1}^T k_t)^T      y_t = norm(kv_t^T q_t) * silu(gate_t)
@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
 from lintra.attention._gates import finish
-from lintra.ops import _check
-from lintra.ops._autocast import no_autocast, widened
+from lintra.attention.base import Attention, Capabilities
+from lintra.ops import checks
+from lintra.ops.autocast import no_autocast, widened
 from lintra.ops.delta import delta_rule
-from lintra.ops.padding import RealFirst, take
-from lintra.ops.positions import Rotation
+from lintra.ops.padding import LeftAlign, take
+from lintra.ops.rope import RotaryEmbedding
 
 EPS = 1e-6  # added to the square of a length: a key of zeros stays 0
 
@@ -67,8 +67,8 @@ class DeltaNet(Attention):
     """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
-    rounded = True
-    undecayed = ("A_log", "dt_bias")
+    supports_bf16_state = True
+    no_weight_decay = ("A_log", "dt_bias")
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -89,7 +89,7 @@ class DeltaNet(Attention):
             self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
         self.norm = nn.Parameter(torch.ones(e))
 
-    def reads(self) -> dict[str, int]:
+    def extra_inputs(self) -> dict[str, int]:
         config = self.config
         widths = {"beta": self.kv_heads}
         if config.decay:
@@ -101,7 +101,7 @@ class DeltaNet(Attention):
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> DeltaState:
-        dtype = _check.sum_dtype(dtype or torch.get_default_dtype())
+        dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
         h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
         last = (self.config.conv or 1) - 1
         shapes = ((g, d, e), (last, h, d), (last, g, d), (last, g, e))
@@ -115,7 +115,7 @@ class DeltaNet(Attention):
         state: DeltaState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         beta: Tensor | None = None,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
@@ -124,18 +124,18 @@ class DeltaNet(Attention):
         self.check_causal()
         letters, last = ("b g d e", "b s h d", "b s g d", "b s g e"), (self.config.conv or 1) - 1
         self.check_sums(state, DeltaState, letters, q, s=last)
-        reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
+        extra = self.check_extra(q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype
         if mask is None:
-            y, after = self._extend(q, k, v, state, None, rotate, reads)
+            y, after = self._extend(q, k, v, state, None, rope, extra)
             return y.to(dtype), after
         # The convolution goes by places: those of real tokens alone.
-        packed = RealFirst.of(mask)
+        packed = LeftAlign.of(mask)
         q, k, v = (packed.gather(x) for x in (q, k, v))
-        reads = [x if x is None else packed.gather(x) for x in reads]
-        if rotate is not None:
-            rotate = rotate._replace(position=packed.gather(rotate.position))
-        y, after = self._extend(q, k, v, state, packed.mask, rotate, reads)
+        extra = [x if x is None else packed.gather(x) for x in extra]
+        if rope is not None:
+            rope = rope._replace(position=packed.gather(rope.position))
+        y, after = self._extend(q, k, v, state, packed.mask, rope, extra)
         return packed.restore(y).to(dtype), after
 
     def _extend(
@@ -145,13 +145,13 @@ class DeltaNet(Attention):
         v: Tensor,
         state: DeltaState,
         mask: Tensor | None,
-        rotate: Rotation | None,
-        reads: list[Any],
+        rope: RotaryEmbedding | None,
+        extra: list[Any],
     ) -> tuple[Tensor, DeltaState]:
         """`extend` where the real tokens come first."""
-        beta, decay, gate = reads
+        beta, decay, gate = extra
         (q, k, v), last = self._convolve(q, k, v, state, mask)
-        q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)
+        q, k = self._turn(q, rope) * self.dim**-0.5, self._turn(k, rope)
         options = {"log_decay": self._log_decay(decay), "mask": mask, "chunk": self.config.chunk}
         y, kv = delta_rule(q, k, v, self._beta(beta), state=state.kv, **options)
         return finish(y, gate, weight=self.norm), DeltaState(kv, *last)
@@ -163,22 +163,22 @@ class DeltaNet(Attention):
         v: Tensor,
         state: DeltaState,
         *,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         beta: Tensor | None = None,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, DeltaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        reads = self.check_reads(q, beta=beta, decay=decay, gate=gate)
+        extra = self.check_extra(q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype
         (q, k, v), last = self._convolve(q, k, v, state, None)
-        q, k = self._turn(q, rotate) * self.dim**-0.5, self._turn(k, rotate)[:, 0]
-        log_decay = self._log_decay(reads[1])
+        q, k = self._turn(q, rope) * self.dim**-0.5, self._turn(k, rope)[:, 0]
+        log_decay = self._log_decay(extra[1])
         kv = state.kv if log_decay is None else log_decay[:, 0, :, None, None].exp() * state.kv
         with no_autocast(q):
             missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
-            kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(reads[0])[:, 0], k, missing)
+            kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(extra[0])[:, 0], k, missing)
             y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), DeltaState(kv, *last)
 
@@ -195,10 +195,10 @@ class DeltaNet(Attention):
         count = q.shape[1] if mask is None else mask.sum(1)
         return tuple(found), tuple(_behind(x, count, self.config.conv - 1) for x in joined)
 
-    def _turn(self, x: Tensor, rotate: Rotation | None) -> Tensor:
-        """x of unit length, turned."""
+    def _turn(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
+        """x of unit length, rotated."""
         x = x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
-        return x if rotate is None else rotate(x)
+        return x if rope is None else rope(x)
 
     def _beta(self, beta: Tensor) -> Tensor:
         (beta,) = widened(beta)

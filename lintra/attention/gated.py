@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Attention, Capabilities
 from lintra.attention._gates import finish
-from lintra.ops._autocast import no_autocast, widened
-from lintra.ops._check import sum_dtype
+from lintra.attention.base import Attention, Capabilities
+from lintra.ops.autocast import no_autocast, widened
+from lintra.ops.checks import sum_dtype
 from lintra.ops.gated import gated_attention
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class GatedLinearAttention(Attention):
     """Gated linear attention. State: kv [b g d e]."""
 
     paper = "Yang et al. 2024, arXiv:2312.06635"
-    rounded = True
+    supports_bf16_state = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -71,7 +71,7 @@ class GatedLinearAttention(Attention):
         self.bias = nn.Parameter(torch.empty(self.kv_heads, self.dim).uniform_(-bound, bound))
         self.norm = nn.Parameter(torch.ones(self.value_dim))
 
-    def reads(self) -> dict[str, int]:
+    def extra_inputs(self) -> dict[str, int]:
         return {"decay": self.config.rank, "gate": self.heads * self.value_dim}
 
     def start(
@@ -89,7 +89,7 @@ class GatedLinearAttention(Attention):
         state: GatedState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, GatedState]:
@@ -97,7 +97,7 @@ class GatedLinearAttention(Attention):
         self.check_causal()
         self.check_sums(state, GatedState, ("b g d e",), q)
         dtype = v.dtype
-        q, k, v, log_decay, gate = self._enter(q, k, v, mask, rotate, decay, gate)
+        q, k, v, log_decay, gate = self._enter(q, k, v, mask, rope, decay, gate)
         y, kv = gated_attention(q, k, v, log_decay, state=state.kv, mask=mask, chunk=self.config.chunk)
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
@@ -108,14 +108,14 @@ class GatedLinearAttention(Attention):
         v: Tensor,
         state: GatedState,
         *,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, GatedState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         dtype = v.dtype
-        q, k, v, log_decay, gate = self._enter(q, k, v, None, rotate, decay, gate)
+        q, k, v, log_decay, gate = self._enter(q, k, v, None, rope, decay, gate)
         with no_autocast(q):
             written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
             kv = log_decay[:, 0].exp()[..., None] * state.kv + written
@@ -128,15 +128,15 @@ class GatedLinearAttention(Attention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
         decay: Tensor | None,
         gate: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Checked, padding zeroed, turned and scaled; the logarithm of the decays [b t g d]."""
-        reads = self.check_reads(q, decay=decay, gate=gate)
-        q, k, v, low, closing = widened(*zero_padding(mask, q, k, v, *reads))
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
+        """Checked, padding zeroed, rotated and scaled; the logarithm of the decays [b t g d]."""
+        extra = self.check_extra(q, decay=decay, gate=gate)
+        q, k, v, low, closing = widened(*zero_padding(mask, q, k, v, *extra))
+        if rope is not None:
+            q, k = rope(q), rope(k)
         with no_autocast(q):
             rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias
         return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, closing

@@ -13,7 +13,7 @@ Rotary positions turn the features, in the numerator alone (Su et al. 2021, arXi
 
     y_i = sum_j (R_i phi(q_i)) . (R_j phi(k_j)) v_j / sum_j phi(q_i) . phi(k_j)
 
-Features that share no entry are still turned onto each other: the denominator is then 0 and the numerator is
+Features that share no entry are still rotated onto each other: the denominator is then 0 and the numerator is
 not, so that this needs a map whose products are above 0. `rotary="inputs"` turns q and k before any map: the
 weights agree above and below, and y is an average of values, though no longer a function of distances alone.
 `rotary="unbounded"` is the equation with the other maps too, for weights that were trained so.
@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities
 from lintra.attention._feature_maps import (
     T2R,
     Dpfp,
@@ -39,14 +38,15 @@ from lintra.attention._feature_maps import (
     Taylor2,
 )
 from lintra.attention._kernel import KernelAttention
+from lintra.attention.base import Capabilities
 from lintra.ops import LinearState
-from lintra.ops._autocast import follow_autocast, no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops.autocast import follow_autocast, no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.packed import Bounds, PackedRow
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 
 __all__ = [
     "T2R",
@@ -68,7 +68,7 @@ __all__ = [
 class Config:
     """Linear attention."""
 
-    # Every map was turned above a denominator before some were refused.
+    # Every map was rotated above a denominator before some were refused.
     ABSENT: ClassVar = {"rotary": "unbounded"}
 
     feature_map: FeatureMap = field(default_factory=EluPlusOne)  # applied to q and k
@@ -91,7 +91,7 @@ class Config:
 
     @property
     def may_divide_by_zero(self) -> bool:
-        """Whether a denominator may be 0 where the products of turned features are not."""
+        """Whether a denominator may be 0 where the products of rotated features are not."""
         return self.normalize and not self.feature_map.never_zero
 
     def build(self, **shape) -> "LinearAttention":
@@ -103,7 +103,7 @@ class LinearAttention(KernelAttention):
 
     paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
     keeps = LinearState, ("b g f e", "b g f")
-    rounded = True
+    supports_bf16_state = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -112,20 +112,20 @@ class LinearAttention(KernelAttention):
         super().__init__(config, **shape)
         self.features = config.feature_map.size(self.dim)
         if config.rotary != "inputs":
-            self.turned = self.features
+            self.rope_dim = self.features
         if config.rotary != "inputs" and config.may_divide_by_zero:
             reason = (
-                f"divides by products of {config.feature_map}, which may be 0 where those of turned features "
-                "are not"
+                f"divides by products of {config.feature_map}, which may be 0 where those of rotated "
+                "features are not"
             )
             if config.rotary == "features":
-                self.turned = 0
-                self.unturned = (
+                self.rope_dim = 0
+                self.no_rope_reason = (
                     f'{reason}: rotary="inputs" turns q and k instead, in a model yet to be trained, and '
                     '"unbounded" is for weights that were trained so'
                 )
             else:
-                self.caution = f"{reason}: outputs may be as large as a numerator over eps={config.eps}"
+                self.rope_warning = f"{reason}: outputs may be as large as a numerator over eps={config.eps}"
         self.query_map = config.feature_map.build(self.heads, self.dim)
         self.key_map = config.feature_map.build(self.kv_heads, self.dim)
 
@@ -136,12 +136,12 @@ class LinearAttention(KernelAttention):
         return LinearState.empty(*sizes, device=device, dtype=dtype)
 
     def forward_packed(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rope: RotaryEmbedding | None = None
     ) -> Tensor:
         """Without padding where the sum is native."""
         row = self.check_packed(q, k, v, cu_seqlens)
-        self.check_rotate(rotate)
-        return self._sum(q, k, v, None, None, rotate, row)[0]
+        self.check_rope(rope)
+        return self._sum(q, k, v, None, None, rope, row)[0]
 
     def extend_packed(
         self,
@@ -151,24 +151,24 @@ class LinearAttention(KernelAttention):
         state: LinearState,
         cu_seqlens: Bounds,
         *,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LinearState]:
         row = self.check_packed(q, k, v, cu_seqlens)
         self.check_causal()
-        self.check_rotate(rotate)
-        return self._sum(q, k, v, state, None, rotate, row)
+        self.check_rope(rope)
+        return self._sum(q, k, v, state, None, rope, row)
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        self.check_rotate(rotate)
+        self.check_rope(rope)
         dtype = state.kv.dtype
         with no_autocast(q):
-            q, k, rotate = self._turned_inputs(q, k, dtype, rotate)
+            q, k, rope = self._turned_inputs(q, k, dtype, rope)
             q, k = self._features(q, k, dtype)
-            turned_q, turned_k = (q, k) if rotate is None else (rotate(q), rotate(k))
+            turned_q, turned_k = (q, k) if rope is None else (rope(q), rope(k))
             kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
             z = state.z + k[:, 0]
             y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(self.group, 1))
@@ -178,12 +178,12 @@ class LinearAttention(KernelAttention):
         return y.to(v.dtype), LinearState(kv, z)
 
     def _turned_inputs(
-        self, q: Tensor, k: Tensor, dtype: torch.dtype, rotate: Rotation | None
-    ) -> tuple[Tensor, Tensor, Rotation | None]:
-        """q and k in `dtype`, turned if that is before the map, and the rotation left for after it."""
-        if rotate is None or self.config.rotary != "inputs":
-            return q, k, rotate
-        return rotate(q.to(dtype)), rotate(k.to(dtype)), None
+        self, q: Tensor, k: Tensor, dtype: torch.dtype, rope: RotaryEmbedding | None
+    ) -> tuple[Tensor, Tensor, RotaryEmbedding | None]:
+        """q and k in `dtype`, rotated if that is before the map, and the rotation left for after it."""
+        if rope is None or self.config.rotary != "inputs":
+            return q, k, rope
+        return rope(q.to(dtype)), rope(k.to(dtype)), None
 
     def _features(self, q: Tensor, k: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """phi(q), phi(k) in `dtype`, of 32 bits at least: the gradient of a feature may be 1 / eps, and
@@ -199,33 +199,33 @@ class LinearAttention(KernelAttention):
         v: Tensor,
         state: LinearState | None,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
         row: PackedRow | None = None,
     ) -> tuple[Tensor, LinearState]:
         config = self.config
         fused = config.feature_map.fused
         options = {"mask": mask, "causal": self.causal, "chunk": config.chunk, "impl": config.impl}
         options |= {"cu_seqlens": row}
-        if rotate is not None or fused is None:
+        if rope is not None or fused is None:
             (k,) = zero_padding(mask, k)
             (q,) = zero_padding(mask if self.causal else None, q)
         divided = {"normalize": config.normalize, "eps": config.eps}
-        if rotate is None and fused is not None:
+        if rope is None and fused is not None:
             return ops.linear_attention(q, k, v, state=state, feature_map=fused, **divided, **options)
         (given,) = follow_autocast(v)
         dtype = sum_dtype(v.dtype)
         v = given.to(dtype)
         with no_autocast(v):  # the features keep their digits
-            q, k, rotate = self._turned_inputs(q, k, dtype, rotate)
+            q, k, rope = self._turned_inputs(q, k, dtype, rope)
             q, k = self._features(q, k, dtype)
-            if rotate is None:
+            if rope is None:
                 y, state = ops.linear_attention(q, k, v, state=state, **divided, **options)
                 return y.to(given.dtype), state
             options |= {"normalize": False}
-            # The denominator is the same sum over unturned features with the value 1.
+            # The denominator is the same sum over no_rope_reason features with the value 1.
             ones = k.new_ones(*k.shape[:3], 1)
             counted = None if state is None else LinearState(state.z[..., None], state.z)
-            y, (kv, _) = ops.linear_attention(rotate(q), rotate(k), v, state=state, **options)
+            y, (kv, _) = ops.linear_attention(rope(q), rope(k), v, state=state, **options)
             weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
         if config.normalize:
             y = divide(y, weight[..., 0] + config.eps)

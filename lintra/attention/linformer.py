@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention
-from lintra.ops import _check
-from lintra.ops.padding import RealFirst, real_tokens, zero_padding
-from lintra.ops.positions import Rotation
+from lintra.attention.base import Capabilities
+from lintra.ops import checks
+from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
+from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.softmax_attention import fused_attention
 
 
@@ -92,18 +92,24 @@ class LinformerAttention(ScoredAttention):
             self.projections.append(nn.Parameter(weight.uniform_(-bound, bound)))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         return zero_padding(mask, self._attend(q, self._compress(k, v, mask), mask is not None))[0]
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinformerMemory:
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinformerMemory:
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         return self._compress(k, v, mask)
 
-    def read(self, q: Tensor, memory: LinformerMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, LinformerMemory, mask)
+    def cross_attend(self, q: Tensor, memory: LinformerMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_cross_attend(q, memory, LinformerMemory, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory, True))[0]
 
@@ -113,7 +119,7 @@ class LinformerAttention(ScoredAttention):
         if length > config.max_length:
             raise ValueError(f"linformer reaches max_length={config.max_length} tokens, got {length}")
         if mask is not None:
-            front = RealFirst.of(mask)
+            front = LeftAlign.of(mask)
             k, v, mask = front.gather(k), front.gather(v), front.mask
         if config.projection == "learned":
             k, v = (_mix(self.projections[i], x) for i, x in ((0, k), (-1, v)))
@@ -160,7 +166,7 @@ def _convolve(weight: Tensor, x: Tensor) -> Tensor:
 def _mean(x: Tensor, here: Tensor) -> Tensor:
     """x [b n w g d] over the tokens that are `here` [b n w] (elsewhere x is 0) -> [b n g d]."""
     count = here.sum(2).clamp(min=1)[..., None, None]
-    return (x.sum(2, dtype=_check.sum_dtype(x.dtype)) / count).to(x.dtype)
+    return (x.sum(2, dtype=checks.sum_dtype(x.dtype)) / count).to(x.dtype)
 
 
 def _max(x: Tensor, here: Tensor) -> Tensor:

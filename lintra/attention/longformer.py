@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
-from lintra.ops import _check
+from lintra.attention.base import Capabilities
+from lintra.ops import checks
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, put_last, real_tokens, take, zero_padding
-from lintra.ops.positions import Rotation
-from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+from lintra.ops.padding import LeftAlign, put_last, real_tokens, take, zero_padding
+from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ class LongformerAttention(ScoredAttention):
                 f"dilation must be one number or one for each of {self.heads} heads, got {config.dilation}"
             )
 
-    def reads(self) -> dict[str, int]:
+    def extra_inputs(self) -> dict[str, int]:
         """The projections of global tokens."""
         if not self.config.has_globals:
             return {}
@@ -141,11 +141,11 @@ class LongformerAttention(ScoredAttention):
         return {"global_q": self.heads * self.dim, "global_k": keys, "global_v": values}
 
     @torch.no_grad()
-    def initialize(self, inward: nn.Linear, reads: nn.ModuleDict) -> None:
+    def initialize(self, qkv_proj: nn.Linear, extra: nn.ModuleDict) -> None:
         """The global projections begin as copies of the local ones."""
         first = 0
-        for name, width in self.reads().items():
-            for ours, local in zip(reads[name].parameters(), inward.parameters(), strict=True):
+        for name, width in self.extra_inputs().items():
+            for ours, local in zip(extra[name].parameters(), qkv_proj.parameters(), strict=True):
                 ours.copy_(local[first : first + width])
             first += width
 
@@ -156,9 +156,9 @@ class LongformerAttention(ScoredAttention):
         v: Tensor,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         global_mask: Tensor | None = None,
-        **reads: Tensor,
+        **extra: Tensor,
     ) -> Tensor:
         """`global_mask` [b t] says which tokens are global, in place of the first `global_tokens`.
 
@@ -167,7 +167,7 @@ class LongformerAttention(ScoredAttention):
         without a limit the cost is O(t^2 d) there. On a GPU too, a limit saves waiting for that number.
         ValueError for more than the limit, where they can be counted at no cost."""
         state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        x, packed = self._enter(q, k, v, state, mask, rotate, global_mask, reads)
+        x, packed = self._enter(q, k, v, state, mask, rope, global_mask, extra)
         y = self._attend(x, state)
         return y if packed is None else packed.restore(y)
 
@@ -189,15 +189,15 @@ class LongformerAttention(ScoredAttention):
         state: LongformerState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         global_mask: Tensor | None = None,
-        **reads: Tensor,
+        **extra: Tensor,
     ) -> tuple[Tensor, LongformerState]:
         """A `global_mask` needs global_projections=True: only then the state holds all that a later global
         token reads. `global_limit` counts the global tokens of the state too."""
         self.check_causal()
         self._check_state(state, k, v, global_mask)
-        x, packed = self._enter(q, k, v, state, mask, rotate, global_mask, reads)
+        x, packed = self._enter(q, k, v, state, mask, rope, global_mask, extra)
         y = self._attend(x, state)
         return y if packed is None else packed.restore(y), self._after(x, state)
 
@@ -208,14 +208,14 @@ class LongformerAttention(ScoredAttention):
         v: Tensor,
         state: LongformerState,
         *,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         global_mask: Tensor | None = None,
-        **reads: Tensor,
+        **extra: Tensor,
     ) -> tuple[Tensor, LongformerState]:
         """One token against the window and the global tokens, weight by weight: the reference of `extend`."""
         self.check_step(q, k, v, state)
         self._check_state(state, k, v, global_mask)
-        x, _ = self._enter(q, k, v, state, None, rotate, global_mask, reads)
+        x, _ = self._enter(q, k, v, state, None, rope, global_mask, extra)
         near = append(state.near, Tokens(x.local.k, x.local.v, ~x.chosen))
         distance = torch.arange(near.k.shape[1] - 1, -1, -1, device=q.device)
         dilation = torch.tensor(self.config.dilations, device=q.device)[:, None]
@@ -224,7 +224,7 @@ class LongformerAttention(ScoredAttention):
         everything = Tokens(*(torch.cat(pair, 1) for pair in zip(near, columns, strict=True)))
         band = functional.pad(band, (0, columns.k.shape[1]), value=True)
         y = self._weigh(x.local.q, everything, everything.seen[:, None] & band)
-        if self.reads():
+        if self.extra_inputs():
             rows = append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
             of_all = self._weigh(x.wide.q, rows, rows.seen[:, None])
             y = torch.where(x.chosen[..., None, None], of_all, y)
@@ -243,26 +243,26 @@ class LongformerAttention(ScoredAttention):
         v: Tensor,
         state: LongformerState,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
         global_mask: Tensor | None,
-        reads: dict[str, Tensor],
-    ) -> tuple[_Piece, RealFirst | None]:
-        """Checked, padding zeroed, turned, real tokens in front."""
+        extra: dict[str, Tensor],
+    ) -> tuple[_Piece, LeftAlign | None]:
+        """Checked, padding zeroed, rotated, real tokens in front."""
         self.check(q, k, v, mask)
-        self._check_globals(q, global_mask, reads)
-        packed = None if mask is None else RealFirst.of(mask)
+        self._check_globals(q, global_mask, extra)
+        packed = None if mask is None else LeftAlign.of(mask)
 
         def prepare(*tensors: Tensor) -> _QKV:
             q, k, v = zero_padding(mask, *tensors)
-            turned = (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
-            return _QKV(*(turned if packed is None else map(packed.gather, turned)))
+            rotated = (q, k, v) if rope is None else (rope(q), rope(k), v)
+            return _QKV(*(rotated if packed is None else map(packed.gather, rotated)))
 
         local = prepare(q, k, v)
         # Without projections for them there are no global tokens: what stands for them is not looked at.
         wide = local
-        if reads:
+        if extra:
             sizes = {"global_q": self.dim, "global_k": self.dim, "global_v": self.value_dim}
-            wide = prepare(*(reads[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
+            wide = prepare(*(extra[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
         real = real_tokens(None if packed is None else packed.mask, q)
         if global_mask is None:
             place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)
@@ -280,7 +280,7 @@ class LongformerAttention(ScoredAttention):
         if limit is None:
             return chosen, _most(chosen)
         place = before[:, None] + chosen.cumsum(1)
-        if not _check.readable(place):
+        if not checks.readable(place):
             return chosen & (place <= limit), min(limit, chosen.shape[1])
         most = int(place.masked_fill(~chosen, 0).max()) if chosen.numel() else 0
         if most > limit:
@@ -293,7 +293,7 @@ class LongformerAttention(ScoredAttention):
         """y [b t h e] of the piece after `state`."""
         # Sets: a global token counts among the columns and not in a window.
         piece = self._window(x.local.q, append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen)))
-        if not self.reads():
+        if not self.extra_inputs():
             return piece.o.to(x.local.v.dtype)
         columns, rows = self._columns(x, state), append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
         sees_columns, sees_rows = columns.seen[:, None], rows.seen[:, None]
@@ -301,23 +301,23 @@ class LongformerAttention(ScoredAttention):
             place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(x.local.q.shape[0], -1)
             sees_columns = sees_columns & (_behind(x.at, columns)[:, None] <= place[:, :, None])
             sees_rows = sees_rows & (_behind(place, rows)[:, None] <= x.at[:, :, None])
-        y = merge(piece, self._exact(x.local.q, columns, sees_columns)).o
+        y = merge_lse(piece, self._exact(x.local.q, columns, sees_columns)).o
         of_all = self._exact(take(x.wide.q, x.at), rows, sees_rows).o
         of_all = torch.zeros_like(y).scatter(1, x.at[..., None, None].expand_as(of_all), of_all)
         return torch.where(x.chosen[..., None, None], of_all, y).to(x.local.v.dtype)
 
-    def _window(self, q: Tensor, near: Tokens) -> Piece:
+    def _window(self, q: Tensor, near: Tokens) -> PartialAttention:
         """Attention of the last queries to what counts within the window."""
         before, after = self.config.window, 0 if self.causal else self.config.window
         options = {"dilation": self.config.dilations, "visible": near.seen, **self.weighing()}
         return banded_attention(q, near.k, near.v, before=before, after=after, **options)
 
-    def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> Piece:
+    def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> PartialAttention:
         """Attention of q [b t h d] to what is `visible` [b t s] or [b 1 s] of all the tokens."""
         q = q.movedim(1, 2).unflatten(1, (self.kv_heads, self.group))
         k, v = (x.movedim(1, 2)[:, :, None] for x in tokens[:2])
         piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
-        return Piece(*(x.flatten(1, 2).movedim(1, 2) for x in piece))
+        return PartialAttention(*(x.flatten(1, 2).movedim(1, 2) for x in piece))
 
     def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
         """The global tokens, those of the piece behind those of the state."""
@@ -341,13 +341,13 @@ class LongformerAttention(ScoredAttention):
         near = Tokens(*(take(part, last) for part in near))
         return LongformerState(near, columns, rows, state.count + x.real.sum(1))
 
-    def _check_globals(self, q: Tensor, global_mask: Tensor | None, reads: dict[str, Tensor]) -> None:
-        self.check_reads(q, **(dict.fromkeys(self.reads()) | reads))
+    def _check_globals(self, q: Tensor, global_mask: Tensor | None, extra: dict[str, Tensor]) -> None:
+        self.check_extra(q, **(dict.fromkeys(self.extra_inputs()) | extra))
         if global_mask is None:
             return
-        if not self.reads():
+        if not self.extra_inputs():
             raise ValueError("a global_mask needs global_projections=True: there are none for global tokens")
-        _check.shape("global_mask", global_mask, "b t", {"b": q.shape[0], "t": q.shape[1]})
+        checks.shape("global_mask", global_mask, "b t", {"b": q.shape[0], "t": q.shape[1]})
         if global_mask.dtype != torch.bool:
             raise TypeError(f"global_mask must be boolean, True for a global token, got {global_mask.dtype}")
 
@@ -361,8 +361,8 @@ class LongformerAttention(ScoredAttention):
             raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
         for name, tokens in zip(state._fields, state[:3], strict=False):
             letters = ("b s g d", "b s g e", "b s")
-            _check.cache(f"state.{name}", tokens, Tokens, letters, self.sizes(k.shape[0]), k=k, v=v)
-        _check.shape("state.count", state.count, "b", self.sizes(k.shape[0]))
+            checks.cache(f"state.{name}", tokens, Tokens, letters, self.sizes(k.shape[0]), k=k, v=v)
+        checks.shape("state.count", state.count, "b", self.sizes(k.shape[0]))
 
 
 def _behind(place: Tensor, tokens: Tokens) -> Tensor:
@@ -372,6 +372,6 @@ def _behind(place: Tensor, tokens: Tokens) -> Tensor:
 
 def _most(chosen: Tensor) -> int:
     """How many of [b s] are True in the sample with the most of them; s where that cannot be read."""
-    if chosen.is_meta or torch.compiler.is_compiling() or _check.transformed(chosen):
+    if chosen.is_meta or torch.compiler.is_compiling() or checks.transformed(chosen):
         return chosen.shape[1]
     return int(chosen.sum(1).max()) if len(chosen) else 0

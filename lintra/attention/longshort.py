@@ -30,17 +30,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
-from lintra.ops import _check
-from lintra.ops._check import sum_dtype
+from lintra.attention.base import Capabilities
+from lintra.ops import checks
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import RealFirst, real_tokens, take, zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.checks import sum_dtype
+from lintra.ops.padding import LeftAlign, real_tokens, take, zero_padding
+from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
-from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 
 # So many queries at a time look back: those of a block are not shown the summaries that all of them precede.
 _BLOCK = 512
@@ -122,7 +122,7 @@ class LongShortAttention(ScoredAttention):
         elif not config.segment_rank:
             self.can = replace(self.can, state="window", cost="O(t w d)")
         super().__init__(config, causal=causal, **shape)
-        self.turned = self.dim if config.window else 0
+        self.rope_dim = self.dim if config.window else 0
         norm = config.dual_norm and config.window > 0
         self.key_norm = Norm(self.kv_heads, self.dim) if norm else nn.Identity()
         self.value_norm = Norm(self.kv_heads, self.value_dim) if norm else nn.Identity()
@@ -132,19 +132,25 @@ class LongShortAttention(ScoredAttention):
         )
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
         if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
+            return super().forward(q, k, v, mask=mask, rope=rope)
         self.check(q, k, v, mask)
-        self.check_rotate(rotate)
-        packed, q, k, v, rotate = _pack(mask, q, k, v, rotate)
+        self.check_rope(rope)
+        packed, q, k, v, rope = _pack(mask, q, k, v, rope)
         real = real_tokens(None if packed is None else packed.mask, q)
         piece = self._read(q, self._memory(k, v, real))
         if self.config.window:
             size = {"segment": self.config.window, "side": (self.config.window + 1) // 2}
-            q, k, v = self._nearby(q, k, v, rotate)
-            piece = merge(piece, segment_attention(q, k, v, **size, visible=real, **self.weighing()))
+            q, k, v = self._nearby(q, k, v, rope)
+            piece = merge_lse(piece, segment_attention(q, k, v, **size, visible=real, **self.weighing()))
         y = piece.o.to(v.dtype)
         return y if packed is None else packed.restore(y)
 
@@ -172,43 +178,43 @@ class LongShortAttention(ScoredAttention):
         state: LongShortState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LongShortState]:
         self.check(q, k, v, mask)
         self.check_causal()
         self._check_state(state, k, v)
         if not q.shape[1]:
             return v.new_zeros(*q.shape[:3], self.value_dim), state
-        packed, q, k, v, rotate = _pack(mask, q, k, v, rotate)
+        packed, q, k, v, rope = _pack(mask, q, k, v, rope)
         count = torch.full_like(state.seen, q.shape[1]) if packed is None else packed.mask.sum(1)
-        near, last_k, last_v = self._slide(q, k, v, state, count, rotate)
+        near, last_k, last_v = self._slide(q, k, v, state, count, rope)
         summary_k, summary_v, means = self._sum_up(k, v, state, count)
-        y = merge(near, self._look_back(q, summary_k, summary_v, state)).o.to(v.dtype)
+        y = merge_lse(near, self._look_back(q, summary_k, summary_v, state)).o.to(v.dtype)
         after = LongShortState(last_k, last_v, summary_k, summary_v, *means, state.seen + count)
         return y if packed is None else packed.restore(y), after
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, LongShortState]:
         """One token against the window and the summaries, weight by weight: the reference of `extend`."""
         self.check_step(q, k, v, state)
         self._check_state(state, k, v)
         size, seen, device = self.config.segment, state.seen[:, None], q.device
-        turned, near_k, near_v = self._nearby(q, k, v, rotate)
+        rotated, near_k, near_v = self._nearby(q, k, v, rope)
         near_k, near_v = append(state.k, near_k), append(state.v, near_v)
         far_k, far_v = state.summary_k.flatten(1, 2).to(k.dtype), state.summary_v.flatten(1, 2).to(v.dtype)
         ago = torch.arange(near_k.shape[1] - 1, -1, -1, device=device)
         finished = torch.arange(state.summary_k.shape[1], device=device) < seen // size
         near, far = (ago < self.config.window) & (ago <= seen), finished.repeat_interleave(self.rank, 1)
 
-        near_scores = torch.einsum("bthd,bshd->bhts", turned, near_k.repeat_interleave(self.group, 2))
+        near_scores = torch.einsum("bthd,bshd->bhts", rotated, near_k.repeat_interleave(self.group, 2))
         far_scores = torch.einsum("bthd,bshd->bhts", q, far_k.repeat_interleave(self.group, 2))
         scores = self.scale * torch.cat((near_scores, far_scores), -1)
         hidden = ~torch.cat((near, far), 1)[:, None, None]
         values = torch.cat((near_v, far_v), 1).repeat_interleave(self.group, 2)
         y = torch.einsum("bhts,bshe->bthe", scores.masked_fill(hidden, -math.inf).softmax(-1), values)
 
-        means = merge(Piece(state.o, state.logsumexp), self.project.of_one(k[:, 0], v[:, 0]))
+        means = merge_lse(PartialAttention(state.o, state.logsumexp), self.project.of_one(k[:, 0], v[:, 0]))
         full = (seen + 1) % size == 0
         slots = torch.arange((self._passed(state) + 1) // size, device=device)
         summary_k, summary_v = (
@@ -221,44 +227,50 @@ class LongShortAttention(ScoredAttention):
         last_k, last_v = near_k[:, first:], near_v[:, first:]
         return y, LongShortState(last_k, last_v, summary_k, summary_v, o, logsumexp, state.seen + 1)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LongShortMemory:
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LongShortMemory:
         """The summaries. ValueError with a window: tokens of another sequence are not near or far."""
         self.check_cross()
         self.check(None, k, v, mask)
         k, v = zero_padding(mask, k, v)
         return self._memory(k, v, real_tokens(mask, k))
 
-    def read(self, q: Tensor, memory: LongShortMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, LongShortMemory, mask)
+    def cross_attend(self, q: Tensor, memory: LongShortMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_cross_attend(q, memory, LongShortMemory, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._read(q, memory).o.to(q.dtype))[0]
 
     def _nearby(
-        self, q: Tensor, k: Tensor, v: Tensor, rotate: Rotation | None
+        self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As the window takes them: normalised, turned."""
+        """As the window takes them: normalised, rotated."""
         k, v = self.key_norm(k), self.value_norm(v)
-        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
+        return (q, k, v) if rope is None else (rope(q), rope(k), v)
 
     def _memory(self, k: Tensor, v: Tensor, real: Tensor) -> LongShortMemory:
         k, v = self.project(k, v, real)
         return LongShortMemory(k, v, real.any(1))
 
-    def _read(self, q: Tensor, memory: LongShortMemory) -> Piece:
+    def _read(self, q: Tensor, memory: LongShortMemory) -> PartialAttention:
         return self._attend(q, memory.k, memory.v, memory.real[:, None, None])
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Piece:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> PartialAttention:
         """Queries [b t h d] to all keys [b s g d] that are `visible` [b t s] -> o [b t h e]."""
         q = q.unflatten(2, (self.kv_heads, -1)).movedim(1, 3)
         k, v = k.movedim(1, 2)[:, :, None], v.movedim(1, 2)[:, :, None]
         piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
-        return Piece(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
+        return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
 
     def _slide(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState, count: Tensor, rotate: Rotation | None
-    ) -> tuple[Piece, Tensor, Tensor]:
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: LongShortState,
+        count: Tensor,
+        rope: RotaryEmbedding | None,
+    ) -> tuple[PartialAttention, Tensor, Tensor]:
         """Queries to the last `window` tokens -> o [b t h e]; the k and v of the next state."""
-        q, k, v = self._nearby(q, k, v, rotate)
+        q, k, v = self._nearby(q, k, v, rope)
         k, v, held = append(state.k, k), append(state.v, v), state.k.shape[1]
         place = torch.arange(-held, q.shape[1], device=q.device)
         real = (place >= -state.seen[:, None]) & (place < count[:, None])
@@ -272,7 +284,7 @@ class LongShortAttention(ScoredAttention):
 
     def _sum_up(
         self, k: Tensor, v: Tensor, state: LongShortState, count: Tensor
-    ) -> tuple[Tensor, Tensor, Piece]:
+    ) -> tuple[Tensor, Tensor, PartialAttention]:
         """The summaries so far, [b c r g d] and [b c r g e], and the means of the open segment."""
         size, passed, time = self.config.segment, self._passed(state), k.shape[1]
         offset, earlier = state.seen[:, None] % size, state.seen[:, None] // size
@@ -284,8 +296,12 @@ class LongShortAttention(ScoredAttention):
         else:
             k, v = (functional.pad(x, (0, 0, 0, 0, 0, segments * size - time)) for x in (k, v))
         means = self.project.means(*(x.unflatten(1, (segments, size)) for x in (k, v, real)))
-        begun = merge(Piece(state.o, state.logsumexp), Piece(*(x[:, 0] for x in means)))
-        means = Piece(*(torch.cat((x[:, None], y[:, 1:]), 1) for x, y in zip(begun, means, strict=True)))
+        begun = merge_lse(
+            PartialAttention(state.o, state.logsumexp), PartialAttention(*(x[:, 0] for x in means))
+        )
+        means = PartialAttention(
+            *(torch.cat((x[:, None], y[:, 1:]), 1) for x, y in zip(begun, means, strict=True))
+        )
 
         finished = (offset + count[:, None]) // size
         slot = torch.arange((passed + time) // size, device=k.device) - earlier
@@ -294,9 +310,13 @@ class LongShortAttention(ScoredAttention):
             _write(old, _take(new, slot, here), here)
             for old, new in zip(state[2:4], self.project.vectors(means, k.dtype), strict=True)
         )
-        return summary_k, summary_v, Piece(*(_take(x, finished, finished >= 0)[:, 0] for x in means))
+        return (
+            summary_k,
+            summary_v,
+            PartialAttention(*(_take(x, finished, finished >= 0)[:, 0] for x in means)),
+        )
 
-    def _look_back(self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState) -> Piece:
+    def _look_back(self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState) -> PartialAttention:
         """Queries to the summaries [b c r g d] of the segments before their own -> o [b t h e]."""
         size, passed, time = self.config.segment, self._passed(state), q.shape[1]
         own = (state.seen[:, None] + torch.arange(time, device=q.device)) // size
@@ -308,7 +328,7 @@ class LongShortAttention(ScoredAttention):
             keys, values = k[:, :few].flatten(1, 2), v[:, :few].flatten(1, 2)
             visible = finished.repeat_interleave(self.rank, 2)
             pieces.append(self._attend(q[:, first:last], keys, values, visible))
-        return Piece(*(torch.cat(x, 1) for x in zip(*pieces, strict=True)))
+        return PartialAttention(*(torch.cat(x, 1) for x in zip(*pieces, strict=True)))
 
     def _kept(self, held: int) -> int:
         """How many of `held` tokens the next state keeps: those of the window, less by whole segments."""
@@ -324,19 +344,19 @@ class LongShortAttention(ScoredAttention):
     def _check_state(self, state: LongShortState, k: Tensor, v: Tensor) -> None:
         sizes = self.sizes(k.shape[0]) | {"r": self.rank, "f": self.dim + self.value_dim}
         letters = ("b s g d", "b s g e", "b c r g d", "b c r g e", "b g r f", "b g r", "b")
-        _check.cache("state", state, LongShortState, letters, sizes, k=k, v=v)
+        checks.cache("state", state, LongShortState, letters, sizes, k=k, v=v)
 
 
 def _pack(
-    mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor, rotate: Rotation | None
-) -> tuple[RealFirst | None, Tensor, Tensor, Tensor, Rotation | None]:
+    mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
+) -> tuple[LeftAlign | None, Tensor, Tensor, Tensor, RotaryEmbedding | None]:
     """The real tokens in front and how they got there."""
     if mask is None:
-        return None, q, k, v, rotate
-    packed = RealFirst.of(mask)
-    if rotate is not None:
-        rotate = rotate._replace(position=packed.gather(rotate.position))
-    return packed, packed.gather(q), packed.gather(k), packed.gather(v), rotate
+        return None, q, k, v, rope
+    packed = LeftAlign.of(mask)
+    if rope is not None:
+        rope = rope._replace(position=packed.gather(rope.position))
+    return packed, packed.gather(q), packed.gather(k), packed.gather(v), rope
 
 
 def _take(x: Tensor, index: Tensor, real: Tensor) -> Tensor:

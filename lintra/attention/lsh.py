@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
-from lintra.ops import _check, lsh
+from lintra.attention.base import Capabilities
+from lintra.ops import checks, lsh
 from lintra.ops.padding import real_tokens, zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 
 MOST_ROUNDS = 255  # how many of them see a key is counted in 8 bits
 LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, more tokens a bucket beyond
@@ -120,10 +120,16 @@ class LshAttention(ScoredAttention):
         self.rotations.copy_(self._draw(generator))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
         levels = self._levels(q.shape[1], mask)
-        return self._attend(lsh.lsh_attention, self._enter(q, k, v, mask, rotate, levels), levels)
+        return self._attend(lsh.lsh_attention, self._enter(q, k, v, mask, rope, levels), levels)
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -144,11 +150,11 @@ class LshAttention(ScoredAttention):
         state: LshState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LshState]:
         """The new tokens get what `forward` over everything so far gives them."""
         self.check_causal()
-        new = self._enter(q, k, v, mask, rotate, self.levels)
+        new = self._enter(q, k, v, mask, rope, self.levels)
         self._check_state(state, new)
         after = append(state, new)
         if q.shape[1] == 1:
@@ -157,11 +163,11 @@ class LshAttention(ScoredAttention):
         return y[:, state.u.shape[1] :], after
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LshState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: LshState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, LshState]:
         """One token: sorted among those so far, it attends to its chunks. The paper has no recurrence."""
         self.check_step(q, k, v, state)
-        return self.extend(q, k, v, state, rotate=rotate)
+        return self.extend(q, k, v, state, rope=rope)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         return torch.randn(self.shape, generator=generator, device="cpu", dtype=torch.float64)
@@ -172,13 +178,13 @@ class LshAttention(ScoredAttention):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
         levels: list[int],
     ) -> LshState:
-        """Checked, padding zeroed, turned, hashed. Gradients go through q: k is the same vector."""
+        """Checked, padding zeroed, rotated, hashed. Gradients go through q: k is the same vector."""
         self.check(q, k, v, mask)
         u, v = zero_padding(mask, q, v)
-        u = u if rotate is None else rotate(u)
+        u = u if rope is None else rope(u)
         return LshState(u, v, lsh.buckets(u, self.rotations, levels), real_tokens(mask, u))
 
     def _attend(self, attention: Callable[..., Tensor], tokens: LshState, levels: list[int]) -> Tensor:
@@ -205,4 +211,4 @@ class LshAttention(ScoredAttention):
     def _check_state(self, state: LshState, new: LshState) -> None:
         sizes = self.sizes(len(new.u)) | {"r": self.config.rounds, "l": len(self.levels)}
         letters = ("b s h d", "b s h e", "b s h r l", "b s")
-        _check.cache("state", state, LshState, letters, sizes, q=new.u, v=new.v)
+        checks.cache("state", state, LshState, letters, sizes, q=new.u, v=new.v)

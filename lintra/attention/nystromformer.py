@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import map_state
-from lintra.ops._autocast import no_autocast
+from lintra.attention.base import Capabilities
+from lintra.ops.autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
-from lintra.ops.padding import RealFirst, real_tokens, zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
+from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.softmax_attention import fused_attention
 
 
@@ -88,16 +88,22 @@ class NystromAttention(ScoredAttention):
             self.conv = nn.Parameter(torch.empty(self.kv_heads, config.conv).uniform_(-bound, bound))
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         with no_autocast(q):
             y = self._attend(q, self._memory(k, v, mask), mask, mask)
             if self.conv is not None and v.numel():
                 y = y + self._convolve(self.conv.to(y.dtype), v.to(y.dtype), mask)
         return zero_padding(mask, y.to(v.dtype))[0]
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> NystromMemory:
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> NystromMemory:
         """ValueError with conv: it adds values near a query's own place, which another sequence has not."""
         self.check_cross()
         self.check(None, k, v, mask)
@@ -105,9 +111,9 @@ class NystromAttention(ScoredAttention):
         with no_autocast(k):
             return map_state(torch.clone, self._memory(k, v, mask))
 
-    def read(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
+    def cross_attend(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
         """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
-        self.check_read(q, memory, NystromMemory, mask)
+        self.check_cross_attend(q, memory, NystromMemory, mask)
         (q,) = zero_padding(mask, q)
         with no_autocast(q):
             y = self._attend(q, memory, mask, memory.real)
@@ -169,7 +175,7 @@ class NystromAttention(ScoredAttention):
 
     def _convolve(self, weight: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """v [b t g e] with the kernel [g c] of its head over its real neighbours -> [b t h e]."""
-        front = None if mask is None else RealFirst.of(mask)
+        front = None if mask is None else LeftAlign.of(mask)
         v = v if front is None else front.gather(v)
         near = functional.conv2d(
             v.movedim(2, 1), weight[:, None, :, None], padding=(weight.shape[1] // 2, 0), groups=v.shape[2]

@@ -24,15 +24,14 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities
 from lintra.attention._kernel import KernelAttention
+from lintra.attention.base import Capabilities
 from lintra.ops import LinearState
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.features import elu_plus_one, squared_relu
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
 from lintra.ops.random_features import (
     Norms,
     independent_gaussian,
@@ -41,6 +40,7 @@ from lintra.ops.random_features import (
     softmax_offset,
     softmax_projection,
 )
+from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.running import running_max
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -105,7 +105,7 @@ class Performer(KernelAttention):
 
     paper = "Choromanski et al. 2021, arXiv:2009.14794"
     keeps = PerformerState, ("b g f e", "b g f", "b g")
-    rounded = True
+    supports_bf16_state = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
     )
@@ -130,12 +130,12 @@ class Performer(KernelAttention):
         return PerformerState(kv, z, torch.full_like(z[..., 0], -torch.inf))
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, PerformerState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
         kv, z, c = state
-        q, k = (x.to(kv.dtype) if rotate is None else rotate(x.to(kv.dtype)) for x in (q, k))
+        q, k = (x.to(kv.dtype) if rope is None else rope(x.to(kv.dtype)) for x in (q, k))
         with no_autocast(q):
             q = self._query_features(q)
             if self.config.kernel == "generalized":
@@ -158,12 +158,12 @@ class Performer(KernelAttention):
         v: Tensor,
         state: PerformerState,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
     ) -> tuple[Tensor, PerformerState]:
         config, dtype = self.config, sum_dtype(v.dtype)
         (k,) = zero_padding(mask, k)
         (q,) = zero_padding(mask if self.causal else None, q)
-        q, k = (x.to(dtype) if rotate is None else rotate(x.to(dtype)) for x in (q, k))
+        q, k = (x.to(dtype) if rope is None else rope(x.to(dtype)) for x in (q, k))
         with no_autocast(q):  # exponents keep their digits
             keys = self._key_features(k, state.c, mask)
             y, (kv, z) = ops.linear_attention(

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from lintra import fields, ops
-from lintra.attention._base import Attention, Capabilities
 from lintra.attention._gates import finish
+from lintra.attention.base import Attention, Capabilities
 from lintra.ops import LinearState
-from lintra.ops._autocast import no_autocast, widened
+from lintra.ops.autocast import no_autocast, widened
 from lintra.ops.linear_attention import Impl
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
+from lintra.ops.rope import RotaryEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Retention(Attention):
     the number of rates: heads or, with decay_per="kv_head", key-value heads."""
 
     paper = "Sun et al. 2023, arXiv:2307.08621"
-    rounded = True
+    supports_bf16_state = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -91,7 +91,7 @@ class Retention(Attention):
             self.log_decay = exact.to(self.log_decay)
         return self
 
-    def reads(self) -> dict[str, int]:
+    def extra_inputs(self) -> dict[str, int]:
         return {"gate": self.heads * self.value_dim} if self.config.gate else {}
 
     def start(
@@ -108,16 +108,16 @@ class Retention(Attention):
         state: LinearState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         self.check(q, k, v, mask)
         self.check_causal()
-        self.check_reads(q, gate=gate)
+        self.check_extra(q, gate=gate)
         dtype, config = v.dtype, self.config
         q, k, v = widened(*zero_padding(mask, q, k, v))
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
+        if rope is not None:
+            q, k = rope(q), rope(k)
         log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
         options = {"mask": mask, "normalize": False, "chunk": config.chunk, "impl": config.impl}
         with no_autocast(q):
@@ -133,16 +133,16 @@ class Retention(Attention):
         v: Tensor,
         state: LinearState,
         *,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        self.check_reads(q, gate=gate)
+        self.check_extra(q, gate=gate)
         dtype = v.dtype
         q, k, v = widened(q, k, v)
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
+        if rope is not None:
+            q, k = rope(q), rope(k)
         k, v = self._for_each_rate(k * self.dim**-0.5)[:, 0], self._for_each_rate(v)[:, 0]
         decay = self.log_decay.to(k.dtype).exp()[:, None]
         with no_autocast(q):

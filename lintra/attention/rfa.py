@@ -30,15 +30,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import fields, ops
-from lintra.attention._base import Capabilities
 from lintra.attention._kernel import KernelAttention
+from lintra.attention.base import Capabilities
 from lintra.ops import LinearState
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.padding import zero_padding
-from lintra.ops.positions import Rotation
 from lintra.ops.random_features import arc_cosine, independent_gaussian, orthogonal_gaussian, trigonometric
+from lintra.ops.rope import RotaryEmbedding
 
 FEATURES = {"trig": trigonometric, "arccos": arc_cosine}
 SHORTEST = 1e-6  # vectors below this length are not brought to length 1
@@ -113,7 +113,7 @@ class RandomFeatureAttention(KernelAttention):
             nn.Parameter(torch.full((self.kv_heads,), float(config.gate_bias))) if config.gate else None
         )
 
-    def reads(self) -> dict[str, int]:
+    def extra_inputs(self) -> dict[str, int]:
         return {"gate": self.kv_heads} if self.config.gate else {}
 
     def sizes(self, batch: int) -> dict[str, int]:
@@ -139,7 +139,7 @@ class RandomFeatureAttention(KernelAttention):
         v: Tensor,
         state: RfaState,
         *,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, RfaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
@@ -149,7 +149,7 @@ class RandomFeatureAttention(KernelAttention):
         )
         values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
         with no_autocast(q):
-            q, k = self._features(q, rotate), self._features(k, rotate)
+            q, k = self._features(q, rope), self._features(k, rope)
             new = torch.einsum("btgf,btge->bgfe", k, values)
             kv = keep[..., None, None] * state.kv + write[..., None, None] * new
             n = keep * state.n + write
@@ -163,7 +163,7 @@ class RandomFeatureAttention(KernelAttention):
         v: Tensor,
         state: RfaState,
         mask: Tensor | None,
-        rotate: Rotation | None,
+        rope: RotaryEmbedding | None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, RfaState]:
         config = self.config
@@ -174,8 +174,8 @@ class RandomFeatureAttention(KernelAttention):
         values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
         with no_autocast(q):  # sums keep their digits
             y, (kv, _) = ops.linear_attention(
-                self._features(q, rotate),
-                self._features(k, rotate),
+                self._features(q, rope),
+                self._features(k, rope),
                 values,
                 log_decay=keep,
                 log_input=write,
@@ -190,10 +190,10 @@ class RandomFeatureAttention(KernelAttention):
         y = self._ratio(y, n[:, 1:] if self.causal else n[:, -1:])
         return y.to(v.dtype), RfaState(kv, n[:, -1].clone())
 
-    def _features(self, x: Tensor, rotate: Rotation | None) -> Tensor:
+    def _features(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
         """[b t h d] -> [b t h f], in the dtype of the sums; those of trig have the length features^(1/2)."""
         x = x.to(sum_dtype(x.dtype))
-        x = x if rotate is None else rotate(x)
+        x = x if rope is None else rope(x)
         x = x * x.norm(dim=-1, keepdim=True).clamp(min=SHORTEST).reciprocal()
         weight = self.rows.to(x.dtype) / self.config.tau
         if self.sigma is not None:
@@ -201,7 +201,7 @@ class RandomFeatureAttention(KernelAttention):
         return FEATURES[self.config.kernel](x, weight)
 
     def _gate(self, gate: Tensor | None, k: Tensor, mask: Tensor | None) -> Gate:
-        (gate,) = self.check_reads(k, gate=gate)
+        (gate,) = self.check_extra(k, gate=gate)
         if self.gate_bias is None or gate is None:
             return Gate(None, None)
         dtype = sum_dtype(gate.dtype)

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from lintra import fields
-from lintra.attention._base import Capabilities
 from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import append
-from lintra.ops import _check
+from lintra.attention.base import Capabilities
+from lintra.ops import checks
 from lintra.ops.banded import banded_attention
 from lintra.ops.packed import Bounds
-from lintra.ops.padding import RealFirst, put_last, take, zero_padding
-from lintra.ops.positions import Rotation, token_positions
+from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
+from lintra.ops.rope import RotaryEmbedding, token_positions
 from lintra.ops.softmax_attention import fused_attention
 
 
@@ -71,11 +71,17 @@ class SoftmaxAttention(ScoredAttention):
         super().__init__(config, **shape)
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, rotate: Rotation | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> Tensor:
         if self.causal:
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+            return super().forward(q, k, v, mask=mask, rope=rope)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         y = self._attend(q, k, v, None if mask is None else mask[:, None])
         return zero_padding(mask, y)[0]
 
@@ -95,12 +101,12 @@ class SoftmaxAttention(ScoredAttention):
         state: SoftmaxState,
         *,
         mask: Tensor | None = None,
-        rotate: Rotation | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, SoftmaxState]:
         self.check_causal()
-        q, k, v = self.prepare(q, k, v, mask, rotate)
+        q, k, v = self.prepare(q, k, v, mask, rope)
         letters = ("b s g d", "b s g e", "b s")
-        _check.cache("state", state, SoftmaxState, letters, self.sizes(k.shape[0]), k=k, v=v)
+        checks.cache("state", state, SoftmaxState, letters, self.sizes(k.shape[0]), k=k, v=v)
         here = token_positions(_seen(state), q.shape[1], mask)
         after = append(state, SoftmaxState(k, v, here))
         window = self.config.window
@@ -114,13 +120,13 @@ class SoftmaxAttention(ScoredAttention):
         return y, after if window is None else _latest(after, window - 1)
 
     def forward_packed(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rope: RotaryEmbedding | None = None
     ) -> Tensor:
         """Padded in groups of similar length, at most four times the scores there are; with a mask of blocks
         on the row they would be t t, and a NaN would pass from one sequence to another. Causal, no token sees
         the padding behind it: no mask is made of it and a window needs no reordering."""
         row = self.check_packed(q, k, v, cu_seqlens)
-        q, k, v = self.prepare(q, k, v, None, rotate)
+        q, k, v = self.prepare(q, k, v, None, rope)
 
         def padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
             window = self.config.window
@@ -132,11 +138,11 @@ class SoftmaxAttention(ScoredAttention):
         return row.alike().each(padded, q=q, k=k, v=v)
 
     def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rotate: Rotation | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, SoftmaxState]:
         """One token against the cache, weight by weight: the reference of `extend`."""
         self.check_step(q, k, v, state)
-        q, k, v = self.prepare(q, k, v, None, rotate)
+        q, k, v = self.prepare(q, k, v, None, rope)
         here = token_positions(_seen(state), 1, None)
         after = append(state, SoftmaxState(k, v, here))
         scores = self.scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(self.group, 2))
@@ -144,11 +150,11 @@ class SoftmaxAttention(ScoredAttention):
         y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(self.group, 2))
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
-    def remember(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
-        return self.remember_tokens(k, v, mask)
+    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
+        return self.store_tokens(k, v, mask)
 
-    def read(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_read(q, memory, TokenMemory, mask)
+    def cross_attend(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
+        self.check_cross_attend(q, memory, TokenMemory, mask)
         (q,) = zero_padding(mask, q)
         return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
 
@@ -172,7 +178,7 @@ class SoftmaxAttention(ScoredAttention):
 
     def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, mask: Tensor | None) -> Tensor:
         """y [b t h e] of tokens after `state`, each from the window before it."""
-        packed = None if mask is None else RealFirst.of(mask)
+        packed = None if mask is None else LeftAlign.of(mask)
         if packed is not None:
             q, k, v = (packed.gather(x) for x in (q, k, v))
         # A cache has its padding in front, packed tokens have theirs behind, where no real one looks.

@@ -43,7 +43,7 @@ def mechanism(name: str, inputs: Inputs, *, causal: bool, **options: Any) -> Cal
     built: Attention = config.build(heads=heads, dim=dim, causal=causal).to(q.device)
     given = {
         what: torch.randn(batch, tokens, width, device=q.device, requires_grad=True)
-        for what, width in built.reads().items()
+        for what, width in built.extra_inputs().items()
     }
     wanted = [q, v] if built.shared_key else [q, k, v]
     wanted += [*given.values(), *built.parameters()]

@@ -86,7 +86,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 def _draw(mechanism: Attention, mean: float, tokens: int) -> dict[str, Any]:
     q, k, v = torch.randn(3, 1, tokens, mechanism.heads, mechanism.dim)
-    reads = {name: torch.randn(1, tokens, width) for name, width in mechanism.reads().items()}
+    reads = {name: torch.randn(1, tokens, width) for name, width in mechanism.extra_inputs().items()}
     return {"q": q, "k": k + mean, "v": v + mean, **reads}
 
 
@@ -94,7 +94,7 @@ def _decode(mechanism: Attention, inputs: Mapping[str, Any], way: str) -> Iterat
     """y of one token after the other."""
     state: State = mechanism.start(1)
     if way == NEAREST:
-        state = mechanism.keep(state, torch.bfloat16)
+        state = mechanism.cast_state(state, torch.bfloat16)
     generator = torch.Generator().manual_seed(0)
     for i in range(inputs["q"].shape[1]):
         token = {name: x[:, i : i + 1] for name, x in inputs.items()}

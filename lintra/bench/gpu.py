@@ -25,7 +25,7 @@ from lintra.bench._calls import Inputs, draw, each_pass, fused
 from lintra.bench._calls import linear as linear_sum
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
-from lintra.generate import keep
+from lintra.generate import cast_state
 from lintra.replay import Replay, record
 
 MEASURES = (
@@ -253,7 +253,7 @@ def _decoding(sizes: train.Sizes, batch: int, *, captured: bool, dtype: torch.dt
     token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
     with torch.no_grad():
         _, state = network.extend(token)
-        state = keep(network, state, dtype)
+        state = cast_state(network, state, dtype)
         if not captured:
             return torch.no_grad()(lambda: network.extend(token, state))
         step = Replay(network, token, state)

@@ -16,7 +16,7 @@ from lintra.cli import _evaluate_speech, _memory
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import SPLITS, Device, drawn, open_model, refuse_unless_images
 from lintra.cli._progress import progress
-from lintra.cli._search import Searching
+from lintra.cli._search import DecodingOptions
 from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import Estimate
 from lintra.files import refuse_folder, refuse_unwritable
@@ -46,7 +46,7 @@ class Options:
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)
     json: Path | None = None  # a file for the result, with machine and versions
-    searching: Searching = dataclasses.field(default_factory=Searching)  # for speech
+    searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)  # for speech
 
     def __post_init__(self):
         fields.at_least(self, limit=1, batch=1)

@@ -152,7 +152,7 @@ class Drawing:
             asked["weights"] = options.weights
             drawn = generate.stream(self.model, prompts, **asked)
         else:
-            drawn = runtime.stream(self.runtime, generate.begin(self.model, prompts, **asked))
+            drawn = runtime.stream(self.runtime, generate.prepare_inputs(self.model, prompts, **asked))
         for token in drawn:
             if stopped():
                 return None

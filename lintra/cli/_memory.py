@@ -6,7 +6,7 @@ from lintra.allocator import available
 from lintra.attention import State, leaves
 from lintra.cli._arguments import UsageError
 from lintra.models import Decoder
-from lintra.nn.replaced import placed
+from lintra.nn.parameters import reference_param
 from lintra.replay import constant
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
@@ -27,7 +27,7 @@ def check_training(weights: int, device: torch.device) -> None:
 
 def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
     """Raises UsageError if so many sequences at once would not find room."""
-    one, free = per_sequence(model, prompt, steps), available(placed(model).device)
+    one, free = per_sequence(model, prompt, steps), available(reference_param(model).device)
     _check_one(one, prompt + steps, free)
     if free is not None and batch * one > _MODEST * free:
         raise UsageError(
@@ -64,7 +64,7 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
     kept = _kept(model, prompt + steps)
     # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
     # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
-    block = (16 + 2 * config.feed) * config.width
+    block = (16 + 2 * config.mlp_ratio) * config.width
     # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
     symbols = 24 * config.vocabulary * getattr(config.output, "components", 1)
     return round(2 * kept + 4 * (prompt + 1) * (block + model.output.size) + symbols)
@@ -84,4 +84,4 @@ def _state(model: Decoder, tokens: int) -> State:
     """A state of so many tokens. How far one grows, only the mechanism knows: it is made."""
     if constant(model):
         return model.start(1)
-    return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=placed(model).device))[1]
+    return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=reference_param(model).device))[1]

@@ -17,7 +17,7 @@ ORDER = 5  # symbols of an n-gram, unless said
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Searching:
+class DecodingOptions:
     """How a text is found."""
 
     beam: int | None = None  # how many texts a search follows at once; None: the best path

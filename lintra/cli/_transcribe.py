@@ -16,7 +16,7 @@ import tyro
 from lintra import checkpoint
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, chosen
-from lintra.cli._search import Searching
+from lintra.cli._search import DecodingOptions
 from lintra.models import CTC
 from lintra.speech import audio, features
 from lintra.speech.arrays import arrays
@@ -39,7 +39,7 @@ class Options:
     stream: bool = False  # read piece by piece, write while listening
     block: float = 0.5  # seconds of a piece
     device: Device = "auto"  # auto: a GPU if there is one
-    searching: Searching = dataclasses.field(default_factory=Searching)
+    searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
 
     def __post_init__(self):
         if not self.files:

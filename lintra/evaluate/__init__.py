@@ -2,13 +2,13 @@
 
 from lintra.evaluate._pictures import draw
 from lintra.evaluate._scores import TOLERANCE, Estimate, nats, normalisation, of_images, scores
-from lintra.evaluate._speech import ErrorRate, Heard, error_rates, transcripts
+from lintra.evaluate._speech import ErrorRate, UtteranceSet, error_rates, transcripts
 
 __all__ = [
     "TOLERANCE",
     "ErrorRate",
     "Estimate",
-    "Heard",
+    "UtteranceSet",
     "draw",
     "error_rates",
     "nats",

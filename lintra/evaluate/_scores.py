@@ -11,7 +11,7 @@ from torch import Tensor
 from lintra.allocator import release_freed_memory
 from lintra.generate import evaluation
 from lintra.models import Decoder, Model
-from lintra.nn.replaced import placed
+from lintra.nn.parameters import reference_param
 from lintra.tasks import Task
 from lintra.tasks._base import Report, predict
 
@@ -88,7 +88,7 @@ def nats(
 
     t' is t, or t - 1 for a model without a start symbol, which does not predict the first value.
     """
-    device, first = placed(model).device, 0 if model.start_token is not None else 1
+    device, first = reference_param(model).device, 0 if model.start_token is not None else 1
     # One piece of memory: many small ones would lie between the large ones of a pass, and keep their room.
     found, done = torch.empty(len(images), images.shape[1] - first), 0
     with evaluation(model):
@@ -123,7 +123,9 @@ def normalisation(model: Decoder, tokens: Tensor, *, places: int = 1024, seed: i
     They are summed in float64, but are what the scores are made of.
     """
     with evaluation(model):
-        params = predict(model, {"tokens": tokens.to(placed(model).device, torch.int64)})[0].flatten(0, 1)
+        params = predict(model, {"tokens": tokens.to(reference_param(model).device, torch.int64)})[0].flatten(
+            0, 1
+        )
         chosen = torch.randperm(len(params), generator=torch.Generator().manual_seed(seed))[:places]
         total = model.output.log_probs(params[chosen.to(params.device)]).double().exp().sum(-1)
     return float((total - 1).abs().max())

@@ -44,7 +44,7 @@ class ErrorRate:
 
 
 @dataclass(frozen=True)
-class Heard:
+class UtteranceSet:
     """An utterance, what was said in it and what the model found, in what the model writes."""
 
     id: str
@@ -61,7 +61,7 @@ def transcripts(
     batch: int,
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
-) -> tuple[list[Heard], list[Skipped]]:
+) -> tuple[list[UtteranceSet], list[Skipped]]:
     """What a model finds in the utterances at these places; and those that it cannot hear, or that have no
     transcript that it could be compared with. `batch` of them, of similar length, are heard at once: that
     changes memory and time, not the result. If stopped, what was heard until then, the shortest first.
@@ -83,7 +83,9 @@ def transcripts(
             report(len(found))
             if stopped():
                 break
-    return [Heard(corpus.ids[place], said[place], found[place]) for place in said if place in found], skipped
+    return [
+        UtteranceSet(corpus.ids[place], said[place], found[place]) for place in said if place in found
+    ], skipped
 
 
 def _heard(
@@ -110,11 +112,11 @@ def reference(symbols: Symbols, text: str | None) -> str:
     return symbols.decode(symbols.encode(text)) if symbols.unit == "phoneme" else plain(text)
 
 
-def error_rates(heard: Sequence[Heard], unit: Unit) -> dict[str, ErrorRate]:
+def error_rates(heard: Sequence[UtteranceSet], unit: Unit) -> dict[str, ErrorRate]:
     """By what is counted: "character" and "word", or "phoneme". What several models found in an utterance, of
     one id, is resampled as one: it is one sample of speech. ValueError if there are no utterances.
     """
-    found: dict[str, list[Heard]] = {}
+    found: dict[str, list[UtteranceSet]] = {}
     for each in heard:
         found.setdefault(each.id, []).append(each)
     return {

@@ -28,7 +28,7 @@ import lintra
 from lintra.attention import State, map_state
 from lintra.checkpoint import to_json, write_atomically
 from lintra.models import Decoder, Encoder, Seq2Seq
-from lintra.nn.heads import Heads
+from lintra.nn.attention_layer import AttentionLayer
 
 Form = Literal["step", "parallel", "whole"]
 
@@ -63,7 +63,7 @@ def why_not(model: Any, form: Form) -> str | None:
     if form == "whole" and model.config.pool == "first":
         return "pool='first' brings the first real token to the front by a stable sort, which ONNX has not"
     for module in model.modules():
-        if isinstance(module, Heads) and (reason := _foreign(module.attention, form)):
+        if isinstance(module, AttentionLayer) and (reason := _foreign(module.attention, form)):
             return reason
         if module._forward_hooks or module._forward_pre_hooks:
             return f"a graph would keep what the hooks of {type(module).__name__} did once"
@@ -245,12 +245,12 @@ def _fill(x: Tensor) -> float | str:
 
 
 def _longest_chunk(model: Any) -> int:
-    return max(getattr(block.mix.attention.config, "chunk", 1) for block in model.blocks)
+    return max(getattr(block.attn.attention.config, "chunk", 1) for block in model.blocks)
 
 
 def _reach(model: Any) -> int | None:
     """The tokens that the mechanisms are built for; None: any number."""
-    found = [getattr(block.mix.attention.config, "max_length", None) for block in model.blocks]
+    found = [getattr(block.attn.attention.config, "max_length", None) for block in model.blocks]
     return min((x for x in found if x is not None), default=None)
 
 

@@ -21,14 +21,14 @@ from lintra.checkpoint import write_atomically
 from lintra.fused import epsilons
 from lintra.models import Decoder, Seq2Seq
 from lintra.native.decoder import round_rows
+from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical, DiscretisedLogistics
 from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
-from lintra.nn.feed import Feed
-from lintra.nn.heads import Heads
+from lintra.nn.mlp import MLP
+from lintra.nn.parameters import has_hooks, reference_param
 from lintra.nn.position import Grid, Learned, Sinusoidal
-from lintra.nn.replaced import hooked, placed
-from lintra.ops.positions import angles
+from lintra.ops.rope import angles
 
 Weights = Literal["float32", "float16", "int8"]
 
@@ -54,7 +54,17 @@ _LIMITS = {"vocabulary": 2**24, "layers": 2**12, "width": 2**16, "rows": 2**15, 
 _LIMITS |= {"components": 2**16, "place": 2**16, "axis": 2**24}
 
 # What is taken apart here. A class derived from one of them may compute something else.
-_KNOWN = (Block, Heads, Feed, LinearAttention, Retention, RandomFeatureAttention, Grid, Learned, Sinusoidal)
+_KNOWN = (
+    Block,
+    AttentionLayer,
+    MLP,
+    LinearAttention,
+    Retention,
+    RandomFeatureAttention,
+    Grid,
+    Learned,
+    Sinusoidal,
+)
 _KNOWN += (ContextEmbedding, TokenEmbedding, ValueEmbedding, nn.Embedding, nn.Linear, nn.LayerNorm)
 _KNOWN += (nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, Decoder)
 
@@ -67,16 +77,16 @@ def why_not(model: Any) -> str | None:
         return f"the runtime is for decoders, got {type(model).__name__}"
     functions: set[nn.Module] = set()  # feature maps: what they are stands in the configuration
     for block in model.blocks:
-        if type(block) is not Block or type(block.mix) is not Heads:
-            return f"the runtime does not know {type(block).__name__} with {type(block.mix).__name__}"
-        if reason := _foreign_attention(block.mix.attention, block.mix.rotary):
+        if type(block) is not Block or type(block.attn) is not AttentionLayer:
+            return f"the runtime does not know {type(block).__name__} with {type(block.attn).__name__}"
+        if reason := _foreign_attention(block.attn.attention, block.attn.rotary):
             return reason
-        if isinstance(block.mix.attention, LinearAttention):
-            functions |= {block.mix.attention.query_map, block.mix.attention.key_map}
+        if isinstance(block.attn.attention, LinearAttention):
+            functions |= {block.attn.attention.query_map, block.attn.attention.key_map}
     for module in model.modules():
         if module not in functions and type(module) not in _KNOWN:
             return f"the runtime does not know {type(module).__name__}"
-        if hooked(module):
+        if has_hooks(module):
             return f"the runtime would pass over the hooks of {type(module).__name__}"
     if type(model.output) not in (Categorical, DiscretisedLogistics):
         return f"the runtime does not know the distribution {type(model.output).__name__}"
@@ -169,14 +179,16 @@ def _write_tables(model: Any, out: _Content) -> None:
         for x in (model.embedding.own.table.weight, *model.embedding.earlier.parameters()):
             out.table(x)
     else:
-        symbols = torch.arange(model.config.vocabulary + model.config.start, device=placed(model).device)
+        symbols = torch.arange(
+            model.config.vocabulary + model.config.start, device=reference_param(model).device
+        )
         out.table(model.embedding(symbols[None])[0])
     if isinstance(model.position, Grid):
         for x in model.position.tables.parameters():
             out.table(x)
     if isinstance(model.position, Learned):
         out.table(model.position.table.weight)
-    heads = model.blocks[0].mix
+    heads = model.blocks[0].attn
     if isinstance(model.position, Sinusoidal):
         out.add(_frequencies(model.position.width, 10_000.0))
     elif heads.rotary is not None:
@@ -189,14 +201,14 @@ def _frequencies(width: int, base: float) -> bytes:
 
 
 def _write_layer(block: Any, out: _Content) -> None:
-    heads, feed, attention = block.mix, block.feed, block.mix.attention
-    weight, bias = heads.inward.weight, _bias(heads.inward)
+    heads, feed, attention = block.attn, block.mlp, block.attn.attention
+    weight, bias = heads.qkv_proj.weight, _bias(heads.qkv_proj)
     if isinstance(attention, Retention):
         weight, bias = (_for_each_rate(x, heads) for x in (weight, bias))
-    out.norm(block.norm_mix)
+    out.norm(block.attn_norm)
     out.linear(weight, bias)
-    if "gate" in heads.reads:
-        gate = heads.reads["gate"]
+    if "gate" in heads.extra_proj:
+        gate = heads.extra_proj["gate"]
         bias = _bias(gate)
         if isinstance(attention, RandomFeatureAttention):
             assert attention.gate_bias is not None
@@ -208,8 +220,8 @@ def _write_layer(block: Any, out: _Content) -> None:
         rows = attention.rows / attention.config.tau
         rows = rows if attention.sigma is None else rows * attention.sigma[:, None]
         out.rows(rows.flatten(0, 1), "float32")
-    out.linear(heads.outward.weight, heads.outward.bias)
-    out.norm(block.norm_feed)
+    out.linear(heads.out_proj.weight, heads.out_proj.bias)
+    out.norm(block.mlp_norm)
     out.linear(feed.up.weight, feed.up.bias)
     out.linear(feed.down.weight, feed.down.bias)
 
@@ -236,7 +248,7 @@ class _Kind(NamedTuple):
     kv_heads: int
     rows: int  # of a random projection
     hidden: int
-    feed: str
+    activation: str
     norm: str
     rms: bool
     rotary: float | None
@@ -249,7 +261,7 @@ class _Kind(NamedTuple):
 
     @classmethod
     def of(cls, block: Any) -> "_Kind":
-        heads, attention = block.mix, block.mix.attention
+        heads, attention = block.attn, block.attn.attention
         config, rows = attention.config, 0
         kind = {"decay": "none", "denominator": "none", "head_norm": False, "head_gate": False, "eps": 0.0}
         if isinstance(attention, LinearAttention):
@@ -268,10 +280,10 @@ class _Kind(NamedTuple):
             heads=heads.heads,
             kv_heads=attention.rates if isinstance(attention, Retention) else heads.kv_heads,
             rows=rows,
-            hidden=block.feed.down.in_features,
-            feed=block.feed.kind,
+            hidden=block.mlp.down.in_features,
+            activation=block.mlp.activation,
             norm="pre" if block.pre else "post",
-            rms=isinstance(block.norm_mix, nn.RMSNorm),
+            rms=isinstance(block.attn_norm, nn.RMSNorm),
             rotary=heads.rotary,
             **kind,
         )
@@ -291,7 +303,7 @@ def _fields(model: Any, weights: Weights) -> bytes:
         kind.kv_heads,
         kind.rows,
         kind.hidden,
-        FEEDS.index(kind.feed),
+        FEEDS.index(kind.activation),
         NORM_PLACES.index(kind.norm),
         int(kind.rms),
         int(not isinstance(model.norm, nn.Identity)),

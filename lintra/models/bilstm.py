@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lintra import fields
-from lintra.models import _ends
-from lintra.models._ends import EndsConfig
+from lintra.models import _io
+from lintra.models._io import EncoderIOConfig
 from lintra.nn.mask import warn_if_inverted
-from lintra.ops.padding import RealFirst, zero_padding
+from lintra.ops.padding import LeftAlign, zero_padding
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(EndsConfig):
+class Config(EncoderIOConfig):
     """A bidirectional LSTM."""
 
     layers: int = 3
@@ -43,7 +43,7 @@ class BiLSTM(nn.Module):
         self.config = config
         # Features go in as they are: the first layer is linear in them anyway.
         reads_features = config.inputs is not None
-        self.embedding = nn.Identity() if reads_features else _ends.entrance(config, config.width)
+        self.embedding = nn.Identity() if reads_features else _io.input_embedding(config, config.width)
         self.dropout = nn.Dropout(config.dropout)
         self.lstm = nn.LSTM(
             config.inputs or config.width,
@@ -53,20 +53,20 @@ class BiLSTM(nn.Module):
             bidirectional=True,
             dropout=config.dropout if config.layers > 1 else 0.0,  # PyTorch warns where nothing is between
         )
-        self.head = _ends.head(config, 2 * config.width)
+        self.head = _io.head(config, 2 * config.width)
 
     def forward(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b *t o"]:
-        return _ends.predict(self.config.pool, self.head, self.hidden(x, mask=mask), mask)
+        return _io.predict(self.config.pool, self.head, self.hidden(x, mask=mask), mask)
 
     def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t d"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
         warn_if_inverted(mask)
-        x = self.dropout(self.embedding(_ends.checked(self.config, self.lstm, x, mask)))
+        x = self.dropout(self.embedding(_io.checked(self.config, self.lstm, x, mask)))
         if 0 in x.shape[:2]:
             return x.new_zeros(*x.shape[:2], 2 * self.config.width)
         if mask is None:
             return self.lstm(x)[0]
-        order = RealFirst.of(mask)
+        order = LeftAlign.of(mask)
         lengths = mask.sum(1).clamp(min=1).cpu()  # an empty sequence is run over one zero, and then zeroed
         packed = pack_padded_sequence(order.gather(x), lengths, batch_first=True, enforce_sorted=False)
         y, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])

@@ -25,9 +25,9 @@ from lintra.models import bilstm, encoder
 from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
 from lintra.nn.mask import warn_if_inverted
-from lintra.nn.replaced import check_dtype, placed
-from lintra.ops import _check
-from lintra.ops.padding import RealFirst, real_tokens, zero_padding
+from lintra.nn.parameters import check_dtype, reference_param
+from lintra.ops import checks
+from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
 from lintra.speech import features
 from lintra.speech.symbols import Symbols
 
@@ -111,25 +111,25 @@ class CTC(nn.Module):
     ) -> tuple[Float[Tensor, "b u n"], Bool[Tensor, "b u"]]:
         """Whole utterances. The real frames of each count as its first ones; log_probs are 0 in padded
         places, and float32 unless the model is float64."""
-        _check.activations(x, mask, self.config.features.bins)
+        checks.activations(x, mask, self.config.features.bins)
         check_dtype("x", x, self.head)
         warn_if_inverted(mask)
         if mask is not None:
-            order = RealFirst.of(mask)
+            order = LeftAlign.of(mask)
             x, mask = order.gather(x), order.mask
         (x,) = zero_padding(mask, self._normalized(x, mask))
         for stage in self.stages:
-            x, _ = _halved(stage, x, x.new_zeros(len(x), 1, x.shape[2]))
+            x, _ = _subsample(stage, x, x.new_zeros(len(x), 1, x.shape[2]))
             mask = None if mask is None else mask[:, ::2]
             (x,) = zero_padding(mask, x)
-        (log_probs,) = zero_padding(mask, self._said(self.encoder(x, mask=mask)))
+        (log_probs,) = zero_padding(mask, self._log_probs(self.encoder(x, mask=mask)))
         return log_probs, real_tokens(mask, x)
 
     def start(self, batch: int) -> CTCState:
         """The state before any frame. Raises ValueError for a model that needs whole utterances."""
         if why := self.why_not_extend():
             raise ValueError(f"extend needs a model that can hear piece by piece: {why}")
-        like = placed(self)
+        like = reference_param(self)
         edges = tuple(like.new_zeros(batch, 1, x.in_channels) for x in self.stages)
         return CTCState(edges, cast("Encoder", self.encoder).start(batch))
 
@@ -141,7 +141,7 @@ class CTC(nn.Module):
         Their number is a multiple of `subsample`, unless they are the `last` of the utterance: nothing may
         follow then. Raises ValueError otherwise, for a state of another batch, and what `start` raises.
         """
-        _check.activations(x, None, self.config.features.bins)
+        checks.activations(x, None, self.config.features.bins)
         check_dtype("x", x, self.head)
         state = self.start(len(x)) if state is None else state
         if not isinstance(state, CTCState):
@@ -156,10 +156,10 @@ class CTC(nn.Module):
             )
         x, edges = self._normalized(x, None), []
         for stage, before in zip(self.stages, state.edges, strict=True):
-            x, edge = _halved(stage, x, before)
+            x, edge = _subsample(stage, x, before)
             edges.append(edge)
         hidden, after = cast("Encoder", self.encoder).extend(x, state.encoder)
-        return self._said(hidden), CTCState(tuple(edges), after)
+        return self._log_probs(hidden), CTCState(tuple(edges), after)
 
     def why_not_extend(self) -> str | None:
         """Why this model needs whole utterances, None if it does not."""
@@ -207,10 +207,10 @@ class CTC(nn.Module):
 
     @property
     def _attention(self) -> Attention:
-        return cast("Encoder", self.encoder).blocks[0].mix.attention
+        return cast("Encoder", self.encoder).blocks[0].attn.attention
 
     def _normalized(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        wide = x.to(_check.sum_dtype(x.dtype))
+        wide = x.to(checks.sum_dtype(x.dtype))
         if self.config.normalize == "global":
             return ((wide - self.mean) * self.scale).to(x.dtype)
         count = max(1, x.shape[1]) if mask is None else mask.sum(1).clamp(min=1)[:, None, None]
@@ -218,13 +218,13 @@ class CTC(nn.Module):
         variance = centred.square().sum(1, keepdim=True) / count
         return (centred * (variance + _FLAT).rsqrt()).to(x.dtype)
 
-    def _said(self, hidden: Tensor) -> Tensor:
+    def _log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities, whose small differences are lost in 16 bits."""
         logits = self.head(hidden)
-        return logits.to(_check.sum_dtype(logits.dtype)).log_softmax(-1)
+        return logits.to(checks.sum_dtype(logits.dtype)).log_softmax(-1)
 
 
-def _halved(stage: nn.Conv1d, x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
+def _subsample(stage: nn.Conv1d, x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
     """x [b t c] and the frame before it [b 1 c], through a stage -> [b ceil(t/2) c'], and the last frame."""
     if not x.shape[1]:
         return x.new_zeros(len(x), 0, stage.out_channels), edge

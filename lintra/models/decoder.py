@@ -17,21 +17,23 @@ from torch import Tensor, nn
 
 from lintra import fields
 from lintra.attention import AttentionConfig, State, linear
-from lintra.models._ends import check_tokens
-from lintra.models._stack import Stack, StackConfig, blocks
+from lintra.legacy import renamed_arguments
+from lintra.models._io import check_tokens
+from lintra.models._transformer import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
-from lintra.nn.replaced import placed
-from lintra.ops import _check
+from lintra.nn.parameters import reference_param
+from lintra.ops import checks
 from lintra.ops.history import look_back
 from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
 
 FARTHEST = 2**16  # places that an embedding may look back: a state remembers as many tokens
 
 
+@renamed_arguments(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
-class Config(StackConfig):
+class Config(TransformerConfig):
     """A decoder of any mechanism that has a causal form."""
 
     vocabulary: int  # n, the symbols 0 .. n-1
@@ -68,7 +70,7 @@ class DecoderState(NamedTuple):
     layers: tuple[State, ...]
 
 
-class Decoder(Stack):
+class Decoder(TransformerBase):
     """tokens [b t] -> params [b t p] of the distribution `output` over the symbol that follows each token."""
 
     def __init__(self, config: Config):
@@ -93,7 +95,7 @@ class Decoder(Stack):
         row = packed_row(cu_seqlens, "tokens", tokens, mask)
         x, _ = self.enter(tokens, None, mask, row)
         for block in self.blocks:
-            x = self.through(block, x, mask=mask, cu_seqlens=row)
+            x = self.run_block(block, x, mask=mask, cu_seqlens=row)
         return self.head(self.norm(x))
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: Bounds | None = None) -> Int[Tensor, "b t"]:
@@ -101,7 +103,7 @@ class Decoder(Stack):
         each sequence."""
         if self.start_token is None:
             raise ValueError("shift needs a start symbol: build the decoder with start=True")
-        _check.shape("targets", targets, "b t", {})
+        checks.shape("targets", targets, "b t", {})
         before = torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
         if cu_seqlens is None:
             return before
@@ -115,7 +117,7 @@ class Decoder(Stack):
 
     def nothing_seen(self, batch: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
         """`seen` and `recent` of a state before any token: as if start symbols had stood there."""
-        device, reach = placed(self).device, max(self.config.context, default=0)
+        device, reach = reference_param(self).device, max(self.config.context, default=0)
         return (
             torch.zeros(batch, dtype=torch.int64, device=device),
             torch.full((batch, reach), self.config.vocabulary, dtype=torch.int64, device=device),
@@ -138,7 +140,7 @@ class Decoder(Stack):
         state = self.start(n) if state is None else state
         self.check_state(state, DecoderState, n, "tokens")
         x, recent = self.enter(tokens, state, mask, row)
-        x, layers = self.after(x, state.layers, mask, row)
+        x, layers = self.run_blocks(x, state.layers, mask, row)
         seen = state.seen + new_tokens(tokens, mask, row)
         return self.head(x), DecoderState(seen, recent, layers)
 
@@ -155,13 +157,15 @@ class Decoder(Stack):
             x = self.embedding(tokens, before)
         else:
             x = self.embedding(tokens)
-        return self.place(x, seen, mask, row), recent
+        return self.add_positions(x, seen, mask, row), recent
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         super().check_state(state, kind, n, what)
         reach = max(self.config.context, default=0)
         if state.recent.shape != (n, reach):
-            raise ValueError(f"state must remember {reach} tokens, got recent of {list(state.recent.shape)}")
+            raise ValueError(
+                f"state must encode_memory {reach} tokens, got recent of {list(state.recent.shape)}"
+            )
 
 
 def _embedding(config: Config) -> nn.Module:

@@ -15,24 +15,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lintra.attention import AttentionConfig, State, linear
-from lintra.models import _ends
-from lintra.models._ends import EndsConfig
-from lintra.models._stack import Stack, StackConfig, blocks
-from lintra.nn.replaced import placed
+from lintra.legacy import renamed_arguments
+from lintra.models import _io
+from lintra.models._io import EncoderIOConfig
+from lintra.models._transformer import TransformerBase, TransformerConfig, blocks
+from lintra.nn.parameters import reference_param
 from lintra.ops.packed import Bounds, count_sequences, new_tokens, packed_row
 from lintra.ops.padding import zero_padding
 
 
+@renamed_arguments(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
-class Config(EndsConfig, StackConfig):
+class Config(EncoderIOConfig, TransformerConfig):
     """An encoder of any mechanism."""
 
     attention: AttentionConfig = field(default_factory=linear.Config)
     causal: bool | None = None  # None: bidirectional where the mechanism can be
 
     def __post_init__(self):
-        StackConfig.__post_init__(self)
-        EndsConfig.__post_init__(self)
+        TransformerConfig.__post_init__(self)
+        EncoderIOConfig.__post_init__(self)
 
     def build(self) -> "Encoder":
         return Encoder(self)
@@ -45,15 +47,15 @@ class EncoderState(NamedTuple):
     layers: tuple[State, ...]
 
 
-class Encoder(Stack):
+class Encoder(TransformerBase):
     """tokens [b t] or features [b t i] -> predictions [b o], or [b t o] without a pool."""
 
     def __init__(self, config: Config):
         causal = _causal(config)
-        embedding = _ends.entrance(config, config.embedded)
+        embedding = _io.input_embedding(config, config.embedded)
         super().__init__(config, embedding, blocks(config, config.attention, causal=causal))
         self.causal = causal
-        self.head = _ends.head(config, config.width)
+        self.head = _io.head(config, config.width)
 
     def forward(
         self,
@@ -66,7 +68,7 @@ class Encoder(Stack):
         """`given` is what the mechanism takes at each call, such as a `global_mask`."""
         row = packed_row(cu_seqlens, "x", x, mask)
         hidden = self.hidden(x, mask=mask, cu_seqlens=row, **given)
-        return _ends.predict(self.config.pool, self.head, hidden, mask, row)
+        return _io.predict(self.config.pool, self.head, hidden, mask, row)
 
     def hidden(
         self,
@@ -78,10 +80,12 @@ class Encoder(Stack):
     ) -> Float[Tensor, "b t c"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
         row = packed_row(cu_seqlens, "x", x, mask)
-        x = self.embedding(_ends.checked(self.config, self.embedding, x, mask))
-        x = self.place(x, torch.zeros(count_sequences(x, row), dtype=torch.int64, device=x.device), mask, row)
+        x = self.embedding(_io.checked(self.config, self.embedding, x, mask))
+        x = self.add_positions(
+            x, torch.zeros(count_sequences(x, row), dtype=torch.int64, device=x.device), mask, row
+        )
         for block in self.blocks:
-            x = self.through(block, x, mask=mask, cu_seqlens=row, **given)
+            x = self.run_block(block, x, mask=mask, cu_seqlens=row, **given)
         return zero_padding(mask, self.norm(x))[0]
 
     def start(self, batch: int) -> EncoderState:
@@ -92,7 +96,7 @@ class Encoder(Stack):
             raise ValueError(
                 f"extend predicts for each token, so pool must be None, got {self.config.pool!r}"
             )
-        seen = torch.zeros(batch, dtype=torch.int64, device=placed(self).device)
+        seen = torch.zeros(batch, dtype=torch.int64, device=reference_param(self).device)
         return EncoderState(seen, tuple(block.start(batch) for block in self.blocks))
 
     def extend(
@@ -114,11 +118,11 @@ class Encoder(Stack):
         n = count_sequences(x, row)
         state = self.start(n) if state is None else state
         self.check_state(state, EncoderState, n, "x")
-        entered = self.place(
-            self.embedding(_ends.checked(self.config, self.embedding, x, mask)), state.seen, mask, row
+        entered = self.add_positions(
+            self.embedding(_io.checked(self.config, self.embedding, x, mask)), state.seen, mask, row
         )
-        hidden, layers = self.after(entered, state.layers, mask, row, **given)
-        y = _ends.predict(None, self.head, hidden, mask)
+        hidden, layers = self.run_blocks(entered, state.layers, mask, row, **given)
+        y = _io.predict(None, self.head, hidden, mask)
         return y, EncoderState(state.seen + new_tokens(x, mask, row), layers)
 
 

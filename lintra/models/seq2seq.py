@@ -1,6 +1,6 @@
 """A decoder that reads what an encoder made of another sequence.
 
-    source [b s] -> encoder -> hidden [b s c] -> remember -> memory
+    source [b s] -> encoder -> hidden [b s c] -> encode_memory -> memory
     tokens [b t], memory -> blocks that also read -> params [b t p]
 
 The memory is made once. Where both the decoder's own mechanism and the reading one have a state of constant
@@ -16,14 +16,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from lintra.attention import AttentionConfig, State, in_layer, linear
+from lintra.legacy import renamed_arguments, renamed_attributes
 from lintra.models import decoder, encoder
-from lintra.models._stack import around, feed, self_heads
+from lintra.models._transformer import around, mlp, self_attention_layer
 from lintra.models.decoder import Decoder, DecoderState
+from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import CrossBlock
-from lintra.nn.heads import Heads
 from lintra.ops.packed import Bounds, count_sequences, packed_row
 
 
+@renamed_arguments(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
 class Config(decoder.Config):
     """A decoder, the encoder whose hidden vectors it reads, and the mechanism by which it reads them."""
@@ -50,10 +52,11 @@ class Memory(NamedTuple):
     layers: tuple[State, ...]
 
 
+@renamed_attributes(remember="encode_memory")
 class Seq2Seq(Decoder):
     """tokens [b t] and a memory -> params [b t p] over the symbol that follows each token.
 
-    For training, `model(model.shift(targets), model.remember(source, source_mask))`. For generation,
+    For training, `model(model.shift(targets), model.encode_memory(source, source_mask))`. For generation,
     `model.start(memory)`, then `extend`. A state holds its memory: indexing it keeps the two together. With
     `cu_seqlens` both the source and the targets may be packed; a memory is of n sequences.
     """
@@ -65,17 +68,17 @@ class Seq2Seq(Decoder):
     @staticmethod
     def layers(config: Config) -> Iterable[CrossBlock]:
         for layer in range(config.layers):
-            read = Heads(
+            cross_attn = AttentionLayer(
                 config.width,
                 in_layer(config.cross, config.layers + layer),  # what they read draws features of its own
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 causal=False,
             )
-            mix = self_heads(config, config.attention, layer, causal=True)
-            yield CrossBlock(mix, read, feed(config), **around(config))
+            attn = self_attention_layer(config, config.attention, layer, causal=True)
+            yield CrossBlock(attn, cross_attn, mlp(config), **around(config))
 
-    def remember(
+    def encode_memory(
         self,
         source: Tensor,
         mask: Bool[Tensor, "b s"] | None = None,
@@ -92,7 +95,7 @@ class Seq2Seq(Decoder):
             mask = packed.groups[0].mask
         full = torch.full((source.shape[0],), source.shape[1], device=source.device)
         length = full if mask is None else mask.sum(1)
-        return Memory(length, tuple(block.remember(hidden, mask) for block in self._readers))
+        return Memory(length, tuple(block.encode_memory(hidden, mask) for block in self._readers))
 
     def forward(
         self,
@@ -107,7 +110,7 @@ class Seq2Seq(Decoder):
         self._check_memory(memory, count_sequences(tokens, row))
         x, _ = self.enter(tokens, None, mask, row)
         for block, remembered in zip(self.blocks, memory.layers, strict=True):
-            x = self.through(block, x, remembered, mask=mask, cu_seqlens=row)
+            x = self.run_block(block, x, remembered, mask=mask, cu_seqlens=row)
         return self.head(self.norm(x))
 
     def start(self, memory: Memory) -> DecoderState:
@@ -128,7 +131,7 @@ class Seq2Seq(Decoder):
         """Any number of tokens after `state`, which `start` makes of a memory: TypeError for None."""
         if state is None:
             raise TypeError(
-                "state must be that of a memory: begin with model.start(model.remember(source)), got None"
+                "state must be that of a memory, as model.start(model.encode_memory(source)) is, got None"
             )
         return super().extend(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
 
@@ -138,7 +141,7 @@ class Seq2Seq(Decoder):
 
     def _check_memory(self, memory: Memory, batch: int | None = None) -> None:
         if not isinstance(memory, Memory):
-            raise TypeError(f"memory must be a Memory, from remember, got {type(memory).__name__}")
+            raise TypeError(f"memory must be a Memory, from encode_memory, got {type(memory).__name__}")
         if len(memory.layers) != len(self.blocks):
             raise ValueError(f"memory is of {len(memory.layers)} layers, the model has {len(self.blocks)}")
         if batch is not None and memory.length.shape[0] != batch:

@@ -53,17 +53,17 @@ class Norm(NamedTuple):
 class Layer(NamedTuple):
     """What a layer is made of, and its state, contiguous float32: kv [b g d d], z [b g d]."""
 
-    inward: Map
-    outward: Map
+    qkv_proj: Map
+    out_proj: Map
     up: Map
     down: Map
-    norm_mix: Norm
-    norm_feed: Norm
+    attn_norm: Norm
+    mlp_norm: Norm
     kv: Tensor
     z: Tensor
 
     def words(self) -> tuple[int, ...]:
-        parts = (self.inward, self.outward, self.up, self.down, self.norm_mix, self.norm_feed)
+        parts = (self.qkv_proj, self.out_proj, self.up, self.down, self.attn_norm, self.mlp_norm)
         return *(word for part in parts for word in part.words()), self.kv.data_ptr(), self.z.data_ptr()
 
 
@@ -80,7 +80,7 @@ class Shape(NamedTuple):
     feature_map: str
     normalize: bool
     norm_first: bool
-    feed: str
+    activation: str
     eps: float
     norm_eps: float
 
@@ -124,7 +124,7 @@ class Decoder:
         self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
         dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
         words = shape._replace(
-            feature_map=native.FEATURE_MAPS[shape.feature_map], feed=native.FEEDS[shape.feed]
+            feature_map=native.FEATURE_MAPS[shape.feature_map], activation=native.FEEDS[shape.activation]
         )
         table = ctypes.cast(ctypes.c_char_p(self.table), ctypes.c_void_p).value
         self.rest = _REST.pack(dtype, *words, table, *norm.words(), *head.words())

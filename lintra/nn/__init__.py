@@ -1,16 +1,19 @@
 """What surrounds a mechanism."""
 
+from lintra.legacy import renamed_attribute
+from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
-from lintra.nn.feed import Feed
-from lintra.nn.heads import Heads
 from lintra.nn.mask import lengths_to_mask
+from lintra.nn.mlp import MLP
 from lintra.nn.position import Learned, Sinusoidal
 
+__getattr__ = renamed_attribute(__name__, {"Heads": AttentionLayer, "Feed": MLP})
+
 __all__ = [
+    "MLP",
+    "AttentionLayer",
     "Block",
-    "Feed",
-    "Heads",
     "Learned",
     "LogisticMixture",
     "Logits",

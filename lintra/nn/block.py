@@ -6,9 +6,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lintra.attention import Attention, State
-from lintra.nn.feed import Feed
-from lintra.nn.heads import Heads, HeadsState
-from lintra.ops import _check
+from lintra.legacy import accept_old_tensors, renamed_attributes
+from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState
+from lintra.nn.mlp import MLP
+from lintra.ops import checks
 from lintra.ops.packed import Bounds, PackedRow, packed_row
 from lintra.ops.padding import zero_padding
 
@@ -23,18 +24,19 @@ def build_norm(kind: NormKind, width: int) -> nn.Module:
     return nn.LayerNorm(width) if kind == "layer" else nn.RMSNorm(width, eps=1e-6)
 
 
+@renamed_attributes(mix="attn", feed="mlp", norm_mix="attn_norm", norm_feed="mlp_norm")
 class Block(nn.Module):
-    """x [b t c] -> [b t c] through `mix` and `feed`.
+    """x [b t c] -> [b t c] through `attn` and `mlp`.
 
-    norm "pre": x + mix(norm x), then x + feed(norm x). "post": norm(x + mix x), then norm(x + feed x), as in
+    norm "pre": x + attn(norm x), then x + mlp(norm x). "post": norm(x + attn x), then norm(x + mlp x), as in
     the papers before 2020. With a mask, padded places give 0; with `cu_seqlens` the row x [1 t c] holds n
     sequences (`lintra.ops.packed`), each by itself, and states are of n.
     """
 
     def __init__(
         self,
-        mix: Heads,
-        feed: Feed,
+        attn: AttentionLayer,
+        mlp: MLP,
         *,
         width: int,
         norm: NormPlace = "pre",
@@ -44,12 +46,15 @@ class Block(nn.Module):
         super().__init__()
         if norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', got {norm!r}")
-        if not isinstance(mix, nn.Module) or isinstance(mix, Attention):
-            raise TypeError(f"mix must be a module x -> x, such as Heads, got {type(mix).__qualname__}")
+        if not isinstance(attn, nn.Module) or isinstance(attn, Attention):
+            raise TypeError(
+                f"attn must be a module x -> x, such as AttentionLayer, got {type(attn).__qualname__}"
+            )
         self.pre, self.width = norm == "pre", width
-        self.mix, self.feed = mix, feed
-        self.norm_mix, self.norm_feed = build_norm(norm_kind, width), build_norm(norm_kind, width)
+        self.attn, self.mlp = attn, mlp
+        self.attn_norm, self.mlp_norm = build_norm(norm_kind, width), build_norm(norm_kind, width)
         self.dropout = nn.Dropout(dropout)
+        self.register_load_state_dict_pre_hook(accept_old_tensors)
 
     def forward(
         self,
@@ -61,30 +66,30 @@ class Block(nn.Module):
     ) -> Float[Tensor, "b t c"]:
         """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
         x = self._enter(x, mask)
-        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=cu_seqlens, **given)
-        return self._leave(self._join(x, mixed, self.norm_mix), mask)
+        mixed = self.attn(self._normed(x, self.attn_norm), mask=mask, cu_seqlens=cu_seqlens, **given)
+        return self._leave(self._join(x, mixed, self.attn_norm), mask)
 
-    def start(self, batch: int) -> HeadsState:
+    def start(self, batch: int) -> AttentionLayerState:
         """The state before any token."""
-        return self.mix.start(batch)
+        return self.attn.start(batch)
 
     def extend(
         self,
         x: Float[Tensor, "b t c"],
-        state: HeadsState | None = None,
+        state: AttentionLayerState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: Bounds | None = None,
         **given: Tensor,
-    ) -> tuple[Float[Tensor, "b t c"], HeadsState]:
+    ) -> tuple[Float[Tensor, "b t c"], AttentionLayerState]:
         """Any number of tokens after `state` (None: before any token)."""
         x = self._enter(x, mask)
-        normed = self._normed(x, self.norm_mix)
-        mixed, after = self.mix.extend(normed, state, mask=mask, cu_seqlens=cu_seqlens, **given)
-        return self._leave(self._join(x, mixed, self.norm_mix), mask), after
+        normed = self._normed(x, self.attn_norm)
+        mixed, after = self.attn.extend(normed, state, mask=mask, cu_seqlens=cu_seqlens, **given)
+        return self._leave(self._join(x, mixed, self.attn_norm), mask), after
 
     def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        _check.activations(x, mask, self.width)
+        checks.activations(x, mask, self.width)
         return zero_padding(mask, x)[0]
 
     def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
@@ -97,39 +102,47 @@ class Block(nn.Module):
         return x if self.pre else norm(x)
 
     def _leave(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = self._join(x, self.feed(self._normed(x, self.norm_feed)), self.norm_feed)
+        x = self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
         return zero_padding(mask, x)[0]
 
 
 class CrossState(NamedTuple):
     """own: of the sequence itself; memory: what it reads of another one."""
 
-    own: HeadsState
+    own: AttentionLayerState
     memory: State
 
 
+@renamed_attributes(remember="encode_memory", read="cross_attn", norm_read="cross_attn_norm")
 class CrossBlock(Block):
-    """A block that, between `mix` and `feed`, reads another sequence through `read`, with a residual and a
-    norm of its own. The other sequence comes in as a memory, from `remember`.
+    """A block that reads another sequence through `cross_attn`, between `attn` and `mlp`, with a residual and
+    a norm of its own. The other sequence comes in as a memory, from `encode_memory`.
     """
 
     def __init__(
-        self, mix: Heads, read: Heads, feed: Feed, *, width: int, norm_kind: NormKind = "layer", **around: Any
+        self,
+        attn: AttentionLayer,
+        cross_attn: AttentionLayer,
+        mlp: MLP,
+        *,
+        width: int,
+        norm_kind: NormKind = "layer",
+        **around: Any,
     ):
-        super().__init__(mix, feed, width=width, norm_kind=norm_kind, **around)
-        name, can = read.attention.name, read.attention.can
-        read.attention.check_cross()
+        super().__init__(attn, mlp, width=width, norm_kind=norm_kind, **around)
+        name, can = cross_attn.attention.name, cross_attn.attention.can
+        cross_attn.attention.check_cross()
         if can.joint_queries or can.placed_queries:
             raise ValueError(
                 f"attention {name!r} lets the queries of one call depend on each other or on their places: "
                 "token by token, a memory would be read otherwise than by all tokens at once"
             )
-        self.read = read
-        self.norm_read = build_norm(norm_kind, width)
+        self.cross_attn = cross_attn
+        self.cross_attn_norm = build_norm(norm_kind, width)
 
-    def remember(self, source: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
+    def encode_memory(self, source: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
         """What the block keeps of the sequence that it is to read."""
-        return self.read.remember(source, mask)
+        return self.cross_attn.encode_memory(source, mask)
 
     def forward(
         self,
@@ -143,13 +156,13 @@ class CrossBlock(Block):
         """A whole sequence that reads a memory; packed ones each read their own, of a memory of n."""
         row = packed_row(cu_seqlens, "x", x, mask)
         x = self._enter(x, mask)
-        mixed = self.mix(self._normed(x, self.norm_mix), mask=mask, cu_seqlens=row, **given)
-        x = self._join(x, mixed, self.norm_mix)
+        mixed = self.attn(self._normed(x, self.attn_norm), mask=mask, cu_seqlens=row, **given)
+        x = self._join(x, mixed, self.attn_norm)
         return self._leave(self._reading(x, memory, mask, row), mask)
 
     def start(self, batch: int, memory: State) -> CrossState:
         """The state before any token."""
-        return CrossState(self.mix.start(batch), memory)
+        return CrossState(self.attn.start(batch), memory)
 
     def extend(
         self,
@@ -165,15 +178,17 @@ class CrossBlock(Block):
             raise TypeError(f"state must be a CrossState, got {type(state).__name__}")
         row = packed_row(cu_seqlens, "x", x, mask)
         x = self._enter(x, mask)
-        normed = self._normed(x, self.norm_mix)
-        mixed, after = self.mix.extend(normed, state.own, mask=mask, cu_seqlens=row, **given)
-        x = self._reading(self._join(x, mixed, self.norm_mix), state.memory, mask, row)
+        normed = self._normed(x, self.attn_norm)
+        mixed, after = self.attn.extend(normed, state.own, mask=mask, cu_seqlens=row, **given)
+        x = self._reading(self._join(x, mixed, self.attn_norm), state.memory, mask, row)
         return self._leave(x, mask), CrossState(after, state.memory)
 
     def _reading(self, x: Tensor, memory: State, mask: Tensor | None, row: PackedRow | None) -> Tensor:
-        queries = self._normed(x, self.norm_read)
+        queries = self._normed(x, self.cross_attn_norm)
         if row is None:
-            found = self.read.read(queries, memory, mask)
+            found = self.cross_attn.cross_attend(queries, memory, mask)
         else:
-            found = row.together().each(lambda x, mask: self.read.read(x, memory, mask), x=queries)
-        return self._join(x, found, self.norm_read)
+            found = row.together().each(
+                lambda x, mask: self.cross_attn.cross_attend(x, memory, mask), x=queries
+            )
+        return self._join(x, found, self.cross_attn_norm)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import fields
-from lintra.ops import _check
+from lintra.ops import checks
 
 
 class Distribution:
@@ -45,7 +45,7 @@ class Distribution:
             )
         if target.dtype not in (torch.int64, torch.int32, torch.uint8):
             raise ValueError(f"targets must be integers, got {target.dtype}")
-        _check.symbols("targets", target, self.vocabulary - 1)
+        checks.symbols("targets", target, self.vocabulary - 1)
 
 
 def quantile(probs: Float[Tensor, "*b n"], level: Float[Tensor, "*b"]) -> Int[Tensor, "*b"]:

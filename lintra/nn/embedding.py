@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lintra.nn.replaced import placed
+from lintra.nn.parameters import reference_param
 
 
 class TokenEmbedding(nn.Module):
@@ -52,7 +52,7 @@ class ValueEmbedding(nn.Module):
         self.first = nn.Parameter(torch.randn(width) * 0.5) if start else None
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        value = tokens.to(placed(self).dtype) * (2 / max(1, self.vocabulary - 1)) - 1
+        value = tokens.to(reference_param(self).dtype) * (2 / max(1, self.vocabulary - 1)) - 1
         x = self.linear(value[..., None])
         if self.first is None:
             return x

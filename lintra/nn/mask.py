@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from lintra.ops import _check
+from lintra.ops import checks
 
 _BETWEEN = {"lintra", "torch", "jaxtyping"}  # packages whose code runs between a caller's and a warning
 _usual: tuple[ref[Tensor], int] | None = None  # the mask last looked at and found so, and its version
@@ -46,7 +46,7 @@ def warn_if_inverted(mask: Bool[Tensor, "b t"] | None) -> None:
     global _usual
     if mask is None or not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
         return
-    if mask.dtype != torch.bool or not _check.readable(mask):
+    if mask.dtype != torch.bool or not checks.readable(mask):
         return
     version = 0 if mask.is_inference() else mask._version  # which tells of changes in place
     if (known := _usual) and known[0]() is mask and known[1] == version:

@@ -1,4 +1,4 @@
-"""Position codes that are added to, or concatenated with, an embedding. Rotary: `lintra.ops.positions`."""
+"""Position codes that are added to, or concatenated with, an embedding. Rotary: `lintra.ops.rope`."""
 
 import math
 
@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from lintra.ops import _check
-from lintra.ops.positions import angles
+from lintra.ops import checks
+from lintra.ops.rope import angles
 
 
 class Sinusoidal(nn.Module):
@@ -35,7 +35,7 @@ class Bounded(nn.Module):
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Raises ValueError past the last position. On a GPU and in a graph, where looking at positions would
         stop the device, what stands there is NaN instead."""
-        if _check.readable(position):
+        if checks.readable(position):
             if position.numel():
                 self.check(int(position.max()) + 1)
             return self.code(position)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lintra import native
-from lintra.ops._check import transformed
+from lintra.ops.checks import transformed
 
 IMPLEMENTATIONS = {"linear_attention": ("triton", "native", "torch", "reference")}  # fastest first
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lintra.ops import _check
+from lintra.ops import checks
 
 _OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
 _FORWARD = (
@@ -68,7 +68,7 @@ def register(
     backward_operator = getattr(torch.ops.lintra, f"{name}_backward")
 
     def call(q, k, v, log_decay, log_input, *others):
-        dtype = _check.sum_dtype(q.dtype)
+        dtype = checks.sum_dtype(q.dtype)
         log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
         y, kv, z, _ = operator(q, k, v, log_decay, log_input, *others)
         return y, kv, z

@@ -18,11 +18,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.ops import _check
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops import checks
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import real_tokens
-from lintra.ops.softmax_attention import Piece, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 
 # Queries to a block: more of them waste scores at the corners, fewer of them waste copies of keys.
 SMALLEST, LARGEST = 16, 64
@@ -41,7 +41,7 @@ def banded_attention(
     dilation: int | tuple[int, ...] = 1,
     scale: float | None = None,
     dropout: float = 0.0,
-) -> Piece:
+) -> PartialAttention:
     """Attention of the query at place i to the `visible` keys at places j in a band around i.
 
     That is -after dilation <= i - j <= before dilation with i - j a multiple of dilation: `before` and
@@ -60,7 +60,7 @@ def banded_attention(
     dilation = min(dilations[0], k.shape[1])
     if not b * t:
         o = q.new_zeros(b, t, h, v.shape[3], dtype=sum_dtype(v.dtype))
-        return Piece(o, o.sum(-1))
+        return PartialAttention(o, o.sum(-1))
     factor = q.shape[3] ** -0.5 if scale is None else scale
     if dilation > 1:
         if k.shape[1] % dilation and visible is None:
@@ -69,14 +69,14 @@ def banded_attention(
         visible = None if visible is None else _classes(visible, dilation)
     rows, time = q.shape[:2]
     q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
-    if dropout or _check.transforming(q, k, v):
+    if dropout or checks.transforming(q, k, v):
         piece = _at_once(q, k, v, real, band, step, scale=factor, dropout=dropout)
     else:
-        piece = Piece(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
+        piece = PartialAttention(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
     o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
     if dilation > 1:
         o, logsumexp = (_interleave(x, dilation, t) for x in (o, logsumexp))
-    return Piece(o, logsumexp[..., 0])
+    return PartialAttention(o, logsumexp[..., 0])
 
 
 def banded_attention_reference(
@@ -89,7 +89,7 @@ def banded_attention_reference(
     visible: Bool[Tensor, "b s"] | None = None,
     dilation: int | tuple[int, ...] = 1,
     scale: float | None = None,
-) -> Piece:
+) -> PartialAttention:
     """The definition, O(t s): every score, then what lies outside of the band struck out."""
     t, s, r = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     places = torch.arange(s, device=q.device)
@@ -99,7 +99,7 @@ def banded_attention_reference(
     band = band[None] if visible is None else band & visible[:, None, None]
     k, v = (x.repeat_interleave(r, 2).movedim(1, 2) for x in (k, v))
     o, logsumexp = softmax_attention(q.movedim(1, 2), k, v, visible=band, scale=scale)
-    return Piece(o.movedim(1, 2), logsumexp.movedim(1, 2))
+    return PartialAttention(o.movedim(1, 2), logsumexp.movedim(1, 2))
 
 
 def windows(x: Tensor, dim: int, width: int, step: int) -> Tensor:
@@ -170,7 +170,9 @@ class _Banded(torch.autograd.Function):
         return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
-def _at_once(q: Tensor, k: Tensor, v: Tensor, real: Tensor, band: Tensor, step: int, **options: Any) -> Piece:
+def _at_once(
+    q: Tensor, k: Tensor, v: Tensor, real: Tensor, band: Tensor, step: int, **options: Any
+) -> PartialAttention:
     """The same by way of all scores, which PyTorch transforms and differentiates any number of times."""
     keys, values, seen = (windows(x, 1, band.shape[1], step) for x in (k, v, real))
     return softmax_attention(q, keys, values, visible=band & seen[:, :, None], **options)
@@ -239,7 +241,7 @@ def _join(x: Float[Tensor, "m n i w"], b: int, t: int, h: int) -> Float[Tensor, 
     return x.flatten(3, 4).flatten(1, 2)[:, :t]
 
 
-def _each(dilations: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Piece:
+def _each(dilations: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> PartialAttention:
     """The heads of each dilation, one after the other."""
     group, pieces, order = q.shape[2] // k.shape[2], [], []
     for dilation in sorted(set(dilations)):
@@ -248,7 +250,7 @@ def _each(dilations: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, **options
         pieces.append(banded_attention(q[:, :, heads], *near, dilation=dilation, **options))
         order += heads
     back = [order.index(i) for i in range(len(order))]
-    return Piece(*(torch.cat(x, 2)[:, :, back] for x in zip(*pieces, strict=True)))
+    return PartialAttention(*(torch.cat(x, 2)[:, :, back] for x in zip(*pieces, strict=True)))
 
 
 def _classes(x: Tensor, dilation: int) -> Tensor:
@@ -273,8 +275,8 @@ def _validate(
     dilations: tuple[int, ...],
 ) -> None:
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, visible, sizes, same_length=False)
-    _check.heads(sizes["h"], sizes["g"])
+    checks.qkv(q, k, v, visible, sizes, same_length=False)
+    checks.heads(sizes["h"], sizes["g"])
     if len(dilations) not in (1, sizes["h"]):
         raise ValueError(
             f"dilation must be one number or one for each of h={sizes['h']} heads, got {dilations}"

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.ops import _check
+from lintra.ops import checks
 from lintra.ops.softmax_attention import fused_attention, softmax_attention
 
 
@@ -161,8 +161,8 @@ def _validate(
 ) -> tuple[int, int, int, int]:
     """b, g, n, m."""
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, visible, sizes, same_length=False)
-    _check.heads(sizes["h"], sizes["g"])
+    checks.qkv(q, k, v, visible, sizes, same_length=False)
+    checks.heads(sizes["h"], sizes["g"])
     if block < 1:
         raise ValueError(f"block must be at least 1 token, got {block}")
     for name, letter in (("q", "t"), ("k", "s")):
@@ -178,10 +178,10 @@ def _validate(
             shared = {
                 a: 1 for a, size in zip(letters.split(), x.shape, strict=False) if size == 1 and a in "bg"
             }
-            _check.shape(name, x, letters, sizes | shared)
+            checks.shape(name, x, letters, sizes | shared)
     for name, x in (("blocks", blocks), ("own", own)):
         if x is not None:
-            _check.symbols(name, x, sizes["m"] - 1)
+            checks.symbols(name, x, sizes["m"] - 1)
     if listed.dtype != torch.bool:
         raise TypeError(f"listed must be boolean, True for an entry that counts, got {listed.dtype}")
     return sizes["b"], sizes["g"], sizes["n"], sizes["m"]

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import put_last
 
 

@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.ops import _check
-from lintra.ops._autocast import no_autocast
+from lintra.ops import checks
+from lintra.ops.autocast import no_autocast
 from lintra.ops.gated import check_state
 from lintra.ops.linear_attention import check_decay, fading, into_chunks
 from lintra.ops.padding import zero_padding
@@ -51,7 +51,7 @@ def delta_rule(
     _validate(q, k, v, beta, log_decay, state, mask, chunk)
     dtype = v.dtype
     log_decay = torch.zeros_like(beta) if log_decay is None else log_decay
-    wide = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, beta, log_decay))
+    wide = (x.to(checks.sum_dtype(dtype)) for x in (q, k, v, beta, log_decay))
     q, k, v, beta, log_decay = zero_padding(mask, *wide)
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
@@ -125,12 +125,12 @@ def _validate(
     chunk: int,
 ) -> None:
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, mask, sizes, same_length=True)
-    _check.heads(sizes["h"], sizes["g"])
+    checks.qkv(q, k, v, mask, sizes, same_length=True)
+    checks.heads(sizes["h"], sizes["g"])
     for name, x in (("beta", beta), ("log_decay", log_decay)):
         if x is not None:
-            _check.shape(name, x, "b s g", sizes)
-            _check.floating(name, x)
+            checks.shape(name, x, "b s g", sizes)
+            checks.floating(name, x)
     check_state(state, q, sizes)
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.ops import _check
-from lintra.ops._autocast import no_autocast
+from lintra.ops import checks
+from lintra.ops.autocast import no_autocast
 from lintra.ops.linear_attention import check_decay, into_chunks, scan_chunks
 from lintra.ops.padding import zero_padding
 
@@ -44,7 +44,7 @@ def gated_attention(
     arguments that disagree."""
     _validate(q, k, v, log_decay, state, mask, chunk)
     dtype = v.dtype
-    wide = (x.to(_check.sum_dtype(dtype)) for x in (q, k, v, log_decay))
+    wide = (x.to(checks.sum_dtype(dtype)) for x in (q, k, v, log_decay))
     q, k, v, log_decay = zero_padding(mask, *wide)
     if state is None:
         state = k.new_zeros(k.shape[0], *k.shape[2:], v.shape[3])
@@ -159,10 +159,10 @@ def _validate(
     chunk: int,
 ) -> None:
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, mask, sizes, same_length=True)
-    _check.heads(sizes["h"], sizes["g"])
-    _check.shape("log_decay", log_decay, "b s g d", sizes)
-    _check.floating("log_decay", log_decay)
+    checks.qkv(q, k, v, mask, sizes, same_length=True)
+    checks.heads(sizes["h"], sizes["g"])
+    checks.shape("log_decay", log_decay, "b s g d", sizes)
+    checks.floating("log_decay", log_decay)
     check_state(state, q, sizes)
     if chunk < 1 or chunk & (chunk - 1):
         raise ValueError(f"chunk must be a power of two, got {chunk}")
@@ -173,5 +173,5 @@ def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:
     """Raises unless the state [b g d e] goes with q."""
     if state is None:
         return
-    _check.shape("state", state, "b g d e", sizes)
-    _check.state_dtype("state", state, q)
+    checks.shape("state", state, "b g d e", sizes)
+    checks.state_dtype("state", state, q)

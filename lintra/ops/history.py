@@ -5,7 +5,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lintra.ops.packed import PackedRow
-from lintra.ops.padding import RealFirst, take
+from lintra.ops.padding import LeftAlign, take
 
 
 def look_back(
@@ -23,7 +23,7 @@ def look_back(
         packed = row.together()
         before, recent = look_back(packed.unpack(tokens)[0], recent, places, packed.groups[0].mask)
         return packed.pack([before]), recent
-    real = None if mask is None else RealFirst.of(mask)
+    real = None if mask is None else LeftAlign.of(mask)
     line = torch.cat((recent, tokens if real is None else real.gather(tokens)), 1)
     r, t = recent.shape[1], tokens.shape[1]
     before = torch.stack([line[:, r - place : r - place + t] for place in places], -1)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from lintra.ops._check import sum_dtype
+from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import take
 
 # The smallest singular value that counts, as a part of the largest. An inverse multiplies what was rounded

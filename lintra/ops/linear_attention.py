@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.ops import _check, _dispatch
-from lintra.ops._autocast import follow_autocast, no_autocast
+from lintra.ops import _dispatch, checks
+from lintra.ops.autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.linear_attention_native import linear_attention_native
 from lintra.ops.linear_attention_triton import linear_attention_triton
@@ -42,7 +42,7 @@ class LinearState(NamedTuple):
         cls, b: int, g: int, f: int, e: int, *, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> "LinearState":
         """No past, for inputs of `dtype` (None: the default)."""
-        dtype = _check.sum_dtype(dtype or torch.get_default_dtype())
+        dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
         kv = torch.zeros(b, g, f, e, device=device, dtype=dtype)
         return cls(kv, torch.zeros(b, g, f, device=device, dtype=dtype))
 
@@ -110,7 +110,7 @@ def linear_attention(
     chosen = _dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
     if chosen != "triton":  # whose step reads and writes kv as it is kept
-        state = LinearState(state.kv.to(_check.sum_dtype(q.dtype)), state.z)
+        state = LinearState(state.kv.to(checks.sum_dtype(q.dtype)), state.z)
     if chosen in _OPERATORS:
         bounds = None if row is None else row.cu_seqlens
         y, kv, z = _OPERATORS[chosen](
@@ -357,7 +357,7 @@ def _prepare(
     Padding is selected away on both sides of the feature map: before it so that no NaN meets a gradient,
     after it because a feature map may send 0 to something else.
     """
-    dtype = _check.sum_dtype(q.dtype)
+    dtype = checks.sum_dtype(q.dtype)
     q, k, v = (x.to(dtype) for x in (q, k, v))
     log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
     if mask is None:
@@ -389,22 +389,22 @@ def _validate(
 ) -> PackedRow | None:
     """The row of sequences, if that is what is given."""
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
+    checks.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
     row = packed_row(cu_seqlens, "q", q, mask)
-    _check.heads(sizes["h"], sizes["g"])
+    checks.heads(sizes["h"], sizes["g"])
     if sizes["d"] < 1 or sizes["e"] < 1:
         raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
     for name, x in (("log_decay", log_decay), ("log_input", log_input)):
         if x is not None:
-            _check.shape(name, x, "b s g", sizes)
-            _check.floating(name, x)
+            checks.shape(name, x, "b s g", sizes)
+            checks.floating(name, x)
             if x.device != q.device:
                 raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if state is not None:
         of_all = sizes | {"b": count_sequences(q, row)}
-        _check.parts("state", state, LinearState, ("b g d e", "b g d"), of_all)
-        _check.state_dtype("state.kv", state.kv, q)
-        _check.state_dtype("state.z", state.z, q, narrow=False)
+        checks.parts("state", state, LinearState, ("b g d e", "b g d"), of_all)
+        checks.state_dtype("state.kv", state.kv, q)
+        checks.state_dtype("state.z", state.z, q, narrow=False)
     if log_decay is not None:
         if not causal:
             raise ValueError("log_decay needs causal=True: without an order of time nothing decays")
@@ -420,7 +420,7 @@ def _validate(
 
 def check_decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
     """Raises ValueError where a decay [b t ...] is above 1 or, if it must be `finite`, 0; where readable."""
-    if not _check.readable(log_decay, mask):
+    if not checks.readable(log_decay, mask):
         return
     with torch.no_grad():
         wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else log_decay > 0

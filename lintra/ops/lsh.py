@@ -17,10 +17,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import real_tokens
-from lintra.ops.softmax_attention import Piece, merge, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 
 SINGLE = 6  # up to 2^6 buckets come from one hash, more from a pair of hashes
 
@@ -243,7 +243,9 @@ def lsh_attention(
             scale=scale,
             dropout=dropout,
         )
-        pieces.append(Piece(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank)))
+        pieces.append(
+            PartialAttention(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank))
+        )
     return _join(pieces, own, order.real, dropout)[:, :time]
 
 
@@ -279,7 +281,7 @@ def lsh_attention_newest(
             scale=scale,
             dropout=dropout,
         )
-        pieces.append(Piece(piece.o.flatten(2, 3), piece.logsumexp.flatten(2)))
+        pieces.append(PartialAttention(piece.o.flatten(2, 3), piece.logsumexp.flatten(2)))
     return _join(pieces, v[:, :, last], order.real[:, last], dropout)
 
 
@@ -335,9 +337,9 @@ def _beside(x: Tensor, source: Tensor) -> Tensor:
     return rows.reshape(batch, heads, count, -1, width)
 
 
-def _join(rounds: list[Piece], own: Tensor, real: Tensor, dropout: float) -> Tensor:
+def _join(rounds: list[PartialAttention], own: Tensor, real: Tensor, dropout: float) -> Tensor:
     """The rounds together [b t h e], a token's `own` value [b h t e] where no round sees anything."""
-    o, logsumexp = merge(*rounds)
+    o, logsumexp = merge_lse(*rounds)
     alone = logsumexp[..., None] == -math.inf
     if dropout:
         own = own * functional.dropout(torch.ones_like(own[..., :1]), dropout)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from lintra.ops import _check
+from lintra.ops import checks
 
 SHORT = 16  # tokens: of shorter sequences the padding costs less than a group of their own
 
@@ -192,12 +192,12 @@ def _check_bounds(cu_seqlens: Tensor, name: str, row: Tensor) -> None:
     if cu_seqlens.dim() != 1 or not len(cu_seqlens):
         raise ValueError(f"cu_seqlens must be [n+1] for n sequences, got shape {list(cu_seqlens.shape)}")
     _check_device(cu_seqlens, name, row)
-    if _check.transformed(cu_seqlens):
+    if checks.transformed(cu_seqlens):
         raise ValueError(
             "cu_seqlens must be the same for all that vmap maps over: it decides what shapes there are; "
             "a mask may differ"
         )
-    if _check.readable(cu_seqlens):
+    if checks.readable(cu_seqlens):
         places = cu_seqlens.tolist()  # one look at the device
         if places[0] != 0:
             raise ValueError(f"cu_seqlens must begin with 0, got {places[0]}")

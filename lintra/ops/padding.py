@@ -7,7 +7,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 
-class RealFirst(NamedTuple):
+class LeftAlign(NamedTuple):
     """`gather` brings the real tokens of each sample to the front, in their order; `restore` undoes it."""
 
     order: Int[Tensor, "b t"]
@@ -15,7 +15,7 @@ class RealFirst(NamedTuple):
     mask: Bool[Tensor, "b t"]  # True for the tokens in front
 
     @classmethod
-    def of(cls, mask: Bool[Tensor, "b t"]) -> "RealFirst":
+    def of(cls, mask: Bool[Tensor, "b t"]) -> "LeftAlign":
         count, places = mask.sum(1, keepdim=True), torch.arange(mask.shape[1], device=mask.device)
         # Counted, not sorted: a real token goes behind those before it, a padded one behind all real ones.
         inverse = torch.where(mask, mask.cumsum(1), count + (~mask).cumsum(1)) - 1

@@ -10,9 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.ops import _check
+from lintra.ops import checks
 from lintra.ops.banded import windows
-from lintra.ops.softmax_attention import Piece, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 
 
 def segment_attention(
@@ -25,7 +25,7 @@ def segment_attention(
     visible: Bool[Tensor, "b t"] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-) -> Piece:
+) -> PartialAttention:
     """Attention of every query to the `visible` keys of its segment and of `side` places before and after it.
 
     Segments are of `segment` tokens from the start of the sequence, the last one perhaps shorter. -> o
@@ -46,7 +46,7 @@ def segment_attention(
     piece = softmax_attention(q, k, v, visible=real[:, None, :, None], scale=scale, dropout=dropout)
     o, logsumexp = (x.unflatten(3, (c, h // g)) for x in piece)
     o, logsumexp = o.permute(0, 2, 3, 1, 4, 5), logsumexp.permute(0, 2, 3, 1, 4)
-    return Piece(*(x.flatten(3, 4).flatten(1, 2)[:, :t] for x in (o, logsumexp)))
+    return PartialAttention(*(x.flatten(3, 4).flatten(1, 2)[:, :t] for x in (o, logsumexp)))
 
 
 def segment_attention_reference(
@@ -58,7 +58,7 @@ def segment_attention_reference(
     side: int,
     visible: Bool[Tensor, "b t"] | None = None,
     scale: float | None = None,
-) -> Piece:
+) -> PartialAttention:
     """The definition, O(t^2): every score, then what lies too far from the segment struck out."""
     places, r = torch.arange(q.shape[1], device=q.device), q.shape[2] // k.shape[2]
     start = (places // segment * segment)[:, None]
@@ -66,13 +66,13 @@ def segment_attention_reference(
     seen = seen[None] if visible is None else seen & visible[:, None]
     k, v = (x.repeat_interleave(r, 2).movedim(1, 2) for x in (k, v))
     o, logsumexp = softmax_attention(q.movedim(1, 2), k, v, visible=seen[:, None], scale=scale)
-    return Piece(o.movedim(1, 2), logsumexp.movedim(1, 2))
+    return PartialAttention(o.movedim(1, 2), logsumexp.movedim(1, 2))
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, segment: int, side: int) -> None:
     sizes: dict[str, int] = {}
-    _check.qkv(q, k, v, visible, sizes, same_length=True)
-    _check.heads(sizes["h"], sizes["g"])
+    checks.qkv(q, k, v, visible, sizes, same_length=True)
+    checks.heads(sizes["h"], sizes["g"])
     for name, value, least in (("segment", segment, 1), ("side", side, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lintra.ops._autocast import no_autocast
-from lintra.ops._check import sum_dtype, transforming
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype, transforming
 
 
-class Piece(NamedTuple):
+class PartialAttention(NamedTuple):
     """Attention over one set of keys: o [... i e] and logsumexp [... i], 0 and -inf where the set is empty.
 
     Both are in float32 (float64 for float64 inputs).
@@ -38,7 +38,7 @@ def softmax_attention(
     bias: Float[Tensor, "*#b #i j"] | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
-) -> Piece:
+) -> PartialAttention:
     """Attention of every query to the keys `visible` to it, all i j scores at once: for blocks.
 
     The leading axes broadcast, and i of `visible` and `bias`. `bias` is added to the scores and must be
@@ -54,7 +54,7 @@ def softmax_attention(
         scores = scores.masked_fill(~visible, -math.inf)
     if k.shape[-2] == 0:
         empty = scores.sum(-1)
-        return Piece((scores @ v.to(dtype)).to(dtype), torch.full_like(empty, -math.inf))
+        return PartialAttention((scores @ v.to(dtype)).to(dtype), torch.full_like(empty, -math.inf))
     highest = scores.amax(-1, keepdim=True).detach()
     highest = highest.masked_fill(highest == -math.inf, 0.0)
     weights = (scores - highest).exp()
@@ -66,7 +66,7 @@ def softmax_attention(
         weights = functional.dropout(weights, dropout)
     # The product takes the dtype of v: 16-bit values meet 16-bit weights, as in the textbook.
     o = ((weights / total).to(v.dtype) @ v).to(dtype)
-    return Piece(o, logsumexp)
+    return PartialAttention(o, logsumexp)
 
 
 def fused_attention(
@@ -132,7 +132,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
         return None, *(next(found) if x.requires_grad else None for x in (q, k, v)), None, None
 
 
-def merge(one: Piece, *others: Piece) -> Piece:
+def merge_lse(one: PartialAttention, *others: PartialAttention) -> PartialAttention:
     """Attention over the union of disjoint sets of keys. In any order the same; a set may be empty."""
     for other in others:
         highest = torch.maximum(one.logsumexp, other.logsumexp).detach()
@@ -142,5 +142,5 @@ def merge(one: Piece, *others: Piece) -> Piece:
         empty = total == 0
         total = total.masked_fill(empty, 1.0)
         o = (left / total)[..., None] * one.o + (right / total)[..., None] * other.o
-        one = Piece(o, (total.log() + highest).masked_fill(empty, -math.inf))
+        one = PartialAttention(o, (total.log() + highest).masked_fill(empty, -math.inf))
     return one

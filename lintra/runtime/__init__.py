@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lintra import native
 from lintra.files import refuse_irregular
-from lintra.generate import Beginning, Sampler
+from lintra.generate import GenerationInputs, Sampler
 
 FORMAT = 1  # LRT_FORMAT
 ALIGN = 64  # LRT_ALIGN, bytes
@@ -181,10 +181,10 @@ class Sequence:
         return torch.from_numpy(np.array(numbers, np.float32))
 
 
-def stream(model: Model, begun: Beginning) -> Iterator[Tensor]:
+def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
     """Yields the next token of every sequence [b], as `lintra.generate.stream` with the same random numbers.
 
-    begun: what `lintra.generate.begin` made of the request. Raises Error.
+    begun: what `lintra.generate.prepare_inputs` made of the request. Raises Error.
     """
     sequences = [Sequence(model) for _ in begun.tokens]
     for i, sequence in enumerate(sequences):

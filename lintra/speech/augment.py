@@ -8,7 +8,7 @@ once features are normalised.
 import torch
 from torch import Tensor
 
-from lintra.ops import _check
+from lintra.ops import checks
 from lintra.ops.padding import real_tokens, zero_padding
 
 
@@ -37,10 +37,10 @@ def spec_augment(
         if not 0 <= value <= 1:
             raise ValueError(f"{name} must be in [0, 1], got {value}")
     sizes: dict[str, int] = {}
-    _check.shape("x", x, "b t i", sizes)
-    _check.floating("x", x)
+    checks.shape("x", x, "b t i", sizes)
+    checks.floating("x", x)
     if mask is not None:
-        _check.mask(mask, "b t", sizes, x.device)
+        checks.mask(mask, "b t", sizes, x.device)
     t, i = x.shape[1:]
     real = real_tokens(mask, x)
     frames = real.sum(1)
@@ -48,7 +48,7 @@ def spec_augment(
     hidden = _intervals((bins * band).long(), bins, bands, i, generator)[:, None, :]
     longest = (frames * share).long().clamp(max=span)
     hidden = hidden | _intervals(longest, frames, spans, t, generator)[:, :, None]
-    total = zero_padding(real, x)[0].to(_check.sum_dtype(x.dtype)).sum(1)
+    total = zero_padding(real, x)[0].to(checks.sum_dtype(x.dtype)).sum(1)
     mean = (total / frames.clamp(min=1)[:, None]).to(x.dtype)[:, None]
     return torch.where(hidden & real[..., None], mean, x)
 

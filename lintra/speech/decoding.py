@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.ops import _check
+from lintra.ops import checks
 from lintra.speech.ngram import NGram
 
 
@@ -189,8 +189,8 @@ class _Beam(NamedTuple):
 
 def check_log_probs(log_probs: Tensor) -> np.ndarray:
     """In float64. Raises ValueError or TypeError unless there is a blank, a symbol and no NaN."""
-    _check.shape("log_probs", log_probs, "t n", {})
-    _check.floating("log_probs", log_probs)
+    checks.shape("log_probs", log_probs, "t n", {})
+    checks.floating("log_probs", log_probs)
     if log_probs.shape[1] < 2:
         raise ValueError(f"log_probs must have a blank and a symbol, 2 columns, got {log_probs.shape[1]}")
     table = log_probs.detach().double().cpu().numpy()

@@ -63,7 +63,7 @@ class Task(ABC):
         """Itself: its data are large and never change, and copies of what learns from them share them."""
         return self
 
-    def remarks(self, folder: Path) -> list[str]:
+    def notices(self, folder: Path) -> list[str]:
         """What a person who trains on it should know of its data, a line each; what is long is written to
         files in `folder`."""
         return []
@@ -100,7 +100,7 @@ class Task(ABC):
     def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
         """Sets in a fresh model what follows from the data and is not learned, before its first step."""
 
-    def settled(self, config: Any) -> Any:
+    def freeze_config(self, config: Any) -> Any:
         """This configuration of the task, with what a run takes from its data and has to keep."""
         return config
 
@@ -143,7 +143,7 @@ class NextToken(Task):
         return counted(batch).sum()
 
 
-class Compressed(NextToken):
+class BitsTask(NextToken):
     """A next-token task that is judged by how short what it says could be stored."""
 
     bits: str  # what its score calls the loss in bits
@@ -156,7 +156,7 @@ class Compressed(NextToken):
         return {"loss": loss, self.bits: loss / math.log(2), "weight": numbers(log_prob, batch)}
 
 
-class Guessed(NextToken):
+class AccuracyTask(NextToken):
     """A next-token task that has a right answer."""
 
     @torch.no_grad()

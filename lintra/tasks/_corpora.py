@@ -75,7 +75,7 @@ def features_of(utterances: Sequence[Utterance], audio: features.Config) -> feat
 
 
 @dataclass
-class Heard:
+class UtteranceSet:
     """A split as training reads it: its features, what was said as numbers, and what could not be used."""
 
     corpus: Corpus
@@ -84,7 +84,9 @@ class Heard:
     skipped: list[Skipped] = field(default_factory=list)
 
     @classmethod
-    def of(cls, found: tuple[Corpus, list[Skipped]], symbols: Symbols, subsample: int, what: str) -> "Heard":
+    def of(
+        cls, found: tuple[Corpus, list[Skipped]], symbols: Symbols, subsample: int, what: str
+    ) -> "UtteranceSet":
         """Raises DataError, with the first reasons, if none is left."""
         heard = cls(found[0], [], [], list(found[1]))
         for place, (name, text) in enumerate(zip(heard.corpus.ids, heard.corpus.texts, strict=True)):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lintra.models import Decoder
-from lintra.tasks._base import Batch, Compressed, DataError, Samples
+from lintra.tasks._base import Batch, BitsTask, DataError, Samples
 
 Split = Literal["train", "validate", "test"]
 Draw = Callable[[Tensor, int], Tensor]  # prompts [n t'], steps -> what follows them [n steps]
@@ -30,7 +30,7 @@ class PixelSamples(Samples):
         return {"tokens": self.values[torch.as_tensor(indices)].long()}
 
 
-class PixelTask(Compressed):
+class PixelTask(BitsTask):
     """Learn to draw images of `image_shape` (h, w, ch), whose values are 0 .. levels - 1."""
 
     bits = "bits_per_dim"

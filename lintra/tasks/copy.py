@@ -13,7 +13,7 @@ import torch
 from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
-from lintra.tasks._base import Batch, Guessed
+from lintra.tasks._base import AccuracyTask, Batch
 from lintra.tasks._numbered import NumberedSamples, check, generator
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
@@ -64,7 +64,7 @@ class CopySamples(NumberedSamples):
         return draw.integers(1, self.config.symbols + 1, size)
 
 
-class Copy(Guessed):
+class Copy(AccuracyTask):
     name = "copy"
     validates_all = True
 
@@ -91,7 +91,7 @@ class Copy(Guessed):
             layers=4,
             heads=8,
             width=256,
-            feed=4,
+            mlp_ratio=4,
             norm="post",
             position="concatenated",
             output=decoder.Logits(),

@@ -53,7 +53,7 @@ class Digits(PixelTask):
             layers=3,
             heads=4,
             width=128,
-            feed=4,
+            mlp_ratio=4,
             position="concatenated",
             output=decoder.Logits(),
             dropout=0.1,  # 1,500 images are soon learned by heart

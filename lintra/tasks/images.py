@@ -34,7 +34,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch": 8,
         "optimizer": "muon",
         "lr": 3e-3,
-        "schedule": "trapezoid",
+        "schedule": "wsd",
         "warmup": 100,
         "save_every": 100,
     },
@@ -100,7 +100,7 @@ class Images(PixelTask):
         self.config = config
         self.image_shape = _SOURCES[config.data].SHAPE
 
-    def remarks(self, folder: Path) -> list[str]:
+    def notices(self, folder: Path) -> list[str]:
         if self.config.validate_on == "train":
             return [f"validates on {self.config.held_out:,} held-out training images"]
         which = "all" if self.config.validate_images is None else f"the first {self.config.validate_images:,}"
@@ -135,8 +135,8 @@ class Images(PixelTask):
                 layers=layers,
                 heads=8,
                 width=256,
-                feed=4,
-                feed_kind="relu",
+                mlp_ratio=4,
+                activation="relu",
                 dropout=0.1,
                 norm="post",
                 final_norm=True,
@@ -151,7 +151,7 @@ class Images(PixelTask):
             layers=4 if small else layers,
             heads=4 if small else 8,
             width=128 if small else 256,
-            feed=3 if small else 3.5,
+            mlp_ratio=3 if small else 3.5,
             position="grid",
             grid=self.image_shape,
             context=self.surroundings(),

@@ -18,7 +18,7 @@ import torch
 from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
-from lintra.tasks._base import Batch, Guessed
+from lintra.tasks._base import AccuracyTask, Batch
 from lintra.tasks._numbered import NumberedSamples, check, generator
 
 # What lintra.train.Config is preset to.
@@ -68,7 +68,7 @@ class RecallSamples(NumberedSamples):
         return np.concatenate((told, draw.permutation(pairs).reshape(-1)))
 
 
-class Recall(Guessed):
+class Recall(AccuracyTask):
     name = "recall"
     validates_all = True
 
@@ -96,6 +96,6 @@ class Recall(Guessed):
             layers=2,
             heads=2,
             width=64,
-            feed=4,
+            mlp_ratio=4,
             output=decoder.Logits(),
         )

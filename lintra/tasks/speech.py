@@ -48,7 +48,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "optimizer": "muon",
         "lr": 3e-3,
         "weight_decay": 0.05,
-        "schedule": "trapezoid",
+        "schedule": "wsd",
         "warmup": 100,
         "validate_every": 250,
     },
@@ -58,7 +58,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
         "optimizer": "adamw",
         "lr": 3e-3,
         "weight_decay": 0.0,
-        "schedule": "trapezoid",
+        "schedule": "wsd",
         "warmup": 100,
         "validate_every": 250,
     },
@@ -152,7 +152,7 @@ class Utterances(Samples):
     targets. "x" and "targets" are as long as the longest of a batch.
     """
 
-    def __init__(self, heard: _corpora.Heard):
+    def __init__(self, heard: _corpora.UtteranceSet):
         self.heard = heard
         self.lengths = [heard.corpus.frames(place) for place in heard.places]
 
@@ -241,7 +241,7 @@ class Speech(Task):
             found, shift_ms=self.config.shift_ms, frame_ms=max(found.frame_ms, self.config.shift_ms)
         )
 
-    def remarks(self, folder: Path) -> list[str]:
+    def notices(self, folder: Path) -> list[str]:
         """What could not be used: the first of it, and all of it in a file of each split."""
         found = []
         for split, samples in (("train", self.train), ("validate", self.validate)):
@@ -264,7 +264,7 @@ class Speech(Task):
         utterances = self.tested if split == "test" else self.utterances[split]
         with self.watch(f"features to {split} on", len(utterances), "utterances") as report:
             found = prepare(utterances, self.features, cache=self.cached(split), speeds=speeds, report=report)
-        return Utterances(_corpora.Heard.of(found, self.symbols, self.subsample, split))
+        return Utterances(_corpora.UtteranceSet.of(found, self.symbols, self.subsample, split))
 
     def model(self, attention: AttentionConfig) -> ctc.Config:
         """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.
@@ -289,7 +289,7 @@ class Speech(Task):
                 layers=4 if small else 9,
                 heads=4 if small else 6,
                 width=width,
-                feed=4,
+                mlp_ratio=4,
                 dropout=0.1,
             )
             layers = _turned(layers) if small else layers
@@ -347,13 +347,13 @@ class Speech(Task):
 def _turned(config: encoder.Config) -> encoder.Config:
     """With rotary positions, unless the mechanism takes none: speech is told by what is near, and with
     sinusoidal ones it takes twice as long to learn that."""
-    turned = replace(config, position="rotary")
+    rotated = replace(config, position="rotary")
     try:
         with torch.device("meta"):
-            turned.build()
+            rotated.build()
     except ValueError:
         return config  # which says what is wrong, if it is something else
-    return turned
+    return rotated
 
 
 def negative_log_likelihood(found: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:

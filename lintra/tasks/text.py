@@ -19,7 +19,7 @@ from lintra import fields
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.tasks import _text
-from lintra.tasks._base import Batch, Compressed, DataError, Samples
+from lintra.tasks._base import Batch, BitsTask, DataError, Samples
 from lintra.tasks._numbered import generator
 
 _CROPS = 1_000_000  # in an epoch
@@ -86,7 +86,7 @@ class Consecutive(Samples):
         return _pieces(self.text, [range(len(self))[i] * self.length for i in indices], self.length)
 
 
-class Text(Compressed):
+class Text(BitsTask):
     name = "text"
     bits = "bits_per_byte"
 
@@ -128,7 +128,7 @@ class Text(Compressed):
             layers=4,
             heads=4,
             width=128,
-            feed=4,
+            mlp_ratio=4,
             position="sinusoidal",
             output=decoder.Logits(),
             dropout=0.1,

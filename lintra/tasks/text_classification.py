@@ -132,7 +132,7 @@ class TextClassification(Task):
         """The labels there are to learn, in alphabetical order unless that is given; class 0 is the first."""
         return self._lines.classes
 
-    def settled(self, config: Config) -> Config:
+    def freeze_config(self, config: Config) -> Config:
         return replace(config, classes=tuple(self.classes))
 
     def check(self, model: encoder.Config | bilstm.Config) -> None:
@@ -192,7 +192,7 @@ class TextClassification(Task):
             layers=2,
             heads=4,
             width=128,
-            feed=2,
+            mlp_ratio=2,
             position="sinusoidal",
             pool="mean",
             outputs=len(self.classes),

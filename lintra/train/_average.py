@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
-class Average(WeightAveraging):
+class WeightEMA(WeightAveraging):
     """The exponential running mean of the weights after each step: it is what is validated and what a
     checkpoint's model holds; the weights that learn are beside it, for going on.
 

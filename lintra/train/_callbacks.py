@@ -28,7 +28,7 @@ class Interrupted(Exception):
         self.exit_code = 128 + signum
 
 
-class Stop(Callback):
+class StopCallback(Callback):
     """Ends training at its last step, when the time is up, or after the step in which a signal came."""
 
     def __init__(self, steps: int, max_minutes: float | None):
@@ -65,7 +65,7 @@ class Stop(Callback):
             trainer.should_stop = True
 
 
-class Rate(Callback):
+class LearningRateSchedule(Callback):
     """The learning rate of every step. Schedule "plateau" halves it where the validation loss has not fallen
     below its lowest value for a number of validations; how far that is goes into the checkpoint.
     """
@@ -106,14 +106,14 @@ class Rate(Callback):
             setattr(self, name, value)
 
 
-class Save(Checkpoint):
+class CheckpointCallback(Checkpoint):
     """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept.
 
-    Lightning calls a `Checkpoint` after all other callbacks, so `Stop` has decided by then, and `Rate` has
-    heard of a validation: where a step ends with one, what is saved is saved after it.
+    Lightning calls a `Checkpoint` after all other callbacks, so `StopCallback` has decided by then, and
+    `LearningRateSchedule` has seen a validation: where a step ends with one, what is saved is saved after it.
     """
 
-    def __init__(self, run: Run, stop: Stop):
+    def __init__(self, run: Run, stop: StopCallback):
         self.run, self.stop = run, stop
         self.saved = -1
 
@@ -148,11 +148,11 @@ class Save(Checkpoint):
             self.run.drop(KEPT)
 
 
-class Log(Callback):
+class MetricLogger(Callback):
     """Loss, learning rate, minutes since training began or went on, and validation scores to every logger,
     over the number of steps done."""
 
-    def __init__(self, stop: Stop):
+    def __init__(self, stop: StopCallback):
         self.stop = stop
 
     def on_train_batch_end(

@@ -15,13 +15,13 @@ from rich.console import Console
 
 from lintra.checkpoint import Error
 from lintra.tasks._base import Task
-from lintra.train._average import Average
+from lintra.train._average import WeightEMA
 from lintra.train._batches import seed_of
-from lintra.train._callbacks import Log, Rate, Save, Stop
+from lintra.train._callbacks import CheckpointCallback, LearningRateSchedule, MetricLogger, StopCallback
 from lintra.train._data import check_room, check_same, fingerprint
 from lintra.train._learner import Learner
 from lintra.train._precision import measured
-from lintra.train._progress import Show
+from lintra.train._progress import ProgressBar
 from lintra.train._run import RUN, Run, first_model, is_first_process
 from lintra.train._storage import TREE, Storage
 
@@ -59,7 +59,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
     task.check(run.model)
     if run.data is not None:
         check_same(task, run.data, run.folder / RUN)
-    run = run.changed(task=task.settled(run.task), data=None if start else fingerprint(task))
+    run = run.changed(task=task.freeze_config(run.task), data=None if start else fingerprint(task))
     with _quiet():
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build() if start else first_model(run.model, run.train)
@@ -68,7 +68,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
-        for remark in task.remarks(run.folder) if first else ():
+        for remark in task.notices(run.folder) if first else ():
             console.print(remark)
         trainer = _trainer(run, console)
         learner = Learner(model, task, run.train)
@@ -96,8 +96,8 @@ def _restoring(error: Exception) -> bool:
 
 def _trainer(run: Run, console: Console) -> pl.Trainer:
     config, logs = run.train, run.folder / "logs"
-    stop = Stop(config.steps, config.max_minutes)
-    average = [] if config.ema is None else [Average(config.ema)]
+    stop = StopCallback(config.steps, config.max_minutes)
+    average = [] if config.ema is None else [WeightEMA(config.ema)]
     return pl.Trainer(
         default_root_dir=run.folder,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
@@ -118,7 +118,14 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
             CSVLogger(logs, name="csv", flush_logs_every_n_steps=1),
             TensorBoardLogger(logs, name="tensorboard"),
         ],
-        callbacks=[*average, stop, Rate(config), Show(stop, console), Log(stop), Save(run, stop)],
+        callbacks=[
+            *average,
+            stop,
+            LearningRateSchedule(config),
+            ProgressBar(stop, console),
+            MetricLogger(stop),
+            CheckpointCallback(run, stop),
+        ],
         plugins=[Storage(run.model)],
     )
 

@@ -74,7 +74,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 def _groups(model: nn.Module, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
     """These parameters; those that a mechanism wants left alone, if any, without weight decay."""
-    free = {id(x) for x in attention.undecayed(model)}
+    free = {id(x) for x in attention.no_weight_decay(model)}
     decayed = [x for x in parameters if id(x) not in free]
     others = [x for x in parameters if id(x) in free]
     return [{"params": decayed}, *([{"params": others, "weight_decay": 0.0}] if others else [])]

@@ -9,7 +9,7 @@ from lintra.models import Model
 from lintra.tasks._base import Batch, Task
 
 ENOUGH = 0.2  # seconds that a pass must take for its time to mean something
-WORTH = 0.9  # of the time in float32
+MIN_STEPS = 0.9  # of the time in float32
 
 
 def measured(config: Any, task: Task, batch: int) -> Literal["32", "bf16"]:
@@ -22,7 +22,7 @@ def measured(config: Any, task: Task, batch: int) -> Literal["32", "bf16"]:
         loaded = {name: value.to(device) for name, value in task.train.__getitems__(indices).items()}
         full, half = (min(_seconds(model, task, loaded, bf16) for _ in range(3)) for bf16 in (False, True))
         if full >= ENOUGH or half >= ENOUGH or samples >= batch:
-            return "bf16" if half < WORTH * full else "32"
+            return "bf16" if half < MIN_STEPS * full else "32"
         samples = min(batch, 4 * samples)
 
 

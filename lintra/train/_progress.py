@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from lintra.train._callbacks import Stop
+from lintra.train._callbacks import StopCallback
 from lintra.train._clock import SECONDS_PER_LINE, clock
 
 UNITS = {
@@ -23,10 +23,10 @@ FIRST_LINES = (1, 10)  # steps after which a plain line is written in any case
 WINDOW = 50  # steps over which the speed is measured
 
 
-class Show(Callback):
+class ProgressBar(Callback):
     """Loss, tokens a second, steps and time left; the scores of each validation."""
 
-    def __init__(self, stop: Stop, console: Console):
+    def __init__(self, stop: StopCallback, console: Console):
         self.stop, self.steps, self.console = stop, stop.steps, console
         self.times: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # when a step ended, tokens until then
         self.tokens, self.spoken = 0, -float("inf")

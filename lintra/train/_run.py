@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lintra import models, registry, tasks
+from lintra import legacy, models, registry, tasks
 from lintra.checkpoint import (
+    FORMAT,
     Error,
+    check_format,
     checkpoints,
     find,
     from_json,
@@ -27,7 +29,6 @@ from lintra.fields import shown
 from lintra.files import leftovers
 from lintra.train.config import Config
 
-FORMAT = 1
 RUN = "run.json"
 
 
@@ -65,10 +66,8 @@ class Run:
         content = read_json(file)
         if not isinstance(content, dict):
             raise Error(f"{file} is not a run: it is no object")
-        if content.get("format") != FORMAT:
-            raise Error(
-                f"{file} has format {shown(content.get('format'))}, this lintra reads format {FORMAT}"
-            )
+        check_format(content.get("format"), file)
+        content = legacy.upgrade_run(content) if content["format"] == legacy.FORMAT else content
         try:
             task, model, settings = (_object(content, name) for name in ("task", "model", "train"))
             if (name := task.get("name")) not in tasks.names():

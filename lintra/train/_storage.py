@@ -12,12 +12,20 @@ from typing import Any
 
 from lightning.pytorch.plugins import CheckpointIO
 
-from lintra.checkpoint import WEIGHTS, Error, with_weights, write_atomically, write_model
+from lintra import legacy
+from lintra.checkpoint import (
+    FORMAT,
+    WEIGHTS,
+    Error,
+    check_format,
+    with_weights,
+    write_atomically,
+    write_model,
+)
 from lintra.files import read_json
 from lintra.tensors import read_tensors, write_tensors
 from lintra.train._tree import flatten, unflatten
 
-FORMAT = 1
 TREE, TENSORS = "training.json", "training.safetensors"
 # What Lightning asks of a checkpoint, and its own version, by which it brings an older one up to date.
 _KEYS = {
@@ -55,14 +63,18 @@ class Storage(CheckpointIO):
     ) -> dict[str, Any]:
         folder = Path(path)
         content = read_json(folder / TREE)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise Error(f"{folder / TREE} is not a training state of format {FORMAT}")
+        if not isinstance(content, dict):
+            raise Error(f"{folder / TREE} is not a training state")
+        check_format(content.get("format"), folder / TREE)
+        old = content["format"] == legacy.FORMAT
         weights = read_tensors(folder / WEIGHTS)
+        weights = legacy.upgrade_tensors(weights) if old else weights
         with_weights(self.model, weights, folder / WEIGHTS)  # Error where they are not of the run's model
         try:
             checkpoint = unflatten(content.get("checkpoint"), read_tensors(folder / TENSORS))
         except (ValueError, TypeError) as error:
             raise Error(f"{folder / TREE} is damaged: {error}") from error
+        checkpoint = legacy.upgrade_training(checkpoint) if old else checkpoint
         for name, kind in _KEYS.items():
             if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(name), kind):
                 raise Error(f"{folder / TREE} is damaged: its {name} is missing or no {kind.__name__}")

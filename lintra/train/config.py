@@ -4,14 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lintra import fields
+from lintra import fields, legacy
 
 Optimizer = Literal["radam", "adamw", "muon"]
-Schedule = Literal["constant", "step", "cosine", "trapezoid", "plateau"]
+Schedule = Literal["constant", "step", "cosine", "wsd", "plateau"]
 Precision = Literal["auto", "32", "bf16"]
 Strategy = Literal["auto", "ddp", "fsdp"]
 
-FALL = 0.4  # of the steps, at the end: schedule "trapezoid" falls to 0 in a straight line
+DECAY_FRACTION = 0.4  # of the steps, at the end: schedule "wsd" falls to 0 in a straight line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,9 @@ class Config:
     strategy: Strategy = "auto"  # how they share it
 
     def __post_init__(self):
+        if self.schedule == "trapezoid":  # pyright: ignore (its name in 0.1)
+            legacy.warn("schedule='trapezoid'", "schedule='wsd'", stacklevel=4)
+            object.__setattr__(self, "schedule", "wsd")
         fields.check(self)
         fields.at_least(self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, devices=1)
         fields.not_negative(self, "warmup", "drop_at", "weight_decay")
@@ -72,6 +75,6 @@ class Config:
             case "cosine":
                 done = max(0, step - self.warmup) / max(1, self.steps - self.warmup)
                 return self.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-            case "trapezoid":
-                return self.lr * warm * min(1.0, max(0, self.steps - step) / (FALL * self.steps))
+            case "wsd":
+                return self.lr * warm * min(1.0, max(0, self.steps - step) / (DECAY_FRACTION * self.steps))
         return self.lr * warm

@@ -48,7 +48,7 @@ def why_not(model: Any, task: Any) -> str | None:
         return f"the page draws images of at most {MOST} x {MOST} pixels, these have {height} x {width}"
     if reason := export.why_not(model):
         return reason
-    attention = model.blocks[0].mix.attention
+    attention = model.blocks[0].attn.attention
     if not isinstance(attention, LinearAttention):
         return f"the page is about linear attention, this model has {attention.name}"
     return None
@@ -63,7 +63,7 @@ def page(model: Any, task: Any, name: str, weights: export.Weights = "float16") 
     if reason := why_not(model, task):
         raise ValueError(f"there is no page of this model: {reason}")
     height, width, _ = task.image_shape
-    heads = model.blocks[0].mix
+    heads = model.blocks[0].attn
     attention = heads.attention.config
     numbers = len(model.blocks) * heads.kv_heads * heads.dim  # of the keys of one token, in all layers
     above = _READ.format("S")

@@ -234,7 +234,7 @@ def test_places_of_its_own_take_no_rotation():
     case = Case("aft", SIMPLE, True, rotary=True, **SHAPE)
     q, k, v = case.draw()
     with pytest.raises(ValueError, match="'aft' has positions of its own"):
-        case.build()(q, k, v, rotate=case.rotate(0, TIME))
+        case.build()(q, k, v, rope=case.rope(0, TIME))
 
 
 def test_a_window_has_no_recurrent_and_no_cross_form():
@@ -248,9 +248,9 @@ def test_a_window_has_no_recurrent_and_no_cross_form():
         with pytest.raises(NotImplementedError, match="'aft' has no recurrent form"):
             call()
     attention, _ = build(LOCAL, False)
-    for call in (lambda: attention.remember(k, v), lambda: attention.read(q, None)):
+    for call in (lambda: attention.encode_memory(k, v), lambda: attention.cross_attend(q, None)):
         with pytest.raises(ValueError, match="'aft' has no cross form"):
             call()
     simple, _ = build(SIMPLE, False)
-    with pytest.raises(TypeError, match="memory must be a ExpSums, from remember, got Tensor"):
-        simple.read(q, k)
+    with pytest.raises(TypeError, match="memory must be a ExpSums, from encode_memory, got Tensor"):
+        simple.cross_attend(q, k)

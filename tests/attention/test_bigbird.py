@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from lintra.attention import bigbird, in_layer, softmax
 from lintra.attention.bigbird import BigBirdAttention
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from lintra.ops.blocks import dice
 from tests.laws import EXACT, Case, gradients
 
@@ -279,7 +279,7 @@ def test_causal_has_no_last_blocks():
 def test_refuses_another_sequence_and_other_states():
     q, k, v = draw(5)
     with pytest.raises(ValueError, match="'bigbird' has no cross form"):
-        build(SMALL, False).remember(k, v)
+        build(SMALL, False).encode_memory(k, v)
     with pytest.raises(ValueError, match="causal=True"):
         build(SMALL, False).step(q[:, :1], k[:, :1], v[:, :1], None)
     with pytest.raises(TypeError, match="state must be a BigBirdState, got tuple"):
@@ -298,7 +298,7 @@ def test_dropout_acts_in_training_only(causal):
 
 def test_a_cache_follows_autocast():
     """Tokens of 16 bits make a cache of 16 bits, which the next ones fit."""
-    heads = Heads(8, SMALL, heads=2)
+    heads = AttentionLayer(8, SMALL, heads=2)
     x = torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16):
         expected, state, ys = heads(x), None, []

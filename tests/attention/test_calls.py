@@ -14,7 +14,7 @@ MODES = [pytest.param(case, id=str(case)) for case in cases() if not case.rotary
 def test_an_unknown_keyword_is_refused(case: Case):
     q, k, v, *reads = case.draw()
     mechanism = case.build()
-    given = dict(zip(mechanism.reads(), reads, strict=True))
+    given = dict(zip(mechanism.extra_inputs(), reads, strict=True))
     with pytest.raises(TypeError, match="glboal_mask"):
         mechanism(q, k, v, glboal_mask=torch.ones(q.shape[:2], dtype=torch.bool), **given)
 
@@ -32,7 +32,7 @@ def test_a_step_takes_a_state_of_its_own(case: Case):
     """Not one of another mechanism, and not one of another batch."""
     mechanism = case.build()
     q, k, v, *reads = (x[:, :1] for x in case.draw())
-    given = dict(zip(mechanism.reads(), reads, strict=True))
+    given = dict(zip(mechanism.extra_inputs(), reads, strict=True))
     state = mechanism.start(BATCH, dtype=torch.float64)
     mechanism.step(q, k, v, state, **given)
     with pytest.raises(TypeError, match=f"state must be a {type(state).__name__}, got tuple"):

@@ -137,7 +137,9 @@ def test_the_order_of_keys_is_nothing():
         case, attention = build(config)
         q, k, v = case.draw()
         assert_close(
-            attention.read(q, attention.remember(k[:, mixed], v[:, mixed])), attention(q, k, v), **EXACT
+            attention.cross_attend(q, attention.encode_memory(k[:, mixed], v[:, mixed])),
+            attention(q, k, v),
+            **EXACT,
         )
 
 
@@ -154,8 +156,10 @@ def test_what_a_query_gets_depends_on_those_it_comes_with():
     case, attention = build(clustered.Config(clusters=2, improved=False))
     q, k, v = case.draw()
     assert attention.can.joint_queries
-    memory = attention.remember(k, v)
-    assert not torch.allclose(attention.read(q[:, :5], memory), attention.read(q, memory)[:, :5])
+    memory = attention.encode_memory(k, v)
+    assert not torch.allclose(
+        attention.cross_attend(q[:, :5], memory), attention.cross_attend(q, memory)[:, :5]
+    )
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, TIME), (7, TIME), (TIME, 7), (TIME, 1)])
@@ -164,7 +168,7 @@ def test_queries_of_another_length_read_a_memory(queries, keys):
         case, attention = build(config)
         q, _, _ = case.draw(queries, seed=2)
         _, k, v = case.draw(keys)
-        y, expected = attention.read(q, attention.remember(k, v)), dense(attention, q, k, v)
+        y, expected = attention.cross_attend(q, attention.encode_memory(k, v)), dense(attention, q, k, v)
         assert_close(y, expected, **EXACT)
         assert_close(gradients(y, [q, k, v]), gradients(expected, [q, k, v]), **EXACT)
 
@@ -174,10 +178,12 @@ def test_queries_and_keys_have_their_own_padding():
         case, attention = build(config)
         q, k, v = case.draw()
         asked, kept, _ = some_masks()
-        y = attention.read(q, attention.remember(k, v, kept), asked)
+        y = attention.cross_attend(q, attention.encode_memory(k, v, kept), asked)
         for b in range(BATCH):
-            memory = attention.remember(*(x[b : b + 1, kept[b]] for x in (k, v)))
-            assert_close(y[b : b + 1, asked[b]], attention.read(q[b : b + 1, asked[b]], memory), **EXACT)
+            memory = attention.encode_memory(*(x[b : b + 1, kept[b]] for x in (k, v)))
+            assert_close(
+                y[b : b + 1, asked[b]], attention.cross_attend(q[b : b + 1, asked[b]], memory), **EXACT
+            )
 
 
 def test_defect_23_selection_that_looks_ahead_is_refused():
@@ -253,7 +259,7 @@ def test_one_key_is_all_there_is():
         case, attention = build(config)
         q, k, v = case.draw()
         mask = torch.arange(TIME) == torch.tensor([[3], [TIME - 1]])
-        y = attention.read(q, attention.remember(k, v, mask))
+        y = attention.cross_attend(q, attention.encode_memory(k, v, mask))
         for b, place in enumerate((3, TIME - 1)):
             assert_close(y[b], v[b, place].repeat_interleave(2, 0).expand_as(y[b]), **EXACT)
 
@@ -302,5 +308,5 @@ def test_config_refuses(field, value):
 def test_a_memory_of_another_kind_is_refused():
     case, attention = build(VARIANTS[0])
     q, k, v = case.draw()
-    with pytest.raises(TypeError, match="memory must be a TokenMemory, from remember, got tuple"):
-        attention.read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a TokenMemory, from encode_memory, got tuple"):
+        attention.cross_attend(q, (k, v))

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from lintra.attention import cosformer, linear
 from lintra.attention.cosformer import Cosformer
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from tests.laws import EXACT, Case, Largest, gradients
 
 VARIANTS = [
@@ -121,8 +121,8 @@ def test_defect_14_outputs_do_not_depend_on_the_length_at_hand():
 def test_queries_of_cross_attention_stand_at_their_own_places():
     q, k, v = drawn()
     attention = built(causal=False, max_length=30, eps=1e-3)
-    memory = attention.remember(k[:, :11], v[:, :11])
-    assert_close(attention.read(q, memory), dense(attention, q, k[:, :11], v[:, :11]), **EXACT)
+    memory = attention.encode_memory(k[:, :11], v[:, :11])
+    assert_close(attention.cross_attend(q, memory), dense(attention, q, k[:, :11], v[:, :11]), **EXACT)
 
 
 @pytest.mark.parametrize("config", VARIANTS[:2], ids=str)
@@ -153,9 +153,9 @@ def test_no_more_tokens_than_max_length():
     with pytest.raises(ValueError, match=message):
         causal(q, k, v)
     with pytest.raises(ValueError, match=message):
-        both.remember(k, v)
+        both.encode_memory(k, v)
     with pytest.raises(ValueError, match=message):
-        both.read(q, both.remember(k[:, :3], v[:, :3]))
+        both.cross_attend(q, both.encode_memory(k[:, :3], v[:, :3]))
     few = (torch.arange(19) > 0).expand(2, -1)
     y, state = causal.extend(q, k, v, causal.start(2, dtype=torch.float64), mask=few)
     assert_close(y[:, 1:], causal(q[:, 1:], k[:, 1:], v[:, 1:]), **EXACT)
@@ -175,9 +175,9 @@ def test_past_max_length_is_nan_where_nobody_looks(monkeypatch):
     y, state = causal.extend(q, k, v, state, mask=everyone)
     assert y.isfinite().flatten(2).all(2).sum(1).tolist() == [18, 13]
     assert causal.extend(q[:, :1], k[:, :1], v[:, :1], state)[0].isnan().all()
-    few = both.remember(k[:, :3], v[:, :3])
-    assert both.read(q, few, everyone).isfinite().flatten(2).all(2).sum(1).tolist() == [18, 18]
-    assert both.read(q, both.remember(k, v, everyone), everyone).isnan().all()
+    few = both.encode_memory(k[:, :3], v[:, :3])
+    assert both.cross_attend(q, few, everyone).isfinite().flatten(2).all(2).sum(1).tolist() == [18, 18]
+    assert both.cross_attend(q, both.encode_memory(k, v, everyone), everyone).isnan().all()
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def test_config_refuses(field, value, message):
 def test_what_is_not_there_is_refused():
     q, k, v = drawn()
     with pytest.raises(ValueError, match="'cosformer' has positions of its own and takes no rotation"):
-        built()(q, k, v, rotate=Case("linear", linear.Config(), True, rotary=True).rotate(0, 19))
+        built()(q, k, v, rope=Case("linear", linear.Config(), True, rotary=True).rope(0, 19))
     with pytest.raises(ValueError, match=r"positions of its own, got rotary=100\.0"):
-        Heads(12, cosformer.Config(), heads=2, rotary=100.0)
+        AttentionLayer(12, cosformer.Config(), heads=2, rotary=100.0)
     with pytest.raises(TypeError, match="state must be a CosformerState, got NoneType"):
         built().extend(q, k, v, None)
     state = built().start(2)
     with pytest.raises(ValueError, match=r"state\.z must be"):
         built().extend(q, k, v, state._replace(z=state.z[..., :-1]))
-    with pytest.raises(TypeError, match="memory must be a CosformerState, from remember, got tuple"):
-        built(causal=False).read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a CosformerState, from encode_memory, got tuple"):
+        built(causal=False).cross_attend(q, (k, v))

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from lintra.attention import Attention, delta
 from lintra.attention.delta import DeltaNet
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from tests.laws import EXACT, TIME, Case, gradients, some_masks
 
 VARIANTS = [
@@ -118,9 +118,9 @@ def test_keys_that_never_meet_leave_the_gated_sum():
 def test_rotary_turns_unit_queries_and_keys():
     case = Case("delta", PLAIN, True, rotary=True)
     attention, (q, k, v, beta) = case.build(), case.draw()
-    rotate = case.rotate(0, TIME)
-    y = attention(q, k, v, rotate=rotate, beta=beta)
-    assert_close(y, dense(attention, rotate(q), rotate(k), v, beta), **EXACT)
+    rope = case.rope(0, TIME)
+    y = attention(q, k, v, rope=rope, beta=beta)
+    assert_close(y, dense(attention, rope(q), rope(k), v, beta), **EXACT)
 
 
 def test_the_order_of_keys_matters():
@@ -222,7 +222,7 @@ def test_defect_25_gradients_of_the_layer():
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
     call = lambda *x: attention(*x[:3], beta=x[3], decay=x[4], gate=x[5])  # noqa: E731
     assert torch.autograd.gradcheck(call, tuple(inputs), atol=1e-6, eps=1e-6)
-    heads, x = Heads(8, delta.Config(), heads=2), torch.randn(1, 6, 8, generator=generator)
+    heads, x = AttentionLayer(8, delta.Config(), heads=2), torch.randn(1, 6, 8, generator=generator)
     with torch.autocast("cpu", torch.bfloat16):
         y = heads(x)
         first, state = heads.extend(x[:, :4])
@@ -234,7 +234,10 @@ def test_defect_25_gradients_of_the_layer():
 def test_a_compiled_layer_trains_as_it_does_otherwise():
     """AOTAutograd plans the backward by the strides it expects of each gradient."""
     torch.manual_seed(0)
-    layer, x = Heads(8, delta.Config(conv=None, gate=False), heads=2).double(), torch.randn(2, 9, 8).double()
+    layer, x = (
+        AttentionLayer(8, delta.Config(conv=None, gate=False), heads=2).double(),
+        torch.randn(2, 9, 8).double(),
+    )
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     found = [gradients(call(x), list(layer.parameters())) for call in (compiled, layer)]
     assert_close(*found, **EXACT)
@@ -264,9 +267,9 @@ def test_the_loop_over_steps_goes_with_a_mask():
 def test_what_it_reads_is_checked():
     case = Case("delta", delta.Config(decay=False), True)
     attention, (q, k, v, beta, gate) = case.build(), case.draw()
-    with pytest.raises(TypeError, match=r"'delta' reads beta \[b t 2\], got None"):
+    with pytest.raises(TypeError, match=r"'delta' takes beta \[b t 2\], got None"):
         attention(q, k, v, gate=gate)
-    with pytest.raises(TypeError, match="'delta' reads no decay with Config"):
+    with pytest.raises(TypeError, match="'delta' takes no decay with Config"):
         attention(q, k, v, beta=beta, decay=beta, gate=gate)
 
 
@@ -287,4 +290,4 @@ def test_it_is_causal_only():
         delta.Config().build(heads=2, dim=4, causal=False)
     case = Case("delta", PLAIN, True)
     with pytest.raises(ValueError, match="'delta' has no cross form"):
-        case.build().remember(*case.draw()[1:3])
+        case.build().encode_memory(*case.draw()[1:3])

@@ -84,9 +84,9 @@ def test_a_token_may_forget_everything_before_it():
 
 def test_rotary_turns_queries_and_keys():
     attention, (q, k, v, decay, gate) = CASE.build(), CASE.draw()
-    rotate = Case("gated", VARIANTS[1], True, rotary=True).rotate(0, TIME)
-    y = attention(q, k, v, rotate=rotate, decay=decay, gate=gate)
-    assert_close(y, dense(attention, rotate(q), rotate(k), v, decay, gate), **EXACT)
+    rope = Case("gated", VARIANTS[1], True, rotary=True).rope(0, TIME)
+    y = attention(q, k, v, rope=rope, decay=decay, gate=gate)
+    assert_close(y, dense(attention, rope(q), rope(k), v, decay, gate), **EXACT)
 
 
 def test_the_order_of_keys_matters():
@@ -167,7 +167,7 @@ attention = gated.Config().build(causal=True, heads=2, dim=64)
 
 def train(time):
     q, k, v = torch.ones(3, 1, time, 2, 64, requires_grad=True)
-    reads = {{name: torch.ones(1, time, width) for name, width in attention.reads().items()}}
+    reads = {{name: torch.ones(1, time, width) for name, width in attention.extra_inputs().items()}}
     attention(q, k, v, **reads).sum().backward()
 
 train(64)
@@ -180,7 +180,7 @@ print(peak() - before)
 
 def test_what_it_reads_is_checked():
     attention, (q, k, v, decay, gate) = CASE.build(), CASE.draw()
-    with pytest.raises(TypeError, match=r"'gated' reads decay \[b t 2\], got None"):
+    with pytest.raises(TypeError, match=r"'gated' takes decay \[b t 2\], got None"):
         attention(q, k, v, gate=gate)
     with pytest.raises(ValueError, match=r"decay must be \[b=2 t=19 w=2\], got shape \[2, 19, 1\]"):
         attention(q, k, v, decay=decay[..., 1:], gate=gate)
@@ -205,4 +205,4 @@ def test_it_is_causal_only():
     with pytest.raises(ValueError, match=r"'gated' is causal only with Config.* got causal=False"):
         gated.Config().build(heads=2, dim=4, causal=False)
     with pytest.raises(ValueError, match="'gated' has no cross form"):
-        CASE.build().remember(*CASE.draw()[1:3])
+        CASE.build().encode_memory(*CASE.draw()[1:3])

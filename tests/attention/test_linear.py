@@ -13,8 +13,8 @@ from lintra import checkpoint, native
 from lintra.attention import Attention, linear
 from lintra.attention.linear import LinearAttention
 from lintra.models import decoder
-from lintra.nn import Heads
-from lintra.ops.positions import Rotation
+from lintra.nn import AttentionLayer
+from lintra.ops.rope import RotaryEmbedding
 from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 SPARSE = [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(nu=2), linear.T2R(width=6)]  # may all be 0
@@ -113,8 +113,8 @@ def test_order_matters_only_to_the_causal_form(impl):
     attention = Case("linear", linear.Config(impl=impl), False).build()
     assert_close(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v), **EXACT)
     for mask in some_masks():
-        y = attention.read(q, attention.remember(k[:, mixed], v[:, mixed], mask[:, mixed]))
-        assert_close(y, attention.read(q, attention.remember(k, v, mask)), **EXACT)
+        y = attention.cross_attend(q, attention.encode_memory(k[:, mixed], v[:, mixed], mask[:, mixed]))
+        assert_close(y, attention.cross_attend(q, attention.encode_memory(k, v, mask)), **EXACT)
     attention = Case("linear", linear.Config(impl=impl), True).build()
     assert not torch.allclose(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v))
 
@@ -141,28 +141,30 @@ def test_edges(feature_map, impl):
             assert (y == 0).all()
             assert gradients(y, [nothing])[0].isfinite().all()
         if not causal:
-            y = attention.read(q, attention.remember(k, v, one))
+            y = attention.cross_attend(q, attention.encode_memory(k, v, one))
             assert_close(y, seen[:, 7:8].expand_as(y), **EXACT)
 
 
-def turned_above(attention: LinearAttention, q: Tensor, k: Tensor, v: Tensor, rotate: Rotation) -> Tensor:
+def turned_above(
+    attention: LinearAttention, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding
+) -> Tensor:
     """Equation 19 of RoFormer, every weight, as many key-value heads as heads."""
     q, k = features(attention, q, attention.query_map), features(attention, k, attention.key_map)
-    turned = torch.einsum("bthf,bshf->bhts", rotate(q), rotate(k))
+    rotated = torch.einsum("bthf,bshf->bhts", rope(q), rope(k))
     weights = torch.einsum("bthf,bshf->bhts", q, k)
     if attention.causal:
-        turned, weights = turned.tril(), weights.tril()
+        rotated, weights = rotated.tril(), weights.tril()
     divisor = weights.sum(-1).mT[..., None] + attention.config.eps
-    return torch.einsum("bhts,bshe->bthe", turned, v) / divisor
+    return torch.einsum("bhts,bshe->bthe", rotated, v) / divisor
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_rotary_turns_the_numerator_alone(causal):
     case = Case("linear", linear.Config(), causal, heads=2, rotary=True)
     attention, (q, k, v) = case.build(), case.draw()
-    rotate = case.rotate(0, q.shape[1])
-    expected = turned_above(attention, q, k, v, rotate)
-    assert_close(attention(q, k, v, rotate=rotate), expected, **EXACT)
+    rope = case.rope(0, q.shape[1])
+    expected = turned_above(attention, q, k, v, rope)
+    assert_close(attention(q, k, v, rope=rope), expected, **EXACT)
 
 
 @pytest.mark.parametrize("feature_map", SPARSE, ids=str)
@@ -176,12 +178,12 @@ def test_a_model_saved_before_the_field_turns_features_that_may_be_0(feature_map
     (tmp_path / "old" / "config.json").write_text(json.dumps(content))
     with pytest.warns(UserWarning, match=r"may be 0 where .* as large as a numerator over eps=0\.001"):
         old = checkpoint.load(tmp_path / "old").double()
-    attention = old.blocks[0].mix.attention
+    attention = old.blocks[0].attn.attention
     q, k, v = torch.randn(3, 2, 9, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rotate = Rotation(torch.arange(9).expand(2, -1), 1e4)
-    expected = turned_above(attention, q, k, v, rotate)
-    assert_close(attention(q, k, v, rotate=rotate), expected, **EXACT)
-    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2, dtype=q.dtype), rotate=rotate)
+    rope = RotaryEmbedding(torch.arange(9).expand(2, -1), 1e4)
+    expected = turned_above(attention, q, k, v, rope)
+    assert_close(attention(q, k, v, rope=rope), expected, **EXACT)
+    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2, dtype=q.dtype), rope=rope)
     assert_close(stepped, expected, **EXACT)
     checkpoint.save(old.float(), tmp_path / "again")
     assert '"unbounded"' in (tmp_path / "again" / "config.json").read_text()
@@ -211,52 +213,52 @@ def test_other_models_saved_before_the_field_are_what_they_are_now(feature_map):
     ids=str,
 )
 def test_products_above_0_bound_no_output(feature_map, q, k, least):
-    """One key, turned by a quarter of a circle away from the query: what its value is multiplied by."""
+    """One key, rotated by a quarter of a circle away from the query: what its value is multiplied by."""
     attention = linear.Config(feature_map=feature_map, eps=0.0).build(heads=1, dim=len(q), causal=False)
     q, k = (torch.tensor(x, dtype=torch.float64)[None, None, None] for x in (q, k))
     with torch.no_grad():
         q, k = attention._features(q, k, torch.float64)
-    quarter = Rotation(torch.tensor([[math.pi / 2]]), 1.0)  # of base 1: every pair alike
-    product, turned = (q * k).sum(), (quarter(q) * k).sum()
+    quarter = RotaryEmbedding(torch.tensor([[math.pi / 2]]), 1.0)  # of base 1: every pair alike
+    product, rotated = (q * k).sum(), (quarter(q) * k).sum()
     assert product > 0
-    assert abs(turned / product) > least
+    assert abs(rotated / product) > least
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("feature_map", MAPS, ids=str)
 def test_rotary_may_turn_queries_and_keys_before_the_map(feature_map, causal):
-    """Then it is linear attention of turned vectors, above and below."""
+    """Then it is linear attention of rotated vectors, above and below."""
     case = Case("linear", linear.Config(feature_map=feature_map, rotary="inputs"), causal, rotary=True)
     attention, inputs = case.build(), case.draw()
-    rotate = case.rotate(0, TIME)
+    rope = case.rope(0, TIME)
     q, k, v = inputs
-    y, expected = attention(q, k, v, rotate=rotate), attention(rotate(q), rotate(k), v)
+    y, expected = attention(q, k, v, rope=rope), attention(rope(q), rope(k), v)
     assert_close(y, expected, **EXACT)
     assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 
 
 @pytest.mark.parametrize("feature_map", SPARSE, ids=str)
 def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
-    """Those of one token may share no entry with those of another, and its turned ones do: 1 / eps."""
+    """Those of one token may share no entry with those of another, and its rotated ones do: 1 / eps."""
     config = linear.Config(feature_map=feature_map)
     with pytest.raises(
         ValueError, match=r'may be 0 where .* rotary="inputs" turns .*"unbounded" .* got rotary=100'
     ):
-        Heads(16, config, heads=2, rotary=100.0)
+        AttentionLayer(16, config, heads=2, rotary=100.0)
     attention = config.build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 1, 2, 4)
-    state, rotate = attention.start(1), Rotation(torch.zeros(1, 1, dtype=torch.int64), 100.0)
+    state, rope = attention.start(1), RotaryEmbedding(torch.zeros(1, 1, dtype=torch.int64), 100.0)
     bounds = torch.tensor([0, 1])
     for call in (
-        lambda: attention(q, k, v, rotate=rotate),
-        lambda: attention.extend(q, k, v, state, rotate=rotate),
-        lambda: attention.step(q, k, v, state, rotate=rotate),
-        lambda: attention.forward_packed(q, k, v, bounds, rotate=rotate),
-        lambda: attention.extend_packed(q, k, v, state, bounds, rotate=rotate),
+        lambda: attention(q, k, v, rope=rope),
+        lambda: attention.extend(q, k, v, state, rope=rope),
+        lambda: attention.step(q, k, v, state, rope=rope),
+        lambda: attention.forward_packed(q, k, v, bounds, rope=rope),
+        lambda: attention.extend_packed(q, k, v, state, bounds, rope=rope),
     ):
         with pytest.raises(ValueError, match=r"may be 0 where .* and takes no rotation"):
             call()
-    Heads(16, replace(config, normalize=False), heads=2, rotary=100.0)  # divides by nothing
+    AttentionLayer(16, replace(config, normalize=False), heads=2, rotary=100.0)  # divides by nothing
 
 
 @pytest.mark.parametrize("feature_map", [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(), linear.T2R()])
@@ -268,10 +270,10 @@ def test_sparse_features_and_positions_average_the_values(feature_map):
     attention = config.build(heads=4, dim=16, causal=True)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 64, 4, 16, generator=generator) + mean for mean in (-1.0, -1.0, 0.0))
-    rotate = Rotation(torch.arange(64).expand(2, -1), 1e4)
-    y = attention(q, k, v, rotate=rotate)
+    rope = RotaryEmbedding(torch.arange(64).expand(2, -1), 1e4)
+    y = attention(q, k, v, rope=rope)
     assert (y.abs() <= 1.0001 * v.abs().max()).all()
-    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2), rotate=rotate)
+    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2), rope=rope)
     # Sums of up to 64 terms of one sign in another order: a few units in the last place of their ratio.
     assert_close(stepped, y, rtol=1e-4, atol=1e-5)
 
@@ -382,9 +384,9 @@ def test_config_refuses(make, message):
 
 
 def test_turned_tokens_go_on_from_a_state_of_its_own():
-    """Refused by name before anything is turned, as without positions."""
+    """Refused by name before anything is rotated, as without positions."""
     attention = linear.Config().build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 5, 2, 4)
-    rotate = Rotation(torch.arange(5)[None], 100.0)
+    rope = RotaryEmbedding(torch.arange(5)[None], 100.0)
     with pytest.raises(TypeError, match="state must be a LinearState, got tuple"):
-        attention.extend(q, k, v, tuple(attention.start(1)), rotate=rotate)
+        attention.extend(q, k, v, tuple(attention.start(1)), rope=rope)

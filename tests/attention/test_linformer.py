@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra import checkpoint
 from lintra.attention import linformer
 from lintra.attention.linformer import Config, LinformerAttention
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from tests.laws import EXACT, Case, forward, gradients
 
 VARIANTS = [
@@ -107,7 +107,7 @@ def test_a_short_sequence_is_a_long_one_with_zeros():
     attention = build(VARIANTS[2])
     q, k, v = Case("linformer", VARIANTS[2], False).draw()
     zeros = [torch.cat((x, torch.zeros_like(x)), 1) for x in (k, v)]
-    y = attention.read(q, attention.remember(*zeros))
+    y = attention.cross_attend(q, attention.encode_memory(*zeros))
     assert_close(attention(q, k, v), y, **EXACT)
 
 
@@ -161,7 +161,7 @@ def test_the_memory_has_the_same_size_for_any_length():
     attention = build(VARIANTS[0])
     for time in (1, 100, 3000):
         k, v = (x[:1].detach() for x in Case("linformer", VARIANTS[0], False).draw(time)[1:])
-        memory = attention.remember(k, v)
+        memory = attention.encode_memory(k, v)
         assert memory.k.shape == (1, 5, 2, 6)
         assert memory.v.shape == (1, 5, 2, 4)
 
@@ -190,7 +190,7 @@ def test_hard_inputs(config):
 
 def test_a_longer_sequence_is_refused():
     attention, (q, k, v) = build(Config(max_length=18)), Case("linformer", VARIANTS[0], False).draw()
-    for call in (lambda: attention(q, k, v), lambda: attention.remember(k, v)):
+    for call in (lambda: attention(q, k, v), lambda: attention.encode_memory(k, v)):
         with pytest.raises(ValueError, match="max_length=18 tokens, got 19"):
             call()
     attention(*(x[:, :18] for x in (q, k, v)))
@@ -239,8 +239,8 @@ def test_dropout_acts_in_training_only():
 
 def test_a_memory_is_of_this_mechanism():
     attention, (q, k, v) = build(VARIANTS[0]), Case("linformer", VARIANTS[0], False).draw()
-    with pytest.raises(TypeError, match="memory must be a LinformerMemory, from remember, got tuple"):
-        attention.read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a LinformerMemory, from encode_memory, got tuple"):
+        attention.cross_attend(q, (k, v))
     with pytest.raises(NotImplementedError, match="no recurrent form"):
         attention.start(1)
 
@@ -248,12 +248,12 @@ def test_a_memory_is_of_this_mechanism():
 @pytest.mark.parametrize("config", VARIANTS[:1] + VARIANTS[3:], ids=str)
 def test_autocast(config):
     torch.manual_seed(0)
-    heads, x = Heads(8, config, heads=2, causal=False), torch.randn(2, 19, 8)
+    heads, x = AttentionLayer(8, config, heads=2, causal=False), torch.randn(2, 19, 8)
     mask = torch.arange(19) < torch.tensor([[19], [12]])
     expected = heads(x, mask=mask)
     with torch.autocast("cpu", torch.bfloat16):
         y = heads(x, mask=mask)
-        read = heads.read(x, heads.remember(x, mask), mask)
+        read = heads.read(x, heads.encode_memory(x, mask), mask)
     assert y.dtype == torch.bfloat16
     assert_close(y.float(), expected, rtol=0.05, atol=0.03)  # rounded to 8 bits a few times
     assert_close(read, y, rtol=0.05, atol=0.03)
@@ -280,7 +280,7 @@ def test_projections_do_not_leak_between_models():
 def test_a_shared_projection_leaves_keys_and_values_apart():
     """sharing="key-value" makes E and F one; what they are applied to stays two things."""
     attention, (_, k, v) = build(VARIANTS[2]), Case("linformer", VARIANTS[2], False).draw()
-    memory = attention.remember(k, v)
+    memory = attention.encode_memory(k, v)
     weight = attention.projections[0][:, :19]
     assert len(attention.projections) == 1
     assert_close(memory.k, torch.einsum("rs,bsgd->brgd", weight, k), **EXACT)

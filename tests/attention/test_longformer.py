@@ -11,8 +11,8 @@ from lintra import checkpoint
 from lintra.attention import Attention, longformer, softmax
 from lintra.attention.longformer import LongformerAttention
 from lintra.models import decoder
-from lintra.nn import Heads
-from lintra.ops.positions import Rotation
+from lintra.nn import AttentionLayer
+from lintra.ops.rope import RotaryEmbedding
 from tests import laws
 from tests.laws import EXACT, Case, gradients, same_states
 
@@ -320,14 +320,14 @@ def test_constant_values_come_back(config, causal):
 def test_rotation_turns_both_kinds_of_queries_and_keys(causal):
     case = Case("longformer", VARIANTS[1], causal)
     attention, inputs = case.build(), case.draw()
-    rotate = Rotation(torch.arange(laws.TIME).repeat(2, 1), 100.0)
-    y = attention(*inputs[:3], **named(inputs), rotate=rotate)
-    turned = [
-        x if i in (2, 5) else rotate(x.unflatten(2, (-1, laws.DIM)) if x.dim() == 3 else x)
+    rope = RotaryEmbedding(torch.arange(laws.TIME).repeat(2, 1), 100.0)
+    y = attention(*inputs[:3], **named(inputs), rope=rope)
+    rotated = [
+        x if i in (2, 5) else rope(x.unflatten(2, (-1, laws.DIM)) if x.dim() == 3 else x)
         for i, x in enumerate(inputs)
     ]
-    turned[3:] = [x.flatten(2) if x.dim() == 4 else x for x in turned[3:]]
-    assert_close(y, attention(*turned[:3], **named(turned)), **EXACT)
+    rotated[3:] = [x.flatten(2) if x.dim() == 4 else x for x in rotated[3:]]
+    assert_close(y, attention(*rotated[:3], **named(rotated)), **EXACT)
 
 
 @modes
@@ -384,14 +384,14 @@ def test_defect_19_the_window_counts_one_side(causal):
 def test_global_projections_begin_as_the_local_ones():
     """Then a layer whose tokens are all global is softmax with the same projections."""
     torch.manual_seed(0)
-    heads = Heads(16, ANY, heads=4, kv_heads=2)
-    plain = Heads(16, softmax.Config(), heads=4, kv_heads=2)
+    heads = AttentionLayer(16, ANY, heads=4, kv_heads=2)
+    plain = AttentionLayer(16, softmax.Config(), heads=4, kv_heads=2)
     plain.load_state_dict({k: v for k, v in heads.state_dict().items() if "reads" not in k})
     x = torch.randn(2, 11, 16)
     everyone = torch.ones(2, 11, dtype=torch.bool)
     assert_close(heads(x, global_mask=everyone), plain(x))
     with torch.no_grad():
-        heads.reads["global_v"].weight.zero_()
+        heads.extra_proj["global_v"].weight.zero_()
     assert not torch.allclose(heads(x, global_mask=everyone), plain(x))
 
 
@@ -440,14 +440,14 @@ def test_refuses():
     attention = Case("longformer", VARIANTS[0], False).build()
     q, k, v = Case("longformer", VARIANTS[0], False).draw()
     with pytest.raises(ValueError, match="'longformer' has no cross form"):
-        attention.remember(k, v)
+        attention.encode_memory(k, v)
     with pytest.raises(ValueError, match="global_mask needs global_projections=True"):
         attention(q, k, v, global_mask=some_globals())
     case = Case("longformer", VARIANTS[1], True)
     attention, inputs = case.build(), case.draw()
-    with pytest.raises(TypeError, match=r"'longformer' reads global_q \[b t \d+\], got None"):
+    with pytest.raises(TypeError, match=r"'longformer' takes global_q \[b t \d+\], got None"):
         attention(*inputs[:3])
-    with pytest.raises(TypeError, match="'longformer' reads no gate with Config"):
+    with pytest.raises(TypeError, match="'longformer' takes no gate with Config"):
         attention(*inputs[:3], **named(inputs), gate=inputs[0])
     with pytest.raises(ValueError, match="global_k must be"):
         attention(*inputs[:3], **named(inputs) | {"global_k": inputs[3]})

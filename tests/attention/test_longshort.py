@@ -9,8 +9,8 @@ from torch.testing import assert_close
 
 from lintra.attention import longshort, softmax
 from lintra.attention.longshort import LongShortAttention
-from lintra.nn import Heads
-from lintra.ops.positions import Rotation
+from lintra.nn import AttentionLayer
+from lintra.ops.rope import RotaryEmbedding
 from tests.laws import BATCH, DIM, EXACT, TIME, Case, Largest, gradients
 
 VARIANTS = [
@@ -21,12 +21,12 @@ VARIANTS = [
 
 
 def dense(
-    attention: LongShortAttention, q: Tensor, k: Tensor, v: Tensor, rotate: Rotation | None = None
+    attention: LongShortAttention, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None = None
 ) -> Tensor:
     """The two equations: all tokens beside all summaries in one softmax, what is not seen struck out."""
     config, time, project = attention.config, q.shape[1], attention.project
     near_k, near_v = norm(attention.key_norm, k), norm(attention.value_norm, v)
-    turned, near_k = (q, near_k) if rotate is None else (rotate(q), rotate(near_k))
+    rotated, near_k = (q, near_k) if rope is None else (rope(q), rope(near_k))
     size = config.segment if attention.causal else time
     far_k, far_v = [near_k[:, :0]], [near_v[:, :0]]
     for first in range(0, time - size + 1, size):
@@ -43,7 +43,7 @@ def dense(
         scale = DIM**-0.5 if config.scale is None else config.scale
         return scale * torch.einsum("bthd,bshd->bhts", q, widen(attention, k))
 
-    weights = torch.cat((scores(turned, near_k), scores(q, torch.cat(far_k, 1))), -1)
+    weights = torch.cat((scores(rotated, near_k), scores(q, torch.cat(far_k, 1))), -1)
     weights = weights.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("bhts,bshe->bthe", weights, widen(attention, torch.cat((near_v, *far_v), 1)))
 
@@ -119,12 +119,12 @@ def test_without_summaries_it_is_a_window_over_normalised_tokens():
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rotary", [True, False])
 def test_equals_its_definition_with_norms_of_any_weights(causal, rotary):
-    """Rotary positions: window keys are turned, summaries are of unturned keys for unturned queries."""
+    """Rotary positions: window keys are rotated, summaries are of unrotated keys for unrotated queries."""
     inputs = draw()
     attention = shaken(build(causal, window=6, rank=3, segment=3, segment_rank=2))
-    rotate = Rotation(3 + torch.arange(TIME).repeat(BATCH, 1), 100.0) if rotary else None
+    rope = RotaryEmbedding(3 + torch.arange(TIME).repeat(BATCH, 1), 100.0) if rotary else None
     everything = [*inputs, *attention.parameters()]
-    same(attention(*inputs, rotate=rotate), dense(attention, *inputs, rotate=rotate), everything)
+    same(attention(*inputs, rope=rope), dense(attention, *inputs, rope=rope), everything)
 
 
 @pytest.mark.parametrize("time", [1, 2, 511, 512, 513, 1100])
@@ -340,7 +340,7 @@ def test_dropout_acts_in_training_only():
 def test_a_state_follows_autocast():
     """Tokens of 16 bits make a state of 16 bits, but for its sums, which the next ones fit."""
     torch.manual_seed(0)
-    heads = Heads(8, longshort.Config(window=4, segment=4), heads=2)
+    heads = AttentionLayer(8, longshort.Config(window=4, segment=4), heads=2)
     x = torch.randn(1, 14, 8)
     with torch.autocast("cpu", torch.bfloat16):
         expected, state, ys = heads(x), None, []
@@ -387,17 +387,17 @@ def test_cross_attention_has_no_window():
     windowed = build(False, window=4)
     assert not windowed.can.cross
     with pytest.raises(ValueError, match=r"'longshort' has no cross form with Config\(window=4"):
-        windowed.remember(k, v)
+        windowed.encode_memory(k, v)
     assert build(False, window=0).can.cross
     with pytest.raises(ValueError, match="causal=False"):
-        build(True).remember(k, v)
+        build(True).encode_memory(k, v)
 
 
 def test_without_a_window_there_is_nothing_to_turn():
     with pytest.raises(ValueError, match="rotary"):
-        Heads(8, longshort.Config(window=0), heads=2, causal=False, rotary=100.0)
+        AttentionLayer(8, longshort.Config(window=0), heads=2, causal=False, rotary=100.0)
     with pytest.raises(ValueError, match="rotation"):
-        build(False, window=0)(*draw(), rotate=Rotation(torch.arange(TIME).repeat(BATCH, 1), 100.0))
+        build(False, window=0)(*draw(), rope=RotaryEmbedding(torch.arange(TIME).repeat(BATCH, 1), 100.0))
 
 
 def test_wrong_states_and_memories_are_refused():
@@ -406,5 +406,5 @@ def test_wrong_states_and_memories_are_refused():
         build(True).extend(q, k, v, tuple(build(True).start(BATCH)))
     with pytest.raises(ValueError, match=r"state\.summary_k must be"):
         build(True).extend(q, k, v, build(True, segment_rank=2).start(BATCH, dtype=torch.float64))
-    with pytest.raises(TypeError, match="memory must be a LongShortMemory, from remember, got tuple"):
-        build(False, window=0).read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a LongShortMemory, from encode_memory, got tuple"):
+        build(False, window=0).cross_attend(q, (k, v))

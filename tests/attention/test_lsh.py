@@ -137,8 +137,8 @@ def test_a_step_gives_what_the_last_token_gets(config, rotary):
     state = attention.start(BATCH, dtype=torch.float64)
     for i in range(TIME):
         one = [x[:, i : i + 1] for x in inputs]
-        y, after = attention.step(*one, state, rotate=case.rotate(i, 1))
-        by_extend, _ = attention.extend(*one, state, rotate=case.rotate(i, 1))
+        y, after = attention.step(*one, state, rope=case.rope(i, 1))
+        by_extend, _ = attention.extend(*one, state, rope=case.rope(i, 1))
         expected = forward(case, attention, *(x[:, : i + 1] for x in inputs))[:, -1:]
         assert_close(y, expected, **EXACT)
         assert torch.equal(y, by_extend)
@@ -154,7 +154,7 @@ def test_extend_gives_the_new_tokens_what_forward_gives_them(config):
     for size in (7, 0, 1, 5, 6):
         last = first + size
         part = [x[:, first:last] for x in inputs]
-        y, state = extend(case, attention, part, state, rotate=case.rotate(first, size))
+        y, state = extend(case, attention, part, state, rope=case.rope(first, size))
         expected = forward(case, attention, *(x[:, :last] for x in inputs))[:, first:]
         assert_close(y, expected, **EXACT)
         assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
@@ -343,7 +343,7 @@ def test_there_is_no_cross_form():
     case, attention = build(VARIANTS[0], causal=False)
     q, _, v = case.draw()
     with pytest.raises(ValueError, match="'lsh' has no cross form"):
-        attention.remember(q, v)
+        attention.encode_memory(q, v)
     with pytest.raises(ValueError, match="need a mechanism built with causal=True"):
         attention.extend(q, q, v, attention.start(BATCH))
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lintra.attention.nystromformer import Config, NystromAttention
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from lintra.ops.landmarks import exact_inverse, iterative_inverse, segment_means
 from tests.laws import EXACT, Case, forward, gradients, some_masks
 
@@ -151,7 +151,7 @@ def test_a_batch_of_mixed_lengths(config):
 @pytest.mark.parametrize(("t", "s"), [(1, 19), (4, 19), (19, 1), (19, 4), (7, 19), (19, 7), (30, 8)])
 def test_cross_attention_of_any_lengths(config, t, s):
     attention, q, (_, k, v) = build(config), draw(t, seed=5)[0], draw(s)
-    y, expected = attention.read(q, attention.remember(k, v)), dense(attention, q, k, v)
+    y, expected = attention.cross_attend(q, attention.encode_memory(k, v)), dense(attention, q, k, v)
     assert_close(y, expected, **EXACT)
     # The gradient of an exact inverse of near landmarks multiplies roundings by its condition, squared.
     rtol = 1e-7 if config.inverse == "exact" else EXACT["rtol"]
@@ -163,7 +163,7 @@ def test_cross_attention_of_any_lengths(config, t, s):
     padded = [x.new_full((2, 40, *x.shape[2:]), torch.nan) for x in (q, k, v)]
     for whole, x, mask in zip(padded, (q, k, v), (q_mask, k_mask, k_mask), strict=True):
         whole[mask] = x.detach().flatten(0, 1)
-    read = attention.read(padded[0], attention.remember(*padded[1:], k_mask), q_mask)
+    read = attention.read(padded[0], attention.encode_memory(*padded[1:], k_mask), q_mask)
     assert_close(read[q_mask].reshape(y.shape), y, **EXACT)
     assert (read[~q_mask] == 0).all()
 
@@ -210,8 +210,8 @@ def test_a_convolution_has_no_cross_form():
     attention, (q, k, v) = build(Config(conv=3)), draw()
     assert not attention.can.cross
     assert build(Config()).can.cross
-    memory = build(Config()).remember(k, v)
-    for call in (lambda: attention.remember(k, v), lambda: attention.read(q, memory)):
+    memory = build(Config()).encode_memory(k, v)
+    for call in (lambda: attention.encode_memory(k, v), lambda: attention.cross_attend(q, memory)):
         with pytest.raises(ValueError, match=r"'nystromformer' has no cross form with Config.*conv=3"):
             call()
 
@@ -245,8 +245,8 @@ def test_the_inverse_has_a_name_that_is_checked():
 
 def test_a_memory_is_of_this_mechanism():
     attention, (q, k, v) = build(VARIANTS[0]), draw()
-    with pytest.raises(TypeError, match="memory must be a NystromMemory, from remember, got tuple"):
-        attention.read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a NystromMemory, from encode_memory, got tuple"):
+        attention.cross_attend(q, (k, v))
 
 
 @pytest.mark.parametrize("landmarks", [4, 64])
@@ -314,7 +314,7 @@ def test_the_inverse_is_never_of_sixteen_bits(dtype):
     with torch.autocast("cpu", dtype):
         y = attention(q.float(), k.float(), v.float())
         mask = torch.ones(1, 128, dtype=torch.bool)
-        read = attention.read(q.float(), attention.remember(k.float(), v.float(), mask), mask)
+        read = attention.cross_attend(q.float(), attention.encode_memory(k.float(), v.float(), mask), mask)
     for each in (y, read):
         assert_close(
             each.double(), expected, rtol=1e-4, atol=1e-4
@@ -325,7 +325,7 @@ def test_the_inverse_is_never_of_sixteen_bits(dtype):
 
 def test_autocast_in_a_layer():
     torch.manual_seed(0)
-    heads, x = Heads(8, Config(landmarks=4, conv=3), heads=2, causal=False), torch.randn(2, 19, 8)
+    heads, x = AttentionLayer(8, Config(landmarks=4, conv=3), heads=2, causal=False), torch.randn(2, 19, 8)
     expected = heads(x)
     with torch.autocast("cpu", torch.bfloat16):
         y = heads(x)
@@ -338,7 +338,7 @@ def test_defect_02_landmarks_leave_padding_out():
     attention, (q, k, v) = build(Config(landmarks=4)), draw()
     mask = torch.ones(2, 19, dtype=torch.bool)
     mask[:, [0, 1, 2, 9, 18]] = False
-    memory = attention.remember(k, v, mask)
+    memory = attention.encode_memory(k, v, mask)
     for i in range(4):
         members = [p for p in range(14) if p * 4 // 14 == i]
         assert_close(memory.key_means[:, i], k[:, mask[0]][:, members].mean(1), **EXACT)

@@ -123,8 +123,8 @@ def test_order_matters_only_to_the_causal_form():
 def test_rotary_estimates_softmax_of_turned_vectors(causal):
     case = Case("performer", performer.Config(), causal, rotary=True)
     attention, (q, k, v) = case.build(), case.draw()
-    rotate = case.rotate(0, 19)
-    assert_close(attention(q, k, v, rotate=rotate), attention(rotate(q), rotate(k), v), **EXACT)
+    rope = case.rope(0, 19)
+    assert_close(attention(q, k, v, rope=rope), attention(rope(q), rope(k), v), **EXACT)
 
 
 def test_a_strong_key_leaves_earlier_outputs_and_wins_later_ones():
@@ -275,5 +275,5 @@ def test_what_is_not_there_is_refused():
     q, k, v = drawn()
     with pytest.raises(TypeError, match="state must be a PerformerState, got NoneType"):
         built().extend(q, k, v, None)
-    with pytest.raises(TypeError, match="memory must be a PerformerState, from remember, got tuple"):
-        built(causal=False).read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a PerformerState, from encode_memory, got tuple"):
+        built(causal=False).cross_attend(q, (k, v))

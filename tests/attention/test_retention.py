@@ -112,9 +112,9 @@ def test_without_decay_it_is_the_unnormalised_sum():
 def test_rotary_turns_queries_and_keys():
     case = Case("retention", VARIANTS[0], True, rotary=True)
     attention, (q, k, v, gate) = case.build(), case.draw()
-    rotate = case.rotate(0, TIME)
-    y = attention(q, k, v, rotate=rotate, gate=gate)
-    assert_close(y, dense(attention, rotate(q), rotate(k), v, gate), **EXACT)
+    rope = case.rope(0, TIME)
+    y = attention(q, k, v, rope=rope, gate=gate)
+    assert_close(y, dense(attention, rope(q), rope(k), v, gate), **EXACT)
 
 
 def test_the_normalisers_of_the_paper_cancel_under_the_norm():
@@ -203,11 +203,11 @@ def test_defect_25_the_norm_sees_what_16_bits_would_round():
 def test_what_it_reads_is_checked():
     attention = Case("retention", VARIANTS[0], True).build()
     q, k, v, gate = Case("retention", VARIANTS[0], True).draw()
-    with pytest.raises(TypeError, match=r"'retention' reads gate \[b t 16\], got None"):
+    with pytest.raises(TypeError, match=r"'retention' takes gate \[b t 16\], got None"):
         attention(q, k, v)
     with pytest.raises(ValueError, match=r"gate must be \[b=2 t=19 w=16\], got shape \[2, 19, 15\]"):
         attention(q, k, v, gate=gate[..., 1:])
-    with pytest.raises(TypeError, match="'retention' reads no gate with Config"):
+    with pytest.raises(TypeError, match="'retention' takes no gate with Config"):
         Case("retention", PLAIN, True).build()(q, k, v, gate=gate)
 
 
@@ -241,6 +241,6 @@ def test_it_is_causal_only():
     attention = retention.Config().build(heads=2, dim=4, causal=True)
     q = torch.zeros(1, 3, 2, 4)
     with pytest.raises(ValueError, match="'retention' has no cross form"):
-        attention.remember(q, q)
+        attention.encode_memory(q, q)
     with pytest.raises(ValueError, match="'retention' has no cross form"):
-        attention.read(q, None)
+        attention.cross_attend(q, None)

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lintra.attention import rfa
 from lintra.attention.rfa import RandomFeatureAttention
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from tests.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
 
 VARIANTS = [
@@ -254,8 +254,8 @@ def test_gradients_are_those_of_finite_differences():
 
 
 def test_a_fresh_gate_forgets_as_its_bias_says():
-    heads = Heads(12, rfa.Config(gate=True, gate_bias=3.0), heads=2)
-    assert heads.reads["gate"].weight.shape == (2, 12)
+    heads = AttentionLayer(12, rfa.Config(gate=True, gate_bias=3.0), heads=2)
+    assert heads.extra_proj["gate"].weight.shape == (2, 12)
     assert torch.equal(heads.attention.gate_bias, torch.full((2,), 3.0))
 
 
@@ -308,7 +308,7 @@ def test_sharp_attention_keeps_its_gradients_in_16_bits(dtype, autocast):
     """A layer in float16, or in float32 under bfloat16's autocast, is near that in float64: a few roundings.
     Noise in the denominator would magnify them to a third of a gradient."""
     torch.manual_seed(0)
-    layer = Heads(256, rfa.Config(tau=0.5), heads=4).double()
+    layer = AttentionLayer(256, rfa.Config(tau=0.5), heads=4).double()
     generator = torch.Generator().manual_seed(0)
     x, g = (torch.randn(2, 128, 256, generator=generator, dtype=torch.float64) for _ in range(2))
 
@@ -317,7 +317,7 @@ def test_sharp_attention_keeps_its_gradients_in_16_bits(dtype, autocast):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             y = layer(x)
         loss = (y.to(torch.promote_types(y.dtype, torch.float32)) * g.to(x.dtype)).sum()
-        return [y.double(), *(z.double() for z in torch.autograd.grad(loss, [x, layer.inward.weight]))]
+        return [y.double(), *(z.double() for z in torch.autograd.grad(loss, [x, layer.qkv_proj.weight]))]
 
     expected = found(x)
     layer.to(dtype)
@@ -339,7 +339,9 @@ def test_defect_15_one_rule_for_every_denominator():
         assert_close(attention(*junk, mask=mask)[:, :19], y, **EXACT)
         assert_close(dense(attention, q, k, v), y, **EXACT)
         if not causal:
-            assert_close(attention.read(q, attention.remember(junk[1], junk[2], mask)), y, **EXACT)
+            assert_close(
+                attention.cross_attend(q, attention.encode_memory(junk[1], junk[2], mask)), y, **EXACT
+            )
             continue
         state = attention.start(2, dtype=torch.float64)
         for t in range(19):
@@ -384,15 +386,15 @@ def test_a_gate_needs_an_order_of_time():
     gated = rfa.Config(gate=True).build(heads=2, dim=4, causal=True)
     assert not gated.can.bidirectional
     assert not gated.can.cross
-    assert gated.reads() == {"gate": 2}
+    assert gated.extra_inputs() == {"gate": 2}
 
 
 def test_what_is_not_there_is_refused():
     q, k, v, gate = drawn(gate=True)
-    with pytest.raises(TypeError, match=r"'rfa' reads gate \[b t 2\], got None"):
+    with pytest.raises(TypeError, match=r"'rfa' takes gate \[b t 2\], got None"):
         built(gate=True)(q, k, v)
     for causal in (True, False):
-        with pytest.raises(TypeError, match="'rfa' reads no gate with Config"):
+        with pytest.raises(TypeError, match="'rfa' takes no gate with Config"):
             built(causal=causal)(q, k, v, gate=gate)
     with pytest.raises(ValueError, match=r"gate must be \[b=2 t=19 w=2\], got shape \[2, 19, 1\]"):
         built(gate=True)(q, k, v, gate=gate[..., :1])
@@ -401,5 +403,5 @@ def test_what_is_not_there_is_refused():
     state = built().start(2)
     with pytest.raises(ValueError, match=r"state\.kv must be"):
         built().extend(q, k, v, state._replace(kv=state.kv[..., :-1]))
-    with pytest.raises(TypeError, match="memory must be a RfaState, from remember, got tuple"):
-        built(causal=False).read(q, (k, v))
+    with pytest.raises(TypeError, match="memory must be a RfaState, from encode_memory, got tuple"):
+        built(causal=False).cross_attend(q, (k, v))

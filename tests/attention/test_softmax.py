@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from lintra.attention import softmax
 from lintra.attention.softmax import SoftmaxAttention
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3)]
@@ -91,8 +91,8 @@ def test_order_matters_only_to_the_causal_form():
     attention = Case("softmax", softmax.Config(), False).build()
     assert_close(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v), **EXACT)
     for mask in some_masks():
-        y = attention.read(q, attention.remember(k[:, mixed], v[:, mixed], mask[:, mixed]))
-        assert_close(y, attention.read(q, attention.remember(k, v, mask)), **EXACT)
+        y = attention.cross_attend(q, attention.encode_memory(k[:, mixed], v[:, mixed], mask[:, mixed]))
+        assert_close(y, attention.cross_attend(q, attention.encode_memory(k, v, mask)), **EXACT)
     for config in VARIANTS[:2]:
         attention = Case("softmax", config, True).build()
         assert not torch.allclose(attention(q, k[:, mixed], v[:, mixed]), attention(q, k, v))
@@ -114,7 +114,7 @@ def test_edges():
     assert_close(windowed(q, k, v, mask=one)[:, 7], seen[:, 7], **EXACT)
     assert_close(windowed(q, k[:, :1].expand_as(k), v)[:, -1], seen[:, -5:].mean(1), **EXACT)
     both = Case("softmax", softmax.Config(), False).build()
-    everyone = both.read(q, both.remember(k, v, one))
+    everyone = both.cross_attend(q, both.encode_memory(k, v, one))
     assert_close(everyone, seen[:, 7:8].expand_as(everyone), **EXACT)
 
 
@@ -142,7 +142,7 @@ def test_a_window_needs_causal():
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_cache_follows_autocast(window):
     """Tokens of 16 bits make a cache of 16 bits, which the next ones fit."""
-    heads = Heads(8, softmax.Config(window=window), heads=2)
+    heads = AttentionLayer(8, softmax.Config(window=window), heads=2)
     x = torch.randn(1, 6, 8)
     with torch.autocast("cpu", torch.bfloat16):
         expected, state, ys = heads(x), None, []

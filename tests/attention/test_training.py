@@ -7,11 +7,11 @@ from torch import nn
 from lintra import attention
 from lintra.attention import AttentionConfig, clustered, delta, linear, lsh, performer, rfa
 from lintra.checkpoint import from_json, to_json
-from lintra.nn import Heads
+from lintra.nn import AttentionLayer
 
 
 def network(*configs):
-    return nn.Sequential(*(Heads(16, config, heads=2) for config in configs))
+    return nn.Sequential(*(AttentionLayer(16, config, heads=2) for config in configs))
 
 
 def drawn(model):
@@ -37,7 +37,9 @@ def test_features_are_drawn_when_it_is_time(step, changed):
 @pytest.mark.parametrize(("module", "causal"), [(lsh, True), (clustered, False)])
 def test_hashes_are_drawn_at_each_step_unless_they_are_to_stay(module, causal):
     one, kept, some = (module.Config(**each) for each in ({}, {"redraw_every": None}, {"redraw_every": 2}))
-    model = nn.Sequential(*(Heads(16, config, heads=2, causal=causal) for config in (one, kept, some)))
+    model = nn.Sequential(
+        *(AttentionLayer(16, config, heads=2, causal=causal) for config in (one, kept, some))
+    )
     before = drawn(model)
     for step, expected in ((0, []), (1, [0]), (2, [0, 2])):
         after = redraw(model, step, seed=step)
@@ -63,4 +65,4 @@ def test_the_same_generator_draws_the_same():
 def test_parameters_that_are_not_decayed():
     model = network(linear.Config(), delta.Config())
     layer = model[1].attention
-    assert {id(x) for x in attention.undecayed(model)} == {id(layer.A_log), id(layer.dt_bias)}
+    assert {id(x) for x in attention.no_weight_decay(model)} == {id(layer.A_log), id(layer.dt_bias)}

@@ -236,21 +236,21 @@ class Compound(nn.Module):
     def __init__(self, transformer):
         super().__init__()
         self.embeddings = nn.ModuleList(nn.Embedding(n, 8) for n in self.SIZES)
-        self.inward = nn.Linear(16, 15)
+        self.qkv_proj = nn.Linear(16, 15)
         self.transformer = transformer
-        self.outward = nn.ModuleList(nn.Linear(15, n) for n in self.SIZES)
+        self.out_proj = nn.ModuleList(nn.Linear(15, n) for n in self.SIZES)
 
     def entrance(self, words):
         parts = [embed(words[..., i]) for i, embed in enumerate(self.embeddings)]
-        return self.inward(torch.cat(parts, -1))
+        return self.qkv_proj(torch.cat(parts, -1))
 
     def forward(self, words):
         y = self.transformer(self.entrance(words), TriangularCausalMask(words.shape[1]))
-        return [out(y) for out in self.outward]
+        return [out(y) for out in self.out_proj]
 
     def step(self, words, memory):
         y, memory = self.transformer(self.entrance(words), memory)
-        return [out(y) for out in self.outward], memory
+        return [out(y) for out in self.out_proj], memory
 
 
 def test_compound_words_are_generated_from_a_list_of_states():

@@ -38,7 +38,7 @@ MECHANISMS = {
 LAYOUTS = {
     "post": {"norm": "post", "position": "concatenated", "heads": 2, "output": LogisticMixture(components=2)},
     "grid": {"context": (1, 4), "position": "grid", "grid": (5, 13)},
-    "rotary": {"position": "rotary", "kv_heads": 1, "heads": 2, "norm_kind": "rms", "feed_kind": "swiglu"},
+    "rotary": {"position": "rotary", "kv_heads": 1, "heads": 2, "norm_kind": "rms", "activation": "swiglu"},
     "learned": {"position": "learned", "max_length": 64, "embed": "value"},
 }
 LENGTHS = [3, 1, 13, 8, 16]  # within a chunk, one token, beyond one, exactly one and two, after each other
@@ -181,11 +181,11 @@ def test_what_a_file_says_of_itself(tmp_path):
     graph = onnx.load_from_string(content)
     assert {(x.domain, x.version) for x in graph.opset_import} == {("", export.OPSET)}
     onnx.checker.check_model(graph)
-    assert model.blocks[0].mix.attention.config.impl == "auto"  # the model is as it was
+    assert model.blocks[0].attn.attention.config.impl == "auto"  # the model is as it was
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def hooked():
+def has_hooks():
     model = build()
     model.head.register_forward_hook(print)
     return model
@@ -225,7 +225,7 @@ def hooked():
             "parallel",
             "a chunk of 64 tokens must be shorter than max_length=64",
         ),
-        (hooked(), "step", "a graph would keep what the hooks of Linear did once"),
+        (has_hooks(), "step", "a graph would keep what the hooks of Linear did once"),
         (build().double(), "step", "must be float32, .* is torch.float64: call model.float"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",

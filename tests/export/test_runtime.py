@@ -14,7 +14,7 @@ from lintra.attention import linear, performer, retention, softmax
 from lintra.checkpoint import Error
 from lintra.export import runtime as export
 from lintra.models import decoder, encoder
-from lintra.nn import Feed
+from lintra.nn import MLP
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical
 from tests.kinds import build
@@ -68,7 +68,7 @@ def other_embedding(model):
             build(attention=linear.Config(rotary="inputs"), position="rotary"),
             "the runtime turns the features of linear, got rotary='inputs'",
         ),
-        (changed(other_block), "does not know Other with Heads"),
+        (changed(other_block), "does not know Other with AttentionLayer"),
         (changed(other_embedding), "does not know Louder"),
         (
             changed(lambda model: model.head.register_forward_hook(print)),
@@ -76,7 +76,7 @@ def other_embedding(model):
         ),
         (changed(lambda model: setattr(model, "output", Odd(5, 5))), "does not know the distribution Odd"),
         (
-            changed(lambda model: setattr(model.blocks[1], "feed", Feed(36, multiple=2))),
+            changed(lambda model: setattr(model.blocks[1], "feed", MLP(36, ratio=2))),
             "layers that are alike",
         ),
         (changed(lambda model: setattr(model.norm, "eps", 1e-2)), "layers that are alike"),

@@ -29,7 +29,7 @@ KINDS = [
         {"position": "sinusoidal"},
         {"position": "concatenated", "norm": "post"},
         {"position": "learned", "max_length": 30, "kv_heads": 2},
-        {"position": "rotary", "feed_kind": "swiglu", "norm_kind": "rms"},
+        {"position": "rotary", "activation": "swiglu", "norm_kind": "rms"},
         {"position": "none", "embed": "value", "output": LogisticMixture(components=3)},
         {"position": "sinusoidal", "start": False},
         {"position": "grid", "grid": (3, 5, 2), "context": (1, 4, 7), "norm": "post", "final_norm": True},
@@ -133,7 +133,7 @@ def test_the_papers_model_has_the_papers_size():
         ({"position": "learned"}, "max_length goes with position='learned', got None"),
         ({"max_length": 5}, "max_length goes with position='learned', got 5 with 'sinusoidal'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"feed": 0}, "feed must be above 0 widths and finite, got 0"),
+        ({"mlp_ratio": 0}, "mlp_ratio must be above 0 widths and finite, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         (
             {"width": 36, "heads": 18, "position": "rotary", "kv_heads": 5},
@@ -370,7 +370,7 @@ def test_what_is_seen_of_earlier_symbols_and_places_is_checked(options, message)
 
 def test_a_state_remembers_as_far_as_the_embedding_looks():
     far, near = build(context=(3,)), build(context=(1,))
-    with pytest.raises(ValueError, match=r"state must remember 3 tokens, got recent of \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"state must encode_memory 3 tokens, got recent of \[2, 1\]"):
         far.extend(torch.tensor([[1], [2]]), near.start(2))
     with pytest.raises(ValueError, match=r"positions in a grid of .* reach 6 tokens, got token 7"):
         build(position="grid", grid=(2, 3))(torch.zeros(1, 7, dtype=torch.int64))

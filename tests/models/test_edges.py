@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from lintra.attention import linear, softmax
 from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
-from lintra.nn import Heads, lengths_to_mask, replaced
+from lintra.nn import AttentionLayer, lengths_to_mask, replaced
 from lintra.speech import features
 from lintra.speech.symbols import learn
 
@@ -16,7 +16,7 @@ SHAPE = {"layers": 1, "heads": 2, "width": 16}
 READS = encoder.Config(inputs=6, attention=softmax.Config(), **SHAPE)
 LENGTHS = torch.tensor([5, 2, 3])
 READERS = {
-    "heads": Heads(6, linear.Config(), heads=2, causal=False),
+    "heads": AttentionLayer(6, linear.Config(), heads=2, causal=False),
     "encoder": READS.build(),
     "bilstm": bilstm.Config(inputs=6, layers=1, width=4).build(),
     "ctc": ctc.Config(
@@ -32,9 +32,9 @@ MASKED = {
 MASKED |= {
     "decoder": lambda mask: decoder.Config(vocabulary=7, **SHAPE).build()(torch.ones(3, 5).long(), mask=mask),
     "seq2seq": lambda mask: (
-        seq2seq.Config(vocabulary=7, encoder=READS, **SHAPE).build().remember(torch.randn(3, 5, 6), mask)
+        seq2seq.Config(vocabulary=7, encoder=READS, **SHAPE).build().encode_memory(torch.randn(3, 5, 6), mask)
     ),
-    "cross": lambda mask: READERS["heads"].remember(torch.randn(3, 5, 6), mask),
+    "cross": lambda mask: READERS["heads"].encode_memory(torch.randn(3, 5, 6), mask),
 }
 
 
@@ -104,7 +104,7 @@ def test_a_mask_that_was_changed_in_place_is_looked_at_again():
 
 def test_the_dtype_of_a_layer_is_that_of_one_weight(monkeypatch):
     """A walk through the parameters, in each layer of each step, is paid only where something is wrong."""
-    layer = Heads(6, linear.Config(), heads=2)
+    layer = AttentionLayer(6, linear.Config(), heads=2)
     x, state = torch.randn(3, 1, 6), layer.start(3)
 
     def walked(module):

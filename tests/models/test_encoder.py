@@ -41,7 +41,7 @@ PARTS = [
     {"pool": "mean"},
     {"pool": "first", "position": "learned", "max_length": LONGEST, "norm": "post"},
     {"pool": None, "position": "concatenated"},
-    {"pool": "mean", "position": "rotary", "kv_heads": 2, "feed_kind": "swiglu", "norm_kind": "rms"},
+    {"pool": "mean", "position": "rotary", "kv_heads": 2, "activation": "swiglu", "norm_kind": "rms"},
 ]
 
 
@@ -184,9 +184,9 @@ def test_a_mechanism_gets_what_it_takes_at_each_call():
     seen = {}
 
     class Given(softmax.SoftmaxAttention):
-        def forward(self, q, k, v, *, mask=None, rotate=None, hint):
+        def forward(self, q, k, v, *, mask=None, rope=None, hint):
             seen["hint"] = hint
-            return super().forward(q, k, v, mask=mask, rotate=rotate)
+            return super().forward(q, k, v, mask=mask, rope=rope)
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Config:

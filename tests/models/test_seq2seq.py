@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from lintra import attention
 from lintra.attention import linear, map_state, performer, softmax
 from lintra.models import encoder, seq2seq
-from lintra.nn import Feed, Heads, LogisticMixture
+from lintra.nn import MLP, AttentionLayer, LogisticMixture
 from lintra.nn.block import CrossBlock
 from tests.models import kinds
 
@@ -49,7 +49,7 @@ def is_recurrent(model, memory, tokens):
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_parallel_is_recurrent(kind):
     model = build(**kind)
-    memory = model.remember(torch.randint(0, 7, (3, 8)), SOURCE_MASK)
+    memory = model.encode_memory(torch.randint(0, 7, (3, 8)), SOURCE_MASK)
     is_recurrent(model, memory, torch.randint(0, 11, (3, 9)))
 
 
@@ -60,7 +60,7 @@ def test_every_mechanism_reads_or_is_refused(name):
     can = kinds.bidirectional(config)
     if can and can.cross and not can.joint_queries and not can.placed_queries:
         model = build(cross=config)
-        is_recurrent(model, model.remember(torch.randint(0, 7, (2, 8))), torch.randint(0, 11, (2, 9)))
+        is_recurrent(model, model.encode_memory(torch.randint(0, 7, (2, 8))), torch.randint(0, 11, (2, 9)))
     else:
         with pytest.raises(ValueError, match=rf"'{name}' .*(no cross form|causal only|depend on each other)"):
             build(cross=config)
@@ -72,14 +72,14 @@ def test_packed_sources_and_targets_are_each_alone(kind):
     model, lengths, targets = build(**kind), [5, 1, 8], [3, 6, 0]
     source, tokens = torch.randint(0, 7, (1, 14)), torch.randint(0, 11, (1, 9))
     last, cu_seqlens = torch.randint(0, 11, (3, 1)), torch.tensor([0, 3, 9, 9])
-    memory = model.remember(source, cu_seqlens=torch.tensor([0, 5, 6, 14]))
+    memory = model.encode_memory(source, cu_seqlens=torch.tensor([0, 5, 6, 14]))
     assert memory.length.tolist() == lengths
     packed = model(tokens, memory, cu_seqlens=cu_seqlens)
     extended, state = model.extend(tokens, model.start(memory), cu_seqlens=cu_seqlens)
     assert_close(extended, packed, **EXACT)
     after, _ = model.extend(last, state)
     parts = zip(source.split(lengths, 1), tokens.split(targets, 1), last[:, None], strict=True)
-    alone = [model(torch.cat((t, end), 1), model.remember(s)) for s, t, end in parts]
+    alone = [model(torch.cat((t, end), 1), model.encode_memory(s)) for s, t, end in parts]
     assert_close(after, torch.cat([y[:, -1:] for y in alone]), **EXACT)
     alone = torch.cat([y[:, :-1] for y in alone], 1)
     assert_close(packed, alone, **EXACT)
@@ -94,14 +94,14 @@ def test_ragged_batches_are_their_sequences_alone(kind):
     """Padding of the source and of the target, and what follows it."""
     model = build(**kind)
     source, tokens = torch.randint(0, 7, (3, 8)), torch.randint(0, 11, (3, 6))
-    memory = model.remember(source.masked_fill(~SOURCE_MASK, -100), SOURCE_MASK)
+    memory = model.encode_memory(source.masked_fill(~SOURCE_MASK, -100), SOURCE_MASK)
     assert torch.equal(memory.length, SOURCE_MASK.sum(1))
     junk, more = tokens.masked_fill(~MASK, -100), torch.randint(0, 11, (3, 2))
     params = model(junk, memory, mask=MASK)
     _, state = model.extend(junk, model.start(memory), mask=MASK)
     after, _ = model.extend(more, state)
     for i in range(3):
-        alone = model.remember(source[i : i + 1, SOURCE_MASK[i]])
+        alone = model.encode_memory(source[i : i + 1, SOURCE_MASK[i]])
         real = tokens[i : i + 1, MASK[i]]
         assert_close(params[i : i + 1, MASK[i]], model(real, alone), **EXACT)
         assert_close(after[i : i + 1], model(torch.cat((real, more[i : i + 1]), 1), alone)[:, -2:], **EXACT)
@@ -113,7 +113,7 @@ def test_a_source_of_features():
     source, tokens = torch.randn(3, 8, 5, dtype=torch.float64), torch.randint(0, 11, (3, 6))
     found = []
     for filling in (0.0, torch.nan):
-        memory = model.remember(source.masked_fill(~SOURCE_MASK[..., None], filling), SOURCE_MASK)
+        memory = model.encode_memory(source.masked_fill(~SOURCE_MASK[..., None], filling), SOURCE_MASK)
         params = model(tokens, memory, mask=MASK)[MASK]
         found.append((params, *torch.autograd.grad(params.square().sum(), list(model.parameters()))))
     assert_close(found[1], found[0], rtol=0, atol=0)
@@ -124,7 +124,7 @@ def test_the_source_is_read_by_every_token_and_the_future_by_none():
     source = torch.randn(1, 8, 5, dtype=torch.float64, requires_grad=True)
     x = model.embedding(torch.randint(0, 11, (1, 9))).detach().requires_grad_()
     model.embedding.forward = lambda tokens: x
-    y = model(torch.zeros(1, 9, dtype=torch.int64), model.remember(source))
+    y = model(torch.zeros(1, 9, dtype=torch.int64), model.encode_memory(source))
     to_source, to_target = torch.autograd.grad(y[:, 4].sum(), (source, x))
     assert (to_source != 0).any(2).all()
     assert (to_target[:, 5:] == 0).all()
@@ -133,7 +133,7 @@ def test_the_source_is_read_by_every_token_and_the_future_by_none():
 
 def test_indexing_a_state_keeps_its_memory():
     model = build(cross=softmax.Config())
-    memory = model.remember(torch.randint(0, 7, (3, 8)), SOURCE_MASK)
+    memory = model.encode_memory(torch.randint(0, 7, (3, 8)), SOURCE_MASK)
     _, state = model.extend(torch.randint(0, 11, (3, 5)), model.start(memory))
     order = torch.tensor([2, 0])
     params, _ = model.extend(torch.tensor([[1], [2]]), map_state(lambda x: x[order], state))
@@ -146,7 +146,7 @@ def test_the_state_is_constant_where_both_mechanisms_allow():
         found = []
         _, state = model.extend(
             torch.zeros(1, target, dtype=torch.int64),
-            model.start(model.remember(torch.zeros(1, source, dtype=torch.int64))),
+            model.start(model.encode_memory(torch.zeros(1, source, dtype=torch.int64))),
         )
         map_state(lambda x: found.append(x.numel()) or x, state)
         return sum(found)
@@ -164,7 +164,7 @@ def test_blocks_computed_again_are_the_same():
         reads = {"checkpoint_blocks": again, "dropout": 0.2}
         model = build(dropout=0.2, checkpoint_blocks=again, encoder=reads).train()
         torch.manual_seed(5)
-        params = model(tokens, model.remember(source, SOURCE_MASK), mask=MASK)
+        params = model(tokens, model.encode_memory(source, SOURCE_MASK), mask=MASK)
         found.append((params, *torch.autograd.grad(params.square().sum(), list(model.parameters()))))
     assert_close(found[1], found[0], rtol=0, atol=0)
 
@@ -185,29 +185,29 @@ def test_refuses(changes, message):
 
 
 def test_refuses_to_turn_what_it_reads():
-    mix = Heads(16, linear.Config(), heads=2)
-    read = Heads(16, linear.Config(), heads=2, causal=False, rotary=100.0)
-    block = CrossBlock(mix, read, Feed(16), width=16)
+    mix = AttentionLayer(16, linear.Config(), heads=2)
+    read = AttentionLayer(16, linear.Config(), heads=2, causal=False, rotary=100.0)
+    block = CrossBlock(mix, read, MLP(16), width=16)
     with pytest.raises(ValueError, match="cross-attention has no positions to turn by"):
-        block.remember(torch.randn(1, 3, 16))
+        block.encode_memory(torch.randn(1, 3, 16))
 
 
 def test_memories_and_states_are_checked():
     model, tokens = build(), torch.zeros(2, 3, dtype=torch.int64)
-    memory = model.remember(tokens)
+    memory = model.encode_memory(tokens)
     with pytest.raises(ValueError, match="memory is of 2 sequences, tokens of 1"):
         model(tokens[:1], memory)
     with pytest.raises(ValueError, match="memory is of 2 layers, the model has 1"):
         build(layers=1).start(memory)
-    with pytest.raises(TypeError, match="memory must be a Memory, from remember, got Tensor"):
+    with pytest.raises(TypeError, match="memory must be a Memory, from encode_memory, got Tensor"):
         model(tokens, tokens)
     with pytest.raises(
         TypeError,
-        match=r"state must be that of a memory: .* model\.start\(model\.remember\(source\)\), got None",
+        match=r"state must be that of a memory: .* model\.start\(model\.encode_memory\(source\)\), got None",
     ):
         model.extend(tokens)
     with pytest.raises(TypeError, match="memory must be a LinearState"):
-        model(tokens, build(cross=softmax.Config()).remember(tokens))
+        model(tokens, build(cross=softmax.Config()).encode_memory(tokens))
 
 
 def test_attention_to_itself_and_to_the_source_draw_features_of_their_own():

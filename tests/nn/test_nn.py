@@ -9,10 +9,19 @@ from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
 from lintra.attention import Attention, Capabilities, linear, longformer, softmax
-from lintra.nn import Block, Feed, Heads, Learned, LogisticMixture, Logits, Sinusoidal, lengths_to_mask
+from lintra.nn import (
+    MLP,
+    AttentionLayer,
+    Block,
+    Learned,
+    LogisticMixture,
+    Logits,
+    Sinusoidal,
+    lengths_to_mask,
+)
 from lintra.nn.mask import padded
 from lintra.nn.position import Grid
-from lintra.ops.positions import Rotation, token_positions
+from lintra.ops.rope import RotaryEmbedding, token_positions
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -25,13 +34,13 @@ class Forgetting(Attention):
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d)"
     )
 
-    def reads(self):
+    def extra_inputs(self):
         return {"gate": self.heads}
 
     def start(self, batch, *, device=None, dtype=None):
         return (torch.zeros(batch, self.heads, self.value_dim, device=device, dtype=dtype),)
 
-    def step(self, q, k, v, state, *, rotate=None, gate):
+    def step(self, q, k, v, state, *, rope=None, gate):
         kept = torch.sigmoid(gate[:, 0])[..., None] * state[0] + v[:, 0]
         return kept[:, None], (kept,)
 
@@ -44,10 +53,10 @@ class ForgettingConfig:
 def layers():
     for attention in (linear.Config(), softmax.Config(), softmax.Config(window=3), ForgettingConfig()):
         for rotary in (None, 100.0):
-            yield Heads(16, attention, heads=4, rotary=rotary)
+            yield AttentionLayer(16, attention, heads=4, rotary=rotary)
             for norm, kind, feed in (("pre", "layer", "gelu"), ("post", "rms", "swiglu")):
-                heads = Heads(16, attention, heads=4, rotary=rotary, bias=False)
-                yield Block(heads, Feed(16, kind=feed), width=16, norm=norm, norm_kind=kind)
+                heads = AttentionLayer(16, attention, heads=4, rotary=rotary, bias=False)
+                yield Block(heads, MLP(16, activation=feed), width=16, norm=norm, norm_kind=kind)
 
 
 @pytest.mark.parametrize("layer", list(layers()), ids=lambda layer: type(layer).__name__)
@@ -133,7 +142,7 @@ def test_what_is_read_in_padded_places_changes_nothing():
 def test_what_is_given_at_each_call_reaches_a_mechanism_after_a_state():
     torch.manual_seed(0)
     config = longformer.Config(window=2, global_projections=True)
-    block = Block(Heads(16, config, heads=2), Feed(16), width=16).double()
+    block = Block(AttentionLayer(16, config, heads=2), MLP(16), width=16).double()
     x, chosen = torch.randn(2, 9, 16, dtype=torch.float64), torch.rand(2, 9) > 0.6
     y, state = block.extend(x[:, :4], global_mask=chosen[:, :4])
     later, _ = block.extend(x[:, 4:], state, global_mask=chosen[:, 4:])
@@ -142,12 +151,12 @@ def test_what_is_given_at_each_call_reaches_a_mechanism_after_a_state():
 
 
 def test_cross_attention_reads_another_sequence():
-    heads = Heads(16, linear.Config(), heads=4, kv_heads=2, causal=False).double()
+    heads = AttentionLayer(16, linear.Config(), heads=4, kv_heads=2, causal=False).double()
     x, source = torch.randn(2, 3, 16).double(), torch.randn(2, 9, 16).double()
     mask = lengths_to_mask(torch.tensor([9, 4]))
-    y = heads.read(x, heads.remember(source, mask))
+    y = heads.read(x, heads.encode_memory(source, mask))
     assert y.shape == x.shape
-    assert_close(y[1:], heads.read(x[1:], heads.remember(source[1:, :4])), **EXACT)
+    assert_close(y[1:], heads.read(x[1:], heads.encode_memory(source[1:, :4])), **EXACT)
 
 
 class LowRank(nn.Module):
@@ -170,27 +179,27 @@ class Twice(nn.Module):
 
 
 def replaced(heads, how):
-    """`heads` with another map inward, and the linear map which that amounts to."""
-    inward = heads.inward
-    same = nn.Linear(inward.in_features, inward.out_features).double()
+    """`heads` with another map qkv_proj, and the linear map which that amounts to."""
+    qkv_proj = heads.qkv_proj
+    same = nn.Linear(qkv_proj.in_features, qkv_proj.out_features).double()
     with torch.no_grad():
         if how == "wrapper":
-            heads.inward = LowRank(inward).double()
-            up, down = heads.inward.up, heads.inward.down
-            same.weight.copy_(inward.weight + up.weight @ down.weight)
-            same.bias.copy_(inward.bias + up.weight @ down.bias + up.bias)
+            heads.qkv_proj = LowRank(qkv_proj).double()
+            up, down = heads.qkv_proj.up, heads.qkv_proj.down
+            same.weight.copy_(qkv_proj.weight + up.weight @ down.weight)
+            same.bias.copy_(qkv_proj.bias + up.weight @ down.bias + up.bias)
         else:
-            same.weight.copy_(2 * inward.weight)
-            same.bias.copy_((2 if how != "parametrization" else 1) * inward.bias)
+            same.weight.copy_(2 * qkv_proj.weight)
+            same.bias.copy_((2 if how != "parametrization" else 1) * qkv_proj.bias)
     if how == "hook":
-        inward.register_forward_hook(lambda module, args, y: 2 * y)
+        qkv_proj.register_forward_hook(lambda module, args, y: 2 * y)
     if how == "hook before":
-        same.bias.data.copy_(inward.bias)
-        inward.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+        same.bias.data.copy_(qkv_proj.bias)
+        qkv_proj.register_forward_pre_hook(lambda module, args: (2 * args[0],))
     if how == "method":
-        inward.forward = lambda x, call=inward.forward: 2 * call(x)
+        qkv_proj.forward = lambda x, call=qkv_proj.forward: 2 * call(x)
     if how == "parametrization":
-        parametrize.register_parametrization(inward, "weight", Twice())
+        parametrize.register_parametrization(qkv_proj, "weight", Twice())
     return same
 
 
@@ -201,23 +210,23 @@ def test_what_stands_in_place_of_a_projection_serves_every_verb(how, mechanism):
     x, source = torch.randn(2, 3, 16).double(), torch.randn(2, 9, 16).double()
     for causal in (True, False):
         heads, expected = (
-            Heads(16, mechanism, heads=4, kv_heads=2, causal=causal).double() for _ in range(2)
+            AttentionLayer(16, mechanism, heads=4, kv_heads=2, causal=causal).double() for _ in range(2)
         )
         same = replaced(heads, how)
-        expected.outward.load_state_dict(heads.outward.state_dict())
-        expected.inward = same
+        expected.out_proj.load_state_dict(heads.out_proj.state_dict())
+        expected.qkv_proj = same
         assert_close(heads(x), expected(x), **EXACT)
         if causal:
             assert_close(heads.extend(x)[0], expected.extend(x)[0], **EXACT)
         else:
-            found = heads.read(x, heads.remember(source))
-            assert_close(found, expected.read(x, expected.remember(source)), **EXACT)
+            found = heads.read(x, heads.encode_memory(source))
+            assert_close(found, expected.read(x, expected.encode_memory(source)), **EXACT)
 
 
 def test_one_head_of_the_full_width_is_the_mechanism_itself():
-    heads = Heads(6, softmax.Config(), heads=1).double()
+    heads = AttentionLayer(6, softmax.Config(), heads=1).double()
     with torch.no_grad():
-        for linear_layer in (heads.inward, heads.outward):
+        for linear_layer in (heads.qkv_proj, heads.out_proj):
             linear_layer.weight.copy_(torch.eye(6).repeat(linear_layer.out_features // 6, 1))
             linear_layer.bias.zero_()
     x = torch.randn(2, 5, 6, dtype=torch.float64)
@@ -229,7 +238,9 @@ def test_rotary_depends_on_the_distance_only():
     q, k = torch.randn(2, 1, 1, 2, 8, dtype=torch.float64)
 
     def score(i, j):
-        return (Rotation(torch.tensor([[i]]), 100.0)(q) * Rotation(torch.tensor([[j]]), 100.0)(k)).sum(-1)
+        return (
+            RotaryEmbedding(torch.tensor([[i]]), 100.0)(q) * RotaryEmbedding(torch.tensor([[j]]), 100.0)(k)
+        ).sum(-1)
 
     assert_close(score(5, 3), score(1_002, 1_000), **EXACT)
     assert not torch.allclose(score(5, 3), score(5, 4))
@@ -315,22 +326,31 @@ def test_logits_are_a_softmax():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Heads(10, linear.Config(), heads=3), "width must be a multiple of heads, got 10 and 3"),
         (
-            lambda: Heads(12, linear.Config(), heads=4, kv_heads=3),
+            lambda: AttentionLayer(10, linear.Config(), heads=3),
+            "width must be a multiple of heads, got 10 and 3",
+        ),
+        (
+            lambda: AttentionLayer(12, linear.Config(), heads=4, kv_heads=3),
             "multiple of the key-value heads, got h=4, g=3",
         ),
-        (lambda: Heads(12, linear.Config(), heads=4, rotary=100.0), "even head size, got 100.0 and 3"),
-        (lambda: Feed(8, kind="tanh"), "kind must be 'gelu', 'swiglu' or 'relu', got 'tanh'"),
-        (lambda: Feed(8, multiple=0), "multiple must give at least one hidden unit"),
-        (lambda: Block(nn.Identity(), Feed(8), width=8, norm="mid"), "norm must be 'pre' or 'post'"),
-        (lambda: Block(nn.Identity(), Feed(8), width=8, norm_kind="batch"), "norm_kind must be"),
+        (
+            lambda: AttentionLayer(12, linear.Config(), heads=4, rotary=100.0),
+            "even head size, got 100.0 and 3",
+        ),
+        (lambda: MLP(8, kind="tanh"), "kind must be 'gelu', 'swiglu' or 'relu', got 'tanh'"),
+        (lambda: MLP(8, ratio=0), "ratio must give at least one hidden unit"),
+        (lambda: Block(nn.Identity(), MLP(8), width=8, norm="mid"), "norm must be 'pre' or 'post'"),
+        (lambda: Block(nn.Identity(), MLP(8), width=8, norm_kind="batch"), "norm_kind must be"),
         (lambda: Sinusoidal(7), "even width, got 7"),
         (lambda: LogisticMixture(components=0), "components must be at least 1, got 0"),
         (lambda: LogisticMixture().build(1), "vocabulary of at least 2, got 1"),
-        (lambda: Heads(8, linear.Config(), heads=2)(torch.zeros(2, 3, 9)), "x must be .*c=8"),
-        (lambda: Heads(8, ForgettingConfig(), heads=2, causal=False), "causal only"),
-        (lambda: Heads(8, linear.Config(), heads=2, causal=False).start(1), "start, .* built with causal"),
+        (lambda: AttentionLayer(8, linear.Config(), heads=2)(torch.zeros(2, 3, 9)), "x must be .*c=8"),
+        (lambda: AttentionLayer(8, ForgettingConfig(), heads=2, causal=False), "causal only"),
+        (
+            lambda: AttentionLayer(8, linear.Config(), heads=2, causal=False).start(1),
+            "start, .* built with causal",
+        ),
     ],
 )
 def test_refuses(make, message):
@@ -341,13 +361,13 @@ def test_refuses(make, message):
 @pytest.mark.parametrize("attention", ["linear", linear, linear.Config, None, {"name": "linear"}])
 def test_a_mechanism_is_given_by_its_config(attention):
     with pytest.raises(TypeError, match="attention must be a mechanism's configuration, such as linear"):
-        Heads(8, attention, heads=2)
+        AttentionLayer(8, attention, heads=2)
 
 
 @pytest.mark.parametrize("mix", [linear.Config(), linear.Config().build(heads=2, dim=4, causal=True)])
 def test_a_block_mixes_by_heads(mix):
-    with pytest.raises(TypeError, match="mix must be a module x -> x, such as Heads, got"):
-        Block(mix, Feed(8), width=8)
+    with pytest.raises(TypeError, match="attn must be a module x -> x, such as AttentionLayer, got"):
+        Block(mix, MLP(8), width=8)
 
 
 @pytest.mark.parametrize("lengths", [[3, 2], (3, 2)])
@@ -357,6 +377,6 @@ def test_lengths_are_a_tensor(lengths):
 
 
 def test_a_state_of_another_batch_is_refused():
-    heads = Heads(8, linear.Config(), heads=2)
+    heads = AttentionLayer(8, linear.Config(), heads=2)
     with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
         heads.extend(torch.zeros(2, 1, 8), heads.start(3))

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lintra.ops import banded
 from lintra.ops.banded import banded_attention, banded_attention_reference
-from lintra.ops.softmax_attention import merge, softmax_attention
+from lintra.ops.softmax_attention import merge_lse, softmax_attention
 from tests.laws import EXACT, Largest, gradients, weighted
 
 
@@ -133,12 +133,12 @@ def test_bands_join():
     behind = banded_attention(q, k, v, before=7, after=0)
     nothing = torch.zeros(2, 90, dtype=torch.bool)
     assert_close(
-        merge(behind, banded_attention(q, k, v, before=7, after=4, visible=nothing)), behind, **EXACT
+        merge_lse(behind, banded_attention(q, k, v, before=7, after=4, visible=nothing)), behind, **EXACT
     )
     every = [i % 2 == 0 for i in range(90)]
     even = torch.tensor([every, every])
     parts = [banded_attention(q, k, v, before=9, after=5, visible=x) for x in (even, ~even)]
-    assert_close(merge(*parts), banded_attention(q, k, v, before=9, after=5), **EXACT)
+    assert_close(merge_lse(*parts), banded_attention(q, k, v, before=9, after=5), **EXACT)
 
 
 def test_a_query_that_sees_nothing_gives_zero():

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from lintra.ops.padding import RealFirst, put_last
+from lintra.ops.padding import LeftAlign, put_last
 
 
 @pytest.mark.parametrize(("batch", "time"), [(40, 9), (3, 1), (2, 0), (0, 5), (2, 700)])
 def test_real_tokens_come_first_in_their_order(batch, time):
     mask = torch.rand(batch, time, generator=torch.Generator().manual_seed(0)) > 0.4
     mask[:1], mask[1:2] = True, False
-    front = RealFirst.of(mask)
+    front = LeftAlign.of(mask)
     order = put_last(~mask)  # stable
     assert torch.equal(front.order, order)
     assert torch.equal(front.inverse, order.argsort(1))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.ops.padding import RealFirst
-from lintra.ops.softmax_attention import Piece, fused_attention, merge, softmax_attention
+from lintra.ops.padding import LeftAlign
+from lintra.ops.softmax_attention import PartialAttention, fused_attention, merge_lse, softmax_attention
 from tests.laws import EXACT, gradients
 
 
@@ -30,7 +30,7 @@ def test_pieces_join_to_the_whole(cuts):
     pieces = [
         softmax_attention(q, k[:, a:b], v[:, a:b], visible=visible[..., a:b]) for a, b in pairwise(edges)
     ]
-    joined, whole = merge(*pieces), softmax_attention(q, k, v, visible=visible)
+    joined, whole = merge_lse(*pieces), softmax_attention(q, k, v, visible=visible)
     scores = (q @ k.mT / 2).masked_fill(~visible, -torch.inf)
     assert_close(whole.o, scores.softmax(-1) @ v, **EXACT)
     assert_close(whole.logsumexp, scores.logsumexp(-1), **EXACT)
@@ -51,13 +51,17 @@ def test_pieces_join_in_any_order_and_grouping():
         for i, j in ((0, 4), (4, 8), (8, 8), (8, 11))
     ]
 
-    def everything(piece: Piece) -> list[torch.Tensor]:
+    def everything(piece: PartialAttention) -> list[torch.Tensor]:
         finite = piece.logsumexp.masked_fill(piece.logsumexp == -torch.inf, 0.0)
         return [*piece, *gradients(piece.o, [q, k, v]), *gradients(finite, [q, k, v])]
 
-    expected = everything(merge(*pieces))
+    expected = everything(merge_lse(*pieces))
     for a, b, c, d in permutations(pieces):
-        for joined in (merge(a, b, c, d), merge(a, merge(b, merge(c, d))), merge(merge(a, b), merge(c, d))):
+        for joined in (
+            merge_lse(a, b, c, d),
+            merge_lse(a, merge_lse(b, merge_lse(c, d))),
+            merge_lse(merge_lse(a, b), merge_lse(c, d)),
+        ):
             assert_close(everything(joined), expected, **EXACT)
 
 
@@ -69,7 +73,7 @@ def test_an_empty_set_is_nothing():
     seen, nothing = softmax_attention(q, k, v, visible=visible), softmax_attention(q, k[:, :0], v[:, :0])
     assert (nothing.o == 0).all()
     assert (nothing.logsumexp == -torch.inf).all()
-    joined = merge(nothing, seen, nothing)
+    joined = merge_lse(nothing, seen, nothing)
     assert_close(joined, seen, **EXACT)
     assert (joined.o[:, 2] == 0).all()
     for g in gradients(joined.o, [q, k, v]):
@@ -92,7 +96,7 @@ def test_scores_of_any_size(size):
     q, k, v = (x.detach().float() for x in draw())
     whole = softmax_attention(q * size, k, v)
     assert whole.o.isfinite().all()
-    halves = merge(
+    halves = merge_lse(
         softmax_attention(q * size, k[:, :5], v[:, :5]), softmax_attention(q * size, k[:, 5:], v[:, 5:])
     )
     assert_close(halves.o, whole.o)
@@ -102,14 +106,14 @@ def test_bias_and_scale():
     q, k, v = draw()
     bias = torch.randn(5, 11, dtype=torch.float64)
     y = softmax_attention(q, k, v, bias=bias, scale=0.3)
-    assert isinstance(y, Piece)
+    assert isinstance(y, PartialAttention)
     assert_close(y.o, (0.3 * q @ k.mT + bias).softmax(-1) @ v, **EXACT)
 
 
 def test_real_tokens_come_first_and_go_back():
     mask = torch.tensor([[True, False, True, False], [False, False, False, True], [True] * 4, [False] * 4])
     x = torch.arange(1.0, 33.0).reshape(4, 4, 2).masked_fill(~mask[..., None], torch.nan)
-    packed = RealFirst.of(mask)
+    packed = LeftAlign.of(mask)
     front = packed.gather(x)
     assert front.isfinite().all()
     assert packed.mask.sum(1).tolist() == [2, 1, 4, 0]

@@ -44,5 +44,5 @@ KINDS = kinds.KINDS | {
         "heads": 2,
         "width": 128,
     },
-    "one": {"heads": 1, "width": 1, "position": "none", "feed": 1.0, "layers": 1, "vocabulary": 1},
+    "one": {"heads": 1, "width": 1, "position": "none", "mlp_ratio": 1.0, "layers": 1, "vocabulary": 1},
 }

@@ -305,7 +305,7 @@ def test_padding_of_a_state_holds_nothing(kind, features):
         except Error as error:
             reasons.add(str(error))
     assert reasons == {"it holds something where there must be zeros"}
-    mix = model.blocks[0].mix
+    mix = model.blocks[0].attn
     sums = getattr(mix.attention, "rates", mix.kv_heads)  # of retention one for each rate
     assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
 

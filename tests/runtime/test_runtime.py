@@ -86,7 +86,7 @@ def test_features_that_may_be_0_are_turned_where_a_model_says_so():
     hidden=st.integers(1, 70),
     vocabulary=st.integers(2, 40),
     components=st.integers(0, 18),
-    feed=st.sampled_from(("gelu", "swiglu", "relu")),
+    mlp_ratio=st.sampled_from(("gelu", "swiglu", "relu")),
 )
 def test_every_size(heads, dim, hidden, vocabulary, components, feed):
     """Whatever is left over behind whole vectors and whole blocks of rows."""
@@ -97,8 +97,8 @@ def test_every_size(heads, dim, hidden, vocabulary, components, feed):
         layers=1,
         vocabulary=vocabulary,
         position="none",
-        feed=hidden / width * (1.5 if feed == "swiglu" else 1),
-        feed_kind=feed,
+        mlp_ratio=hidden / width * (1.5 if feed == "swiglu" else 1),
+        activation=feed,
         output=LogisticMixture(components=components) if components else decoder.Logits(),
     )
     tokens = tokens_of(model, 5)
@@ -154,7 +154,7 @@ def test_int8_is_rounded_weights(kind, instruction_set):
 def test_instruction_sets_with_fused_sums_agree_to_the_bit():
     """The same lanes in the same order."""
     fused = [name for name in native.instruction_sets() if name not in ("baseline", "neon")]
-    model = build(width=96, feed_kind="swiglu")
+    model = build(width=96, activation="swiglu")
     found = []
     for name in fused:
         with native.use(name):
@@ -266,21 +266,25 @@ def test_far_levels_of_a_mixture_keep_their_logarithms():
 def test_generation_is_that_of_pytorch():
     model = checkpoint.load("mnist-small")
     options = {"steps": 60, "seed": 5, "batch": 3, "temperature": 0.9}
-    drawn = torch.stack(list(runtime.stream(loaded(model), generate.begin(model, None, **options))), 1)
+    drawn = torch.stack(
+        list(runtime.stream(loaded(model), generate.prepare_inputs(model, None, **options))), 1
+    )
     assert torch.equal(drawn, generate.generate(model, **options))
     prompt, lengths = torch.randint(0, 256, (3, 9)), torch.tensor([0, 4, 9])
     options = {"steps": 30, "seed": 6, "lengths": lengths, "top_k": 50}
-    drawn = torch.stack(list(runtime.stream(loaded(model), generate.begin(model, prompt, **options))), 1)
+    drawn = torch.stack(
+        list(runtime.stream(loaded(model), generate.prepare_inputs(model, prompt, **options))), 1
+    )
     assert torch.equal(drawn, generate.generate(model, prompt, **options))
 
 
 def test_a_whole_sequence_is_drawn_to_its_last_position():
     model = build(**KINDS["context"])
-    begun = generate.begin(model, None, steps=LENGTH, seed=0)
+    begun = generate.prepare_inputs(model, None, steps=LENGTH, seed=0)
     drawn = list(runtime.stream(loaded(model), begun))
     assert len(drawn) == LENGTH
     with pytest.raises(ValueError, match=f"reach {LENGTH} tokens, got token {LENGTH + 1}"):
-        generate.begin(model, None, steps=LENGTH + 1, seed=0)
+        generate.prepare_inputs(model, None, steps=LENGTH + 1, seed=0)
 
 
 def test_the_own_generator_is_uniform_and_follows_from_its_seed():

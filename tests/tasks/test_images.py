@@ -62,7 +62,7 @@ def test_a_run_of_version_0_1_validates_on_what_it_did(mnist, count, validated):
     task = from_json(images.Config, content | {"validate_images": count}, "task").build()
     np.testing.assert_array_equal(task.train.values, mnist.train.reshape(5, 784))
     np.testing.assert_array_equal(task.validate.values, mnist.test[:validated].reshape(-1, 784))
-    assert "test images" in task.remarks(mnist.folder)[0]
+    assert "test images" in task.notices(mnist.folder)[0]
 
 
 @pytest.mark.parametrize("name", ["mnist-small", str(ROOT / "weights" / "mnist")])
@@ -72,7 +72,7 @@ def test_shipped_runs_were_validated_on_test_images(name):
 
 
 def test_what_is_validated_on_is_told():
-    assert images.Config().build().remarks(ROOT) == ["validates on 256 held-out training images"]
+    assert images.Config().build().notices(ROOT) == ["validates on 256 held-out training images"]
 
 
 def test_a_folder_above_will_do(mnist):
@@ -176,7 +176,7 @@ def test_the_paper_s_model(data, layers):
     config = build(data=data, preset="paper").model(linear.Config())
     assert (config.layers, config.heads, config.width, config.vocabulary) == (layers, 8, 256, 256)
     assert (config.norm, config.final_norm, config.output.components) == ("post", True, 10)
-    assert (config.feed_kind, config.dropout) == ("relu", 0.1)
+    assert (config.activation, config.dropout) == ("relu", 0.1)
 
 
 @pytest.mark.parametrize("data", ["mnist", "cifar10"])

@@ -136,7 +136,7 @@ def test_what_cannot_be_learned_from_is_counted(tmp_path):
     assert len(task.train) + len(task.validate) == 24
     model = small(task.model(linear.Config())).build()
     assert task.per_sample(model, task.train.__getitems__(range(len(task.train))))["loss"].isfinite().all()
-    told = {remark.split(":")[0]: remark for remark in task.remarks(tmp_path)}
+    told = {remark.split(":")[0]: remark for remark in task.notices(tmp_path)}
     for split, samples in (("train", task.train), ("validate", task.validate)):
         file, own = tmp_path / f"skipped-{split}.jsonl", samples.heard.skipped
         assert (split in told) == file.exists() == bool(own)
@@ -145,7 +145,7 @@ def test_what_cannot_be_learned_from_is_counted(tmp_path):
             assert f"{len(own)} skipped: {own[0].id}: {own[0].reason}" in told[split]
             assert told[split].endswith(f"; all of them in {file}")
     assert told
-    speech.Config(kaldi=str(write_kaldi(folder, TEXTS))).build().remarks(tmp_path)
+    speech.Config(kaldi=str(write_kaldi(folder, TEXTS))).build().notices(tmp_path)
     assert not list(tmp_path.glob("skipped-*"))
 
 

@@ -114,9 +114,9 @@ def test_classes_that_are_given_keep_their_numbers(file):
 
 def test_a_run_keeps_its_classes(file):
     config = text_classification.Config(data=str(file))
-    kept = config.build().settled(config)
+    kept = config.build().freeze_config(config)
     assert kept == dataclasses.replace(config, classes=("bad", "good"))
-    assert kept.build().settled(kept) == kept
+    assert kept.build().freeze_config(kept) == kept
     model = config.build().model(linear.Config())
     config.build().check(model)
     with pytest.raises(DataError, match="the data have 2 classes, and the model was made for 3"):

@@ -11,7 +11,7 @@ from lintra.attention import linear
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
-from lintra.train._callbacks import Rate
+from lintra.train._callbacks import LearningRateSchedule
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from lintra.train._callbacks import Rate
         ({"optimizer": "sgd"}, "optimizer must be 'radam' or 'adamw' or 'muon', got 'sgd'"),
         (
             {"schedule": "linear"},
-            "schedule must be 'constant' or 'step' or 'cosine' or 'trapezoid' or 'plateau', got 'linear'",
+            "schedule must be 'constant' or 'step' or 'cosine' or 'wsd' or 'plateau', got 'linear'",
         ),
     ],
 )
@@ -56,14 +56,14 @@ def test_learning_rates():
     assert cosine.lr_at(0) == 1
     assert cosine.lr_at(50) == pytest.approx(0.5)
     assert cosine.lr_at(100) == cosine.lr_at(200) == 0
-    trapezoid = Config(lr=1.0, schedule="trapezoid", steps=100)
-    assert [trapezoid.lr_at(s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
+    wsd = Config(lr=1.0, schedule="wsd", steps=100)
+    assert [wsd.lr_at(s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
     assert Config(lr=0.5).lr_at(10**6) == 0.5
 
 
 def test_a_plateau_halves_the_learning_rate():
     """After so many validations without a new lowest loss, counted anew from each halving."""
-    rate, factors = Rate(Config(schedule="plateau", patience=2)), []
+    rate, factors = LearningRateSchedule(Config(schedule="plateau", patience=2)), []
     for loss in (3.0, 2.0, 2.5, 1.9, 1.9, 2.0, 3.0, 1.9, 1.8, 1.7):
         rate.hear(loss)
         factors.append(rate.factor)
@@ -108,8 +108,8 @@ def test_damaged_runs(new_run, tmp_path):
     run = new_run()
     good = json.loads((run.folder / "run.json").read_text())
     for change, message in [
-        ({"format": 2}, r"run.json has format 2, this lintra reads format 1"),
-        ({"format": None}, r"run.json has format None, this lintra reads format 1"),
+        ({"format": 3}, r"run.json has format 3, this lintra reads formats 1 and 2"),
+        ({"format": None}, r"run.json has format None, this lintra reads formats 1 and 2"),
         ({"task": 3}, "task must be an object, got 3"),
         ({"train": None}, "train must be an object, got None"),
         ({"train": good["train"] | {"pace": 1}}, "unknown field 'pace'"),

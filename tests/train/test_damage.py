@@ -11,7 +11,7 @@ from lintra import checkpoint, train
 from lintra.attention import linear
 from lintra.tasks import Samples, copy, digits, text, text_classification
 from lintra.train import _data
-from lintra.train._callbacks import Rate
+from lintra.train._callbacks import LearningRateSchedule
 
 
 def change_json(file, change):
@@ -40,7 +40,7 @@ def moments(tensors):
 
 
 DAMAGE = {
-    "another model": (model("layers", 2), r"model\.safetensors lacks tensor 'blocks\.1\.feed\.down\.bias'"),
+    "another model": (model("layers", 2), r"model\.safetensors lacks tensor 'blocks\.1\.mlp\.down\.bias'"),
     "another width": (
         model("width", 32),
         r"model\.safetensors: embedding\.table\.weight must be torch\.float32",
@@ -203,7 +203,7 @@ def test_what_fails_beside_a_checkpoint_keeps_its_own_words(new_run, monkeypatch
     def fail(*given, **named):
         raise ValueError("mine")
 
-    monkeypatch.setattr(Rate, hook, fail, raising=False)
+    monkeypatch.setattr(LearningRateSchedule, hook, fail, raising=False)
     with pytest.raises(ValueError, match=r"^mine$") as found:
         train.fit(run.changed(steps=2))
     assert not isinstance(found.value, checkpoint.Error)

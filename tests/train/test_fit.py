@@ -16,7 +16,7 @@ from lintra import checkpoint, files, tensors, train
 from lintra.files import read_json
 from lintra.tasks import Samples, copy, digits
 from lintra.train._batches import seed_of
-from lintra.train._callbacks import Interrupted, Rate
+from lintra.train._callbacks import Interrupted, LearningRateSchedule
 from lintra.train._learner import Diverged, Learner
 from tests.train.conftest import assert_same_weights, folders, weights
 
@@ -45,14 +45,18 @@ def test_resumed_across_an_epoch(new_run):
 def test_a_plateau_is_resumed_exactly(new_run, stop, monkeypatch):
     """Stopped before, at and after a validation: no validation counts twice, and none that the whole run does
     not have. With a loss that never falls, the rate is halved at every second one."""
-    monkeypatch.setattr(Rate, "hear", lambda rate, loss, hear=Rate.hear: hear(rate, 1.0))
+    monkeypatch.setattr(
+        LearningRateSchedule, "hear", lambda rate, loss, hear=LearningRateSchedule.hear: hear(rate, 1.0)
+    )
     settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 2}
     whole, halved = new_run("whole", **settings), new_run("halved", **settings, max_minutes=None)
     train.fit(whole)
     train.fit(halved.changed(steps=stop))
     train.fit(train.Run.read(halved.folder).changed(steps=12))
     assert_same_weights(whole, halved)
-    assert read_json(whole.checkpoints()[-1] / "training.json")["checkpoint"]["callbacks"]["Rate"] == {
+    assert read_json(whole.checkpoints()[-1] / "training.json")["checkpoint"]["callbacks"][
+        "LearningRateSchedule"
+    ] == {
         "factor": 2**-5,  # the first of six validations is the lowest
         "lowest": 1.0,
         "waited": 0,
@@ -64,7 +68,9 @@ def test_a_signal_at_a_validation_waits_for_it(new_run, monkeypatch):
     """Or the validation would count in the whole run only."""
     settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 100}
     whole, run = new_run("whole", **settings), new_run("run", **settings)
-    monkeypatch.setattr(Rate, "hear", lambda rate, loss, hear=Rate.hear: hear(rate, 1.0))
+    monkeypatch.setattr(
+        LearningRateSchedule, "hear", lambda rate, loss, hear=LearningRateSchedule.hear: hear(rate, 1.0)
+    )
     train.fit(whole)
     step = Learner.training_step
 

@@ -56,11 +56,11 @@ def test_muon_s_step_is_orthogonal(new_run):
     model = dataclasses.replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
     learner = Learner(model, task, train.Config(optimizer="muon", lr=1e-2, weight_decay=0.0))
     optimizer = learner.configure_optimizers()
-    before = model.blocks[0].feed.up.weight.clone()
+    before = model.blocks[0].mlp.up.weight.clone()
     table = model.head.weight.clone()
     task.loss(model, task.train.__getitems__(range(8))).backward()
     optimizer.step()
-    change = model.blocks[0].feed.up.weight.detach() - before
+    change = model.blocks[0].mlp.up.weight.detach() - before
     values = torch.linalg.svdvals(change.detach())
     # Five steps of Newton and Schulz reach 0.7 to 1.2, but for a direction that had next to no gradient.
     assert values[:-1].min() > 0.5 * values.max()

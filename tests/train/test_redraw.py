@@ -41,7 +41,7 @@ def learner(every, seed=0):
 
 
 def drawn(learning):
-    return [block.mix.attention.drawn for block in learning.model.blocks]
+    return [block.attn.attention.drawn for block in learning.model.blocks]
 
 
 def test_at_every_so_many_steps_but_not_at_the_first():

@@ -30,7 +30,7 @@ pytestmark = [
 
 
 def is_linear(kind):
-    return isinstance(build(**KINDS[kind]).blocks[0].mix.attention, LinearAttention)
+    return isinstance(build(**KINDS[kind]).blocks[0].attn.attention, LinearAttention)
 
 
 LINEAR = [kind for kind in KINDS if is_linear(kind)]

@@ -61,7 +61,7 @@ class AFTSimpleAttention(InnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
         attention = self._mechanism(aft.Config, q, v, causal=False)
-        return attention.read(q, attention.remember(k, v, real_k), real_q)
+        return attention.cross_attend(q, attention.encode_memory(k, v, real_k), real_q)
 
     def _causal(
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None

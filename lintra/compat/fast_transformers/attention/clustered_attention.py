@@ -36,7 +36,7 @@ class ClusteredAttention(ScoredInnerAttention):
         self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
     ) -> Tensor:
         attention = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
-        return attention.read(q, attention.remember(k, v, real_k), real_q)
+        return attention.cross_attend(q, attention.encode_memory(k, v, real_k), real_q)
 
 
 AttentionRegistry.register("clustered", ClusteredAttention, [*CLUSTERED, *SOFTMAX])

@@ -9,7 +9,7 @@ from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAtt
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, open_state
-from lintra.ops._autocast import no_autocast
+from lintra.ops.autocast import no_autocast
 from lintra.ops.features import apply_feature_map
 from lintra.ops.padding import zero_padding
 

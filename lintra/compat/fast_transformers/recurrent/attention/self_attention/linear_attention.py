@@ -10,7 +10,7 @@ from lintra.compat.fast_transformers.attention_registry import RecurrentAttentio
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
-from lintra.ops._check import sum_dtype
+from lintra.ops.checks import sum_dtype
 from lintra.ops.linear_attention import LinearState
 from lintra.ops.linear_attention_native import native_step
 

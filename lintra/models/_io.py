@@ -1,0 +1,104 @@
+"""The two ends of a network that reads a whole sequence: tokens or features in, predictions out."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lintra import fields
+from lintra.nn.embedding import TokenEmbedding
+from lintra.nn.parameters import check_dtype
+from lintra.ops import checks
+from lintra.ops.packed import PackedRow
+from lintra.ops.padding import LeftAlign, zero_padding
+
+Pool = Literal["mean", "first"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderIOConfig:
+    """What an encoder reads, and what it says of it."""
+
+    vocabulary: int | None = None  # n: it reads the symbols 0 .. n-1; or
+    inputs: int | None = None  # numbers a time step: it reads continuous features
+    outputs: int | None = None  # numbers in a prediction, such as classes; None: the hidden ones as they are
+    pool: Pool | None = None  # one prediction a sequence, of its mean or first real token; None: one a token
+
+    def __post_init__(self):
+        fields.check(self)
+        if (self.vocabulary is None) == (self.inputs is None):
+            raise ValueError(
+                "an encoder reads symbols or features: one of vocabulary and inputs must be given, got "
+                f"{self.vocabulary} and {self.inputs}"
+            )
+        fields.at_least(self, vocabulary=1, inputs=1, outputs=1)
+
+    def check_hidden(self) -> None:
+        """Raises ValueError unless it leaves its hidden vectors as they are, for another network to read."""
+        if self.outputs is not None or self.pool is not None:
+            raise ValueError(
+                "the encoder's hidden vectors are read, so it needs outputs=None and pool=None, got "
+                f"{self.outputs} and {self.pool!r}"
+            )
+
+
+def input_embedding(config: EncoderIOConfig, width: int) -> nn.Module:
+    """From what is read to vectors of this width."""
+    if config.vocabulary is not None:
+        return TokenEmbedding(config.vocabulary, width, start=False)
+    assert config.inputs is not None
+    return nn.Linear(config.inputs, width)
+
+
+def checked(config: EncoderIOConfig, reader: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the tokens [b t] or features [b t i] of an encoder with 0 in padded places.
+
+    Raises ValueError or TypeError unless x and the mask [b t] fit the configuration and the weights of
+    `reader`, the layer they go into.
+    """
+    if config.inputs is not None:
+        checks.activations(x, mask, config.inputs)
+        check_dtype("x", x, reader)
+        return zero_padding(mask, x)[0]
+    assert config.vocabulary is not None
+    check_tokens(x, mask, config.vocabulary - 1)
+    return x if mask is None else x.masked_fill(~mask, 0)
+
+
+def head(config: EncoderIOConfig, width: int) -> nn.Module:
+    """From hidden vectors of this width to predictions."""
+    return nn.Identity() if config.outputs is None else nn.Linear(width, config.outputs)
+
+
+def predict(
+    pool: Pool | None,
+    head: nn.Module,
+    hidden: Tensor,
+    mask: Tensor | None,
+    row: PackedRow | None = None,
+) -> Tensor:
+    """One prediction a sequence [b o], of packed ones [n o], or a token [b t o], 0 where it is padded.
+
+    hidden [b t c] is 0 in padded places. A sequence without a real token is predicted from zeros.
+    """
+    if pool is not None and row is not None:
+        packed = row.together()
+        return predict(pool, head, packed.unpack(hidden)[0], packed.groups[0].mask)
+    if pool is None:
+        return zero_padding(mask, head(hidden))[0]
+    if pool == "first":
+        return head((hidden if mask is None else LeftAlign.of(mask).gather(hidden))[:, :1].sum(1))
+    count = max(1, hidden.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp(min=1)
+    return head(hidden.sum(1) / count)
+
+
+def check_tokens(tokens: Tensor, mask: Tensor | None, last: int) -> None:
+    """Raises ValueError or TypeError unless tokens are [b t] in 0 .. last where they are real."""
+    sizes: dict[str, int] = {}
+    checks.shape("tokens", tokens, "b t", sizes)
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"tokens must be int64 or int32, got {tokens.dtype}")
+    if mask is not None:
+        checks.mask(mask, "b t", sizes, tokens.device)
+    checks.symbols("tokens", tokens if mask is None else tokens.masked_fill(~mask, 0), last)

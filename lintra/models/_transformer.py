@@ -1,0 +1,181 @@
+"""What the networks made of blocks share: their configuration, positions, blocks, and recomputing these."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lintra import fields
+from lintra.attention import AttentionConfig, State, in_layer
+from lintra.legacy import renamed_attributes
+from lintra.nn.attention_layer import AttentionLayer
+from lintra.nn.block import Block, NormKind, NormPlace, build_norm
+from lintra.nn.mlp import MLP, Activation
+from lintra.nn.position import Bounded, Grid, Learned, Sinusoidal
+from lintra.ops.packed import PackedRow
+from lintra.ops.rope import token_positions
+
+Position = Literal["sinusoidal", "concatenated", "learned", "grid", "rotary", "none"]
+
+
+@renamed_attributes(feed="mlp_ratio", feed_kind="activation")
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Blocks of one width, and how positions come in."""
+
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int | None = None  # None: as many as heads
+    width: int = 256  # c
+    mlp_ratio: float = 4.0  # hidden units of the feed-forward, in widths
+    activation: Activation = "gelu"
+    norm: NormPlace = "pre"
+    norm_kind: NormKind = "layer"
+    final_norm: bool | None = None  # a norm after the last block; None: only with norm="pre", which needs one
+    position: Position = "sinusoidal"  # concatenated: half of the width is the code, half the symbol
+    max_length: int | None = None  # tokens, for learned positions
+    grid: tuple[int, ...] = ()  # sizes of the axes, for grid positions; the last one runs fastest
+    dropout: float = 0.0
+    checkpoint_blocks: bool = False  # keep only what enters a block, compute the rest again in the backward
+
+    def __post_init__(self):
+        fields.check(self)
+        fields.at_least(self, layers=1, heads=1, width=1, max_length=1)
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
+        fields.probability(self, "dropout")
+        if not 0 < self.mlp_ratio < math.inf:
+            raise ValueError(f"mlp_ratio must be above 0 widths and finite, got {self.mlp_ratio}")
+        if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):
+            raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+        if (self.position == "learned") != (self.max_length is not None):
+            raise ValueError(
+                f"max_length goes with position='learned', got {self.max_length} with {self.position!r}"
+            )
+        if (self.position == "grid") != bool(self.grid) or any(size < 1 for size in self.grid):
+            raise ValueError(
+                f"grid goes with position='grid', sizes of at least 1, got {self.grid} with {self.position!r}"
+            )
+        if self.position in ("sinusoidal", "concatenated") and self.width % 4:
+            raise ValueError(f"{self.position} positions need a width that 4 divides, got {self.width}")
+
+    @property
+    def embedded(self) -> int:
+        """The width of an embedding, before its position comes in."""
+        return self.width // 2 if self.position == "concatenated" else self.width
+
+
+class TransformerBase(nn.Module):
+    """embedding, position, blocks and the last norm; what enters and what leaves is the network's own."""
+
+    def __init__(self, config: Any, embedding: nn.Module, blocks: Iterable[Block]):
+        super().__init__()
+        self.config = config
+        self.concatenated = config.position == "concatenated"
+        self.embedding = embedding
+        self.position = _position(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = cast("list[Block]", nn.ModuleList(blocks))
+        last = config.norm == "pre" if config.final_norm is None else config.final_norm
+        self.norm = build_norm(config.norm_kind, config.width) if last else nn.Identity()
+
+    def add_positions(
+        self, x: Tensor, seen: Tensor, mask: Tensor | None, row: PackedRow | None = None
+    ) -> Tensor:
+        """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c].
+
+        Of packed sequences each has positions of its own, after `seen` [n]. Past the last position,
+        ValueError where that is known without waiting for a device, else NaN (`Bounded`)."""
+        if self.position is not None:
+            if mask is None and row is None and not torch.compiler.is_compiling():
+                self.check_reach(x.shape[1])
+            here = token_positions(seen, x.shape[1], mask, row)
+            code = self.position(here.clamp(min=0)).to(x.dtype)
+            x = torch.cat((x, code), -1) if self.concatenated else x + code
+        return self.dropout(x)
+
+    def check_reach(self, tokens: int) -> None:
+        """Raises ValueError for more tokens in a sequence than there are positions."""
+        if isinstance(self.position, Bounded):
+            self.position.check(tokens)
+
+    def run_block(self, block: Block, x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """A block's forward; where blocks are recomputed, with the same dropout as the first time."""
+        if self.config.checkpoint_blocks and torch.is_grad_enabled():
+            return cast("Tensor", checkpoint(block, x, *args, use_reentrant=False, **options))
+        return block(x, *args, **options)
+
+    def run_blocks(
+        self,
+        x: Tensor,
+        layers: tuple[State, ...],
+        mask: Tensor | None,
+        row: PackedRow | None,
+        **given: Tensor,
+    ) -> tuple[Tensor, tuple[State, ...]]:
+        """x through the blocks, each going on from its state, and the states behind it."""
+        states = []
+        for block, before in zip(self.blocks, layers, strict=True):
+            x, state = block.extend(x, before, mask=mask, cu_seqlens=row, **given)
+            states.append(state)
+        return self.norm(x), tuple(states)
+
+    def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
+        """Raises TypeError or ValueError unless state is a `kind` of this network and of the n sequences of
+        `what`."""
+        if not isinstance(state, kind):
+            raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}")
+        if len(state.layers) != len(self.blocks):
+            raise ValueError(f"state is of {len(state.layers)} layers, the model has {len(self.blocks)}")
+        if state.seen.shape[0] != n:
+            raise ValueError(f"state is of {state.seen.shape[0]} sequences, {what} of {n}")
+
+
+def blocks(config: TransformerConfig, attention: AttentionConfig, *, causal: bool = True) -> Iterable[Block]:
+    """The blocks of a configuration, each mechanism with the randomness of its own layer."""
+    for layer in range(config.layers):
+        yield Block(self_attention_layer(config, attention, layer, causal), mlp(config), **around(config))
+
+
+def self_attention_layer(
+    config: TransformerConfig, attention: AttentionConfig, layer: int, causal: bool
+) -> AttentionLayer:
+    """What a sequence attends to itself with, in one layer."""
+    return AttentionLayer(
+        config.width,
+        in_layer(attention, layer),
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        causal=causal,
+        rotary=10_000.0 if config.position == "rotary" else None,
+    )
+
+
+def mlp(config: TransformerConfig) -> MLP:
+    """The feed-forward of one layer."""
+    return MLP(config.width, ratio=config.mlp_ratio, activation=config.activation, dropout=config.dropout)
+
+
+def around(config: TransformerConfig) -> dict[str, Any]:
+    """What a block takes beside its parts."""
+    return {
+        "width": config.width,
+        "norm": config.norm,
+        "norm_kind": config.norm_kind,
+        "dropout": config.dropout,
+    }
+
+
+def _position(config: TransformerConfig) -> nn.Module | None:
+    if config.position == "learned":
+        assert config.max_length is not None
+        return Learned(config.max_length, config.width)
+    if config.position == "grid":
+        return Grid(config.grid, config.width)
+    if config.position in ("sinusoidal", "concatenated"):
+        return Sinusoidal(config.embedded)
+    return None

@@ -1,0 +1,42 @@
+"""What may stand in place of a layer: one with low-rank terms added, one of 8 bits, one with hooks.
+
+Whoever reads the weight of a layer, and does not call it, passes over all of that.
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module is more than the forward of its class: it has hooks, or one of its own."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module))
+
+
+def check_dtype(name: str, x: Tensor, module: nn.Module) -> None:
+    """Raises TypeError unless x is of the dtype of the weights of a linear map or an LSTM that is PyTorch's
+    own; autocast brings all but float64 to one. What stands in place of such a layer may take any."""
+    if type(module) is nn.Linear and x.dtype == module.weight.dtype:
+        return  # what a layer of every step pays: one look at one weight
+    if type(module) not in (nn.Linear, nn.LSTM) or x.dtype == reference_param(module).dtype:
+        return
+    device, dtypes = x.device.type, (x.dtype, reference_param(module).dtype)
+    if (
+        torch.float64 not in dtypes
+        and torch.amp.is_autocast_available(device)
+        and torch.is_autocast_enabled(device)
+    ):
+        return
+    raise TypeError(
+        f"{name} must have the dtype of the weights, {dtypes[1]}, got {dtypes[0]}: call "
+        f"{name}.to({dtypes[1]}), or .to({dtypes[0]}) of the network"
+    )
+
+
+def reference_param(module: nn.Module) -> Tensor:
+    """A tensor of the device and dtype that the module computes in: its first parameter of a floating type;
+    where it has none, as layers of 8 bits, an empty one of the default type on the CPU."""
+    for x in module.parameters():
+        if x.is_floating_point():
+            return x
+    return torch.empty(0, device="cpu")

@@ -1,0 +1,162 @@
+"""What every op demands of its arguments, said the same way everywhere."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def shape(name: str, x: Tensor, letters: str, sizes: dict[str, int]) -> None:
+    """Binds each letter of `letters` ("b t h d") to the size of that axis of `x`, or raises ValueError.
+
+    `sizes` holds the letters bound so far and receives the new ones.
+    """
+    axes = letters.split()
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor [{letters}], got {type(x).__name__}")
+    if x.dim() != len(axes):
+        raise ValueError(f"{name} must have the {len(axes)} axes [{letters}], got shape {list(x.shape)}")
+    for axis, size in zip(axes, x.shape, strict=True):
+        if sizes.setdefault(axis, size) != size:
+            expected = " ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
+            raise ValueError(
+                f"{name} must be [{expected}], got shape {list(x.shape)}: {axis} is {sizes[axis]} elsewhere"
+            )
+
+
+def parts(name: str, x: Any, kind: type[Any], letters: tuple[str, ...], sizes: dict[str, int]) -> None:
+    """The same for the tensors of a NamedTuple, in their order; TypeError unless `x` is a `kind`."""
+    if not isinstance(x, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {type(x).__name__}")
+    for field, tensor, axes in zip(kind._fields, x, letters, strict=True):
+        shape(f"{name}.{field}", tensor, axes, sizes)
+
+
+def floating(name: str, x: Tensor) -> None:
+    """Raises TypeError unless `x` is of a floating type the ops compute with."""
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
+
+
+def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+    """Raises unless `x` has the device and dtype of `other`."""
+    if x.device != other.device:
+        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, got {x.device}")
+    if x.dtype != other.dtype:
+        raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, got {x.dtype}")
+
+
+def cache(
+    name: str, x: Any, kind: type[Any], letters: tuple[str, ...], sizes: dict[str, int], **new: Tensor
+) -> None:
+    """`parts` for a state that keeps tokens [b s ...]: if there are any, its first tensors must have the
+    device and dtype of the `new` ones, in their order."""
+    parts(name, x, kind, letters, sizes)
+    if x[0].shape[1]:
+        for field, kept, (other_name, other) in zip(kind._fields, x, new.items(), strict=False):
+            alike(f"{name}.{field}", kept, other_name, other)
+
+
+def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -> None:
+    """Raises unless `x` is a boolean padding mask of these axes on `device`."""
+    shape("mask", x, letters, sizes)
+    if x.dtype != torch.bool:
+        raise TypeError(f"mask must be boolean, True for a real token, got {x.dtype}")
+    if x.device != device:
+        raise ValueError(f"mask must be on the device of the tokens, {device}, got {x.device}")
+
+
+def qkv(
+    q: Tensor, k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], *, same_length: bool
+) -> None:
+    """Raises unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together.
+
+    `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is demanded.
+    """
+    shape("q", q, "b t h d", sizes)
+    floating("q", q)
+    if same_length and isinstance(k, Tensor) and k.dim() == 4 and k.shape[1] != q.shape[1]:
+        raise ValueError(
+            f"a sequence attending to itself has as many queries as keys, got t={q.shape[1]} and "
+            f"s={k.shape[1]}: what came before goes in as `state`, another sequence through `encode_memory`"
+        )
+    kv(k, v, mask_, sizes)
+    alike("k", k, "q", q)
+
+
+def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int]) -> None:
+    """The same for k, v and their mask alone."""
+    shape("k", k, "b s g d", sizes)
+    floating("k", k)
+    shape("v", v, "b s g e", sizes)
+    alike("v", v, "k", k)
+    if mask_ is not None:
+        mask(mask_, "b s", sizes, k.device)
+
+
+def activations(x: Tensor, mask_: Tensor | None, width: int) -> None:
+    """Raises unless x is [b t c] of that width, of a floating type, and the mask [b t] goes with it."""
+    sizes = {"c": width}
+    shape("x", x, "b t c", sizes)
+    floating("x", x)
+    if mask_ is not None:
+        mask(mask_, "b t", sizes, x.device)
+
+
+def transformed(x: Tensor) -> bool:
+    """Whether `x` is inside a torch.func transform or forward-mode differentiation."""
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore (it has no stub)
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+def transforming(*tensors: Tensor) -> bool:
+    """Whether one of them is so, or any transform of torch.func is going on around them: there PyTorch
+    refuses an autograd.Function that has no rules for transforms, whatever it is given."""
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._are_functorch_transforms_active() or any(map(transformed, tensors))
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Whether looking at values costs nothing and is possible: not on a GPU, not while a graph is being made
+    and not inside a transform. None is no obstacle."""
+    given = [x for x in tensors if x is not None]
+    if torch.compiler.is_compiling():
+        return False
+    return all(x.device.type == "cpu" and not transformed(x) for x in given)
+
+
+def symbols(name: str, x: Tensor, last: int) -> None:
+    """Raises ValueError unless every number of x is in 0 .. last, where that is readable."""
+    if not readable(x) or not x.numel():
+        return
+    low, high = (int(value) for value in x.aminmax())
+    if low < 0 or high > last:
+        raise ValueError(f"{name} must be between 0 and {last}, got {low if low < 0 else high}")
+
+
+def heads(query_heads: int, kv_heads: int) -> None:
+    """Raises ValueError unless the key-value heads divide the query heads."""
+    if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
+        raise ValueError(
+            f"the query heads must be a multiple of the key-value heads, got h={query_heads}, g={kv_heads}"
+        )
+
+
+def state_dtype(name: str, x: Tensor, q: Tensor, *, narrow: bool = True) -> None:
+    """Raises TypeError unless x, of a state, is on q's device in its sum dtype or, if `narrow`, bfloat16."""
+    total = sum_dtype(q.dtype)
+    if x.device != q.device or (x.dtype != total and not (narrow and x.dtype == torch.bfloat16)):
+        raise TypeError(
+            f"{name} must be {total} on {q.device} for q of {q.dtype}{', or bfloat16' if narrow else ''}, "
+            f"got {x.dtype} on {x.device}"
+        )
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype sums and states are kept in: float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

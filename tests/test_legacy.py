@@ -1,0 +1,118 @@
+"""What lintra 0.1 wrote keeps loading, files in tests/data/v0.1, and names of its programs keep working."""
+
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+import lintra
+from lintra import checkpoint, legacy, train
+from lintra.attention import linear
+from lintra.models import decoder, seq2seq
+from lintra.nn import MLP, AttentionLayer, Block
+
+FILES = Path(__file__).parent / "data" / "v0.1"
+MODELS = sorted(x.parent.name for x in FILES.glob("*/says.safetensors"))
+RUNS = sorted(x.parent.name for x in FILES.glob("*/run.json"))
+
+
+def test_there_is_a_file_of_every_family_and_mechanism():
+    assert {name.partition("-")[0] for name in MODELS} == set(lintra.registry.names(lintra.models))
+    written = {name.partition("-")[2] for name in MODELS}
+    assert written >= {name for name in lintra.attention.names() if name in OLD}
+    assert len(RUNS) == 2
+
+
+OLD = (
+    *("aft", "bigbird", "clustered", "cosformer", "delta", "gated", "linear", "linformer", "longformer"),
+    *("longshort", "lsh", "nystromformer", "performer", "retention", "rfa", "softmax"),
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_says_what_it_said(name, tmp_path):
+    model, said = checkpoint.load(FILES / name), load_file(FILES / name / "says.safetensors")
+    expected = said.pop("y")
+
+    def says(model):
+        with torch.no_grad():
+            if "source" in said:
+                return model(said["tokens"], model.encode_memory(said["source"]))
+            y = model(*said.values())
+            return y if isinstance(y, torch.Tensor) else y[0]
+
+    # float32 sums of some tens of terms, on another processor perhaps; Nystromformer has an inverse in it.
+    assert_close(says(model), expected, rtol=2e-3, atol=2e-4)
+    checkpoint.save(model, tmp_path / "model")
+    assert_close(says(checkpoint.load(tmp_path / "model")), says(model), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_resumes_where_it_was(name, tmp_path, one_thread):
+    shutil.copytree(FILES / name, tmp_path / "run")
+    expected = load_file(tmp_path / "run" / "after.safetensors")
+    (tmp_path / "run" / "after.safetensors").unlink()
+    train.fit(train.Run.read(tmp_path / "run"))
+    after = load_file(tmp_path / "run" / "step-00000008" / "model.safetensors")
+    assert after.keys() == legacy.upgrade_tensors(expected).keys()
+    for old, x in expected.items():
+        (new,) = legacy.upgrade_tensors({old: x})
+        # Four steps of float32, on another processor perhaps.
+        assert_close(after[new], x, rtol=1e-3, atol=1e-5)
+
+
+def test_weights_of_parts_keep_loading():
+    """A network of one's own, with parts of lintra in it, saved its state_dict under the old names."""
+    layer = AttentionLayer(8, linear.Config(), heads=2)
+    block = Block(AttentionLayer(8, linear.Config(), heads=2), MLP(8), width=8)
+    old = {"qkv_proj": "inward", "out_proj": "outward"}
+    around = {"attn": "mix", "mlp": "feed", "attn_norm": "norm_mix", "mlp_norm": "norm_feed"}
+    for module, names in ((layer, old), (block, old | around)):
+        network = torch.nn.ModuleDict({"mix": module, "feed": torch.nn.Linear(2, 2)})
+        new = network.state_dict()
+        written = {}
+        for name, x in new.items():
+            first, *rest = name.split(".")
+            written[".".join([first, *(names.get(part, part) for part in rest)])] = x.clone()
+        assert written.keys() != new.keys()
+        network.load_state_dict(written)
+
+
+@pytest.mark.filterwarnings("error::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda: lintra.nn.Heads, "lintra.nn.Heads is now .*AttentionLayer"),
+        (lambda: lintra.nn.Feed, "lintra.nn.Feed is now .*MLP"),
+        (lambda: decoder.Config(vocabulary=7, feed=2.0), "feed= is now mlp_ratio="),
+        (lambda: decoder.Config(vocabulary=7, feed_kind="relu"), "feed_kind= is now activation="),
+        (lambda: decoder.Config(vocabulary=7).feed, r"\.feed is now \.mlp_ratio"),
+        (lambda: MLP(8, multiple=2.0), "multiple= is now ratio="),
+        (lambda: AttentionLayer(8, linear.Config(), heads=2).inward, r"\.inward is now \.qkv_proj"),
+        (lambda: train.Config(schedule="trapezoid"), "'trapezoid' is now schedule='wsd'"),
+    ],
+)
+def test_an_old_name_warns_with_the_new_one(use, message):
+    with pytest.raises(DeprecationWarning, match=message):
+        use()
+
+
+def test_an_old_name_means_what_it_meant():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert lintra.nn.Heads is AttentionLayer
+        assert decoder.Config(vocabulary=7, feed=2.0, feed_kind="relu") == decoder.Config(
+            vocabulary=7, mlp_ratio=2.0, activation="relu"
+        )
+        assert decoder.Config(vocabulary=7, mlp_ratio=3.0).feed == 3.0
+        layer = AttentionLayer(8, linear.Config(), heads=2)
+        assert layer.outward is layer.out_proj
+        assert layer.remember == layer.encode_memory
+        assert train.Config(schedule="trapezoid") == train.Config(schedule="wsd")
+        with pytest.raises(TypeError, match="mlp_ratio is given twice"):
+            decoder.Config(vocabulary=7, feed=2.0, mlp_ratio=2.0)
+        assert issubclass(seq2seq.Config, decoder.Config)
