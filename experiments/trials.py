@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from lintra import checkpoint, evaluate, train
+from lintra import checkpoint, evaluate, legacy, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.checkpoint import from_json, to_json
@@ -102,7 +102,9 @@ class Trial:
         told, settings = json.loads(self.kept.read_text()), self.settings()
         for name, part in (("task", self.task), ("model", self.model), ("train", self.training)):
             # What was no setting yet when it was written has its default.
-            told["settings"][name] = _plain(from_json(type(part), told["settings"][name], name))
+            told["settings"][name] = _plain(
+                from_json(type(part), legacy.upgrade_config(told["settings"][name]), name)
+            )
         if told["settings"] != settings:
             sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
         return told

@@ -22,6 +22,7 @@ from lintra.nn.block import Block
 from lintra.nn.mlp import MLP
 from lintra.nn.parameters import has_hooks
 from lintra.ops import LinearState
+from lintra.ops.layout import Layout
 
 MIN_STEPS = 16  # tokens: packing the weights takes as long as a few steps of `model.extend`
 
@@ -113,7 +114,8 @@ class Fused:
             _check_state(self.state, state)
             map_state(Tensor.copy_, self.state, state)
         with torch.no_grad():
-            x, recent = self.model.enter(tokens, self.state, None, None)
+            layout = Layout(batch, 1, tokens.device, seen=self.state.seen)
+            x, recent = self.model.embed(tokens, self.state.recent, layout)
             params = self.native(x[:, 0].contiguous())
         seen = self.state.seen + 1
         layers = tuple(AttentionLayerState(seen, layer.attention) for layer in self.state.layers)

@@ -17,7 +17,6 @@ from typing_extensions import Required, Unpack
 
 from lintra import fields, fused, replay
 from lintra.models import Decoder, Seq2Seq
-from lintra.models._io import checked
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Weights
 from lintra.nn.block import Block, CrossState
@@ -246,7 +245,7 @@ def prepare_inputs(
             raise ValueError("a Seq2Seq model needs a source")
         source, source_mask = source.to(device), None if source_mask is None else source_mask.to(device)
         try:
-            checked(model.encoder.config, model.encoder.embedding, source, source_mask)
+            model.encoder.check_input(source, source_mask)
         except (ValueError, TypeError) as error:
             raise type(error)(f"source does not fit: {error}") from error
         if batch not in (None, len(source)):

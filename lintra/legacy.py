@@ -33,7 +33,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def upgrade_config(content: Any) -> Any:
-    """Return a configuration as JSON, of format 1, with the field names and values of format 2."""
+    """Return a configuration as JSON, of format 1 or later, with the field names and values of format 2."""
     if not isinstance(content, dict):
         return content
     return {

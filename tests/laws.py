@@ -6,6 +6,7 @@ folder; each mechanism's test file gives its variants and its dense definition. 
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lintra.attention import Attention, Capabilities, leaves, map_state
+from lintra.ops.layout import Layout
 from lintra.ops.rope import RotaryEmbedding
 
 BATCH, TIME, DIM, VALUE_DIM = 2, 19, 6, 4
@@ -125,12 +127,20 @@ def forward(case: Case, attention: Attention, *inputs: Tensor, mask=None) -> Ten
     return attention(q, k, v, mask=mask, rope=case.rope(0, q.shape[1], mask), **named)
 
 
-def extend(case: Case, attention: Attention, inputs: list[Tensor], state, mask=None, rope=None, by=None):
-    """`extend`, or with `by=Attention` the loop over `step` that the base class has."""
+def extend(
+    case: Case, attention: Attention, inputs: list[Tensor], state, mask=None, rope=None, stepped: bool = False
+):
+    """`extend`, or `extend_by_steps`."""
     q, k, v, *rest = inputs
     named = dict(zip(reads(case), rest, strict=True))
-    call = attention.extend if by is None else by.extend.__get__(attention)
+    call = partial(extend_by_steps, attention) if stepped else attention.extend
     return call(q, k, v, state, mask=mask, rope=rope, **named)
+
+
+def extend_by_steps(attention: Attention, *args, **options):
+    """`extend` by the loop over the recurrence that the base class has."""
+    with patch.object(attention, "_extend", partial(Attention._extend, attention)):
+        return attention.extend(*args, **options)
 
 
 def some_lengths(case: Case) -> list[int]:
@@ -174,7 +184,7 @@ def parallel_is_recurrent(case: Case) -> None:
     whole = forward(case, attention, *inputs)
     whole_gradients = gradients(whole, inputs)
     state = attention.start(BATCH, dtype=torch.float64)
-    stepped, stepped_state = extend(case, attention, inputs, state, rope=case.rope(0, TIME), by=Attention)
+    stepped, stepped_state = extend(case, attention, inputs, state, rope=case.rope(0, TIME), stepped=True)
     assert_close(stepped, whole, **EXACT)
     assert_close(gradients(stepped, inputs), whole_gradients, **EXACT)
     for cuts in ((0, TIME), (1, TIME - 1), (7, 12), (TIME - 1, 1), (3, 1, 1, 9, 5)):
@@ -233,6 +243,22 @@ def padding_changes_nothing(case: Case) -> None:
             assert_close(gradients(y, dirty), clean_gradients, rtol=0, atol=0)
 
 
+def padded_places_hold_numbers(case: Case) -> None:
+    """Below the edge of a network, where nothing is made zero: finite values and gradients there, whatever q,
+    k and v are, so that no 0 of a later mask meets a NaN in a product."""
+    attention = case.build()
+    for mask in (*some_masks(), torch.zeros(BATCH, TIME, dtype=torch.bool)):
+        inputs = case.draw()
+        q, k, v, *rest = inputs
+        named = dict(zip(reads(case), rest, strict=True))
+        layout = Layout.of("q", q, mask)
+        y = attention(q, k, v, layout=layout, rope=case.rope(0, TIME, mask), **named)
+        assert y.isfinite().all()
+        assert_close(layout.zero(y), forward(case, attention, *inputs, mask=mask), **EXACT)
+        for g in gradients(y, inputs):
+            assert g.isfinite().all()
+
+
 def dropout_does_not_see_padding(case: Case) -> None:
     """Dropping weights in training: what stands in padded places still changes nothing."""
     attention = replace(case, config=replace(case.config, dropout=0.4)).build()
@@ -274,7 +300,7 @@ def padding_between_states_changes_nothing(case: Case) -> None:
         for i in range(BATCH):
             real = [x[i : i + 1, mask[i]] for x in inputs]
             rope = case.rope(6, real[0].shape[1])
-            rope = None if rope is None else rope._replace(position=rope.position[:1])
+            rope = None if rope is None else rope.moved(rope.position[:1])
             one = map_state(lambda x, i=i: x[i : i + 1], state)
             alone, alone_after = extend(case, attention, real, one, rope=rope)
             assert_close(y[i, mask[i]], alone[0], **EXACT)
@@ -340,7 +366,7 @@ def packed_is_each_alone(case: Case) -> None:
     for lengths in ([7, 0, 1, TIME, 2], [5, 5], [0, 0], [TIME]):
         inputs, cu_seqlens, rope = packed(case, lengths)
         named = dict(zip(reads(case), inputs[3:], strict=True))
-        y = attention.forward_packed(*inputs[:3], cu_seqlens, rope=rope, **named)
+        y = attention(*inputs[:3], cu_seqlens=cu_seqlens, rope=rope, **named)
         expected = torch.cat(one_by_one(case, attention, inputs, lengths), 1)
         assert_close(y, expected, **EXACT)
         if sum(lengths):
@@ -350,7 +376,7 @@ def packed_is_each_alone(case: Case) -> None:
     expected = one_by_one(case, attention, inputs, [7, 6, 6])
     broken = [torch.cat((x[:, :7], torch.full_like(x[:, :6], torch.nan), x[:, 13:]), 1) for x in inputs]
     named = dict(zip(reads(case), broken[3:], strict=True))
-    y = attention.forward_packed(*broken[:3], cu_seqlens, rope=rope, **named)
+    y = attention(*broken[:3], cu_seqlens=cu_seqlens, rope=rope, **named)
     assert_close(torch.cat((y[:, :7], y[:, 13:]), 1), torch.cat(expected[::2], 1), **EXACT)
 
 
@@ -363,9 +389,9 @@ def packed_after_states(case: Case) -> None:
         inputs, cu_seqlens, rope = packed(case, lengths, seed=len(rows))
         if rope is not None and rows:
             seen = torch.tensor(first).repeat_interleave(torch.tensor(second))
-            rope = rope._replace(position=rope.position + seen)
+            rope = rope.moved(rope.position + seen)
         named = dict(zip(reads(case), inputs[3:], strict=True))
-        y, state = attention.extend_packed(*inputs[:3], state, cu_seqlens, rope=rope, **named)
+        y, state = attention.extend(*inputs[:3], state, cu_seqlens=cu_seqlens, rope=rope, **named)
         ys.append(y)
         rows.append(inputs)
     split = [
@@ -405,7 +431,7 @@ def nothing_to_attend_to_gives_zero(case: Case) -> None:
         assert (g[0] == 0).all()
         assert g.isfinite().all()
     if not case.causal and attention.can.cross:
-        read = attention.read(inputs[0], attention.encode_memory(*inputs[1:3], mask))
+        read = attention.cross_attend(inputs[0], attention.encode_memory(*inputs[1:3], mask))
         assert (read[0] == 0).all()
         for g in gradients(read, inputs):
             assert (g[0] == 0).all()
@@ -413,26 +439,27 @@ def nothing_to_attend_to_gives_zero(case: Case) -> None:
 
 
 def cross_is_the_same_sum(case: Case) -> None:
-    """read(q, encode_memory(k, v)) with the sequence's own keys is the bidirectional form; any lengths go."""
+    """Cross-attention to the sequence's own keys is the bidirectional form; any lengths go."""
     attention, (q, k, v) = case.build(), case.draw()
-    assert_close(attention.read(q, attention.encode_memory(k, v)), attention(q, k, v), **EXACT)
-    few = attention.read(q[:, :3], attention.encode_memory(k, v))
+    assert_close(attention.cross_attend(q, attention.encode_memory(k, v)), attention(q, k, v), **EXACT)
+    few = attention.cross_attend(q[:, :3], attention.encode_memory(k, v))
     if attention.can.joint_queries:
         assert few.shape == (*q[:, :3].shape[:3], case.value_dim)
     else:
         assert_close(few, attention(q, k, v)[:, :3], **EXACT)
     fewer = [x[:, :7] for x in (k, v)]
-    many = attention.read(q, attention.encode_memory(*fewer))
+    many = attention.cross_attend(q, attention.encode_memory(*fewer))
     assert many.isfinite().all()
     if not attention.can.joint_queries:
         assert_close(many[:, :7], attention(q[:, :7], *fewer), **EXACT)
         if not attention.can.placed_queries:
             assert_close(many[:, -7:], attention(q[:, -7:], *fewer), **EXACT)
     mask = some_masks()[2]
-    y = attention.read(q, attention.encode_memory(k, v, mask), mask)
+    y = attention.cross_attend(q, attention.encode_memory(k, v, mask), mask)
     assert_close(y, attention(q, k, v, mask=mask), **EXACT)
     dirty = [x.masked_fill(~spread(mask, x), torch.nan) for x in (q, k, v)]
-    assert_close(attention.read(dirty[0], attention.encode_memory(*dirty[1:], mask), mask), y, rtol=0, atol=0)
+    again = attention.cross_attend(dirty[0], attention.encode_memory(*dirty[1:], mask), mask)
+    assert_close(again, y, rtol=0, atol=0)
 
 
 def runs_on_meta(case: Case) -> None:
@@ -501,20 +528,20 @@ def states_and_memories_are_copies(case: Case) -> None:
     """Whatever is written into q, k, v, a mask or positions after a call, the state it left stays; so does
     the memory of cross-attention. A buffer that is used for every token, say."""
     attention = case.build()
-    for time, masked, by in (
-        (TIME, True, None),
-        (TIME, False, None),
-        (1, False, None),
-        (1, False, Attention),
+    for time, masked, stepped in (
+        (TIME, True, False),
+        (TIME, False, False),
+        (1, False, False),
+        (1, False, True),
     ):
         inputs = [x.detach() for x in case.draw(time)]
         mask = torch.ones(BATCH, time, dtype=torch.bool) if masked else None
         rope = case.rope(0, time)
-        written = [*inputs, *(x for x in (mask, *(rope or ())) if isinstance(x, Tensor))]
+        written = [*inputs, *(x for x in (mask, rope and rope.position) if isinstance(x, Tensor))]
         made = []
         if keeps_state(case):
             state = attention.start(BATCH, dtype=torch.float64)
-            made.append(extend(case, attention, inputs, state, mask, rope, by)[1])
+            made.append(extend(case, attention, inputs, state, mask, rope, stepped)[1])
         if cross(case):
             made.append(attention.encode_memory(*inputs[1:3], mask))
         expected = map_state(torch.clone, tuple(made))
@@ -532,9 +559,9 @@ def states_of_another_dtype_are_refused(case: Case) -> None:
         _, state = extend(case, attention, inputs, attention.start(BATCH, dtype=dtype), rope=rope)
         wrong = map_state(lambda x, other=other: x.to(other) if x.is_floating_point() else x, state)
         token = [x[:, :1] for x in inputs]
-        for given, turn, by in ((inputs, rope, None), (token, more, None), (token, more, Attention)):
+        for given, turn, stepped in ((inputs, rope, False), (token, more, False), (token, more, True)):
             with pytest.raises(TypeError, match=f"state.* must .*{dtype}.*got {other}"):
-                extend(case, attention, given, wrong, rope=turn, by=by)
+                extend(case, attention, given, wrong, rope=turn, stepped=stepped)
 
 
 def states_can_be_indexed(case: Case) -> None:
@@ -609,11 +636,12 @@ def autocast_rounds_nothing_that_is_added(case: Case) -> None:
             every = [forward(case, attention, *inputs)]
             if keeps_state(case):
                 state = attention.start(BATCH, dtype=torch.bfloat16)
-                for by in (None, Attention):
-                    y, after = extend(case, attention, inputs, state, rope=case.rope(0, TIME), by=by)
+                for stepped in (False, True):
+                    rope = case.rope(0, TIME)
+                    y, after = extend(case, attention, inputs, state, rope=rope, stepped=stepped)
                     every += [y, *leaves(after)]
             if cross(case):
-                every.append(attention.read(inputs[0], attention.encode_memory(*inputs[1:3])))
+                every.append(attention.cross_attend(inputs[0], attention.encode_memory(*inputs[1:3])))
             return every
 
     assert_close(found(True), found(False), rtol=0, atol=0)
@@ -631,9 +659,9 @@ def long_sequences_do_not_drift(case: Case) -> None:
         y = forward(alone, attention.float(), *single)
     else:
         few = [x[:, :16] for x in (inputs[0], single[0])]
-        exact = attention.read(few[0], attention.encode_memory(*inputs[1:]))
+        exact = attention.cross_attend(few[0], attention.encode_memory(*inputs[1:]))
         attention.float()
-        y = attention.read(few[1], attention.encode_memory(*single[1:]))
+        y = attention.cross_attend(few[1], attention.encode_memory(*single[1:]))
     assert (y.double() - exact).abs().max() < 1e-4 * exact.abs().max()
 
 
@@ -648,14 +676,14 @@ def no_tokens_leave_the_state(case: Case) -> None:
     none, rope = [x[:, :0] for x in inputs], case.rope(0, 0)
     row = [x[:1] for x in none]
     named = dict(zip(reads(case), row[3:], strict=True))
-    of_row = None if rope is None else rope._replace(position=rope.position[:1])
+    of_row = None if rope is None else rope.moved(rope.position[:1])
     for state in states:
         for each in (None, mask[:, :0]):
             y, after = extend(case, attention, none, state, each, rope)
             assert y.shape == (BATCH, 0, case.heads, case.value_dim)
             same_states(after, state)
         cu_seqlens = torch.zeros(BATCH + 1, dtype=torch.int64)
-        y, after = attention.extend_packed(*row[:3], state, cu_seqlens, rope=of_row, **named)
+        y, after = attention.extend(*row[:3], state, cu_seqlens=cu_seqlens, rope=of_row, **named)
         assert y.shape == (1, 0, case.heads, case.value_dim)
         same_states(after, state)
 
@@ -675,7 +703,7 @@ def no_samples_have_states(case: Case) -> None:
     state = attention.start(0, dtype=torch.float64)
     for first, time in ((0, 5), (5, 1), (6, 0), (6, 3)):
         rope = case.rope(first, time)
-        rope = None if rope is None else rope._replace(position=rope.position[:0])
+        rope = None if rope is None else rope.moved(rope.position[:0])
         y, state = extend(case, attention, [x[:0] for x in case.draw(time)], state, rope=rope)
         assert y.shape == (0, time, case.heads, case.value_dim)
 
@@ -873,6 +901,7 @@ LAWS = [
     final_state_has_gradients,
     blind_to_the_future,
     padding_changes_nothing,
+    padded_places_hold_numbers,
     dropout_does_not_see_padding,
     padding_is_absence,
     padding_leaves_the_state,

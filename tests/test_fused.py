@@ -38,7 +38,7 @@ KINDS = kinds.KINDS | {
         "heads": 2,
         "width": 128,
     },
-    "one": {"heads": 1, "width": 1, "position": "none", "feed": 1.0, "layers": 1},
+    "one": {"heads": 1, "width": 1, "position": "none", "mlp_ratio": 1.0, "layers": 1},
 }
 
 
@@ -286,7 +286,7 @@ def test_a_forked_child_decodes_on():
 def test_layers_that_differ_are_not_fused():
     """The native code has one size for all of them."""
     for change in (
-        lambda block: setattr(block, "feed", MLP(16, ratio=8.0)),
+        lambda block: setattr(block, "mlp", MLP(16, ratio=8.0)),
         lambda block: setattr(block.mlp_norm, "eps", 1e-2),
     ):
         model = build(width=16, heads=2)

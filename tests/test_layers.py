@@ -122,7 +122,7 @@ transcriber = streaming.Transcriber(model)
 transcriber.push(torch.rand(9_000).numpy()), transcriber.finish()
 for attention in (linear.Config(), softmax.Config()):
     cross = attention.build(heads=4, dim=8, causal=False)
-    cross.read(torch.randn(2, 3, 4, 8), cross.encode_memory(*torch.randn(2, 2, 5, 4, 8)))
+    cross.cross_attend(torch.randn(2, 3, 4, 8), cross.encode_memory(*torch.randn(2, 2, 5, 4, 8)))
 print("checked")
 """
 

@@ -6,6 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from lintra import registry
+from lintra.attention._kernel import KernelAttention
+from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import State, leaves, map_state
 from lintra.attention._training import no_weight_decay, redraw
 from lintra.attention.base import Attention, AttentionConfig, Capabilities, in_layer
@@ -14,6 +16,8 @@ __all__ = [
     "Attention",
     "AttentionConfig",
     "Capabilities",
+    "KernelAttention",
+    "ScoredAttention",
     "State",
     "describe",
     "for_length",

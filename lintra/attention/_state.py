@@ -1,5 +1,6 @@
 """What is done with a state whatever its mechanism: choosing samples, adding tokens, applying a function."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -52,11 +53,48 @@ def leaves(state: State) -> list[Tensor]:
     return found
 
 
-def same_form(fresh: Tensor, x: Tensor) -> Tensor:
-    """x. Raises ValueError unless it has the shape of a fresh state, of which an axis that is empty may grow;
-    TypeError unless it has its dtype, if there is anything in it."""
-    if x.dim() != fresh.dim() or any(n not in (m, 0) for n, m in zip(fresh.shape, x.shape, strict=True)):
-        raise ValueError(f"state must hold a tensor like {list(fresh.shape)}, got {list(x.shape)}")
-    if x.numel() and x.dtype != fresh.dtype:
-        raise TypeError(f"state must hold a tensor of {fresh.dtype}, as start gives it, got {x.dtype}")
-    return x
+def check_form(like: State, state: State, n: int, apart: tuple[str, ...], name: str = "state") -> None:
+    """Raise ValueError or TypeError unless a state of n sequences has the form of `like`, a fresh one of one.
+
+    Axes that are empty in a fresh state may have grown: neighbouring parts alike, unless the second is one
+    of `apart`. Errors call the state `name`."""
+    if type(state) is not type(like):
+        raise TypeError(f"{name} must be a {type(like).__name__}, got {type(state).__name__}")
+    grown: int | None = None
+    for field, fresh, x in _parts(like, state):
+        if not isinstance(fresh, Tensor):
+            check_form(fresh, x, n, apart, f"{name}.{field}")
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}.{field} must be a tensor, got {type(x).__name__}")
+        wanted = [n, *fresh.shape[1:]]
+        if 0 not in wanted[1:2]:
+            grown = None
+        elif x.dim() > 1:
+            grown = x.shape[1] if grown is None or field in apart else grown
+            wanted[1] = grown
+        if list(x.shape) != wanted:
+            raise ValueError(f"{name}.{field} must be {wanted}, as start gives it, got {list(x.shape)}")
+
+
+def check_dtypes(like: State, state: State, q: Tensor, *, narrow: bool, name: str = "state") -> None:
+    """Raise TypeError unless the parts of a state have the dtypes of `like` and the device of q.
+
+    With `narrow`, a part called kv may be bfloat16; an empty part may have any dtype."""
+    for field, fresh, x in _parts(like, state):
+        if not isinstance(fresh, Tensor):
+            check_dtypes(fresh, x, q, narrow=narrow, name=f"{name}.{field}")
+            continue
+        right = x.dtype == fresh.dtype or (narrow and field == "kv" and x.dtype == torch.bfloat16)
+        if x.numel() and (not right or x.device != q.device):
+            raise TypeError(
+                f"{name}.{field} must be {fresh.dtype} on {q.device} for q of {q.dtype}, as start gives it, "
+                f"got {x.dtype} on {x.device}"
+            )
+
+
+def _parts(like: State, state: State) -> Iterator[tuple[str, Any, Any]]:
+    """Two states side by side, with the names of their parts."""
+    if len(like) != len(state):
+        raise ValueError(f"a state must have {len(like)} parts, got {len(state)}")
+    return zip(getattr(like, "_fields", map(str, range(len(like)))), like, state, strict=True)

@@ -13,6 +13,7 @@ Cost of t tokens: 3 t d a head; with a window w of them 2 t w d more. State of A
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,9 @@ from torch import Tensor, nn
 from lintra import fields
 from lintra.attention.base import Attention, Capabilities
 from lintra.ops import checks
-from lintra.ops.autocast import no_autocast, widened
+from lintra.ops.autocast import widened
+from lintra.ops.layout import Layout
 from lintra.ops.near_far import near_and_far
-from lintra.ops.padding import LeftAlign, zero_padding
-from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.running import ExpSums, no_sums, running_sums, total_sums
 
 
@@ -53,6 +53,7 @@ class AttentionFree(Attention):
     """AFT-simple and AFT-local. State of the former: `ExpSums` [b g d]."""
 
     paper = "Zhai et al. 2021, arXiv:2105.14103"
+    memory = ExpSums
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d)"
     )
@@ -78,105 +79,67 @@ class AttentionFree(Attention):
             self.query_bias = nn.Parameter(spread * torch.randn(config.max_length, config.rank))
             self.key_bias = nn.Parameter(spread * torch.randn(config.max_length, config.rank))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
-        self.check_rope(rope)
-        self.check(q, k, v, mask)
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
         if self.config.window is not None:
-            return self._local(q, k, v, mask)
+            return self._local(q, k, v, layout)
         if self.causal:
-            return super().forward(q, k, v, mask=mask)
-        (q,) = zero_padding(mask, q)
-        return zero_padding(mask, self._gate(q, self._totals(k, v, mask).mean()[:, None]))[0]
+            return super()._forward(q, k, v, layout)
+        return self._gate(q, self._totals(k, v, layout).mean()[:, None])
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ExpSums:
-        if self.config.window is not None:
-            return super().start(batch)
+        if not self.can.recurrent:
+            raise NotImplementedError(f"attention {self.name!r} has no recurrent form with {self.config}")
         dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
         return no_sums(batch, self.kv_heads, self.dim, device=device, dtype=dtype)
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: ExpSums,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, layout: Layout, **_: Any
     ) -> tuple[Tensor, ExpSums]:
-        self._check_recurrent(rope)
-        self.check(q, k, v, mask)
-        self.check_causal()
-        self.check_sums(state, ExpSums, ("b g d",) * 3, q)
         if not q.shape[1]:
             return torch.zeros_like(q), state
-        q, k, v = zero_padding(mask, q, k, v)
         k, v = widened(k, v)
-        sums = running_sums(k, v, mask, state)
-        y = zero_padding(mask, self._gate(q, sums.mean()))[0]
-        return y, ExpSums(*(x[:, -1].clone() for x in sums))  # views would keep the whole line
+        sums = running_sums(k, v, layout.mask, state)
+        # Views would keep the whole line.
+        return self._gate(q, sums.mean()), ExpSums(*(x[:, -1].clone() for x in sums))
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, *, rope: RotaryEmbedding | None = None
-    ) -> tuple[Tensor, ExpSums]:
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, **_: Any) -> tuple[Tensor, ExpSums]:
         """One token more in both sums: the reference of `extend`."""
-        self._check_recurrent(rope)
-        self.check_step(q, k, v, state)
         k, v = (x[:, 0] for x in widened(k, v))
         highest = torch.maximum(state.highest, k.detach())
         kept, weight = (state.highest - highest).exp(), (k - highest).exp()
         after = ExpSums(kept * state.numerator + weight * v, kept * state.denominator + weight, highest)
         return self._gate(q, after.mean()[:, None]), after
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> ExpSums:
-        self.check_cross()
-        self.check(None, k, v, mask)
-        return self._totals(k, v, mask)
+    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> ExpSums:
+        return self._totals(k, v, layout)
 
-    def cross_attend(self, q: Tensor, memory: ExpSums, mask: Tensor | None = None) -> Tensor:
-        self.check_cross_attend(q, memory, ExpSums, mask)
-        (q,) = zero_padding(mask, q)
-        return zero_padding(mask, self._gate(q, memory.mean()[:, None]))[0]
+    def _cross_attend(self, q: Tensor, memory: ExpSums, layout: Layout) -> Tensor:
+        return self._gate(q, memory.mean()[:, None])
 
-    def _totals(self, k: Tensor, v: Tensor, mask: Tensor | None) -> ExpSums:
-        k, v = widened(*zero_padding(mask, k, v))
-        return total_sums(k, v, mask)
+    def _totals(self, k: Tensor, v: Tensor, layout: Layout) -> ExpSums:
+        k, v = widened(k, v)
+        return total_sums(k, v, layout.mask)
 
     def _gate(self, q: Tensor, mean: Tensor) -> Tensor:
         """sigmoid(q) times the mean [b t g d] of its key-value head."""
         return (widened(q)[0].sigmoid() * mean.repeat_interleave(self.group, 2)).to(q.dtype)
 
-    def _local(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        if q.shape[1] > self.config.max_length:
-            raise ValueError(
-                f"attention {self.name!r} has weights for max_length={self.config.max_length} tokens, "
-                f"got t={q.shape[1]}"
-            )
-        if mask is None:
-            return self._gate(q, self._mean(k, v, None))
-        packed = LeftAlign.of(mask)
-        q, k, v = (packed.gather(x) for x in (q, k, v))
-        return packed.restore(self._gate(q, self._mean(k, v, packed.mask)))
-
-    def _mean(self, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def _local(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """The weighted values where places count from the first token: real ones come first."""
+        config, left = self.config, layout.left_align()
+        if q.shape[1] > config.max_length:
+            raise ValueError(
+                f"attention {self.name!r} has weights for max_length={config.max_length} tokens, got "
+                f"t={q.shape[1]}"
+            )
+        if left is not None:
+            q, k, v = (left.gather(x) for x in (q, k, v))
         k, v = widened(k, v)
-        names = ("bias",) if self.config.rank is None else ("query_bias", "key_bias")
+        names = ("bias",) if config.rank is None else ("query_bias", "key_bias")
         learned = [getattr(self, name)[: k.shape[1]].to(k.dtype) for name in names]
-        with no_autocast(k):
-            return near_and_far(k, v, learned, mask, window=self.config.window, causal=self.causal).mean()
-
-    def _check_recurrent(self, rope: RotaryEmbedding | None) -> None:
-        self.check_rope(rope)
-        if not self.can.recurrent:
-            raise NotImplementedError(f"attention {self.name!r} has no recurrent form with {self.config}")
+        mask = None if left is None else left.mask
+        means = near_and_far(k, v, learned, mask, window=config.window, causal=self.causal).mean()
+        y = self._gate(q, means)
+        return y if left is None else left.restore(y)

@@ -1,17 +1,24 @@
-"""What every mechanism is: two verbs over queries, keys and values, and what it declares about itself."""
+"""The base of all mechanisms: the verbs a network calls, written once, around the mathematics of a paper.
+
+A mechanism writes hooks: `start` and `_step`, the recurrence as its paper prints it, or `_forward`; and where
+it has them a fast `_extend`, `_encode_memory` and `_cross_attend`. The verbs `forward`, `extend`, `step`,
+`encode_memory` and `cross_attend` are final. They check what comes from outside, make padding zero, rotate
+queries and keys, leave autocast and pad packed batches, so that no hook has to.
+"""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lintra.attention._state import State, map_state, same_form, select
+from lintra.attention._state import State, check_dtypes, check_form, select
 from lintra.ops import checks
-from lintra.ops.packed import Bounds, PackedRow
-from lintra.ops.padding import zero_padding
+from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast
+from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -45,19 +52,26 @@ class AttentionConfig(Protocol):
 class Attention(nn.Module):
     """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t h e]; h a multiple of g.
 
-    `forward` takes a whole sequence; `extend` any number of tokens after a state; `step` is the recurrence
-    as its paper prints it, one token at a time. A causal mechanism needs to define only `start` and `step`:
-    the loop over them here serves until there is a fast form, and as its reference afterwards.
+    `forward` takes a whole sequence; `extend` any number of tokens after a state (*prefill* after an empty
+    one, *decode* with one token); `step` is the recurrence of the paper, one token at a time.
+    `encode_memory` and `cross_attend` are cross-attention: keys and values once, then any queries.
 
-    `mask` [b s] is True for real tokens. What stands in a padded place changes nothing, and y is 0 there.
-    `forward_packed` and `extend_packed` take sequences of different lengths without padding, in one row.
-    `rope` turns queries and keys by their positions (rotary embedding).
+    Of the keywords, `mask` [b t] is True for real tokens: what stands in a padded place changes nothing, and
+    y is 0 there. `cu_seqlens` [n+1] packs n sequences into one row, b = 1; a state is then of n. Whoever has
+    validated either hands down its `layout` instead. `rope` rotates queries and keys by their positions. What
+    a mechanism takes beside, its `extra_inputs` and `call_inputs`, goes by token too, [b t ...].
     """
 
     paper: ClassVar[str]
     shared_key: ClassVar[bool] = False  # queries and keys are one projection: q and k are the same
+    call_inputs: ClassVar[tuple[str, ...]] = ()  # what a caller may give at each call, [b t ...]
     no_weight_decay: ClassVar[tuple[str, ...]] = ()  # parameters that weight decay leaves alone
     supports_bf16_state: ClassVar[bool] = False  # `kv` of a state may be bfloat16, denominators not
+    reads_padded: ClassVar[bool] = False  # its hooks leave padded tokens out by themselves, NaN in them too
+    reads_packed: ClassVar[bool] = False  # its hooks take packed batches as they are
+    memory: ClassVar[type]  # of what cross-attention keeps
+    grows_apart: ClassVar[tuple[str, ...]] = ()  # parts of a state that do not grow with the one before
+    rotates: ClassVar[bool] = False  # its hooks take `rope` and apply it themselves
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
     def __init__(
@@ -72,6 +86,7 @@ class Attention(nn.Module):
     ):
         super().__init__()
         self.config = config
+        self._forms: dict[torch.dtype, State] = {}  # of a state, by the dtype of activations
         self.name = type(self).__module__.rpartition(".")[2]
         if causal and not self.can.causal:
             raise ValueError(f"attention {self.name!r} ({self.paper}) has no causal form, got causal=True")
@@ -80,11 +95,9 @@ class Attention(nn.Module):
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
         self.causal = causal
-        self.rope_dim = (
-            self.dim
-        )  # the width of what `rope` is applied to; 0: nothing is, for `no_rope_reason`
+        self.rope_dim = self.dim  # the width of what `rope` is applied to; 0: `no_rope_reason` says why not
         self.no_rope_reason = "has positions of its own"
-        self.rope_warning = ""  # what may go wrong where it is rotated, of which a layer warns
+        self.rope_warning = ""  # what may go wrong where queries and keys are rotated, of which a layer warns
         for what in ("heads", "kv_heads", "dim", "value_dim"):
             value = getattr(self, what)
             if not isinstance(value, int):
@@ -99,36 +112,51 @@ class Attention(nn.Module):
                 f"heads={self.heads}, got {self.kv_heads}"
             )
 
+    # What a mechanism says of itself.
+
     def extra_inputs(self) -> dict[str, int]:
-        """What it takes from the layer's input beyond q, k, v, such as a gate: name -> width."""
+        """Return what it takes from the layer's input beyond q, k, v, such as a gate: name -> width."""
         return {}
 
-    def initialize(self, qkv_proj: nn.Linear, extra: nn.ModuleDict) -> None:
-        """Starts a layer's projections, to q, k, v in one and to what it reads; as they come by default."""
+    def initialize(self, qkv_proj: nn.Linear, extra_proj: nn.ModuleDict) -> None:
+        """Initialise a layer's projections to q, k, v and to the extra inputs; by default as PyTorch does."""
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draws random features, hashes or blocks anew; for training, between steps. Nothing by default."""
+        """Sample random features, hashes or blocks again; for training, between steps. Nothing by default."""
 
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> State:
+        """Return the state before any token, for `batch` sequences of activations of `dtype`."""
+        raise NotImplementedError(f"attention {self.name!r} has no recurrent form")
+
+    # The verbs.
+
+    @final
     def forward(
         self,
         q: Float[Tensor, "b t h d"],
         k: Float[Tensor, "b t g d"],
         v: Float[Tensor, "b t g e"],
         *,
+        layout: Layout | None = None,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: CuSeqlens | None = None,
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "b t h e"]:
-        """A whole sequence attending to itself."""
-        state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        return self.extend(q, k, v, state, mask=mask, rope=rope, **extra)[0]
+        """Return what a whole sequence gets that attends to itself."""
+        if layout is None:
+            layout = self._validate(q, k, v, mask, cu_seqlens, rope, extra)
+            return layout.zero(self.forward(q, k, v, layout=layout, rope=rope, **extra))
+        if in_autocast(q):
+            return self._out_of_autocast(self.forward, q, k, v, layout=layout, rope=rope, **extra)
+        if layout.packed and not self.reads_packed:
+            return self._padded_forward(q, k, v, layout, rope, extra)
+        q, k, v, extra = self._prepare(q, k, v, layout, rope, extra)
+        return self._forward(q, k, v, layout, **extra)
 
-    def start(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> State:
-        """The state before any token, for `batch` sequences of activations of `dtype`."""
-        raise NotImplementedError(f"attention {self.name!r} has no recurrent form")
-
+    @final
     def extend(
         self,
         q: Float[Tensor, "b t h d"],
@@ -136,191 +164,288 @@ class Attention(nn.Module):
         v: Float[Tensor, "b t g e"],
         state: State,
         *,
+        layout: Layout | None = None,
         mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: CuSeqlens | None = None,
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t h e"], State]:
-        """Any number of tokens after `state`. Padded ones leave the state as it was."""
-        self.check(q, k, v, mask)
+        """Return what any number of tokens get after `state`, and the state after them.
+
+        Padded tokens leave the state as it was. With `cu_seqlens` each of n sequences has its own state."""
+        if layout is None:
+            layout = self._validate(q, k, v, mask, cu_seqlens, rope, extra)
+            self.check_causal()
+            y, state = self.extend(q, k, v, state, layout=layout, rope=rope, **extra)
+            return layout.zero(y), state
+        if in_autocast(q):
+            return self._out_of_autocast(self.extend, q, k, v, state, layout=layout, rope=rope, **extra)
+        self.check_state(state, layout.n, q)
+        if layout.packed and not self.reads_packed:
+            return self._padded_extend(q, k, v, state, layout, rope, extra)
+        q, k, v, extra = self._prepare(q, k, v, layout, rope, extra)
+        return self._extend(q, k, v, state, layout, **extra)
+
+    @final
+    def step(
+        self,
+        q: Float[Tensor, "b 1 h d"],
+        k: Float[Tensor, "b 1 g d"],
+        v: Float[Tensor, "b 1 g e"],
+        state: State,
+        *,
+        rope: RotaryEmbedding | None = None,
+        **extra: Tensor,
+    ) -> tuple[Float[Tensor, "b 1 h e"], State]:
+        """Return what one token gets by the recurrence as its paper prints it: the reference of `extend`."""
+        layout = self._validate(q, k, v, None, None, rope, extra)
         self.check_causal()
-        q, k, v = zero_padding(mask, q, k, v)
-        extra = {name: zero_padding(mask, x)[0] for name, x in extra.items()}
+        if layout.time != 1:
+            raise ValueError(f"step takes one token, got t={layout.time}: more go through extend")
+        self.check_state(state, layout.n, q)
+        if in_autocast(q):
+            return self._out_of_autocast(self.step, q, k, v, state, rope=rope, **extra)
+        q, k, v, extra = self._prepare(q, k, v, layout, rope, extra)
+        return self._step(q, k, v, state, **extra)
+
+    @final
+    def encode_memory(
+        self,
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "b s g e"],
+        mask: Bool[Tensor, "b s"] | None = None,
+        *,
+        layout: Layout | None = None,
+    ) -> State:
+        """Return what cross-attention keeps of another sequence."""
+        self.check_cross()
+        if layout is None:
+            checks.kv(k, v, mask, self.sizes())
+            layout = Layout.of("k", k, mask)
+        if in_autocast(k):
+            k, v = follow_autocast(k, v)
+            with no_autocast(k):
+                return self.encode_memory(k, v, layout=layout)
+        return self._encode_memory(layout.zero(k), layout.zero(v), layout)
+
+    @final
+    def cross_attend(
+        self,
+        q: Float[Tensor, "b t h d"],
+        memory: State,
+        mask: Bool[Tensor, "b t"] | None = None,
+        *,
+        layout: Layout | None = None,
+    ) -> Float[Tensor, "b t h e"]:
+        """Return what every query reads of all of a memory; `mask` is that of the queries, 0 where False."""
+        self.check_cross()
+        if in_autocast(q):
+            (q,) = follow_autocast(q)
+            with no_autocast(q):
+                return self.cross_attend(q, memory, mask, layout=layout)
+        if layout is None:
+            self._validate_query(q, memory, mask)
+            layout = Layout.of("q", q, mask)
+            return layout.zero(self.cross_attend(q, memory, layout=layout))
+        return self._cross_attend(layout.zero(q), memory, layout)
+
+    # The hooks. q, k, v and extra inputs are checked, 0 where padded (unless `reads_padded`) and rotated
+    # (unless `rotates`), and autocast is off. Where there is no token, anything finite may come out.
+
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **extra: Any) -> Tensor:
+        """y [b t h e] of whole sequences. By default `_extend` of an empty state."""
+        state = self.start(layout.n, device=q.device, dtype=q.dtype)
+        return self._extend(q, k, v, state, layout, **extra)[0]
+
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: State, layout: Layout, **extra: Any
+    ) -> tuple[Tensor, State]:
+        """y [b t h e] of tokens after a state, and the next state. By default `_step` of each token."""
         ys = [q.new_zeros(q.shape[0], 0, self.heads, self.value_dim)]
         for i in range(q.shape[1]):
             one = slice(i, i + 1)
-            y, after = self.step(
-                q[:, one],
-                k[:, one],
-                v[:, one],
-                state,
-                rope=None if rope is None else rope.at(one),
-                **{name: x[:, one] for name, x in extra.items()},
-            )
-            if mask is not None:
-                y = zero_padding(mask[:, one], y)[0]
-                after = select(mask[:, i], after, state)
+            token = {name: _of_tokens(x, one) for name, x in extra.items()}
+            y, after = self._step(q[:, one], k[:, one], v[:, one], state, **token)
+            state = after if layout.mask is None else select(layout.mask[:, i], after, state)
             ys.append(y)
-            state = after
         return torch.cat(ys, 1), state
 
-    def forward_packed(
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, state: State, **extra: Any) -> tuple[Tensor, State]:
+        """y [b 1 h e] of one token, and the next state: the recurrence."""
+        raise NotImplementedError(f"attention {self.name!r} has no recurrent form with {self.config}")
+
+    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> State:
+        raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no _encode_memory")
+
+    def _cross_attend(self, q: Tensor, memory: State, layout: Layout) -> Tensor:
+        raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no _cross_attend")
+
+    # What the verbs do around the hooks.
+
+    def _prepare(
         self,
-        q: Float[Tensor, "1 t h d"],
-        k: Float[Tensor, "1 t g d"],
-        v: Float[Tensor, "1 t g e"],
-        cu_seqlens: Bounds,
-        *,
-        rope: RotaryEmbedding | None = None,
-        **extra: Tensor,
-    ) -> Float[Tensor, "1 t h e"]:
-        """Each of the sequences in a row (`lintra.ops.packed`) attending to itself.
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: Layout,
+        rope: RotaryEmbedding | None,
+        extra: dict[str, Any],
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+        """Zeros where there is no token, rotation, and the extra inputs that a hook takes."""
+        if layout.mask is not None and not self.reads_padded:
+            q, v = layout.zero(q), layout.zero(v)
+            k = q if self.shared_key else layout.zero(k)
+            extra = {name: layout.zero(x) for name, x in extra.items() if x is not None}
+        if rope is not None and self.rotates:
+            extra = {**extra, "rope": rope}
+        elif rope is not None:
+            q, k = rope(q), k if self.shared_key else rope(k)
+        return q, k, v, extra
 
-        `rope` and `extra` go by token, [1 t ...]. Here by `forward` of the sequences padded: the law of
-        masks makes that right for every mechanism."""
-        row = self.check_packed(q, k, v, cu_seqlens)
+    def _out_of_autocast(self, verb: Callable[..., Any], *tensors: Any, **options: Any) -> Any:
+        """A verb outside of autocast, its q, k and v in autocast's dtype, as for a product of matrices."""
+        q, k, v, *state = tensors
+        q, k, v = follow_autocast(q, k, v)
+        with no_autocast(q):
+            return verb(q, q if self.shared_key else k, v, *state, **options)
 
-        def padded(position: Tensor | None = None, **rows: Any) -> Tensor:
-            return self(rope=_turned(rope, position), **rows)
-
-        return row.alike().each(padded, q=q, k=k, v=v, **_by_token(rope, extra))
-
-    def extend_packed(
+    def _padded_forward(
         self,
-        q: Float[Tensor, "1 t h d"],
-        k: Float[Tensor, "1 t g d"],
-        v: Float[Tensor, "1 t g e"],
-        state: State,
-        cu_seqlens: Bounds,
-        *,
-        rope: RotaryEmbedding | None = None,
-        **extra: Tensor,
-    ) -> tuple[Float[Tensor, "1 t h e"], State]:
-        """Any number of tokens after the `state` of each of n sequences: n prompts in one row, say."""
-        packed = self.check_packed(q, k, v, cu_seqlens).together()
-        given = {"q": q, "k": k, "v": v, **_by_token(rope, extra)}
-        rows: dict[str, Any] = {name: packed.unpack(x)[0] for name, x in given.items()}
-        turn = _turned(rope, rows.pop("position", None))
-        y, after = self.extend(**rows, state=state, mask=packed.groups[0].mask, rope=turn)
-        return packed.pack([y]), after
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layout: Layout,
+        rope: RotaryEmbedding | None,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        """A packed batch as padded batches of similar length. Causal, no token sees the padding behind it, so
+        that it need not be told from tokens."""
+        unmasked = self.causal and not self.can.lookahead
 
-    def step(
+        def padded(layout: Layout, position: Tensor | None = None, **tensors: Any) -> Tensor:
+            turned = None if rope is None or position is None else rope.moved(position)
+            layout = Layout(layout.rows, layout.time, layout.device) if unmasked else layout
+            return self.forward(layout=layout, rope=turned, **tensors)
+
+        return layout.pad_bucketed().each(padded, q=q, k=k, v=v, **_by_token(rope, extra))
+
+    def _padded_extend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: State,
-        *,
-        rope: RotaryEmbedding | None = None,
-        **extra: Tensor,
+        layout: Layout,
+        rope: RotaryEmbedding | None,
+        extra: dict[str, Any],
     ) -> tuple[Tensor, State]:
-        """One token, q [b 1 h d]: the recurrence."""
-        raise NotImplementedError(f"attention {self.name!r} has no recurrent form")
+        """A packed batch as one padded batch."""
+        padded = layout.pad_all()
+        given = {"q": q, "k": k, "v": v, **_by_token(rope, extra)}
+        tensors: dict[str, Any] = {name: padded.unpack(x)[0] for name, x in given.items()}
+        position = tensors.pop("position", None)
+        turned = None if rope is None or position is None else rope.moved(position)
+        y, after = self.extend(**tensors, state=state, layout=padded.layouts[0], rope=turned)
+        return padded.pack([y]), after
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Bool[Tensor, "b s"] | None = None) -> State:
-        """What cross-attention keeps of another sequence, k [b s g d], v [b s g e]."""
-        self.check_cross()
-        raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no encode_memory")
+    # What the verbs check, where tensors come from outside.
 
-    def cross_attend(
-        self, q: Float[Tensor, "b t h d"], memory: State, mask: Bool[Tensor, "b t"] | None = None
-    ) -> Float[Tensor, "b t h e"]:
-        """Every query reads all of the memory; `mask` is that of the queries, 0 where it is False."""
-        self.check_cross()
-        raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no read")
-
-    def prepare(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, rope: RotaryEmbedding | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What most mechanisms begin with: q, k, v checked, padding zeroed, rotated."""
-        self.check(q, k, v, mask)
-        q, k, v = zero_padding(mask, q, k, v)
-        return (q, k, v) if rope is None else (rope(q), rope(k), v)
-
-    def sizes(self, batch: int) -> dict[str, int]:
-        """What the letters of its shapes stand for."""
-        return {"b": batch, "h": self.heads, "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
-
-    def check(self, q: Tensor | None, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-        """Raises ValueError or TypeError unless q (None: there is none), k, v, mask go together and have the
-        heads and widths this mechanism was built for."""
+    def sizes(self, batch: int | None = None) -> dict[str, int]:
+        """Return what the letters of its shapes stand for."""
         sizes = {"h": self.heads, "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
-        if q is not None:
-            checks.qkv(q, k, v, mask, sizes, same_length=True)
-        else:
-            checks.kv(k, v, mask, sizes)
-        if self.shared_key and q is not None and k is not q and checks.readable(q, k, mask):
+        return sizes if batch is None else {"b": batch, **sizes}
+
+    def _validate(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        cu_seqlens: CuSeqlens | None,
+        rope: RotaryEmbedding | None,
+        extra: dict[str, Any],
+    ) -> Layout:
+        """The layout of q, k, v and the extra inputs. Raises ValueError or TypeError unless they go together
+        and have the heads and widths this mechanism was built for."""
+        checks.qkv(q, k, v, mask, self.sizes(), same_length=True)
+        layout = Layout.of("q", q, mask, cu_seqlens)
+        if self.shared_key and k is not q and checks.readable(q, k, mask):
             same = (q == k) | q.isnan()
             if not bool(same.all() if mask is None else same[mask].all()):
                 raise ValueError(f"attention {self.name!r} has one projection: k must be q")
-
-    def check_packed(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds) -> PackedRow:
-        """The same for a row of sequences -> the row, checked."""
-        self.check(q, k, v, None)
-        return PackedRow.of(cu_seqlens, "q", q)
-
-    def check_extra(self, q: Tensor, **given: Tensor | None) -> list[Any]:
-        """What was given beside q, k, v, in its order. Raises ValueError or TypeError unless that is what
-        `extra` names; None stands for what it does not name."""
-        widths = self.extra_inputs()
-        for name, x in given.items():
-            if x is None and name in widths:
-                raise TypeError(f"attention {self.name!r} takes {name} [b t {widths[name]}], got None")
-            if x is not None:
-                if name not in widths:
-                    raise TypeError(f"attention {self.name!r} takes no {name} with {self.config}")
-                checks.shape(name, x, "b t w", {"b": q.shape[0], "t": q.shape[1], "w": widths[name]})
-                checks.floating(name, x)
-        return list(given.values())
-
-    def check_rope(self, rope: RotaryEmbedding | None) -> None:
-        """Raises ValueError where a rotation is asked of a mechanism that takes none, with the reason."""
         if rope is not None and not self.rope_dim:
             raise ValueError(f"attention {self.name!r} {self.no_rope_reason} and takes no rotation")
+        self.check_extra(q, extra)
+        return layout
 
-    def check_step(self, q: Tensor, k: Tensor, v: Tensor, state: State) -> None:
-        """Raises ValueError or TypeError unless there is one token, a causal mechanism and a state of it."""
-        self.check(q, k, v, None)
-        self.check_causal()
-        if q.shape[1] != 1:
-            raise ValueError(f"step takes one token, got t={q.shape[1]}: more go through extend")
-        like = self.start(q.shape[0], device="meta", dtype=q.dtype)
-        if type(state) is not type(like):
-            raise TypeError(f"state must be a {type(like).__name__}, got {type(state).__name__}")
-        map_state(same_form, like, state)
-
-    def check_sums(self, state: State, kind: type, letters: tuple[str, ...], q: Tensor, **more: int) -> None:
-        """Raises ValueError or TypeError unless a state of constant size is a `kind` that goes with q: of
-        these letters (`more` are their own), in the dtype of sums; kv in bfloat16 too where it may be."""
-        checks.parts("state", state, kind, letters, self.sizes(q.shape[0]) | more)
-        for field, x in state._asdict().items():
-            if x.is_floating_point():
-                checks.state_dtype(f"state.{field}", x, q, narrow=self.supports_bf16_state and field == "kv")
-
-    def no_keys(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        """k and v of no tokens, for what reads a memory through a sum that adds nothing to it."""
-        sizes = q.shape[0], 0, self.kv_heads
-        return q.new_zeros(*sizes, self.dim), q.new_zeros(*sizes, self.value_dim)
-
-    def check_cross_attend(self, q: Tensor, memory: State, kind: type, mask: Tensor | None) -> None:
-        """Raises ValueError or TypeError unless q and its mask can read the memory, a `kind`."""
-        self.check_cross()
-        if not isinstance(memory, kind):
-            raise TypeError(
-                f"memory must be a {kind.__name__}, from encode_memory, got {type(memory).__name__}"
-            )
+    def _validate_query(self, q: Tensor, memory: State, mask: Tensor | None) -> None:
+        self.check_memory(memory, q)
         sizes = self.sizes(memory[0].shape[0])
         checks.shape("q", q, "b t h d", sizes)
         checks.floating("q", q)
         if mask is not None:
             checks.mask(mask, "b t", sizes, q.device)
 
+    def check_extra(self, q: Tensor, extra: dict[str, Any]) -> None:
+        """Raise ValueError or TypeError unless the extra inputs are those that the mechanism takes."""
+        widths = self.extra_inputs()
+        for name in {**widths, **extra}:
+            x = extra.get(name)
+            if name in widths:
+                if x is None:
+                    raise TypeError(f"attention {self.name!r} takes {name} [b t {widths[name]}], got None")
+                checks.shape(name, x, "b t w", {"b": q.shape[0], "t": q.shape[1], "w": widths[name]})
+                checks.floating(name, x)
+            elif name not in self.call_inputs:
+                raise TypeError(f"attention {self.name!r} takes no {name} with {self.config}")
+            elif x is not None and x.shape[:2] != q.shape[:2]:
+                raise ValueError(
+                    f"{name} must be [b={q.shape[0]} t={q.shape[1]} ...], got shape {list(x.shape)}"
+                )
+
+    def check_state(self, state: State, n: int, q: Tensor) -> None:
+        """Raise ValueError or TypeError unless a state is of this mechanism, of n sequences, and goes with q.
+
+        Its sums are in the sum dtype of q, or kv in bfloat16 where that is supported."""
+        if torch.compiler.is_compiling():
+            return
+        like = self._form(q.dtype)
+        check_form(like, state, n, self.grows_apart)
+        check_dtypes(like, state, q, narrow=self.supports_bf16_state)
+
+    def _form(self, dtype: torch.dtype) -> State:
+        """A state of one sequence, without numbers."""
+        if dtype not in self._forms:
+            self._forms[dtype] = self.start(1, device="meta", dtype=dtype)
+        return self._forms[dtype]
+
+    def check_memory(self, memory: State, q: Tensor) -> None:
+        """Raise TypeError unless a memory is of this mechanism, and goes with q."""
+        if not isinstance(memory, self.memory):
+            kind = self.memory.__name__
+            raise TypeError(f"memory must be a {kind}, from encode_memory, got {type(memory).__name__}")
+
+    def check_causal(self) -> None:
+        """Raise ValueError where a recurrent form is asked of a bidirectional mechanism."""
+        if not self.causal:
+            raise ValueError("start, extend and step need a mechanism built with causal=True")
+
+    def check_cross(self) -> None:
+        """Raise ValueError where cross-attention is asked of a mechanism without it, or of a causal one."""
+        if not self.can.cross:
+            raise ValueError(f"attention {self.name!r} has no cross form with {self.config}")
+        if self.causal:
+            raise ValueError("encode_memory and cross_attend need a mechanism built with causal=False")
+
+    # A state in another dtype.
+
     def cast_state(self, state: State, dtype: torch.dtype) -> State:
-        """The state with kv in `dtype`, in which `extend` leaves it. What `check_state_dtype` raises."""
+        """Return the state with kv in `dtype`, which `extend` keeps. Raises what `check_state_dtype` does."""
         self.check_state_dtype(dtype)
         return state._replace(kv=state.kv.to(dtype))
 
     def check_state_dtype(self, dtype: torch.dtype) -> None:
-        """Raises ValueError unless kv of the state may be kept in `dtype`."""
+        """Raise ValueError unless kv of the state may be kept in `dtype`."""
         if dtype != torch.bfloat16:
             raise ValueError(f"state_dtype must be torch.bfloat16 or None, the dtype of sums; got {dtype}")
         if not self.supports_bf16_state:
@@ -328,30 +453,18 @@ class Attention(nn.Module):
             why = "has no kv apart from its denominators" if constant else "has no state of constant size"
             raise ValueError(f"state_dtype must be None: attention {self.name!r} {why}")
 
-    def check_causal(self) -> None:
-        """Raises ValueError where a recurrent form is asked of a bidirectional mechanism."""
-        if not self.causal:
-            raise ValueError("start, extend and step need a mechanism built with causal=True")
-
-    def check_cross(self) -> None:
-        """Raises ValueError where cross-attention is asked of a mechanism without it, or of a causal one."""
-        if not self.can.cross:
-            raise ValueError(f"attention {self.name!r} has no cross form with {self.config}")
-        if self.causal:
-            raise ValueError("encode_memory and read need a mechanism built with causal=False")
-
 
 def in_layer(config: Any, layer: int) -> Any:
-    """A mechanism's `Config` for one layer of a network: layers draw different random features."""
+    """Return a mechanism's `Config` for one layer of a network: layers sample different random features."""
     return dataclasses.replace(config, seed=config.seed + layer) if hasattr(config, "seed") else config
 
 
-def _by_token(rope: RotaryEmbedding | None, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+def _by_token(rope: RotaryEmbedding | None, extra: dict[str, Any]) -> dict[str, Tensor]:
     """What is given for each token beside q, k, v; of a rotation, the positions."""
     given = {name: x for name, x in extra.items() if x is not None}
     return given if rope is None else given | {"position": rope.position}
 
 
-def _turned(rope: RotaryEmbedding | None, position: Tensor | None) -> RotaryEmbedding | None:
-    """The rotation at these positions."""
-    return None if rope is None or position is None else rope._replace(position=position)
+def _of_tokens(x: Any, tokens: slice) -> Any:
+    """An extra input [b t ...], or a rotation, of some tokens alone."""
+    return x.at(tokens) if isinstance(x, RotaryEmbedding) else x[:, tokens]

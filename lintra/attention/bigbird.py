@@ -17,7 +17,7 @@ Cost of t tokens: t w (d + e) multiplications and additions a head with w = (5 +
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -28,10 +28,9 @@ from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
-from lintra.ops import checks
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
-from lintra.ops.padding import LeftAlign, real_tokens, take, zero_padding
-from lintra.ops.rope import RotaryEmbedding, token_positions
+from lintra.ops.layout import Layout
+from lintra.ops.padding import real_tokens, take
 from lintra.ops.softmax_attention import fused_attention, softmax_attention
 
 
@@ -100,23 +99,14 @@ class BigBirdAttention(ScoredAttention):
     def redraw(self, generator: torch.Generator) -> None:
         self.seeds.copy_(self._draw(generator))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
         if self.causal:
-            return super().forward(q, k, v, mask=mask, rope=rope)
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        if mask is None:
+            return super()._forward(q, k, v, layout)
+        left = layout.left_align()
+        if left is None:
             return self._both_ways(q, k, v, None)
-        first = LeftAlign.of(mask)
-        q, k, v = (first.gather(x) for x in (q, k, v))
-        return first.restore(self._both_ways(q, k, v, first.mask))
+        q, k, v = (left.gather(x) for x in (q, k, v))
+        return left.restore(self._both_ways(q, k, v, left.mask))
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -127,38 +117,26 @@ class BigBirdAttention(ScoredAttention):
             torch.zeros(batch, device=device, dtype=torch.int64),
         )
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: BigBirdState,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, layout: Layout, **_: Any
     ) -> tuple[Tensor, BigBirdState]:
-        self.check_causal()
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        letters = ("b s g d", "b s g e", "b s", "b")
-        checks.cache("state", state, BigBirdState, letters, self.sizes(k.shape[0]), k=k, v=v)
-        here = token_positions(state.seen, q.shape[1], mask)
+        here = layout.after(state.seen).positions()
         after = _append(state, k, v, here)
         if q.shape[1] == 1:
             y = self._token(q, after, here)
-        elif q.shape[1] and (mask is not None or state.k.shape[1]):
+        elif q.shape[1] and (layout.mask is not None or state.k.shape[1]):
             y = self._after(q, after, state, here)
         elif q.shape[1] <= self.full * self.config.block:
             y = self._everything(q, k, v, None)
         else:
             y = self._past(q, k, v, state.seen.new_zeros(1))
-        return zero_padding(mask, y)[0], after
+        return y, after
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, *, rope: RotaryEmbedding | None = None
+    def _step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: BigBirdState, **_: Any
     ) -> tuple[Tensor, BigBirdState]:
         """One token, which reads the blocks of its row. The paper has no recurrence."""
-        self.check_step(q, k, v, state)
-        return self.extend(q, k, v, state, rope=rope)
+        return BigBirdAttention._extend(self, q, k, v, state, Layout(q.shape[0], 1, q.device))
 
     def lists(
         self, row: Int[Tensor, "b n"], number: Int[Tensor, "b #n"]

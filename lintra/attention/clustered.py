@@ -24,7 +24,7 @@ keys are chosen from all of the sequence.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,8 +36,7 @@ from lintra.attention.base import Capabilities
 from lintra.ops import clustering
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
-from lintra.ops.padding import zero_padding
-from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import softmax_attention
 
 
@@ -104,25 +103,11 @@ class ClusteredAttention(ScoredAttention):
             if buffer is not None:
                 buffer.copy_(drawn)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        return self._attend(q, k, v, mask, mask)
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
+        return self._attend(q, k, v, layout.mask, layout.mask)
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
-        return self.store_tokens(k, v, mask)
-
-    def cross_attend(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross_attend(q, memory, TokenMemory, mask)
-        (q,) = zero_padding(mask, q)
-        return self._attend(q, *memory[:2], mask, memory.real)
+    def _cross_attend(self, q: Tensor, memory: TokenMemory, layout: Layout) -> Tensor:
+        return self._attend(q, *memory[:2], layout.mask, memory.real)
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Planes, draws and the bias, which is drawn last: a seed gives the same planes without it."""
@@ -146,12 +131,12 @@ class ClusteredAttention(ScoredAttention):
         blind = (scores == -math.inf).all(-1, keepdim=True)
         weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
         if not config.improved:
-            return self._leave(_of_cluster(self._values(weights, v), cluster), mask, v)
+            return _of_cluster(self._values(weights, v), cluster).transpose(1, 2).to(v.dtype)
         top = scores.detach().topk(min(config.topk, scores.shape[3]), sorted=False).indices
         mass = weights.gather(3, top).sum(-1, keepdim=True)
         rest = self._values(weights.scatter(3, top, 0.0), v)
         y = _of_cluster(mass, cluster) * self._exact(q, k, v, cluster, top, real)
-        return self._leave(y + _of_cluster(rest, cluster), mask, v)
+        return (y + _of_cluster(rest, cluster)).transpose(1, 2).to(v.dtype)
 
     def _means(self, q: Tensor, cluster: Tensor, mask: Tensor | None) -> Tensor:
         """The mean query [b h c d] of each cluster; 0 for an empty one."""
@@ -203,9 +188,6 @@ class ClusteredAttention(ScoredAttention):
             **self.weighing(),
         )
         return _of_cluster(piece.o.flatten(2, 3), blocks.place)
-
-    def _leave(self, y: Tensor, mask: Tensor | None, v: Tensor) -> Tensor:
-        return zero_padding(mask, y.transpose(1, 2))[0].to(v.dtype)
 
 
 def _of_cluster(x: Tensor, cluster: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ Cost of t tokens: 4 t d e multiplications and additions a head, 2 d e a token to
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,11 +23,9 @@ from lintra import fields, ops
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
 from lintra.ops import LinearState, checks
-from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
+from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
-from lintra.ops.padding import zero_padding
-from lintra.ops.rope import RotaryEmbedding, token_positions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +59,7 @@ class Cosformer(KernelAttention):
     """cosFormer. State: kv [b g f e], z [b g f] and the number of tokens seen [b]."""
 
     paper = "Qin et al. 2022, arXiv:2202.08791"
-    keeps = CosformerState, ("b g f e", "b g f", "b")
+    memory = CosformerState
     supports_bf16_state = True
     can = Capabilities(
         causal=True,
@@ -84,29 +82,23 @@ class Cosformer(KernelAttention):
         sums = LinearState.empty(*sizes, device=device, dtype=dtype)
         return CosformerState(*sums, torch.zeros(batch, device=device, dtype=torch.int64))
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, *, rope: RotaryEmbedding | None = None
+    def _step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: CosformerState, **_: Any
     ) -> tuple[Tensor, CosformerState]:
         """The recurrence of linear attention over the features, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        self.check_rope(rope)
-        here = self._positions(state.seen, 1, None)
+        here = self._positions(Layout(q.shape[0], 1, q.device, seen=state.seen))
         q, k = (torch.relu(self._features(x, here)) for x in (q, k))
-        with no_autocast(q):
-            kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
-            z = state.z + k[:, 0]
-            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
-            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
+        kv = state.kv + torch.einsum("btgf,btge->bgfe", k, v.to(k.dtype))
+        z = state.z + k[:, 0]
+        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+        weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), CosformerState(kv, z, state.seen + 1)
 
-    def cross_attend(self, q: Tensor, memory: CosformerState, mask: Tensor | None = None) -> Tensor:
+    def _cross_attend(self, q: Tensor, memory: CosformerState, layout: Layout) -> Tensor:
         """Queries stand at their own places, 0 first, as the memory's keys do."""
-        self.check_cross_attend(q, memory, CosformerState, mask)
-        here = self._positions(torch.zeros_like(memory.seen), q.shape[1], mask)
-        (q,) = zero_padding(mask, q)
-        k, v = self.no_keys(q)
-        y, _ = self._sum(q, k, v, memory, None, None, here)
-        return zero_padding(mask, self._within(y, here))[0]
+        here = self._positions(layout)
+        none = Layout(q.shape[0], 0, q.device)
+        return self._within(self._sum(q, *self._no_keys(q), memory, none, queries=here)[0], here)
 
     def _sum(
         self,
@@ -114,32 +106,28 @@ class Cosformer(KernelAttention):
         k: Tensor,
         v: Tensor,
         state: CosformerState,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
+        layout: Layout,
+        *,
         queries: Tensor | None = None,
     ) -> tuple[Tensor, CosformerState]:
         """`queries` [b t]: the positions of q, if they are not those of k."""
         config = self.config
-        here = self._positions(state.seen, k.shape[1], mask)
+        here = self._positions(layout.after(state.seen))
         queries = here[:, : q.shape[1]] if queries is None else queries
-        (k,) = zero_padding(mask, k)
-        (q,) = zero_padding(mask if self.causal else None, q)
-        with no_autocast(k):  # positions keep their digits
-            q, k = self._features(q, queries), self._features(k, here)
-            y, (kv, z) = ops.linear_attention(
-                q,
-                k,
-                self._within(v, here).to(q.dtype),
-                state=LinearState(state.kv, state.z),
-                mask=mask,
-                causal=self.causal,
-                eps=config.eps,
-                feature_map="relu",
-                chunk=config.chunk,
-                impl=config.impl,
-            )
-        seen = state.seen + (k.shape[1] if mask is None else mask.sum(1))
-        return y.to(v.dtype), CosformerState(kv, z, seen)
+        q, k = self._features(q, queries), self._features(k, here)
+        y, (kv, z) = ops.linear_attention(
+            q,
+            k,
+            self._within(v, here).to(q.dtype),
+            state=LinearState(state.kv, state.z),
+            layout=layout,
+            causal=self.causal,
+            eps=config.eps,
+            feature_map="relu",
+            chunk=config.chunk,
+            impl=config.impl,
+        )
+        return y.to(v.dtype), CosformerState(kv, z, state.seen + layout.new)
 
     def _features(self, x: Tensor, here: Tensor) -> Tensor:
         """x [b t h d] at positions here [b t] -> [b t h 2d] in the dtype of the sums, before the relu: the
@@ -155,13 +143,12 @@ class Cosformer(KernelAttention):
             return x
         return x.masked_fill((here >= self.config.max_length)[..., None, None], math.nan)
 
-    def _positions(self, seen: Tensor, time: int, mask: Tensor | None) -> Tensor:
-        """Of `time` tokens after `seen` [b] earlier ones; -1 where padded. ValueError beyond max_length
-        where lengths may be read.
-        """
-        longest = time if mask is None else 0
-        if checks.readable(seen, mask) and seen.numel():
-            longest = int((seen + (time if mask is None else mask.sum(1))).max())
+    def _positions(self, layout: Layout) -> Tensor:
+        """Positions [b t]; -1 where padded. ValueError beyond max_length where lengths may be read."""
+        longest = layout.time if layout.mask is None and layout.seen is None else 0
+        if checks.readable(layout.seen, layout.mask) and layout.n:
+            total = layout.new if layout.seen is None else layout.seen + layout.new
+            longest = int(total.max()) if isinstance(total, Tensor) else total
         if longest > self.config.max_length:
             raise ValueError(f"a sequence may have max_length={self.config.max_length} tokens, got {longest}")
-        return token_positions(seen, time, mask)
+        return layout.positions()

@@ -26,9 +26,10 @@ from lintra import fields
 from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
 from lintra.ops import checks
-from lintra.ops.autocast import no_autocast, widened
+from lintra.ops.autocast import widened
 from lintra.ops.delta import delta_rule
-from lintra.ops.padding import LeftAlign, take
+from lintra.ops.layout import Layout
+from lintra.ops.padding import take
 from lintra.ops.rope import RotaryEmbedding
 
 EPS = 1e-6  # added to the square of a length: a key of zeros stays 0
@@ -67,7 +68,7 @@ class DeltaNet(Attention):
     """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
-    supports_bf16_state = True
+    supports_bf16_state = rotates = True
     no_weight_decay = ("A_log", "dt_bias")
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
@@ -107,79 +108,55 @@ class DeltaNet(Attention):
         shapes = ((g, d, e), (last, h, d), (last, g, d), (last, g, e))
         return DeltaState(*(torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in shapes))
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: DeltaState,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-        beta: Tensor | None = None,
-        decay: Tensor | None = None,
-        gate: Tensor | None = None,
-    ) -> tuple[Tensor, DeltaState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        letters, last = ("b g d e", "b s h d", "b s g d", "b s g e"), (self.config.conv or 1) - 1
-        self.check_sums(state, DeltaState, letters, q, s=last)
-        extra = self.check_extra(q, beta=beta, decay=decay, gate=gate)
-        dtype = v.dtype
-        if mask is None:
-            y, after = self._extend(q, k, v, state, None, rope, extra)
-            return y.to(dtype), after
-        # The convolution goes by places: those of real tokens alone.
-        packed = LeftAlign.of(mask)
-        q, k, v = (packed.gather(x) for x in (q, k, v))
-        extra = [x if x is None else packed.gather(x) for x in extra]
-        if rope is not None:
-            rope = rope._replace(position=packed.gather(rope.position))
-        y, after = self._extend(q, k, v, state, packed.mask, rope, extra)
-        return packed.restore(y).to(dtype), after
-
     def _extend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: DeltaState,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
-        extra: list[Any],
+        layout: Layout,
+        *,
+        beta: Tensor,
+        decay: Tensor | None = None,
+        gate: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, DeltaState]:
-        """`extend` where the real tokens come first."""
+        dtype, left = v.dtype, layout.left_align()
+        extra: list[Any] = [beta, decay, gate]
+        if left is not None:  # the convolution goes by places: those of real tokens alone
+            q, k, v = (left.gather(x) for x in (q, k, v))
+            extra = [x if x is None else left.gather(x) for x in extra]
+            rope = None if rope is None else rope.moved(left.gather(rope.position))
+        mask = None if left is None else left.mask
         beta, decay, gate = extra
         (q, k, v), last = self._convolve(q, k, v, state, mask)
-        q, k = self._turn(q, rope) * self.dim**-0.5, self._turn(k, rope)
+        q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)
         options = {"log_decay": self._log_decay(decay), "mask": mask, "chunk": self.config.chunk}
         y, kv = delta_rule(q, k, v, self._beta(beta), state=state.kv, **options)
-        return finish(y, gate, weight=self.norm), DeltaState(kv, *last)
+        y = finish(y, gate, weight=self.norm).to(dtype)
+        return y if left is None else left.restore(y), DeltaState(kv, *last)
 
-    def step(
+    def _step(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: DeltaState,
         *,
-        rope: RotaryEmbedding | None = None,
-        beta: Tensor | None = None,
+        beta: Tensor,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, DeltaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        extra = self.check_extra(q, beta=beta, decay=decay, gate=gate)
         dtype = v.dtype
         (q, k, v), last = self._convolve(q, k, v, state, None)
-        q, k = self._turn(q, rope) * self.dim**-0.5, self._turn(k, rope)[:, 0]
-        log_decay = self._log_decay(extra[1])
+        q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)[:, 0]
+        log_decay = self._log_decay(decay)
         kv = state.kv if log_decay is None else log_decay[:, 0, :, None, None].exp() * state.kv
-        with no_autocast(q):
-            missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
-            kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(extra[0])[:, 0], k, missing)
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
+        missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
+        kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(beta)[:, 0], k, missing)
+        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), DeltaState(kv, *last)
 
     def _convolve(
@@ -195,7 +172,7 @@ class DeltaNet(Attention):
         count = q.shape[1] if mask is None else mask.sum(1)
         return tuple(found), tuple(_behind(x, count, self.config.conv - 1) for x in joined)
 
-    def _turn(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
+    def _unit(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
         """x of unit length, rotated."""
         x = x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
         return x if rope is None else rope(x)

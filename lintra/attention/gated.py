@@ -23,10 +23,10 @@ from torch.nn import functional
 from lintra import fields
 from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
-from lintra.ops.autocast import no_autocast, widened
+from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
 from lintra.ops.gated import gated_attention
-from lintra.ops.padding import zero_padding
+from lintra.ops.layout import Layout
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -59,7 +59,7 @@ class GatedLinearAttention(Attention):
     """Gated linear attention. State: kv [b g d e]."""
 
     paper = "Yang et al. 2024, arXiv:2312.06635"
-    supports_bf16_state = True
+    supports_bf16_state = rotates = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -81,62 +81,48 @@ class GatedLinearAttention(Attention):
         shape = (batch, self.kv_heads, self.dim, self.value_dim)
         return GatedState(torch.zeros(shape, device=device, dtype=dtype))
 
-    def extend(
+    def _extend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: GatedState,
+        layout: Layout,
         *,
-        mask: Tensor | None = None,
+        decay: Tensor,
+        gate: Tensor,
         rope: RotaryEmbedding | None = None,
-        decay: Tensor | None = None,
-        gate: Tensor | None = None,
     ) -> tuple[Tensor, GatedState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        self.check_sums(state, GatedState, ("b g d e",), q)
         dtype = v.dtype
-        q, k, v, log_decay, gate = self._enter(q, k, v, mask, rope, decay, gate)
-        y, kv = gated_attention(q, k, v, log_decay, state=state.kv, mask=mask, chunk=self.config.chunk)
+        q, k, v, log_decay, gate = self._enter(q, k, v, rope, decay, gate)
+        options = {"mask": layout.mask, "chunk": self.config.chunk}
+        y, kv = gated_attention(q, k, v, log_decay, state=state.kv, **options)
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
-    def step(
+    def _step(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: GatedState,
         *,
+        decay: Tensor,
+        gate: Tensor,
         rope: RotaryEmbedding | None = None,
-        decay: Tensor | None = None,
-        gate: Tensor | None = None,
     ) -> tuple[Tensor, GatedState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
         dtype = v.dtype
-        q, k, v, log_decay, gate = self._enter(q, k, v, None, rope, decay, gate)
-        with no_autocast(q):
-            written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
-            kv = log_decay[:, 0].exp()[..., None] * state.kv + written
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
+        q, k, v, log_decay, gate = self._enter(q, k, v, rope, decay, gate)
+        written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
+        kv = log_decay[:, 0].exp()[..., None] * state.kv + written
+        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _enter(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
-        decay: Tensor | None,
-        gate: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None, decay: Tensor, gate: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Checked, padding zeroed, rotated and scaled; the logarithm of the decays [b t g d]."""
-        extra = self.check_extra(q, decay=decay, gate=gate)
-        q, k, v, low, closing = widened(*zero_padding(mask, q, k, v, *extra))
-        if rope is not None:
-            q, k = rope(q), rope(k)
-        with no_autocast(q):
-            rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias
-        return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, closing
+        """In the dtype of sums, rotated and scaled; the logarithm of the decays [b t g d]."""
+        q, k, v, low, gate = widened(q, k, v, decay, gate)
+        q, k = (q, k) if rope is None else (rope(q), rope(k))
+        rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias
+        return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, gate

@@ -40,12 +40,10 @@ from lintra.attention._feature_maps import (
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
 from lintra.ops import LinearState
-from lintra.ops.autocast import follow_autocast, no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.features import apply_feature_map
+from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
-from lintra.ops.packed import Bounds, PackedRow
-from lintra.ops.padding import zero_padding
 from lintra.ops.rope import RotaryEmbedding
 
 __all__ = [
@@ -102,8 +100,9 @@ class LinearAttention(KernelAttention):
     """Linear attention. State: kv [b g f e] and z [b g f]."""
 
     paper = "Katharopoulos et al. 2020, arXiv:2006.16236"
-    keeps = LinearState, ("b g f e", "b g f")
+    memory = LinearState
     supports_bf16_state = True
+    reads_padded = reads_packed = rotates = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -135,49 +134,23 @@ class LinearAttention(KernelAttention):
         sizes = (batch, self.kv_heads, self.features, self.value_dim)
         return LinearState.empty(*sizes, device=device, dtype=dtype)
 
-    def forward_packed(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rope: RotaryEmbedding | None = None
-    ) -> Tensor:
-        """Without padding where the sum is native."""
-        row = self.check_packed(q, k, v, cu_seqlens)
-        self.check_rope(rope)
-        return self._sum(q, k, v, None, None, rope, row)[0]
-
-    def extend_packed(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: LinearState,
-        cu_seqlens: Bounds,
-        *,
-        rope: RotaryEmbedding | None = None,
-    ) -> tuple[Tensor, LinearState]:
-        row = self.check_packed(q, k, v, cu_seqlens)
-        self.check_causal()
-        self.check_rope(rope)
-        return self._sum(q, k, v, state, None, rope, row)
-
-    def step(
+    def _step(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        self.check_rope(rope)
-        dtype = state.kv.dtype
-        with no_autocast(q):
-            q, k, rope = self._turned_inputs(q, k, dtype, rope)
-            q, k = self._features(q, k, dtype)
-            turned_q, turned_k = (q, k) if rope is None else (rope(q), rope(k))
-            kv = state.kv + torch.einsum("btgf,btge->bgfe", turned_k, v.to(dtype))
-            z = state.z + k[:, 0]
-            y = torch.einsum("bthf,bhfe->bthe", turned_q, kv.repeat_interleave(self.group, 1))
-            if self.config.normalize:
-                weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
-                y = divide(y, weight + self.config.eps)
+        dtype = state.z.dtype
+        q, k, rope = self._rotated_inputs(q, k, dtype, rope)
+        q, k = self._features(q, k, dtype)
+        rotated_q, rotated_k = (q, k) if rope is None else (rope(q), rope(k))
+        kv = state.kv + torch.einsum("btgf,btge->bgfe", rotated_k, v.to(dtype))
+        z = state.z + k[:, 0]
+        y = torch.einsum("bthf,bhfe->bthe", rotated_q, kv.repeat_interleave(self.group, 1))
+        if self.config.normalize:
+            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
+            y = divide(y, weight + self.config.eps)
         return y.to(v.dtype), LinearState(kv, z)
 
-    def _turned_inputs(
+    def _rotated_inputs(
         self, q: Tensor, k: Tensor, dtype: torch.dtype, rope: RotaryEmbedding | None
     ) -> tuple[Tensor, Tensor, RotaryEmbedding | None]:
         """q and k in `dtype`, rotated if that is before the map, and the rotation left for after it."""
@@ -197,36 +170,31 @@ class LinearAttention(KernelAttention):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        state: LinearState | None,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
-        row: PackedRow | None = None,
+        state: LinearState,
+        layout: Layout,
+        *,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LinearState]:
         config = self.config
         fused = config.feature_map.fused
-        options = {"mask": mask, "causal": self.causal, "chunk": config.chunk, "impl": config.impl}
-        options |= {"cu_seqlens": row}
-        if rope is not None or fused is None:
-            (k,) = zero_padding(mask, k)
-            (q,) = zero_padding(mask if self.causal else None, q)
+        options = {"layout": layout, "causal": self.causal, "chunk": config.chunk, "impl": config.impl}
         divided = {"normalize": config.normalize, "eps": config.eps}
         if rope is None and fused is not None:
             return ops.linear_attention(q, k, v, state=state, feature_map=fused, **divided, **options)
-        (given,) = follow_autocast(v)
-        dtype = sum_dtype(v.dtype)
-        v = given.to(dtype)
-        with no_autocast(v):  # the features keep their digits
-            q, k, rope = self._turned_inputs(q, k, dtype, rope)
-            q, k = self._features(q, k, dtype)
-            if rope is None:
-                y, state = ops.linear_attention(q, k, v, state=state, **divided, **options)
-                return y.to(given.dtype), state
-            options |= {"normalize": False}
-            # The denominator is the same sum over no_rope_reason features with the value 1.
-            ones = k.new_ones(*k.shape[:3], 1)
-            counted = None if state is None else LinearState(state.z[..., None], state.z)
-            y, (kv, _) = ops.linear_attention(rope(q), rope(k), v, state=state, **options)
-            weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
+        given, dtype = v.dtype, sum_dtype(v.dtype)
+        k, v = layout.zero(k), v.to(dtype)
+        q = layout.zero(q) if self.causal else q
+        q, k, rope = self._rotated_inputs(q, k, dtype, rope)
+        q, k = self._features(q, k, dtype)
+        if rope is None:
+            y, state = ops.linear_attention(q, k, v, state=state, **divided, **options)
+            return y.to(given), state
+        options |= {"normalize": False}
+        # The denominator is the same sum over unrotated features with the value 1.
+        ones = k.new_ones(*k.shape[:3], 1)
+        counted = LinearState(state.z[..., None], state.z)
+        y, (kv, _) = ops.linear_attention(rope(q), rope(k), v, state=state, **options)
+        weight, (_, z) = ops.linear_attention(q, k, ones, state=counted, **options)
         if config.normalize:
             y = divide(y, weight[..., 0] + config.eps)
-        return y.to(given.dtype), LinearState(kv, z)
+        return y.to(given), LinearState(kv, z)

@@ -15,7 +15,7 @@ ones too, so there is no causal form. Cross-attention keeps r (d + e) numbers a 
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention.base import Capabilities
 from lintra.ops import checks
-from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
-from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.layout import Layout
+from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import fused_attention
 
 
@@ -75,6 +75,7 @@ class LinformerAttention(ScoredAttention):
     """Linformer. No state; the memory of cross-attention has `rank` rows, whatever the length."""
 
     paper = "Wang et al. 2020, arXiv:2006.04768"
+    memory = LinformerMemory
     can = Capabilities(
         causal=False, bidirectional=True, cross=True, recurrent=False, state="none", cost="O(t r d)"
     )
@@ -91,40 +92,27 @@ class LinformerAttention(ScoredAttention):
             weight = torch.empty(*((self.kv_heads,) if config.sharing == "none" else ()), *each)
             self.projections.append(nn.Parameter(weight.uniform_(-bound, bound)))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        return zero_padding(mask, self._attend(q, self._compress(k, v, mask), mask is not None))[0]
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
+        return self._attend(q, self._compress(k, v, layout), layout.mask is not None)
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LinformerMemory:
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        return self._compress(k, v, mask)
+    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> LinformerMemory:
+        return self._compress(k, v, layout)
 
-    def cross_attend(self, q: Tensor, memory: LinformerMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross_attend(q, memory, LinformerMemory, mask)
-        (q,) = zero_padding(mask, q)
-        return zero_padding(mask, self._attend(q, memory, True))[0]
+    def _cross_attend(self, q: Tensor, memory: LinformerMemory, layout: Layout) -> Tensor:
+        return self._attend(q, memory, True)
 
-    def _compress(self, k: Tensor, v: Tensor, mask: Tensor | None) -> LinformerMemory:
+    def _compress(self, k: Tensor, v: Tensor, layout: Layout) -> LinformerMemory:
         """Keys and values, padding zero, as rows. Raises ValueError above the declared length."""
         config, length = self.config, k.shape[1]
         if length > config.max_length:
             raise ValueError(f"linformer reaches max_length={config.max_length} tokens, got {length}")
-        if mask is not None:
-            front = LeftAlign.of(mask)
-            k, v, mask = front.gather(k), front.gather(v), front.mask
+        left = layout.left_align()
+        if left is not None:
+            k, v = left.gather(k), left.gather(v)
         if config.projection == "learned":
             k, v = (_mix(self.projections[i], x) for i, x in ((0, k), (-1, v)))
             return LinformerMemory(k, v, real_tokens(None, k))
-        here = real_tokens(mask, k)
+        here = layout.real(k) if left is None else left.mask
         here, k, v = (_windows(x, config.window) for x in (here, k, v))
         if config.projection == "convolution":
             k, v = (_convolve(self.projections[i], x) for i, x in ((0, k), (-1, v)))

@@ -17,7 +17,7 @@ first `global_tokens` tokens, or with `global_projections` of all.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ from lintra.attention._state import append
 from lintra.attention.base import Capabilities
 from lintra.ops import checks
 from lintra.ops.banded import banded_attention
-from lintra.ops.padding import LeftAlign, put_last, real_tokens, take, zero_padding
+from lintra.ops.layout import Layout
+from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 
@@ -120,6 +121,8 @@ class LongformerAttention(ScoredAttention):
     """Longformer. State: the last keys and values, and those of the global tokens."""
 
     paper = "Beltagy et al. 2020, arXiv:2004.05150"
+    rotates = True
+    call_inputs = ("global_mask",)
     can = Capabilities(
         causal=True, bidirectional=True, cross=False, recurrent=True, state="window", cost="O(t w d)"
     )
@@ -149,27 +152,17 @@ class LongformerAttention(ScoredAttention):
                 ours.copy_(local[first : first + width])
             first += width
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-        global_mask: Tensor | None = None,
-        **extra: Tensor,
-    ) -> Tensor:
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **extra: Any) -> Tensor:
         """`global_mask` [b t] says which tokens are global, in place of the first `global_tokens`.
 
         How many there are is read off it. Where that cannot be, while a graph is made or inside torch.func,
         room is made for `global_limit` of them, of which the first in a sample are then global, or for t:
         without a limit the cost is O(t^2 d) there. On a GPU too, a limit saves waiting for that number.
         ValueError for more than the limit, where they can be counted at no cost."""
-        state = self.start(q.shape[0], device=q.device, dtype=q.dtype)
-        x, packed = self._enter(q, k, v, state, mask, rope, global_mask, extra)
+        state = self.start(layout.n, device=q.device, dtype=q.dtype)
+        x, left = self._enter(q, k, v, state, layout, **extra)
         y = self._attend(x, state)
-        return y if packed is None else packed.restore(y)
+        return y if left is None else left.restore(y)
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -181,41 +174,22 @@ class LongformerAttention(ScoredAttention):
         count = torch.zeros(batch, device=device, dtype=torch.int64)
         return LongformerState(nothing, nothing, nothing, count)
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: LongformerState,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-        global_mask: Tensor | None = None,
-        **extra: Tensor,
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LongformerState, layout: Layout, **extra: Any
     ) -> tuple[Tensor, LongformerState]:
         """A `global_mask` needs global_projections=True: only then the state holds all that a later global
         token reads. `global_limit` counts the global tokens of the state too."""
-        self.check_causal()
-        self._check_state(state, k, v, global_mask)
-        x, packed = self._enter(q, k, v, state, mask, rope, global_mask, extra)
+        self._check_later(extra)
+        x, left = self._enter(q, k, v, state, layout, **extra)
         y = self._attend(x, state)
-        return y if packed is None else packed.restore(y), self._after(x, state)
+        return y if left is None else left.restore(y), self._after(x, state)
 
-    def step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: LongformerState,
-        *,
-        rope: RotaryEmbedding | None = None,
-        global_mask: Tensor | None = None,
-        **extra: Tensor,
+    def _step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LongformerState, **extra: Any
     ) -> tuple[Tensor, LongformerState]:
         """One token against the window and the global tokens, weight by weight: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        self._check_state(state, k, v, global_mask)
-        x, _ = self._enter(q, k, v, state, None, rope, global_mask, extra)
+        self._check_later(extra)
+        x, _ = self._enter(q, k, v, state, Layout(q.shape[0], 1, q.device), **extra)
         near = append(state.near, Tokens(x.local.k, x.local.v, ~x.chosen))
         distance = torch.arange(near.k.shape[1] - 1, -1, -1, device=q.device)
         dilation = torch.tensor(self.config.dilations, device=q.device)[:, None]
@@ -242,36 +216,34 @@ class LongformerAttention(ScoredAttention):
         k: Tensor,
         v: Tensor,
         state: LongformerState,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
-        global_mask: Tensor | None,
-        extra: dict[str, Tensor],
+        layout: Layout,
+        *,
+        rope: RotaryEmbedding | None = None,
+        global_mask: Tensor | None = None,
+        **projected: Tensor,
     ) -> tuple[_Piece, LeftAlign | None]:
-        """Checked, padding zeroed, rotated, real tokens in front."""
-        self.check(q, k, v, mask)
-        self._check_globals(q, global_mask, extra)
-        packed = None if mask is None else LeftAlign.of(mask)
+        """Rotated, real tokens in front."""
+        left = layout.left_align()
 
-        def prepare(*tensors: Tensor) -> _QKV:
-            q, k, v = zero_padding(mask, *tensors)
+        def prepare(q: Tensor, k: Tensor, v: Tensor) -> _QKV:
             rotated = (q, k, v) if rope is None else (rope(q), rope(k), v)
-            return _QKV(*(rotated if packed is None else map(packed.gather, rotated)))
+            return _QKV(*(rotated if left is None else map(left.gather, rotated)))
 
         local = prepare(q, k, v)
         # Without projections for them there are no global tokens: what stands for them is not looked at.
         wide = local
-        if extra:
+        if projected:
             sizes = {"global_q": self.dim, "global_k": self.dim, "global_v": self.value_dim}
-            wide = prepare(*(extra[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
-        real = real_tokens(None if packed is None else packed.mask, q)
+            wide = prepare(*(projected[name].unflatten(2, (-1, size)) for name, size in sizes.items()))
+        real = layout.real(q) if left is None else left.mask
         if global_mask is None:
             place = state.count[:, None] + torch.arange(q.shape[1], device=q.device)
             chosen, n = real & (place < self.config.global_tokens), self.config.global_tokens
         else:
-            chosen = global_mask if packed is None else packed.gather(global_mask)  # padding wins
+            chosen = global_mask if left is None else left.gather(global_mask)  # padding wins
             chosen, n = self._limited(chosen, state.columns.seen.sum(1))
         at = put_last(~chosen)[:, :n]
-        return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), packed
+        return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), left
 
     def _limited(self, chosen: Tensor, before: Tensor) -> tuple[Tensor, int]:
         """The global tokens [b t] of a mask, and how many of them a sample has at most; `before` [b] came in
@@ -341,8 +313,10 @@ class LongformerAttention(ScoredAttention):
         near = Tokens(*(take(part, last) for part in near))
         return LongformerState(near, columns, rows, state.count + x.real.sum(1))
 
-    def _check_globals(self, q: Tensor, global_mask: Tensor | None, extra: dict[str, Tensor]) -> None:
-        self.check_extra(q, **(dict.fromkeys(self.extra_inputs()) | extra))
+    def check_extra(self, q: Tensor, extra: dict[str, Any]) -> None:
+        """Raise ValueError or TypeError unless global projections and a global_mask go with q."""
+        global_mask = extra.get("global_mask")
+        super().check_extra(q, extra)
         if global_mask is None:
             return
         if not self.extra_inputs():
@@ -351,18 +325,12 @@ class LongformerAttention(ScoredAttention):
         if global_mask.dtype != torch.bool:
             raise TypeError(f"global_mask must be boolean, True for a global token, got {global_mask.dtype}")
 
-    def _check_state(self, state: LongformerState, k: Tensor, v: Tensor, global_mask: Tensor | None) -> None:
-        if global_mask is not None and not self.config.global_projections:
+    def _check_later(self, extra: dict[str, Any]) -> None:
+        if extra.get("global_mask") is not None and not self.config.global_projections:
             raise ValueError(
                 "after a state, a global_mask needs global_projections=True: only then the state holds what "
                 f"later global tokens read, got {self.config}"
             )
-        if not isinstance(state, LongformerState):
-            raise TypeError(f"state must be a LongformerState, got {type(state).__name__}")
-        for name, tokens in zip(state._fields, state[:3], strict=False):
-            letters = ("b s g d", "b s g e", "b s")
-            checks.cache(f"state.{name}", tokens, Tokens, letters, self.sizes(k.shape[0]), k=k, v=v)
-        checks.shape("state.count", state.count, "b", self.sizes(k.shape[0]))
 
 
 def _behind(place: Tensor, tokens: Tokens) -> Tensor:

@@ -34,10 +34,10 @@ from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
-from lintra.ops import checks
 from lintra.ops.banded import banded_attention
 from lintra.ops.checks import sum_dtype
-from lintra.ops.padding import LeftAlign, real_tokens, take, zero_padding
+from lintra.ops.layout import Layout
+from lintra.ops.padding import LeftAlign, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
@@ -101,6 +101,9 @@ class LongShortAttention(ScoredAttention):
     """Long-Short Transformer. State: the last tokens, the summaries so far."""
 
     paper = "Zhu et al. 2021, arXiv:2107.02192"
+    memory = LongShortMemory
+    grows_apart = ("summary_k",)
+    rotates = True
     can = Capabilities(
         causal=True,
         bidirectional=True,
@@ -131,28 +134,20 @@ class LongShortAttention(ScoredAttention):
             self.kv_heads, self.dim, self.value_dim, rank=self.rank, norm=config.dual_norm
         )
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, rope: RotaryEmbedding | None = None
     ) -> Tensor:
         if self.causal:
-            return super().forward(q, k, v, mask=mask, rope=rope)
-        self.check(q, k, v, mask)
-        self.check_rope(rope)
-        packed, q, k, v, rope = _pack(mask, q, k, v, rope)
-        real = real_tokens(None if packed is None else packed.mask, q)
-        piece = self._read(q, self._memory(k, v, real))
+            return super()._forward(q, k, v, layout, rope=rope)
+        left, q, k, v, rope = _left(layout, q, k, v, rope)
+        real = layout.real(q) if left is None else left.mask
+        piece = self._read(q, self._summaries(k, v, real))
         if self.config.window:
             size = {"segment": self.config.window, "side": (self.config.window + 1) // 2}
             q, k, v = self._nearby(q, k, v, rope)
             piece = merge_lse(piece, segment_attention(q, k, v, **size, visible=real, **self.weighing()))
         y = piece.o.to(v.dtype)
-        return y if packed is None else packed.restore(y)
+        return y if left is None else left.restore(y)
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -170,35 +165,30 @@ class LongShortAttention(ScoredAttention):
             torch.zeros(batch, device=device, dtype=torch.int64),
         )
 
-    def extend(
+    def _extend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: LongShortState,
+        layout: Layout,
         *,
-        mask: Tensor | None = None,
         rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LongShortState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        self._check_state(state, k, v)
         if not q.shape[1]:
             return v.new_zeros(*q.shape[:3], self.value_dim), state
-        packed, q, k, v, rope = _pack(mask, q, k, v, rope)
-        count = torch.full_like(state.seen, q.shape[1]) if packed is None else packed.mask.sum(1)
+        left, q, k, v, rope = _left(layout, q, k, v, rope)
+        count = torch.full_like(state.seen, q.shape[1]) if left is None else left.mask.sum(1)
         near, last_k, last_v = self._slide(q, k, v, state, count, rope)
         summary_k, summary_v, means = self._sum_up(k, v, state, count)
         y = merge_lse(near, self._look_back(q, summary_k, summary_v, state)).o.to(v.dtype)
         after = LongShortState(last_k, last_v, summary_k, summary_v, *means, state.seen + count)
-        return y if packed is None else packed.restore(y), after
+        return y if left is None else left.restore(y), after
 
-    def step(
+    def _step(
         self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, LongShortState]:
         """One token against the window and the summaries, weight by weight: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        self._check_state(state, k, v)
         size, seen, device = self.config.segment, state.seen[:, None], q.device
         rotated, near_k, near_v = self._nearby(q, k, v, rope)
         near_k, near_v = append(state.k, near_k), append(state.v, near_v)
@@ -227,17 +217,11 @@ class LongShortAttention(ScoredAttention):
         last_k, last_v = near_k[:, first:], near_v[:, first:]
         return y, LongShortState(last_k, last_v, summary_k, summary_v, o, logsumexp, state.seen + 1)
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> LongShortMemory:
-        """The summaries. ValueError with a window: tokens of another sequence are not near or far."""
-        self.check_cross()
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        return self._memory(k, v, real_tokens(mask, k))
+    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> LongShortMemory:
+        return self._summaries(k, v, layout.real(k))
 
-    def cross_attend(self, q: Tensor, memory: LongShortMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross_attend(q, memory, LongShortMemory, mask)
-        (q,) = zero_padding(mask, q)
-        return zero_padding(mask, self._read(q, memory).o.to(q.dtype))[0]
+    def _cross_attend(self, q: Tensor, memory: LongShortMemory, layout: Layout) -> Tensor:
+        return self._read(q, memory).o.to(q.dtype)
 
     def _nearby(
         self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
@@ -246,7 +230,7 @@ class LongShortAttention(ScoredAttention):
         k, v = self.key_norm(k), self.value_norm(v)
         return (q, k, v) if rope is None else (rope(q), rope(k), v)
 
-    def _memory(self, k: Tensor, v: Tensor, real: Tensor) -> LongShortMemory:
+    def _summaries(self, k: Tensor, v: Tensor, real: Tensor) -> LongShortMemory:
         k, v = self.project(k, v, real)
         return LongShortMemory(k, v, real.any(1))
 
@@ -341,22 +325,16 @@ class LongShortAttention(ScoredAttention):
         size = self.config.segment
         return state.summary_k.shape[1] * size + state.k.shape[1] % size
 
-    def _check_state(self, state: LongShortState, k: Tensor, v: Tensor) -> None:
-        sizes = self.sizes(k.shape[0]) | {"r": self.rank, "f": self.dim + self.value_dim}
-        letters = ("b s g d", "b s g e", "b c r g d", "b c r g e", "b g r f", "b g r", "b")
-        checks.cache("state", state, LongShortState, letters, sizes, k=k, v=v)
 
-
-def _pack(
-    mask: Tensor | None, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
+def _left(
+    layout: Layout, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
 ) -> tuple[LeftAlign | None, Tensor, Tensor, Tensor, RotaryEmbedding | None]:
-    """The real tokens in front and how they got there."""
-    if mask is None:
+    """The real tokens in front, and how they got there."""
+    left = layout.left_align()
+    if left is None:
         return None, q, k, v, rope
-    packed = LeftAlign.of(mask)
-    if rope is not None:
-        rope = rope._replace(position=packed.gather(rope.position))
-    return packed, packed.gather(q), packed.gather(k), packed.gather(v), rope
+    rope = None if rope is None else rope.moved(left.gather(rope.position))
+    return left, left.gather(q), left.gather(k), left.gather(v), rope
 
 
 def _take(x: Tensor, index: Tensor, real: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ token gives each the output that the last token of the sequence so far has.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,8 @@ from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
-from lintra.ops import checks, lsh
-from lintra.ops.padding import real_tokens, zero_padding
-from lintra.ops.rope import RotaryEmbedding
+from lintra.ops import lsh
+from lintra.ops.layout import Layout
 
 MOST_ROUNDS = 255  # how many of them see a key is counted in 8 bits
 LEVELS = range(1, 13)  # up to 2^12 buckets: 131,072 tokens in chunks of 64, more tokens a bucket beyond
@@ -119,17 +118,9 @@ class LshAttention(ScoredAttention):
         """New hashes, between sequences: the keys in a state keep the buckets they were put into."""
         self.rotations.copy_(self._draw(generator))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
-        levels = self._levels(q.shape[1], mask)
-        return self._attend(lsh.lsh_attention, self._enter(q, k, v, mask, rope, levels), levels)
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
+        levels = self._levels(q.shape[1], layout.mask)
+        return self._attend(lsh.lsh_attention, self._hash(q, v, layout, levels), levels)
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -142,50 +133,26 @@ class LshAttention(ScoredAttention):
             torch.empty(batch, 0, device=device, dtype=torch.bool),
         )
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: LshState,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: LshState, layout: Layout, **_: Any
     ) -> tuple[Tensor, LshState]:
         """The new tokens get what `forward` over everything so far gives them."""
-        self.check_causal()
-        new = self._enter(q, k, v, mask, rope, self.levels)
-        self._check_state(state, new)
-        after = append(state, new)
+        after = append(state, self._hash(q, v, layout, self.levels))
         if q.shape[1] == 1:
             return self._attend(lsh.lsh_attention_newest, after, self.levels), after
         y = self._attend(lsh.lsh_attention, after, self.levels)
         return y[:, state.u.shape[1] :], after
 
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: LshState, *, rope: RotaryEmbedding | None = None
-    ) -> tuple[Tensor, LshState]:
+    def _step(self, q: Tensor, k: Tensor, v: Tensor, state: LshState, **_: Any) -> tuple[Tensor, LshState]:
         """One token: sorted among those so far, it attends to its chunks. The paper has no recurrence."""
-        self.check_step(q, k, v, state)
-        return self.extend(q, k, v, state, rope=rope)
+        return LshAttention._extend(self, q, k, v, state, Layout(q.shape[0], 1, q.device))
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         return torch.randn(self.shape, generator=generator, device="cpu", dtype=torch.float64)
 
-    def _enter(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
-        levels: list[int],
-    ) -> LshState:
-        """Checked, padding zeroed, rotated, hashed. Gradients go through q: k is the same vector."""
-        self.check(q, k, v, mask)
-        u, v = zero_padding(mask, q, v)
-        u = u if rope is None else rope(u)
-        return LshState(u, v, lsh.buckets(u, self.rotations, levels), real_tokens(mask, u))
+    def _hash(self, u: Tensor, v: Tensor, layout: Layout, levels: list[int]) -> LshState:
+        """Tokens with their buckets. Gradients go through q: k is the same vector."""
+        return LshState(u, v, lsh.buckets(u, self.rotations, levels), layout.real(u))
 
     def _attend(self, attention: Callable[..., Tensor], tokens: LshState, levels: list[int]) -> Tensor:
         sizes = 2 ** torch.tensor(levels, device=tokens.u.device)
@@ -207,8 +174,3 @@ class LshAttention(ScoredAttention):
             return self.levels
         highest = min(max(1, (2 * time // self.config.chunk).bit_length() - 1), LEVELS[-1])
         return list(range(1 if mask is not None else highest, highest + 1))
-
-    def _check_state(self, state: LshState, new: LshState) -> None:
-        sizes = self.sizes(len(new.u)) | {"r": self.config.rounds, "l": len(self.levels)}
-        letters = ("b s h d", "b s h e", "b s h r l", "b s")
-        checks.cache("state", state, LshState, letters, sizes, q=new.u, v=new.v)

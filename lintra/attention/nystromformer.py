@@ -13,7 +13,7 @@ of keys mixes later tokens into earlier ones, so there is no causal form.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,8 @@ from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import map_state
 from lintra.attention.base import Capabilities
-from lintra.ops.autocast import no_autocast
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
-from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
-from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
 
 
@@ -68,6 +66,7 @@ class NystromAttention(ScoredAttention):
     """Nystromformer. No state; the memory of cross-attention is the keys, the values and the landmarks."""
 
     paper = "Xiong et al. 2021, arXiv:2102.03902"
+    memory = NystromMemory
     can = Capabilities(
         causal=False,
         bidirectional=True,
@@ -87,43 +86,24 @@ class NystromAttention(ScoredAttention):
             bound = config.conv**-0.5
             self.conv = nn.Parameter(torch.empty(self.kv_heads, config.conv).uniform_(-bound, bound))
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        with no_autocast(q):
-            y = self._attend(q, self._memory(k, v, mask), mask, mask)
-            if self.conv is not None and v.numel():
-                y = y + self._convolve(self.conv.to(y.dtype), v.to(y.dtype), mask)
-        return zero_padding(mask, y.to(v.dtype))[0]
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
+        y = self._attend(q, self._memory(k, v, layout), layout.mask, layout.mask)
+        if self.conv is not None and v.numel():
+            y = y + self._convolve(self.conv.to(y.dtype), v.to(y.dtype), layout)
+        return y.to(v.dtype)
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> NystromMemory:
-        """ValueError with conv: it adds values near a query's own place, which another sequence has not."""
-        self.check_cross()
-        self.check(None, k, v, mask)
-        k, v = zero_padding(mask, k, v)
-        with no_autocast(k):
-            return map_state(torch.clone, self._memory(k, v, mask))
+    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> NystromMemory:
+        return map_state(torch.clone, self._memory(k, v, layout))
 
-    def cross_attend(self, q: Tensor, memory: NystromMemory, mask: Tensor | None = None) -> Tensor:
+    def _cross_attend(self, q: Tensor, memory: NystromMemory, layout: Layout) -> Tensor:
         """Every query reads all of the memory; the landmarks of the queries are those of the ones given."""
-        self.check_cross_attend(q, memory, NystromMemory, mask)
-        (q,) = zero_padding(mask, q)
-        with no_autocast(q):
-            y = self._attend(q, memory, mask, memory.real)
-        return zero_padding(mask, y.to(q.dtype))[0]
+        return self._attend(q, memory, layout.mask, memory.real).to(q.dtype)
 
-    def _memory(self, k: Tensor, v: Tensor, mask: Tensor | None) -> NystromMemory:
+    def _memory(self, k: Tensor, v: Tensor, layout: Layout) -> NystromMemory:
         count = self.config.landmarks
-        segments = None if mask is None else Segments.of(mask, count)
+        segments = None if layout.mask is None else Segments.of(layout.mask, count)
         means = (segment_means(x, count, segments) for x in (k, v))
-        return NystromMemory(k, v, real_tokens(mask, k), *means)
+        return NystromMemory(k, v, layout.real(k), *means)
 
     def _attend(self, q: Tensor, memory: NystromMemory, mask: Tensor | None, real: Tensor | None) -> Tensor:
         """y [b t h e] in the sum dtype: rounded to 16 bits, landmarks would be far from their inverse.
@@ -173,9 +153,9 @@ class NystromAttention(ScoredAttention):
         )
         return y.movedim(1, 2)
 
-    def _convolve(self, weight: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def _convolve(self, weight: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """v [b t g e] with the kernel [g c] of its head over its real neighbours -> [b t h e]."""
-        front = None if mask is None else LeftAlign.of(mask)
+        front = layout.left_align()
         v = v if front is None else front.gather(v)
         near = functional.conv2d(
             v.movedim(2, 1), weight[:, None, :, None], padding=(weight.shape[1] // 2, 0), groups=v.shape[2]

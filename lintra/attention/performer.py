@@ -27,11 +27,10 @@ from lintra import fields, ops
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
 from lintra.ops import LinearState
-from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.features import elu_plus_one, squared_relu
+from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
-from lintra.ops.padding import zero_padding
 from lintra.ops.random_features import (
     Norms,
     independent_gaussian,
@@ -104,7 +103,8 @@ class Performer(KernelAttention):
     """Performer. State: kv [b g f e], z [b g f] and c [b g]."""
 
     paper = "Choromanski et al. 2021, arXiv:2009.14794"
-    keeps = PerformerState, ("b g f e", "b g f", "b g")
+    memory = PerformerState
+    rotates = True
     supports_bf16_state = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
@@ -129,26 +129,24 @@ class Performer(KernelAttention):
         kv, z = LinearState.empty(*sizes, device=device, dtype=dtype)
         return PerformerState(kv, z, torch.full_like(z[..., 0], -torch.inf))
 
-    def step(
+    def _step(
         self, q: Tensor, k: Tensor, v: Tensor, state: PerformerState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, PerformerState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
         kv, z, c = state
-        q, k = (x.to(kv.dtype) if rope is None else rope(x.to(kv.dtype)) for x in (q, k))
-        with no_autocast(q):
-            q = self._query_features(q)
-            if self.config.kernel == "generalized":
-                k = self._activated(k)
-            else:
-                exponents = (self._projection(k) - softmax_offset(k)[..., None])[:, 0]
-                now = torch.maximum(c, exponents.detach().amax(-1))
-                kept = (c - now).exp()[..., None]
-                kv, z, c, k = kept[..., None] * kv, kept * z, now, (exponents - now[..., None]).exp()[:, None]
-            kv = kv + torch.einsum("btgf,btge->bgfe", k, v.to(kv.dtype))
-            z = z + k[:, 0]
-            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
-            weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
+        q, k = (x.to(z.dtype) if rope is None else rope(x.to(z.dtype)) for x in (q, k))
+        q = self._query_features(q)
+        if self.config.kernel == "generalized":
+            k = self._activated(k)
+        else:
+            exponents = (self._projection(k) - softmax_offset(k)[..., None])[:, 0]
+            now = torch.maximum(c, exponents.detach().amax(-1))
+            kept = (c - now).exp()[..., None]
+            kv, z, c, k = kept[..., None] * kv, kept * z, now, (exponents - now[..., None]).exp()[:, None]
+        kv = kv + torch.einsum("btgf,btge->bgfe", k, v.to(z.dtype))
+        z = z + k[:, 0]
+        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+        weight = torch.einsum("bthf,bhf->bth", q, z.repeat_interleave(self.group, 1))
         return divide(y, weight + self.config.eps).to(v.dtype), PerformerState(kv, z, c)
 
     def _sum(
@@ -157,27 +155,25 @@ class Performer(KernelAttention):
         k: Tensor,
         v: Tensor,
         state: PerformerState,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
+        layout: Layout,
+        *,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, PerformerState]:
         config, dtype = self.config, sum_dtype(v.dtype)
-        (k,) = zero_padding(mask, k)
-        (q,) = zero_padding(mask if self.causal else None, q)
         q, k = (x.to(dtype) if rope is None else rope(x.to(dtype)) for x in (q, k))
-        with no_autocast(q):  # exponents keep their digits
-            keys = self._key_features(k, state.c, mask)
-            y, (kv, z) = ops.linear_attention(
-                self._query_features(q),
-                keys.features,
-                v.to(dtype),
-                log_decay=keys.log_decay,
-                state=LinearState(state.kv, state.z),
-                mask=mask,
-                causal=self.causal,
-                eps=config.eps,
-                chunk=config.chunk,
-                impl=config.impl,
-            )
+        keys = self._key_features(k, state.c, layout.mask)
+        y, (kv, z) = ops.linear_attention(
+            self._query_features(q),
+            keys.features,
+            v.to(dtype),
+            log_decay=keys.log_decay,
+            state=LinearState(state.kv, state.z),
+            layout=layout,
+            causal=self.causal,
+            eps=config.eps,
+            chunk=config.chunk,
+            impl=config.impl,
+        )
         return y.to(v.dtype), PerformerState(kv, z, keys.c)
 
     def _query_features(self, q: Tensor) -> Tensor:

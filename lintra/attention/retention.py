@@ -28,9 +28,9 @@ from lintra import fields, ops
 from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
 from lintra.ops import LinearState
-from lintra.ops.autocast import no_autocast, widened
+from lintra.ops.autocast import widened
+from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl
-from lintra.ops.padding import zero_padding
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -69,7 +69,7 @@ class Retention(Attention):
     the number of rates: heads or, with decay_per="kv_head", key-value heads."""
 
     paper = "Sun et al. 2023, arXiv:2307.08621"
-    supports_bf16_state = True
+    supports_bf16_state = rotates = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -100,33 +100,27 @@ class Retention(Attention):
         sizes = (batch, self.rates, self.dim, self.value_dim)
         return LinearState.empty(*sizes, device=device, dtype=dtype)
 
-    def extend(
+    def _extend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
         state: LinearState,
+        layout: Layout,
         *,
-        mask: Tensor | None = None,
         rope: RotaryEmbedding | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
-        self.check(q, k, v, mask)
-        self.check_causal()
-        self.check_extra(q, gate=gate)
         dtype, config = v.dtype, self.config
-        q, k, v = widened(*zero_padding(mask, q, k, v))
-        if rope is not None:
-            q, k = rope(q), rope(k)
+        q, k, v = widened(q, k, v)
+        q, k = (q, k) if rope is None else (rope(q), rope(k))
+        k, v = self._for_each_rate(k * self.dim**-0.5), self._for_each_rate(v)
         log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
-        options = {"mask": mask, "normalize": False, "chunk": config.chunk, "impl": config.impl}
-        with no_autocast(q):
-            k, v = self._for_each_rate(k * self.dim**-0.5), self._for_each_rate(v)
-            y, state = ops.linear_attention(q, k, v, log_decay=log_decay, state=state, **options)
-        gate = None if gate is None else zero_padding(mask, gate)[0]
+        options = {"layout": layout, "normalize": False, "chunk": config.chunk, "impl": config.impl}
+        y, state = ops.linear_attention(q, k, v, log_decay=log_decay, state=state, **options)
         return self._finish(y, gate).to(dtype), state
 
-    def step(
+    def _step(
         self,
         q: Tensor,
         k: Tensor,
@@ -137,18 +131,14 @@ class Retention(Attention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        self.check_extra(q, gate=gate)
         dtype = v.dtype
         q, k, v = widened(q, k, v)
-        if rope is not None:
-            q, k = rope(q), rope(k)
+        q, k = (q, k) if rope is None else (rope(q), rope(k))
         k, v = self._for_each_rate(k * self.dim**-0.5)[:, 0], self._for_each_rate(v)[:, 0]
         decay = self.log_decay.to(k.dtype).exp()[:, None]
-        with no_autocast(q):
-            kv = decay[..., None] * state.kv + torch.einsum("bnd,bne->bnde", k, v)
-            z = decay * state.z + k
-            y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.heads // self.rates, 1))
+        kv = decay[..., None] * state.kv + torch.einsum("bnd,bne->bnde", k, v)
+        z = decay * state.z + k
+        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.heads // self.rates, 1))
         return self._finish(y, gate).to(dtype), LinearState(kv, z)
 
     def _for_each_rate(self, x: Tensor) -> Tensor:

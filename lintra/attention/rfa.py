@@ -33,10 +33,9 @@ from lintra import fields, ops
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
 from lintra.ops import LinearState
-from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
+from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
-from lintra.ops.padding import zero_padding
 from lintra.ops.random_features import arc_cosine, independent_gaussian, orthogonal_gaussian, trigonometric
 from lintra.ops.rope import RotaryEmbedding
 
@@ -94,7 +93,8 @@ class RandomFeatureAttention(KernelAttention):
     """Random feature attention. State: kv [b g f e+1] and n [b g]."""
 
     paper = "Peng et al. 2021, arXiv:2103.02143"
-    keeps = RfaState, ("b g f w", "b g")
+    memory = RfaState
+    rotates = True
     can = Capabilities(
         causal=True, bidirectional=True, cross=True, recurrent=True, state="constant", cost="O(t d f)"
     )
@@ -116,9 +116,6 @@ class RandomFeatureAttention(KernelAttention):
     def extra_inputs(self) -> dict[str, int]:
         return {"gate": self.kv_heads} if self.config.gate else {}
 
-    def sizes(self, batch: int) -> dict[str, int]:
-        return super().sizes(batch) | {"w": self.value_dim + 1}
-
     def redraw(self, generator: torch.Generator) -> None:
         self.rows.copy_(self._draw(generator))
 
@@ -132,7 +129,7 @@ class RandomFeatureAttention(KernelAttention):
             torch.zeros(shape, device=device, dtype=dtype),
         )
 
-    def step(
+    def _step(
         self,
         q: Tensor,
         k: Tensor,
@@ -143,17 +140,16 @@ class RandomFeatureAttention(KernelAttention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, RfaState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
-        self.check_step(q, k, v, state)
+        alone = Layout(q.shape[0], 1, q.device)
         keep, write = (
-            torch.ones_like(state.n) if x is None else x[:, 0].exp() for x in self._gate(gate, k, None)
+            torch.ones_like(state.n) if x is None else x[:, 0].exp() for x in self._gate(gate, alone)
         )
-        values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
-        with no_autocast(q):
-            q, k = self._features(q, rope), self._features(k, rope)
-            new = torch.einsum("btgf,btge->bgfe", k, values)
-            kv = keep[..., None, None] * state.kv + write[..., None, None] * new
-            n = keep * state.n + write
-            y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
+        values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.n.dtype)
+        q, k = self._features(q, rope), self._features(k, rope)
+        new = torch.einsum("btgf,btge->bgfe", k, values)
+        kv = keep[..., None, None] * state.kv + write[..., None, None] * new
+        n = keep * state.n + write
+        y = torch.einsum("bthf,bhfe->bthe", q, kv.repeat_interleave(self.group, 1))
         return self._ratio(y, n[:, None]).to(v.dtype), RfaState(kv, n)
 
     def _sum(
@@ -162,31 +158,29 @@ class RandomFeatureAttention(KernelAttention):
         k: Tensor,
         v: Tensor,
         state: RfaState,
-        mask: Tensor | None,
-        rope: RotaryEmbedding | None,
+        layout: Layout,
+        *,
+        rope: RotaryEmbedding | None = None,
         gate: Tensor | None = None,
     ) -> tuple[Tensor, RfaState]:
         config = self.config
-        keep, write = self._gate(gate, k, mask)
-        k, v = zero_padding(mask, k, v)
-        (q,) = zero_padding(mask if self.causal else None, q)
+        keep, write = self._gate(gate, layout)
         # The denominator is the same sum with the value 1: a column more costs next to nothing.
         values = torch.cat((v, torch.ones_like(v[..., :1])), -1).to(state.kv.dtype)
-        with no_autocast(q):  # sums keep their digits
-            y, (kv, _) = ops.linear_attention(
-                self._features(q, rope),
-                self._features(k, rope),
-                values,
-                log_decay=keep,
-                log_input=write,
-                state=LinearState(state.kv, state.kv[..., -1]),
-                mask=mask,
-                causal=self.causal,
-                normalize=False,
-                chunk=config.chunk,
-                impl=config.impl,
-            )
-        n = self._weights(state.n, k, mask, keep)
+        y, (kv, _) = ops.linear_attention(
+            self._features(q, rope),
+            self._features(k, rope),
+            values,
+            log_decay=keep,
+            log_input=write,
+            state=LinearState(state.kv, state.kv[..., -1]),
+            layout=layout,
+            causal=self.causal,
+            normalize=False,
+            chunk=config.chunk,
+            impl=config.impl,
+        )
+        n = self._weights(state.n, k, layout.mask, keep)
         y = self._ratio(y, n[:, 1:] if self.causal else n[:, -1:])
         return y.to(v.dtype), RfaState(kv, n[:, -1].clone())
 
@@ -200,16 +194,14 @@ class RandomFeatureAttention(KernelAttention):
             weight = weight * self.sigma.to(x.dtype)[:, None]
         return FEATURES[self.config.kernel](x, weight)
 
-    def _gate(self, gate: Tensor | None, k: Tensor, mask: Tensor | None) -> Gate:
-        (gate,) = self.check_extra(k, gate=gate)
+    def _gate(self, gate: Tensor | None, layout: Layout) -> Gate:
         if self.gate_bias is None or gate is None:
             return Gate(None, None)
         dtype = sum_dtype(gate.dtype)
-        (gate,) = zero_padding(mask, gate.to(dtype))
-        gate = (gate + self.gate_bias.to(dtype)).clamp(-STEEPEST, STEEPEST)
+        gate = (gate.to(dtype) + self.gate_bias.to(dtype)).clamp(-STEEPEST, STEEPEST)
         # NaN in one sample passes by the key's weight alone: a decay has to be a number.
         keep = functional.logsigmoid(gate).nan_to_num(0.0)
-        return Gate(*(zero_padding(mask, x)[0] for x in (keep, functional.logsigmoid(-gate))))
+        return Gate(*(layout.zero(x) for x in (keep, functional.logsigmoid(-gate))))
 
     def _weights(self, before: Tensor, k: Tensor, mask: Tensor | None, keep: Tensor | None) -> Tensor:
         """n [b t+1 g] before the first token of k and after each."""

@@ -11,7 +11,7 @@ most. Without a window, padding is passed as t s booleans a sample.
 """
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,11 +20,9 @@ from lintra import fields
 from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
-from lintra.ops import checks
 from lintra.ops.banded import banded_attention
-from lintra.ops.packed import Bounds
-from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
-from lintra.ops.rope import RotaryEmbedding, token_positions
+from lintra.ops.layout import Layout
+from lintra.ops.padding import put_last, take
 from lintra.ops.softmax_attention import fused_attention
 
 
@@ -70,20 +68,15 @@ class SoftmaxAttention(ScoredAttention):
             self.can = replace(self.can, bidirectional=False, cross=False, state="window", cost="O(t w d)")
         super().__init__(config, **shape)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
-    ) -> Tensor:
-        if self.causal:
-            return super().forward(q, k, v, mask=mask, rope=rope)
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        y = self._attend(q, k, v, None if mask is None else mask[:, None])
-        return zero_padding(mask, y)[0]
+    def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
+        if not self.causal:
+            return self._attend(q, k, v, None if layout.mask is None else layout.mask[:, None])
+        if layout.mask is None:
+            window = self.config.window
+            if window is None or window >= layout.time:
+                return self._attend(q, k, v, None, causal=True)
+            return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)
+        return super()._forward(q, k, v, layout)
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -93,70 +86,34 @@ class SoftmaxAttention(ScoredAttention):
             torch.empty(batch, 0, device=device, dtype=torch.int64),
         )
 
-    def extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: SoftmaxState,
-        *,
-        mask: Tensor | None = None,
-        rope: RotaryEmbedding | None = None,
+    def _extend(
+        self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, layout: Layout, **_: Any
     ) -> tuple[Tensor, SoftmaxState]:
-        self.check_causal()
-        q, k, v = self.prepare(q, k, v, mask, rope)
-        letters = ("b s g d", "b s g e", "b s")
-        checks.cache("state", state, SoftmaxState, letters, self.sizes(k.shape[0]), k=k, v=v)
-        here = token_positions(_seen(state), q.shape[1], mask)
+        here = layout.after(_seen(state)).positions()
         after = append(state, SoftmaxState(k, v, here))
         window = self.config.window
         fresh = state.k.shape[1] == 0
-        if fresh and mask is None and (window is None or window >= q.shape[1]):
+        if fresh and layout.mask is None and (window is None or window >= q.shape[1]):
             y = self._attend(q, k, v, None, causal=True)
         elif window is not None and q.shape[1] > 1:
-            y = self._band(q, k, v, state, mask)
+            y = self._band(q, k, v, state, layout)
         else:
-            y = zero_padding(mask, self._attend(q, after.k, after.v, self._visible(here, after.position)))[0]
+            y = self._attend(q, after.k, after.v, self._visible(here, after.position))
         return y, after if window is None else _latest(after, window - 1)
 
-    def forward_packed(
-        self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Bounds, *, rope: RotaryEmbedding | None = None
-    ) -> Tensor:
-        """Padded in groups of similar length, at most four times the scores there are; with a mask of blocks
-        on the row they would be t t, and a NaN would pass from one sequence to another. Causal, no token sees
-        the padding behind it: no mask is made of it and a window needs no reordering."""
-        row = self.check_packed(q, k, v, cu_seqlens)
-        q, k, v = self.prepare(q, k, v, None, rope)
-
-        def padded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-            window = self.config.window
-            if window is not None and window < q.shape[1]:
-                return self._band(q, k, v, self.start(q.shape[0], device=q.device, dtype=q.dtype), None)
-            visible = None if mask is None or self.causal else mask[:, None]
-            return self._attend(q, k, v, visible, causal=self.causal)
-
-        return row.alike().each(padded, q=q, k=k, v=v)
-
-    def step(
-        self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, *, rope: RotaryEmbedding | None = None
+    def _step(
+        self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, **_: Any
     ) -> tuple[Tensor, SoftmaxState]:
         """One token against the cache, weight by weight: the reference of `extend`."""
-        self.check_step(q, k, v, state)
-        q, k, v = self.prepare(q, k, v, None, rope)
-        here = token_positions(_seen(state), 1, None)
+        here = _seen(state)[:, None]
         after = append(state, SoftmaxState(k, v, here))
         scores = self.scale * torch.einsum("bthd,bshd->bths", q, after.k.repeat_interleave(self.group, 2))
         scores = scores.masked_fill(~self._visible(here, after.position)[:, :, None], -torch.inf)
         y = torch.einsum("bths,bshe->bthe", scores.softmax(-1), after.v.repeat_interleave(self.group, 2))
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
-    def encode_memory(self, k: Tensor, v: Tensor, mask: Tensor | None = None) -> TokenMemory:
-        return self.store_tokens(k, v, mask)
-
-    def cross_attend(self, q: Tensor, memory: TokenMemory, mask: Tensor | None = None) -> Tensor:
-        self.check_cross_attend(q, memory, TokenMemory, mask)
-        (q,) = zero_padding(mask, q)
-        return zero_padding(mask, self._attend(q, memory.k, memory.v, memory.real[:, None]))[0]
+    def _cross_attend(self, q: Tensor, memory: TokenMemory, layout: Layout) -> Tensor:
+        return self._attend(q, memory.k, memory.v, memory.real[:, None])
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
@@ -176,24 +133,18 @@ class SoftmaxAttention(ScoredAttention):
         )
         return y.movedim(1, 2)
 
-    def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, mask: Tensor | None) -> Tensor:
+    def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, layout: Layout) -> Tensor:
         """y [b t h e] of tokens after `state`, each from the window before it."""
-        packed = None if mask is None else LeftAlign.of(mask)
-        if packed is not None:
-            q, k, v = (packed.gather(x) for x in (q, k, v))
-        # A cache has its padding in front, packed tokens have theirs behind, where no real one looks.
+        left = layout.left_align()
+        if left is not None:
+            q, k, v = (left.gather(x) for x in (q, k, v))
+        # A cache has its padding in front, aligned tokens have theirs behind, where no real one looks.
         new = SoftmaxState(k, v, state.position.new_zeros(k.shape[:2]))
         k, v, position = append(state, new)
-        o = banded_attention(
-            q,
-            k,
-            v,
-            before=self.config.window - 1,
-            after=0,
-            visible=position >= 0,
-            **self.weighing(),
-        ).o.to(v.dtype)
-        return o if packed is None else packed.restore(o)
+        visible = None if left is None and not state.k.shape[1] else position >= 0
+        band = {"before": self.config.window - 1, "after": 0, "visible": visible}
+        o = banded_attention(q, k, v, **band, **self.weighing()).o.to(v.dtype)
+        return o if left is None else left.restore(o)
 
 
 def _seen(state: SoftmaxState) -> Tensor:

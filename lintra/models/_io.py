@@ -10,8 +10,7 @@ from lintra import fields
 from lintra.nn.embedding import TokenEmbedding
 from lintra.nn.parameters import check_dtype
 from lintra.ops import checks
-from lintra.ops.packed import PackedRow
-from lintra.ops.padding import LeftAlign, zero_padding
+from lintra.ops.layout import CuSeqlens, Layout
 
 Pool = Literal["mean", "first"]
 
@@ -51,19 +50,33 @@ def input_embedding(config: EncoderIOConfig, width: int) -> nn.Module:
     return nn.Linear(config.inputs, width)
 
 
-def checked(config: EncoderIOConfig, reader: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+def checked(config: EncoderIOConfig, reader: nn.Module, x: Tensor, layout: Layout) -> Tensor:
     """Return the tokens [b t] or features [b t i] of an encoder with 0 in padded places.
 
-    Raises ValueError or TypeError unless x and the mask [b t] fit the configuration and the weights of
-    `reader`, the layer they go into.
+    Raises ValueError or TypeError unless x fits the configuration and the weights of `reader`, the layer it
+    goes into.
     """
     if config.inputs is not None:
-        checks.activations(x, mask, config.inputs)
         check_dtype("x", x, reader)
-        return zero_padding(mask, x)[0]
+        return layout.zero(x)
     assert config.vocabulary is not None
-    check_tokens(x, mask, config.vocabulary - 1)
-    return x if mask is None else x.masked_fill(~mask, 0)
+    x = layout.zero(x)
+    checks.symbols("tokens", x, config.vocabulary - 1)
+    return x
+
+
+def input_layout(
+    config: EncoderIOConfig, x: Tensor, mask: Tensor | None, cu_seqlens: CuSeqlens | None
+) -> Layout:
+    """Return the layout of what an encoder reads.
+
+    Raises ValueError or TypeError unless x is tokens [b t] or features [b t i], as configured, and mask or
+    cu_seqlens go with it."""
+    if config.inputs is not None:
+        checks.activations(x, config.inputs)
+    else:
+        check_tokens(x)
+    return Layout.of("x", x, mask, cu_seqlens)
 
 
 def head(config: EncoderIOConfig, width: int) -> nn.Module:
@@ -71,34 +84,26 @@ def head(config: EncoderIOConfig, width: int) -> nn.Module:
     return nn.Identity() if config.outputs is None else nn.Linear(width, config.outputs)
 
 
-def predict(
-    pool: Pool | None,
-    head: nn.Module,
-    hidden: Tensor,
-    mask: Tensor | None,
-    row: PackedRow | None = None,
-) -> Tensor:
-    """One prediction a sequence [b o], of packed ones [n o], or a token [b t o], 0 where it is padded.
+def predict(pool: Pool | None, head: nn.Module, hidden: Tensor, layout: Layout) -> Tensor:
+    """Return one prediction a sequence [b o], of packed ones [n o], or a token [b t o], 0 where it is padded.
 
     hidden [b t c] is 0 in padded places. A sequence without a real token is predicted from zeros.
     """
-    if pool is not None and row is not None:
-        packed = row.together()
-        return predict(pool, head, packed.unpack(hidden)[0], packed.groups[0].mask)
     if pool is None:
-        return zero_padding(mask, head(hidden))[0]
+        return layout.zero(head(hidden))
+    if layout.packed:
+        padded = layout.pad_all()
+        return predict(pool, head, padded.unpack(hidden)[0], padded.layouts[0])
     if pool == "first":
-        return head((hidden if mask is None else LeftAlign.of(mask).gather(hidden))[:, :1].sum(1))
+        left = layout.left_align()
+        return head((hidden if left is None else left.gather(hidden))[:, :1].sum(1))
+    mask = layout.mask
     count = max(1, hidden.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp(min=1)
     return head(hidden.sum(1) / count)
 
 
-def check_tokens(tokens: Tensor, mask: Tensor | None, last: int) -> None:
-    """Raises ValueError or TypeError unless tokens are [b t] in 0 .. last where they are real."""
-    sizes: dict[str, int] = {}
-    checks.shape("tokens", tokens, "b t", sizes)
+def check_tokens(tokens: Tensor) -> None:
+    """Raise ValueError or TypeError unless tokens are integers [b t]."""
+    checks.shape("tokens", tokens, "b t", {})
     if tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"tokens must be int64 or int32, got {tokens.dtype}")
-    if mask is not None:
-        checks.mask(mask, "b t", sizes, tokens.device)
-    checks.symbols("tokens", tokens if mask is None else tokens.masked_fill(~mask, 0), last)

@@ -16,8 +16,7 @@ from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.mlp import MLP, Activation
 from lintra.nn.position import Bounded, Grid, Learned, Sinusoidal
-from lintra.ops.packed import PackedRow
-from lintra.ops.rope import token_positions
+from lintra.ops.layout import Layout
 
 Position = Literal["sinusoidal", "concatenated", "learned", "grid", "rotary", "none"]
 
@@ -83,18 +82,15 @@ class TransformerBase(nn.Module):
         last = config.norm == "pre" if config.final_norm is None else config.final_norm
         self.norm = build_norm(config.norm_kind, config.width) if last else nn.Identity()
 
-    def add_positions(
-        self, x: Tensor, seen: Tensor, mask: Tensor | None, row: PackedRow | None = None
-    ) -> Tensor:
-        """The embedded tokens [b t ..] with their positions, `seen` [b] real ones earlier -> [b t c].
+    def add_positions(self, x: Tensor, layout: Layout) -> Tensor:
+        """Return the embedded tokens [b t ..] with their positions, [b t c].
 
-        Of packed sequences each has positions of its own, after `seen` [n]. Past the last position,
-        ValueError where that is known without waiting for a device, else NaN (`Bounded`)."""
+        Past the last position, ValueError where that is known without waiting for a device, else NaN
+        (`Bounded`)."""
         if self.position is not None:
-            if mask is None and row is None and not torch.compiler.is_compiling():
+            if layout.mask is None and not layout.packed and not torch.compiler.is_compiling():
                 self.check_reach(x.shape[1])
-            here = token_positions(seen, x.shape[1], mask, row)
-            code = self.position(here.clamp(min=0)).to(x.dtype)
+            code = self.position(layout.positions().clamp(min=0)).to(x.dtype)
             x = torch.cat((x, code), -1) if self.concatenated else x + code
         return self.dropout(x)
 
@@ -110,19 +106,14 @@ class TransformerBase(nn.Module):
         return block(x, *args, **options)
 
     def run_blocks(
-        self,
-        x: Tensor,
-        layers: tuple[State, ...],
-        mask: Tensor | None,
-        row: PackedRow | None,
-        **given: Tensor,
+        self, x: Tensor, layers: tuple[State, ...], layout: Layout, **extra: Tensor
     ) -> tuple[Tensor, tuple[State, ...]]:
-        """x through the blocks, each going on from its state, and the states behind it."""
+        """Return x after all blocks, each behind its state, and the states after them."""
         states = []
         for block, before in zip(self.blocks, layers, strict=True):
-            x, state = block.extend(x, before, mask=mask, cu_seqlens=row, **given)
+            x, state = block.extend(x, before, layout=layout, **extra)
             states.append(state)
-        return self.norm(x), tuple(states)
+        return self.norm(layout.zero(x)), tuple(states)
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         """Raises TypeError or ValueError unless state is a `kind` of this network and of the n sequences of

@@ -15,7 +15,7 @@ from lintra import fields
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.nn.mask import warn_if_inverted
-from lintra.ops.padding import LeftAlign, zero_padding
+from lintra.ops.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,18 +56,22 @@ class BiLSTM(nn.Module):
         self.head = _io.head(config, 2 * config.width)
 
     def forward(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b *t o"]:
-        return _io.predict(self.config.pool, self.head, self.hidden(x, mask=mask), mask)
+        layout = _io.input_layout(self.config, x, mask, None)
+        return _io.predict(self.config.pool, self.head, self._hidden(x, layout), layout)
 
     def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t d"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
+        return self._hidden(x, _io.input_layout(self.config, x, mask, None))
+
+    def _hidden(self, x: Tensor, layout: Layout) -> Tensor:
+        mask, left = layout.mask, layout.left_align()
         warn_if_inverted(mask)
-        x = self.dropout(self.embedding(_io.checked(self.config, self.lstm, x, mask)))
+        x = self.dropout(self.embedding(_io.checked(self.config, self.lstm, x, layout)))
         if 0 in x.shape[:2]:
             return x.new_zeros(*x.shape[:2], 2 * self.config.width)
-        if mask is None:
+        if mask is None or left is None:
             return self.lstm(x)[0]
-        order = LeftAlign.of(mask)
         lengths = mask.sum(1).clamp(min=1).cpu()  # an empty sequence is run over one zero, and then zeroed
-        packed = pack_padded_sequence(order.gather(x), lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(left.gather(x), lengths, batch_first=True, enforce_sorted=False)
         y, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
-        return zero_padding(mask, order.restore(y))[0]
+        return left.restore(y)

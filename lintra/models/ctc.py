@@ -24,10 +24,10 @@ from lintra.attention import Attention
 from lintra.models import bilstm, encoder
 from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
-from lintra.nn.mask import warn_if_inverted
+from lintra.nn.attention_layer import enter
 from lintra.nn.parameters import check_dtype, reference_param
 from lintra.ops import checks
-from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
+from lintra.ops.padding import real_tokens, zero_padding
 from lintra.speech import features
 from lintra.speech.symbols import Symbols
 
@@ -111,12 +111,10 @@ class CTC(nn.Module):
     ) -> tuple[Float[Tensor, "b u n"], Bool[Tensor, "b u"]]:
         """Whole utterances. The real frames of each count as its first ones; log_probs are 0 in padded
         places, and float32 unless the model is float64."""
-        checks.activations(x, mask, self.config.features.bins)
+        left = enter(x, self.config.features.bins, mask, None).left_align()
         check_dtype("x", x, self.head)
-        warn_if_inverted(mask)
-        if mask is not None:
-            order = LeftAlign.of(mask)
-            x, mask = order.gather(x), order.mask
+        if left is not None:
+            x, mask = left.gather(x), left.mask
         (x,) = zero_padding(mask, self._normalized(x, mask))
         for stage in self.stages:
             x, _ = _subsample(stage, x, x.new_zeros(len(x), 1, x.shape[2]))
@@ -141,7 +139,7 @@ class CTC(nn.Module):
         Their number is a multiple of `subsample`, unless they are the `last` of the utterance: nothing may
         follow then. Raises ValueError otherwise, for a state of another batch, and what `start` raises.
         """
-        checks.activations(x, None, self.config.features.bins)
+        checks.activations(x, self.config.features.bins)
         check_dtype("x", x, self.head)
         state = self.start(len(x)) if state is None else state
         if not isinstance(state, CTCState):

@@ -3,7 +3,7 @@
     tokens [b t] -> x [b t c] -> blocks -> norm -> params [b t p]
 
 Trained in parallel with `forward`, an RNN with `extend`: the same weights, the same numbers. With
-`cu_seqlens` [n+1] (`lintra.ops.packed`) the row tokens [1 t] holds n sequences, each by itself, and a state
+`cu_seqlens` [n+1] (`lintra.ops.layout`) tokens [1 t] pack n sequences, each by itself, and a state
 is of n.
 """
 
@@ -23,10 +23,11 @@ from lintra.models._transformer import TransformerBase, TransformerConfig, block
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
+from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
 from lintra.ops import checks
 from lintra.ops.history import look_back
-from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
+from lintra.ops.layout import CuSeqlens, Layout
 
 FARTHEST = 2**16  # places that an embedding may look back: a state remembers as many tokens
 
@@ -89,16 +90,16 @@ class Decoder(TransformerBase):
         tokens: Int[Tensor, "b t"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
+        cu_seqlens: CuSeqlens | None = None,
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
-        row = packed_row(cu_seqlens, "tokens", tokens, mask)
-        x, _ = self.enter(tokens, None, mask, row)
+        layout = self.input_layout(tokens, mask, cu_seqlens)
+        x, _ = self.embed(tokens, None, layout)
         for block in self.blocks:
-            x = self.run_block(block, x, mask=mask, cu_seqlens=row)
-        return self.head(self.norm(x))
+            x = self.run_block(block, x, layout=layout)
+        return self.head(self.norm(layout.zero(x)))
 
-    def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: Bounds | None = None) -> Int[Tensor, "b t"]:
+    def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
         """What the network reads to predict `targets`: the start symbol, then all but the last of them, in
         each sequence."""
         if self.start_token is None:
@@ -107,7 +108,7 @@ class Decoder(TransformerBase):
         before = torch.cat((torch.full_like(targets[:, :1], self.start_token), targets[:, :-1]), 1)
         if cu_seqlens is None:
             return before
-        _, position = PackedRow.of(cu_seqlens, "targets", targets).locate()
+        _, position = Layout.of("targets", targets, None, cu_seqlens).locate()
         return before.masked_fill(position == 0, self.start_token)
 
     def start(self, batch: int) -> DecoderState:
@@ -129,35 +130,43 @@ class Decoder(TransformerBase):
         state: DecoderState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
+        cu_seqlens: CuSeqlens | None = None,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
         """Any number of tokens after `state` (None: before any): a prompt in parallel, or one at a time.
 
         Raises ValueError for a state of another model or batch.
         """
-        row = packed_row(cu_seqlens, "tokens", tokens, mask)
-        n = count_sequences(tokens, row)
-        state = self.start(n) if state is None else state
-        self.check_state(state, DecoderState, n, "tokens")
-        x, recent = self.enter(tokens, state, mask, row)
-        x, layers = self.run_blocks(x, state.layers, mask, row)
-        seen = state.seen + new_tokens(tokens, mask, row)
-        return self.head(x), DecoderState(seen, recent, layers)
+        layout = self.input_layout(tokens, mask, cu_seqlens)
+        state = self.start(layout.n) if state is None else state
+        self.check_state(state, DecoderState, layout.n, "tokens")
+        layout = layout.after(state.seen)
+        x, recent = self.embed(tokens, state.recent, layout)
+        x, layers = self.run_blocks(x, state.layers, layout)
+        return self.head(x), DecoderState(state.seen + layout.new, recent, layers)
 
-    def enter(
-        self, tokens: Tensor, state: DecoderState | None, mask: Tensor | None, row: PackedRow | None
-    ) -> tuple[Tensor, Tensor]:
-        """What goes into the first block after `state` (None: before any token), and `recent` of the next."""
-        check_tokens(tokens, mask, self.config.vocabulary - (0 if self.config.start else 1))
-        n = count_sequences(tokens, row)
-        seen, recent = self.nothing_seen(n) if state is None else (state.seen, state.recent)
-        tokens = tokens if mask is None else tokens.masked_fill(~mask, 0)
+    def input_layout(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:
+        """Return the layout of tokens.
+
+        Raises ValueError or TypeError unless they are integers [b t], and mask or cu_seqlens go with them;
+        warns where the mask looks like one that is True for padding."""
+        check_tokens(tokens)
+        layout = Layout.of("tokens", tokens, mask, cu_seqlens)
+        warn_if_inverted(mask)
+        return layout
+
+    def embed(self, tokens: Tensor, recent: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Return what goes into the first block, 0 in padded places, and `recent` of the next state.
+
+        recent: that of the state before (None: before any token). Raises ValueError for unknown tokens."""
+        tokens = layout.zero(tokens)
+        checks.symbols("tokens", tokens, self.config.vocabulary - (0 if self.config.start else 1))
+        recent = self.nothing_seen(layout.n)[1] if recent is None else recent
         if self.config.context:
-            before, recent = look_back(tokens, recent, self.config.context, mask, row)
+            before, recent = look_back(tokens, recent, self.config.context, layout)
             x = self.embedding(tokens, before)
         else:
             x = self.embedding(tokens)
-        return self.add_positions(x, seen, mask, row), recent
+        return layout.zero(self.add_positions(x, layout)), recent
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         super().check_state(state, kind, n, what)

@@ -19,9 +19,9 @@ from lintra.legacy import renamed_arguments
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.models._transformer import TransformerBase, TransformerConfig, blocks
+from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
-from lintra.ops.packed import Bounds, count_sequences, new_tokens, packed_row
-from lintra.ops.padding import zero_padding
+from lintra.ops.layout import CuSeqlens, Layout
 
 
 @renamed_arguments(feed="mlp_ratio", feed_kind="activation")
@@ -62,31 +62,47 @@ class Encoder(TransformerBase):
         x: Tensor,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        **extra: Tensor,
     ) -> Float[Tensor, "m *t o"]:
-        """`given` is what the mechanism takes at each call, such as a `global_mask`."""
-        row = packed_row(cu_seqlens, "x", x, mask)
-        hidden = self.hidden(x, mask=mask, cu_seqlens=row, **given)
-        return _io.predict(self.config.pool, self.head, hidden, mask, row)
+        """`extra` is what the mechanism takes at each call, such as a `global_mask`."""
+        layout = _io.input_layout(self.config, x, mask, cu_seqlens)
+        return _io.predict(self.config.pool, self.head, self._hidden(x, layout, extra), layout)
 
     def hidden(
         self,
         x: Tensor,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """What the network makes of each token, before any prediction; 0 in padded places."""
-        row = packed_row(cu_seqlens, "x", x, mask)
-        x = self.embedding(_io.checked(self.config, self.embedding, x, mask))
-        x = self.add_positions(
-            x, torch.zeros(count_sequences(x, row), dtype=torch.int64, device=x.device), mask, row
-        )
+        return self.read(x, mask=mask, cu_seqlens=cu_seqlens, **extra)[0]
+
+    def read(
+        self, x: Tensor, *, mask: Tensor | None, cu_seqlens: CuSeqlens | None, **extra: Tensor
+    ) -> tuple[Tensor, Layout]:
+        """Return what `hidden` does, and the layout of it."""
+        layout = _io.input_layout(self.config, x, mask, cu_seqlens)
+        return self._hidden(x, layout, extra), layout
+
+    def check_input(self, x: Tensor, mask: Bool[Tensor, "b t"] | None = None) -> None:
+        """Raise ValueError or TypeError unless the encoder can read x with this mask."""
+        layout = _io.input_layout(self.config, x, mask, None)
+        _io.checked(self.config, self.embedding, x, layout)
+
+    def _hidden(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
+        x = self._embed(x, layout)
         for block in self.blocks:
-            x = self.run_block(block, x, mask=mask, cu_seqlens=row, **given)
-        return zero_padding(mask, self.norm(x))[0]
+            x = self.run_block(block, x, layout=layout, **extra)
+        return layout.zero(self.norm(layout.zero(x)))
+
+    def _embed(self, x: Tensor, layout: Layout) -> Tensor:
+        """What goes into the first block; 0 in padded places."""
+        warn_if_inverted(layout.mask)
+        x = self.embedding(_io.checked(self.config, self.embedding, x, layout))
+        return layout.zero(self.add_positions(x, layout))
 
     def start(self, batch: int) -> EncoderState:
         """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
@@ -105,25 +121,22 @@ class Encoder(TransformerBase):
         state: EncoderState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t o"], EncoderState]:
         """Predictions for any number of tokens after `state` (None: before any), as of the whole sequence;
-        `given` is of these tokens.
+        `extra` is of these tokens.
 
         Raises what `start` does, and ValueError for a state of another model or batch. With attention "lsh",
         where later tokens decide which earlier ones are seen, the two differ.
         """
-        row = packed_row(cu_seqlens, "x", x, mask)
-        n = count_sequences(x, row)
-        state = self.start(n) if state is None else state
-        self.check_state(state, EncoderState, n, "x")
-        entered = self.add_positions(
-            self.embedding(_io.checked(self.config, self.embedding, x, mask)), state.seen, mask, row
-        )
-        hidden, layers = self.run_blocks(entered, state.layers, mask, row, **given)
-        y = _io.predict(None, self.head, hidden, mask)
-        return y, EncoderState(state.seen + new_tokens(x, mask, row), layers)
+        layout = _io.input_layout(self.config, x, mask, cu_seqlens)
+        state = self.start(layout.n) if state is None else state
+        self.check_state(state, EncoderState, layout.n, "x")
+        layout = layout.after(state.seen)
+        hidden, layers = self.run_blocks(self._embed(x, layout), state.layers, layout, **extra)
+        y = _io.predict(None, self.head, hidden, layout)
+        return y, EncoderState(state.seen + layout.new, layers)
 
 
 def _causal(config: Config) -> bool:

@@ -22,7 +22,7 @@ from lintra.models._transformer import around, mlp, self_attention_layer
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import CrossBlock
-from lintra.ops.packed import Bounds, count_sequences, packed_row
+from lintra.ops.layout import CuSeqlens
 
 
 @renamed_arguments(feed="mlp_ratio", feed_kind="activation")
@@ -83,19 +83,19 @@ class Seq2Seq(Decoder):
         source: Tensor,
         mask: Bool[Tensor, "b s"] | None = None,
         *,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        **extra: Tensor,
     ) -> Memory:
-        """What the decoder keeps of symbols [b s] or features [b s i]; `given` is for the encoder."""
-        row = packed_row(cu_seqlens, "source", source, mask)
-        hidden = self.encoder.hidden(source, mask=mask, cu_seqlens=row, **given)
-        if row is not None:
-            packed = row.together()
-            source = hidden = packed.unpack(hidden)[0]
-            mask = packed.groups[0].mask
-        full = torch.full((source.shape[0],), source.shape[1], device=source.device)
-        length = full if mask is None else mask.sum(1)
-        return Memory(length, tuple(block.encode_memory(hidden, mask) for block in self._readers))
+        """What the decoder keeps of symbols [b s] or features [b s i]; `extra` is for the encoder."""
+        hidden, layout = self.encoder.read(source, mask=mask, cu_seqlens=cu_seqlens, **extra)
+        if layout.packed:
+            padded = layout.pad_all()
+            hidden, layout = padded.unpack(hidden)[0], padded.layouts[0]
+        length = layout.new
+        if isinstance(length, int):
+            length = torch.full((layout.n,), length, device=hidden.device)
+        layers = tuple(block.encode_memory(hidden, layout=layout) for block in self._readers)
+        return Memory(length, layers)
 
     def forward(
         self,
@@ -103,15 +103,15 @@ class Seq2Seq(Decoder):
         memory: Memory,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
+        cu_seqlens: CuSeqlens | None = None,
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
-        row = packed_row(cu_seqlens, "tokens", tokens, mask)
-        self._check_memory(memory, count_sequences(tokens, row))
-        x, _ = self.enter(tokens, None, mask, row)
-        for block, remembered in zip(self.blocks, memory.layers, strict=True):
-            x = self.run_block(block, x, remembered, mask=mask, cu_seqlens=row)
-        return self.head(self.norm(x))
+        layout = self.input_layout(tokens, mask, cu_seqlens)
+        self._check_memory(memory, layout.n)
+        x, _ = self.embed(tokens, None, layout)
+        for block, layer in zip(self.blocks, memory.layers, strict=True):
+            x = self.run_block(block, x, layer, layout=layout)
+        return self.head(self.norm(layout.zero(x)))
 
     def start(self, memory: Memory) -> DecoderState:
         """The state before any token."""
@@ -126,7 +126,7 @@ class Seq2Seq(Decoder):
         state: DecoderState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
+        cu_seqlens: CuSeqlens | None = None,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
         """Any number of tokens after `state`, which `start` makes of a memory: TypeError for None."""
         if state is None:

@@ -1,4 +1,4 @@
-"""From a layer's input to what a mechanism reads, and back."""
+"""Multi-head attention by any mechanism, for use inside any network."""
 
 import math
 import warnings
@@ -15,9 +15,8 @@ from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param
 from lintra.ops import checks
-from lintra.ops.packed import Bounds, PackedRow, count_sequences, new_tokens, packed_row
-from lintra.ops.padding import zero_padding
-from lintra.ops.rope import RotaryEmbedding, token_positions
+from lintra.ops.layout import CuSeqlens, Layout
+from lintra.ops.rope import RotaryEmbedding
 
 
 class AttentionLayerState(NamedTuple):
@@ -25,6 +24,17 @@ class AttentionLayerState(NamedTuple):
 
     seen: Tensor
     attention: State
+
+
+def enter(x: Tensor, width: int, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:
+    """Return the layout of activations that come from outside.
+
+    Raises ValueError or TypeError unless x is [b t width], of a floating type, and mask or cu_seqlens go with
+    it. Warns where the mask looks like one that is True for padding."""
+    checks.activations(x, width)
+    layout = Layout.of("x", x, mask, cu_seqlens)
+    warn_if_inverted(mask)
+    return layout
 
 
 @renamed_attributes(
@@ -35,8 +45,8 @@ class AttentionLayer(nn.Module):
 
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
     (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
-    What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With cu_seqlens
-    [n+1] (`lintra.ops.packed`) the row x [1 t c] holds n sequences, and states are of n.
+    What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With `cu_seqlens`
+    [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states are of n.
     Raises ValueError unless width is a multiple of heads and heads of kv_heads.
     """
 
@@ -85,26 +95,25 @@ class AttentionLayer(nn.Module):
         x: Float[Tensor, "b t c"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        layout: Layout | None = None,
+        **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence attending to itself; 0 in padded places.
+        """Return what a whole sequence gets that attends to itself; 0 in padded places.
 
-        Warns where the mask looks like one that is True for padding."""
-        warn_if_inverted(mask)
-        row = packed_row(cu_seqlens, "x", x, mask)
-        n = count_sequences(x, row)
-        q, k, v, extra = self._project(x, mask)
-        seen = x.new_zeros(n, dtype=torch.int64)
-        rope = self._rotation(seen, x.shape[1], mask, row)
-        if row is None:
-            y = self.attention(q, k, v, mask=mask, rope=rope, **extra, **given)
-        else:
-            y = self.attention.forward_packed(q, k, v, row, rope=rope, **extra, **given)
-        return zero_padding(mask, self.out_proj(y.flatten(2)))[0]
+        `layout` stands for mask and cu_seqlens where they have been validated: x is then 0 in padded places
+        or finite, and so is what comes out."""
+        if layout is None:
+            layout = enter(x, self.width, mask, cu_seqlens)
+            check_dtype("x", x, self.qkv_proj)
+            return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
+        q, k, v = self._qkv(x)
+        extra = self._extra(x, q, extra)
+        y = self.attention(q, k, v, layout=layout, rope=self._rope(layout), **extra)
+        return self.out_proj(y.flatten(2))
 
     def start(self, batch: int) -> AttentionLayerState:
-        """The state before any token. ValueError for a bidirectional mechanism, which has none."""
+        """Return the state before any token. ValueError for a bidirectional mechanism, which has none."""
         self.attention.check_causal()
         like = reference_param(self.qkv_proj)
         return AttentionLayerState(
@@ -118,60 +127,83 @@ class AttentionLayer(nn.Module):
         state: AttentionLayerState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        layout: Layout | None = None,
+        **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], AttentionLayerState]:
-        """Any number of tokens after `state` (None: before any token)."""
-        row = packed_row(cu_seqlens, "x", x, mask)
-        n = count_sequences(x, row)
-        state = self.start(n) if state is None else state
-        q, k, v, extra = self._project(x, mask)
-        if not isinstance(state, AttentionLayerState):
-            raise TypeError(f"state must be a AttentionLayerState, got {type(state).__name__}")
-        if state.seen.shape[0] != n:
-            raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {n}")
-        rope = self._rotation(state.seen, x.shape[1], mask, row)
-        options = {"rope": rope, **extra, **given}
-        if row is None:
-            y, after = self.attention.extend(q, k, v, state.attention, mask=mask, **options)
-        else:
-            y, after = self.attention.extend_packed(q, k, v, state.attention, row, **options)
-        seen = state.seen + new_tokens(x, mask, row)
-        return zero_padding(mask, self.out_proj(y.flatten(2)))[0], AttentionLayerState(seen, after)
+        """Return what any number of tokens get after `state` (None: before any token), and the next state.
 
-    def encode_memory(self, x: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
-        """What cross-attention keeps of another sequence. ValueError with rotary: two sequences share no
-        positions."""
+        `layout` is as in `forward`, behind the tokens that each sequence of the state has seen."""
+        if layout is None:
+            layout = enter(x, self.width, mask, cu_seqlens)
+            check_dtype("x", x, self.qkv_proj)
+            state = self.start(layout.n) if state is None else state
+            check_layer_state(state, layout.n)
+            y, state = self.extend(layout.zero(x), state, layout=layout.after(state.seen), **extra)
+            return layout.zero(y), state
+        state = self.start(layout.n) if state is None else state
+        check_layer_state(state, layout.n)
+        q, k, v = self._qkv(x)
+        extra = self._extra(x, q, extra)
+        rope = self._rope(layout)
+        y, after = self.attention.extend(q, k, v, state.attention, layout=layout, rope=rope, **extra)
+        return self.out_proj(y.flatten(2)), AttentionLayerState(state.seen + layout.new, after)
+
+    def encode_memory(
+        self,
+        x: Float[Tensor, "b s c"],
+        mask: Bool[Tensor, "b s"] | None = None,
+        *,
+        layout: Layout | None = None,
+    ) -> State:
+        """Return what cross-attention keeps of another sequence. ValueError with rotary: two sequences share
+        no positions."""
         self._check_cross()
-        warn_if_inverted(mask)
-        k, v = self._parts(x, mask, slice(1, 3))
-        return self.attention.encode_memory(k, v, mask)
+        if layout is None:
+            layout = enter(x, self.width, mask, None)
+            check_dtype("x", x, self.qkv_proj)
+            x = layout.zero(x)
+        k, v = self._parts(x, slice(1, 3))
+        return self.attention.encode_memory(k, v, layout=layout)
 
     def cross_attend(
-        self, x: Float[Tensor, "b t c"], memory: State, mask: Bool[Tensor, "b t"] | None = None
+        self,
+        x: Float[Tensor, "b t c"],
+        memory: State,
+        mask: Bool[Tensor, "b t"] | None = None,
+        *,
+        layout: Layout | None = None,
     ) -> Float[Tensor, "b t c"]:
-        """Cross-attention: every token of x reads the memory; 0 where x is padded."""
+        """Return what every token of x reads of a memory; 0 where x is padded."""
         self._check_cross()
-        (q,) = self._parts(x, mask, slice(0, 1))
-        return zero_padding(mask, self.out_proj(self.attention.cross_attend(q, memory, mask).flatten(2)))[0]
+        if layout is None:
+            layout = enter(x, self.width, mask, None)
+            check_dtype("x", x, self.qkv_proj)
+            return layout.zero(self.cross_attend(layout.zero(x), memory, layout=layout))
+        (q,) = self._parts(x, slice(0, 1))
+        self.attention.check_memory(memory, q)
+        return self.out_proj(self.attention.cross_attend(q, memory, layout=layout).flatten(2))
 
     def _check_cross(self) -> None:
         if self.rotary is not None:
             raise ValueError(f"cross-attention has no positions to turn by, got rotary={self.rotary}")
 
-    def _project(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        checks.activations(x, mask, self.width)
-        check_dtype("x", x, self.qkv_proj)
-        (x,) = zero_padding(mask, x)
-        q, k, v = (part.unflatten(2, (-1, self.dim)) for part in self.qkv_proj(x).split(self.widths, -1))
-        k = q if self.attention.shared_key else k
-        return q, k, v, {name: project(x) for name, project in self.extra_proj.items()}
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q [b t h d], k [b t g d], v [b t g d]: strided views of one product."""
+        q, k, v = self.qkv_proj(x).split(self.widths, -1)
+        q, v = q.unflatten(2, (-1, self.dim)), v.unflatten(2, (-1, self.dim))
+        return q, q if self.attention.shared_key else k.unflatten(2, (-1, self.dim)), v
 
-    def _parts(self, x: Tensor, mask: Tensor | None, which: slice) -> list[Tensor]:
+    def _extra(self, x: Tensor, q: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What the mechanism takes beside q, k, v: projections of x, and what is given at this call."""
+        extra = {name: project(x) for name, project in self.extra_proj.items()}
+        if given:
+            extra |= given
+            self.attention.check_extra(q, extra)
+        return extra
+
+    def _parts(self, x: Tensor, which: slice) -> list[Tensor]:
         """Some of q, k and v alone, where the others would not be used."""
-        checks.activations(x, mask, self.width)
-        check_dtype("x", x, self.qkv_proj)
-        (x,) = zero_padding(mask, x)
         if type(self.qkv_proj) is nn.Linear and not has_hooks(self.qkv_proj):
             rows = slice(sum(self.widths[: which.start]), sum(self.widths[: which.stop]))
             bias = None if self.qkv_proj.bias is None else self.qkv_proj.bias[rows]
@@ -180,9 +212,13 @@ class AttentionLayer(nn.Module):
             parts = self.qkv_proj(x).split(self.widths, -1)[which]
         return [part.unflatten(2, (-1, self.dim)) for part in parts]
 
-    def _rotation(
-        self, seen: Tensor, time: int, mask: Tensor | None, row: PackedRow | None
-    ) -> RotaryEmbedding | None:
-        if self.rotary is None:
-            return None
-        return RotaryEmbedding(token_positions(seen, time, mask, row), self.rotary)
+    def _rope(self, layout: Layout) -> RotaryEmbedding | None:
+        return None if self.rotary is None else layout.rope(self.rotary)
+
+
+def check_layer_state(state: AttentionLayerState, n: int) -> None:
+    """Raise TypeError or ValueError unless this is the state of a layer, of n sequences."""
+    if not isinstance(state, AttentionLayerState):
+        raise TypeError(f"state must be an AttentionLayerState, got {type(state).__name__}")
+    if state.seen.shape[0] != n:
+        raise ValueError(f"state is of {state.seen.shape[0]} sequences, x of {n}")

@@ -7,11 +7,9 @@ from torch import Tensor, nn
 
 from lintra.attention import Attention, State
 from lintra.legacy import accept_old_tensors, renamed_attributes
-from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState
+from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState, check_layer_state, enter
 from lintra.nn.mlp import MLP
-from lintra.ops import checks
-from lintra.ops.packed import Bounds, PackedRow, packed_row
-from lintra.ops.padding import zero_padding
+from lintra.ops.layout import CuSeqlens, Layout
 
 NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
@@ -29,8 +27,8 @@ class Block(nn.Module):
     """x [b t c] -> [b t c] through `attn` and `mlp`.
 
     norm "pre": x + attn(norm x), then x + mlp(norm x). "post": norm(x + attn x), then norm(x + mlp x), as in
-    the papers before 2020. With a mask, padded places give 0; with `cu_seqlens` the row x [1 t c] holds n
-    sequences (`lintra.ops.packed`), each by itself, and states are of n.
+    the papers before 2020. With a mask, padded places give 0; with `cu_seqlens` x [1 t c] packs n sequences
+    (`lintra.ops.layout`), each by itself, and states are of n.
     """
 
     def __init__(
@@ -61,16 +59,21 @@ class Block(nn.Module):
         x: Float[Tensor, "b t c"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        layout: Layout | None = None,
+        **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence; `given` is what the mechanism takes at each call, such as a `global_mask`."""
-        x = self._enter(x, mask)
-        mixed = self.attn(self._normed(x, self.attn_norm), mask=mask, cu_seqlens=cu_seqlens, **given)
-        return self._leave(self._join(x, mixed, self.attn_norm), mask)
+        """Return x after a whole sequence; `extra` is what the mechanism takes, such as a `global_mask`.
+
+        `layout` stands for mask and cu_seqlens where they have been validated, as in `AttentionLayer`."""
+        if layout is None:
+            layout = enter(x, self.width, mask, cu_seqlens)
+            return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
+        x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
+        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
 
     def start(self, batch: int) -> AttentionLayerState:
-        """The state before any token."""
+        """Return the state before any token."""
         return self.attn.start(batch)
 
     def extend(
@@ -79,31 +82,29 @@ class Block(nn.Module):
         state: AttentionLayerState | None = None,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        layout: Layout | None = None,
+        **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], AttentionLayerState]:
-        """Any number of tokens after `state` (None: before any token)."""
-        x = self._enter(x, mask)
-        normed = self._normed(x, self.attn_norm)
-        mixed, after = self.attn.extend(normed, state, mask=mask, cu_seqlens=cu_seqlens, **given)
-        return self._leave(self._join(x, mixed, self.attn_norm), mask), after
-
-    def _enter(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        checks.activations(x, mask, self.width)
-        return zero_padding(mask, x)[0]
+        """Return x after any number of tokens behind `state` (None: before any token), and the next state."""
+        if layout is None:
+            layout = enter(x, self.width, mask, cu_seqlens)
+            state = self.start(layout.n) if state is None else state
+            check_layer_state(state, layout.n)
+            x, state = self.extend(layout.zero(x), state, layout=layout.after(state.seen), **extra)
+            return layout.zero(x), state
+        y, after = self.attn.extend(self._normed(x, self.attn_norm), state, layout=layout, **extra)
+        x = self._join(x, y, self.attn_norm)
+        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm), after
 
     def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """What a part reads."""
+        """The input of a part."""
         return norm(x) if self.pre else x
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        """What a part says, added to what was there."""
+        """The output of a part, added to what was there."""
         x = x + self.dropout(y)
         return x if self.pre else norm(x)
-
-    def _leave(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
-        return zero_padding(mask, x)[0]
 
 
 class CrossState(NamedTuple):
@@ -140,9 +141,15 @@ class CrossBlock(Block):
         self.cross_attn = cross_attn
         self.cross_attn_norm = build_norm(norm_kind, width)
 
-    def encode_memory(self, source: Float[Tensor, "b s c"], mask: Bool[Tensor, "b s"] | None = None) -> State:
-        """What the block keeps of the sequence that it is to read."""
-        return self.cross_attn.encode_memory(source, mask)
+    def encode_memory(
+        self,
+        source: Float[Tensor, "b s c"],
+        mask: Bool[Tensor, "b s"] | None = None,
+        *,
+        layout: Layout | None = None,
+    ) -> State:
+        """Return what the block keeps of the sequence that it is to read."""
+        return self.cross_attn.encode_memory(source, mask, layout=layout)
 
     def forward(
         self,
@@ -150,18 +157,20 @@ class CrossBlock(Block):
         memory: State,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        layout: Layout | None = None,
+        **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """A whole sequence that reads a memory; packed ones each read their own, of a memory of n."""
-        row = packed_row(cu_seqlens, "x", x, mask)
-        x = self._enter(x, mask)
-        mixed = self.attn(self._normed(x, self.attn_norm), mask=mask, cu_seqlens=row, **given)
-        x = self._join(x, mixed, self.attn_norm)
-        return self._leave(self._reading(x, memory, mask, row), mask)
+        """Return x after a whole sequence that reads a memory; packed ones each read their own, of n."""
+        if layout is None:
+            layout = enter(x, self.width, mask, cu_seqlens)
+            return layout.zero(self.forward(layout.zero(x), memory, layout=layout, **extra))
+        x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
+        x = self._read(x, memory, layout)
+        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
 
     def start(self, batch: int, memory: State) -> CrossState:
-        """The state before any token."""
+        """Return the state before any token."""
         return CrossState(self.attn.start(batch), memory)
 
     def extend(
@@ -170,25 +179,31 @@ class CrossBlock(Block):
         state: CrossState,
         *,
         mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Bounds | None = None,
-        **given: Tensor,
+        cu_seqlens: CuSeqlens | None = None,
+        layout: Layout | None = None,
+        **extra: Tensor,
     ) -> tuple[Float[Tensor, "b t c"], CrossState]:
-        """Any number of tokens after `state`."""
+        """Return x after any number of tokens behind `state`, and the next state."""
         if not isinstance(state, CrossState):
             raise TypeError(f"state must be a CrossState, got {type(state).__name__}")
-        row = packed_row(cu_seqlens, "x", x, mask)
-        x = self._enter(x, mask)
-        normed = self._normed(x, self.attn_norm)
-        mixed, after = self.attn.extend(normed, state.own, mask=mask, cu_seqlens=row, **given)
-        x = self._reading(self._join(x, mixed, self.attn_norm), state.memory, mask, row)
-        return self._leave(x, mask), CrossState(after, state.memory)
+        if layout is None:
+            layout = enter(x, self.width, mask, cu_seqlens)
+            check_layer_state(state.own, layout.n)
+            x, state = self.extend(layout.zero(x), state, layout=layout.after(state.own.seen), **extra)
+            return layout.zero(x), state
+        y, after = self.attn.extend(self._normed(x, self.attn_norm), state.own, layout=layout, **extra)
+        x = self._read(self._join(x, y, self.attn_norm), state.memory, layout)
+        x = self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
+        return x, CrossState(after, state.memory)
 
-    def _reading(self, x: Tensor, memory: State, mask: Tensor | None, row: PackedRow | None) -> Tensor:
+    def _read(self, x: Tensor, memory: State, layout: Layout) -> Tensor:
         queries = self._normed(x, self.cross_attn_norm)
-        if row is None:
-            found = self.cross_attn.cross_attend(queries, memory, mask)
+        if not layout.packed:
+            found = self.cross_attn.cross_attend(queries, memory, layout=layout)
         else:
-            found = row.together().each(
-                lambda x, mask: self.cross_attn.cross_attend(x, memory, mask), x=queries
-            )
+
+            def read(layout: Layout, x: Tensor) -> Tensor:
+                return self.cross_attn.cross_attend(x, memory, layout=layout)
+
+            found = layout.pad_all().each(read, x=queries)
         return self._join(x, found, self.cross_attn_norm)

@@ -8,22 +8,24 @@ from torch import Tensor
 from lintra.ops.checks import sum_dtype
 
 
+def in_autocast(x: Tensor) -> bool:
+    """Return whether autocast is on for the device of x. Not every device knows autocast."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def follow_autocast(*tensors: Tensor) -> list[Tensor]:
-    """Under autocast, what the layers around pass in is brought to autocast's dtype, as for a matmul."""
-    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    """Return the tensors in autocast's dtype where it is on, as for a product of matrices."""
+    if not (isinstance(tensors[0], Tensor) and in_autocast(tensors[0])):
         return list(tensors)
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return [x.to(dtype) if x.dtype in (torch.float16, torch.bfloat16, torch.float32) else x for x in tensors]
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """Sums on the device of x keep their digits. Not every device knows autocast; nothing is entered where it
-    is off, which costs more than the sum of a few tokens."""
-    device = x.device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
+    """Return a context in which operations on the device of x keep their digits. Nothing is entered where
+    autocast is off, which costs more than the sum of a few tokens."""
+    return torch.autocast(x.device.type, enabled=False) if in_autocast(x) else nullcontext()
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -95,13 +95,10 @@ def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int]) -> Non
         mask(mask_, "b s", sizes, k.device)
 
 
-def activations(x: Tensor, mask_: Tensor | None, width: int) -> None:
-    """Raises unless x is [b t c] of that width, of a floating type, and the mask [b t] goes with it."""
-    sizes = {"c": width}
-    shape("x", x, "b t c", sizes)
+def activations(x: Tensor, width: int) -> None:
+    """Raise ValueError or TypeError unless x is [b t c] of that width, of a floating type."""
+    shape("x", x, "b t c", {"c": width})
     floating("x", x)
-    if mask_ is not None:
-        mask(mask_, "b t", sizes, x.device)
 
 
 def transformed(x: Tensor) -> bool:

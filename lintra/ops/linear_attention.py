@@ -19,9 +19,9 @@ from torch import Tensor
 from lintra.ops import _dispatch, checks
 from lintra.ops.autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
+from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.linear_attention_native import linear_attention_native
 from lintra.ops.linear_attention_triton import linear_attention_triton
-from lintra.ops.packed import Bounds, PackedRow, count_sequences, packed_row
 from lintra.ops.padding import zero_padding
 
 Impl = Literal["auto", "reference", "torch", "native", "triton"]
@@ -75,7 +75,8 @@ def linear_attention(
     log_input: Tensor | None = None,
     state: LinearState | None = None,
     mask: Tensor | None = None,
-    cu_seqlens: Bounds | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    layout: Layout | None = None,
     causal: bool = True,
     normalize: bool = True,
     eps: float = 1e-6,
@@ -89,9 +90,10 @@ def linear_attention(
     Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are natural
     logarithms; `state` is what came before (None: nothing), and its dtypes stay. `mask` [b s] is True for
     real tokens: padded ones count as zero features and do not decay the state, and when causal their y is 0.
-    `cu_seqlens` [n+1] (`lintra.ops.packed`): the row of b = 1 holds n sequences one behind the other, s = t,
-    and the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they
-    lie, the others padded, in groups of similar length.
+    `cu_seqlens` [n+1] (`lintra.ops.layout`): n sequences are packed one behind the other, b = 1, s = t, and
+    the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they lie,
+    the others padded, in buckets of similar length. A `layout` of k says both for a caller that has validated
+    everything: nothing is checked again.
     causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
     normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
     eps = 0 the sums must not be so small that their inverse overflows.
@@ -101,25 +103,29 @@ def linear_attention(
     GPUs, no float64) or "auto".
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
     """
-    q, k, v = follow_autocast(q, k, v)
-    row = _validate(q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk)
+    if layout is None:
+        q, k, v = follow_autocast(q, k, v)
+        layout = _validate(
+            q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk
+        )
+    mask = layout.mask
     if state is None:
-        n, (g, f) = count_sequences(q, row), k.shape[2:]
-        state = LinearState.empty(n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
+        g, f = k.shape[2:]
+        state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     chosen = _dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
     if chosen != "triton":  # whose step reads and writes kv as it is kept
         state = LinearState(state.kv.to(checks.sum_dtype(q.dtype)), state.z)
     if chosen in _OPERATORS:
-        bounds = None if row is None else row.cu_seqlens
+        bounds = layout.cu_seqlens
         y, kv, z = _OPERATORS[chosen](
             q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
         )
-    elif row is not None:
-        rows = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
+    elif layout.packed:
+        tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
         options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
-        y, (kv, z) = _padded(row, rows, state, **options, chunk=chunk, impl=chosen)
+        y, (kv, z) = _padded(layout, tensors, state, **options, chunk=chunk, impl=chosen)
     else:
         with no_autocast(q):
             arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
@@ -136,19 +142,19 @@ def linear_attention(
 
 
 def _padded(
-    row: PackedRow, rows: dict[str, Tensor | None], state: LinearState, **options: Any
+    layout: Layout, packed: dict[str, Tensor | None], state: LinearState, **options: Any
 ) -> tuple[Tensor, LinearState]:
-    """The sum of packed sequences, `rows` by name, as that of padded ones."""
-    packed = row.alike()
-    given = {name: packed.unpack(x) for name, x in rows.items() if x is not None}
+    """Packed sequences, tensors by name, as padded ones."""
+    padded = layout.pad_bucketed()
+    given = {name: padded.unpack(x) for name, x in packed.items() if x is not None}
     ys, states = [], []
-    for i, group in enumerate(packed.groups):
+    for i, (sequences, bucket) in enumerate(zip(padded.sequences, padded.layouts, strict=True)):
         tensors = {name: parts[i] for name, parts in given.items()}
-        before = LinearState(*(x[group.sequences] for x in state))
-        y, after = linear_attention(**tensors, state=before, mask=group.mask, **options)
+        before = LinearState(*(x[sequences] for x in state))
+        y, after = linear_attention(**tensors, state=before, layout=bucket, **options)
         ys.append(y)
         states.append(after)
-    return packed.pack(ys), LinearState(*(packed.in_order(x) for x in zip(*states, strict=True)))
+    return padded.pack(ys), LinearState(*(padded.in_order(x) for x in zip(*states, strict=True)))
 
 
 def linear_attention_reference(
@@ -381,16 +387,16 @@ def _validate(
     log_input: Tensor | None,
     state: LinearState | None,
     mask: Tensor | None,
-    cu_seqlens: Bounds | None,
+    cu_seqlens: CuSeqlens | None,
     causal: bool,
     eps: float,
     feature_map: str | None,
     chunk: int,
-) -> PackedRow | None:
-    """The row of sequences, if that is what is given."""
+) -> Layout:
+    """The layout of k, of everything that is given."""
     sizes: dict[str, int] = {}
     checks.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
-    row = packed_row(cu_seqlens, "q", q, mask)
+    layout = Layout.of("k" if cu_seqlens is None else "q", k, mask, cu_seqlens)
     checks.heads(sizes["h"], sizes["g"])
     if sizes["d"] < 1 or sizes["e"] < 1:
         raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
@@ -401,7 +407,7 @@ def _validate(
             if x.device != q.device:
                 raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
     if state is not None:
-        of_all = sizes | {"b": count_sequences(q, row)}
+        of_all = sizes | {"b": layout.n}
         checks.parts("state", state, LinearState, ("b g d e", "b g d"), of_all)
         checks.state_dtype("state.kv", state.kv, q)
         checks.state_dtype("state.z", state.z, q, narrow=False)
@@ -415,7 +421,7 @@ def _validate(
         raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
-    return row
+    return layout
 
 
 def check_decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:

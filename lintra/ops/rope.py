@@ -1,58 +1,51 @@
-"""Where tokens stand, and the rotary embedding of it. Su et al. 2021, arXiv:2104.09864, section 3.2."""
-
-from typing import NamedTuple
+"""Rotary position embedding (RoPE). Su et al. 2021, arXiv:2104.09864, section 3.2."""
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
-
-from lintra.ops.packed import PackedRow
-
-
-def token_positions(
-    seen: Int[Tensor, "n"],
-    time: int,
-    mask: Bool[Tensor, "b t"] | None,
-    row: PackedRow | None = None,
-) -> Int[Tensor, "b t"]:
-    """The place of each of `time` new tokens among the real ones, `seen` of them earlier; -1 if padded.
-
-    Of packed sequences [1 t], each counts its own, after its own `seen` [n]."""
-    if row is not None:
-        sequence, position = row.locate()
-        return (seen[sequence] + position)[None]
-    if mask is None:
-        return seen[:, None] + torch.arange(time, device=seen.device)
-    return torch.where(mask, seen[:, None] + mask.cumsum(1) - 1, -1)
 
 
 def angles(position: Int[Tensor, "b t"], width: int, base: float) -> Float[Tensor, "b t half"]:
-    """position * base^(-2i/width) for i below width / 2, in radians."""
+    """Return position * base^(-2i/width) for i below width / 2, in radians."""
     # float64 where there is one: at position 65,536 a float32 angle is already off by 0.004 radian.
     dtype = torch.float32 if position.device.type == "mps" else torch.float64
     exponent = torch.arange(width // 2, dtype=dtype, device=position.device) * (-2 / width)
     return position[..., None].to(dtype) * base**exponent
 
 
-class RotaryEmbedding(NamedTuple):
-    """Turns vectors by angles that grow with their position, so that q . k depends on the distance only."""
+class RotaryEmbedding:
+    """Rotation of vectors by angles that grow with their position: q . k then depends on the distance alone.
 
-    position: Int[Tensor, "b t"]
-    base: float  # no wavelength is longer than 2 pi base tokens
+    position [b t] counts tokens; no wavelength is longer than 2 pi `base` tokens.
+    """
+
+    def __init__(self, position: Int[Tensor, "b t"], base: float):
+        self.position, self.base = position, base
+        self._made: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, x: Float[Tensor, "b t h f"]) -> Float[Tensor, "b t h f"]:
-        """x with pairs rotated by position * base^(-2i/f); pairs are (i, i + f/2), in the paper neighbours.
-
-        Raises ValueError for odd f.
-        """
-        f = x.shape[-1]
-        if f % 2:
-            raise ValueError(f"rotary embedding turns pairs: the width must be even, got {f}")
-        angle = angles(self.position, f, self.base)
-        cos, sin = angle.cos()[:, :, None].to(x.dtype), angle.sin()[:, :, None].to(x.dtype)
+        """Return x with its pairs rotated by position * base^(-2i/f); pairs are (i, i + f/2), in the paper
+        neighbours. Raises ValueError for odd f."""
+        cos, sin = self._cos_sin(x.shape[-1], x.dtype)
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
 
-    def at(self, time: slice) -> "RotaryEmbedding":
-        """The rotation of those tokens alone."""
-        return self._replace(position=self.position[:, time])
+    def at(self, tokens: slice) -> "RotaryEmbedding":
+        """Return the rotation of those tokens alone."""
+        return RotaryEmbedding(self.position[:, tokens], self.base)
+
+    def moved(self, position: Int[Tensor, "b t"]) -> "RotaryEmbedding":
+        """Return the same rotation at other positions."""
+        return RotaryEmbedding(position, self.base)
+
+    def _cos_sin(self, f: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """[b t 1 f/2] each: made once for queries, keys and all layers."""
+        if (f, dtype) in self._made:
+            return self._made[f, dtype]
+        if f % 2:
+            raise ValueError(f"rotary embedding turns pairs: the width must be even, got {f}")
+        angle = angles(self.position, f, self.base)
+        made = angle.cos()[:, :, None].to(dtype), angle.sin()[:, :, None].to(dtype)
+        if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()):  # as in Layout
+            self._made[f, dtype] = made
+        return made

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from lintra.attention import Attention, aft
+from lintra.attention import aft
 from lintra.attention.aft import AttentionFree
-from tests.laws import EXACT, TIME, Case, gradients
+from tests.laws import EXACT, TIME, Case, extend_by_steps, gradients
 
 SHAPE = {"value_dim": 6}  # each channel of v is weighed by its own of k
 VARIANTS = [
@@ -174,7 +174,7 @@ def test_defect_07_a_state_serves_two_continuations():
     _, state = attention.extend(q[:, :9], k[:, :9], v[:, :9], attention.start(2, dtype=torch.float64))
     kept = [x.clone() for x in state]
     first, _ = attention.extend(q[:, 9:], k[:, 9:], v[:, 9:], state)
-    stepped, _ = Attention.extend(attention, q[:, 9:], k[:, 9:], v[:, 9:], state)
+    stepped, _ = extend_by_steps(attention, q[:, 9:], k[:, 9:], v[:, 9:], state)
     assert_close(first, stepped, **EXACT)
     assert_close(list(state), kept, rtol=0, atol=0)
 

@@ -5,7 +5,7 @@ import torch
 
 from lintra import attention
 from tests.attention.test_laws import cases
-from tests.laws import BATCH, Case, keeps_state
+from tests.laws import BATCH, Case, extend_by_steps, keeps_state
 
 MODES = [pytest.param(case, id=str(case)) for case in cases() if not case.rotary]
 
@@ -37,7 +37,7 @@ def test_a_step_takes_a_state_of_its_own(case: Case):
     mechanism.step(q, k, v, state, **given)
     with pytest.raises(TypeError, match=f"state must be a {type(state).__name__}, got tuple"):
         mechanism.step(q, k, v, tuple(state), **given)
-    with pytest.raises(ValueError, match="state must hold a tensor like"):
+    with pytest.raises(ValueError, match=r"state.* must be .* as start gives it"):
         mechanism.step(q, k, v, mechanism.start(1, dtype=torch.float64), **given)
 
 
@@ -46,8 +46,8 @@ def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
     kind = attention.load("softmax")
     built = kind.Config().build(heads=2, dim=4, causal=True)
     q, k, v = torch.randn(3, 1, 6, 2, 4)
-    y, state = attention.Attention.extend(built, q, k, v, built.start(1))
+    y, state = extend_by_steps(built, q, k, v, built.start(1))
     assert state.k.shape[1] == 6
     torch.testing.assert_close(y, built(q, k, v))
     with pytest.raises(NotImplementedError, match="a state that grows needs an `extend` of its own"):
-        attention.Attention.extend(built, q, k, v, built.start(1), mask=torch.ones(1, 6, dtype=torch.bool))
+        extend_by_steps(built, q, k, v, built.start(1), mask=torch.ones(1, 6, dtype=torch.bool))

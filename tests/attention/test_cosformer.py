@@ -167,7 +167,7 @@ def test_no_more_tokens_than_max_length():
 
 
 def test_past_max_length_is_nan_where_nobody_looks(monkeypatch):
-    monkeypatch.setattr(cosformer._check, "readable", lambda *x: False)
+    monkeypatch.setattr(cosformer.checks, "readable", lambda *x: False)
     q, k, v = drawn()
     everyone = torch.ones(2, 19, dtype=torch.bool)
     causal, both = built(max_length=18), built(causal=False, max_length=18)

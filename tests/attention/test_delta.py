@@ -6,10 +6,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
-from lintra.attention import Attention, delta
+from lintra.attention import delta
 from lintra.attention.delta import DeltaNet
 from lintra.nn import AttentionLayer
-from tests.laws import EXACT, TIME, Case, gradients, some_masks
+from tests.laws import EXACT, TIME, Case, extend_by_steps, gradients, some_masks
 
 VARIANTS = [
     delta.Config(),
@@ -259,7 +259,7 @@ def test_the_loop_over_steps_goes_with_a_mask():
     mask = some_masks()[2]
     start = attention.start(2, dtype=torch.float64)
     y, state = attention.extend(*inputs[:3], start, mask=mask, **reads)
-    stepped, after = Attention.extend(attention, *inputs[:3], start, mask=mask, **reads)
+    stepped, after = extend_by_steps(attention, *inputs[:3], start, mask=mask, **reads)
     assert_close(stepped, y, **EXACT)
     assert_close(after, state, **EXACT)
 

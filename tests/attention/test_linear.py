@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lintra import checkpoint, native
-from lintra.attention import Attention, linear
+from lintra.attention import linear
 from lintra.attention.linear import LinearAttention
 from lintra.models import decoder
 from lintra.nn import AttentionLayer
 from lintra.ops.rope import RotaryEmbedding
-from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
+from tests.laws import BATCH, EXACT, TIME, Case, extend_by_steps, gradients, some_masks
 
 SPARSE = [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(nu=2), linear.T2R(width=6)]  # may all be 0
 MAPS = [
@@ -183,7 +183,7 @@ def test_a_model_saved_before_the_field_turns_features_that_may_be_0(feature_map
     rope = RotaryEmbedding(torch.arange(9).expand(2, -1), 1e4)
     expected = turned_above(attention, q, k, v, rope)
     assert_close(attention(q, k, v, rope=rope), expected, **EXACT)
-    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2, dtype=q.dtype), rope=rope)
+    stepped, _ = extend_by_steps(attention, q, k, v, attention.start(2, dtype=q.dtype), rope=rope)
     assert_close(stepped, expected, **EXACT)
     checkpoint.save(old.float(), tmp_path / "again")
     assert '"unbounded"' in (tmp_path / "again" / "config.json").read_text()
@@ -253,8 +253,8 @@ def test_features_that_may_be_0_are_not_turned_above_a_denominator(feature_map):
         lambda: attention(q, k, v, rope=rope),
         lambda: attention.extend(q, k, v, state, rope=rope),
         lambda: attention.step(q, k, v, state, rope=rope),
-        lambda: attention.forward_packed(q, k, v, bounds, rope=rope),
-        lambda: attention.extend_packed(q, k, v, state, bounds, rope=rope),
+        lambda: attention(q, k, v, cu_seqlens=bounds, rope=rope),
+        lambda: attention.extend(q, k, v, state, cu_seqlens=bounds, rope=rope),
     ):
         with pytest.raises(ValueError, match=r"may be 0 where .* and takes no rotation"):
             call()
@@ -273,7 +273,7 @@ def test_sparse_features_and_positions_average_the_values(feature_map):
     rope = RotaryEmbedding(torch.arange(64).expand(2, -1), 1e4)
     y = attention(q, k, v, rope=rope)
     assert (y.abs() <= 1.0001 * v.abs().max()).all()
-    stepped, _ = Attention.extend(attention, q, k, v, attention.start(2), rope=rope)
+    stepped, _ = extend_by_steps(attention, q, k, v, attention.start(2), rope=rope)
     # Sums of up to 64 terms of one sign in another order: a few units in the last place of their ratio.
     assert_close(stepped, y, rtol=1e-4, atol=1e-5)
 

@@ -253,7 +253,7 @@ def test_autocast(config):
     expected = heads(x, mask=mask)
     with torch.autocast("cpu", torch.bfloat16):
         y = heads(x, mask=mask)
-        read = heads.read(x, heads.encode_memory(x, mask), mask)
+        read = heads.cross_attend(x, heads.encode_memory(x, mask), mask)
     assert y.dtype == torch.bfloat16
     assert_close(y.float(), expected, rtol=0.05, atol=0.03)  # rounded to 8 bits a few times
     assert_close(read, y, rtol=0.05, atol=0.03)

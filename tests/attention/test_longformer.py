@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lintra import checkpoint
-from lintra.attention import Attention, longformer, softmax
+from lintra.attention import longformer, softmax
 from lintra.attention.longformer import LongformerAttention
 from lintra.models import decoder
 from lintra.nn import AttentionLayer
 from lintra.ops.rope import RotaryEmbedding
 from tests import laws
-from tests.laws import EXACT, Case, gradients, same_states
+from tests.laws import EXACT, Case, extend_by_steps, gradients, same_states
 
 VARIANTS = [
     longformer.Config(window=3),
@@ -163,13 +163,13 @@ def test_global_tokens_after_a_state():
     y = attention(*inputs[:3], **named(inputs), global_mask=chosen)
     expected, states = gradients(y, inputs), []
     for cuts in ((5, 1, 9, 4), (1,) * laws.TIME):
-        for by in (LongformerAttention, Attention):
+        for stepped in (False, True):
             state, ys, first = attention.start(2, dtype=torch.float64), [], 0
             for size in cuts:
                 part = [x[:, first : first + size] for x in inputs]
                 given = named(part) | {"global_mask": chosen[:, first : first + size]}
-                if by is Attention:  # its loop takes apart what is read, and so the mask
-                    piece, state = Attention.extend(attention, *part[:3], state, **given)
+                if stepped:  # its loop takes apart what is read, and so the mask
+                    piece, state = extend_by_steps(attention, *part[:3], state, **given)
                 else:
                     piece, state = attention.extend(*part[:3], state, **given)
                 ys.append(piece)
@@ -386,7 +386,7 @@ def test_global_projections_begin_as_the_local_ones():
     torch.manual_seed(0)
     heads = AttentionLayer(16, ANY, heads=4, kv_heads=2)
     plain = AttentionLayer(16, softmax.Config(), heads=4, kv_heads=2)
-    plain.load_state_dict({k: v for k, v in heads.state_dict().items() if "reads" not in k})
+    plain.load_state_dict({k: v for k, v in heads.state_dict().items() if "extra" not in k})
     x = torch.randn(2, 11, 16)
     everyone = torch.ones(2, 11, dtype=torch.bool)
     assert_close(heads(x, global_mask=everyone), plain(x))

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lintra import checkpoint
-from lintra.attention import Attention, linear, retention
+from lintra.attention import linear, retention
 from lintra.attention.retention import Retention
-from tests.laws import EXACT, TIME, Case, gradients
+from tests.laws import EXACT, TIME, Case, extend_by_steps, gradients
 
 VARIANTS = [
     retention.Config(),
@@ -173,7 +173,7 @@ def test_defect_15_the_norm_of_a_step_is_that_of_the_whole():
     v = 1e-3 * v
     whole = attention(q, k, v, gate=gate)
     state = attention.start(2, dtype=torch.float64)
-    stepped, _ = Attention.extend(attention, q, k, v, state, gate=gate)
+    stepped, _ = extend_by_steps(attention, q, k, v, state, gate=gate)
     assert_close(stepped, whole, **EXACT)
 
 

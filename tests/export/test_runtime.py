@@ -76,7 +76,7 @@ def other_embedding(model):
         ),
         (changed(lambda model: setattr(model, "output", Odd(5, 5))), "does not know the distribution Odd"),
         (
-            changed(lambda model: setattr(model.blocks[1], "feed", MLP(36, ratio=2))),
+            changed(lambda model: setattr(model.blocks[1], "mlp", MLP(36, ratio=2))),
             "layers that are alike",
         ),
         (changed(lambda model: setattr(model.norm, "eps", 1e-2)), "layers that are alike"),

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from lintra.attention import linear, map_state, softmax
 from lintra.models import decoder
 from lintra.nn import LogisticMixture
-from lintra.ops import packed
-from lintra.ops.packed import Packed, PackedRow
+from lintra.ops import layout
+from lintra.ops.layout import Layout
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers
 
@@ -283,29 +283,27 @@ def test_the_loss_of_packed_sequences_is_that_of_each(mechanism, checkpoint_bloc
 def test_a_row_is_checked_and_laid_out_once(monkeypatch, checkpoint_blocks):
     """Not by every layer, nor again when a block is computed again; and a row made once serves many calls."""
     calls = []
-    for name in ("together", "alike"):
-        way = getattr(Packed, name)
-        monkeypatch.setattr(Packed, name, lambda *args, name=name, way=way: calls.append(name) or way(*args))
-    check = packed._check_bounds
-    monkeypatch.setattr(packed, "_check_bounds", lambda *args: calls.append("check") or check(*args))
+    for name in ("_pad_all", "_pad_bucketed", "_check_cu_seqlens"):
+        way = getattr(layout, name)
+        monkeypatch.setattr(layout, name, lambda *args, name=name, way=way: calls.append(name) or way(*args))
     model = build(attention=softmax.Config(), layers=3, checkpoint_blocks=checkpoint_blocks)
     tokens, cu_seqlens = torch.randint(0, 11, (1, 5)), torch.tensor([0, 2, 5])
     params = model(tokens, cu_seqlens=cu_seqlens)
     params.sum().backward()
-    assert calls == ["check", "alike"]
-    row = PackedRow.of(cu_seqlens, "tokens", tokens)
-    again, state = model.extend(tokens, cu_seqlens=row)
-    model.extend(tokens, state, cu_seqlens=row)
-    assert calls == ["check", "alike", "check", "together"]
+    assert calls == ["_check_cu_seqlens", "_pad_bucketed"]
+    made = Layout.of("tokens", tokens, cu_seqlens=cu_seqlens)
+    again, state = model.extend(tokens, cu_seqlens=made)
+    model.extend(tokens, state, cu_seqlens=made)
+    assert calls == ["_check_cu_seqlens", "_pad_bucketed", "_check_cu_seqlens", "_pad_all"]
     assert_close(again, params, **EXACT)
-    with pytest.raises(ValueError, match="cu_seqlens is of a row of t=5, tokens has t=4"):
-        model(tokens[:, :4], cu_seqlens=row)
+    with pytest.raises(ValueError, match="layout is of b=1 and t=5 on cpu, tokens has shape"):
+        model(tokens[:, :4], cu_seqlens=made)
 
 
 def test_a_row_first_used_without_gradients_serves_training():
     """What inference mode makes, a backward may not keep."""
     model, tokens = build(attention=softmax.Config(), position="rotary"), torch.randint(0, 11, (1, 5))
-    row = PackedRow.of(torch.tensor([0, 2, 5]), "tokens", tokens)
+    row = Layout.of("tokens", tokens, cu_seqlens=torch.tensor([0, 2, 5]))
     with torch.inference_mode():
         before = model(tokens, cu_seqlens=row)
     after = model(tokens, cu_seqlens=row)
@@ -327,7 +325,7 @@ def test_refuses_what_is_not_packed_well():
     with pytest.raises(ValueError, match="state is of 1 sequences, tokens of 2"):
         model.extend(tokens, state, cu_seqlens=good)
     with pytest.raises(ValueError, match="cu_seqlens must be on the device of tokens, meta, got cpu"):
-        PackedRow.of(PackedRow.of(good, "tokens", tokens), "tokens", tokens.to("meta"))
+        Layout.of("tokens", tokens.to("meta"), cu_seqlens=good)
 
 
 SCRIPT = """

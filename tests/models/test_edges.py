@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 from lintra.attention import linear, softmax
 from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
-from lintra.nn import AttentionLayer, lengths_to_mask, replaced
+from lintra.nn import AttentionLayer, lengths_to_mask, parameters
 from lintra.speech import features
 from lintra.speech.symbols import learn
 
@@ -110,7 +110,7 @@ def test_the_dtype_of_a_layer_is_that_of_one_weight(monkeypatch):
     def walked(module):
         raise AssertionError("the parameters were walked")
 
-    monkeypatch.setattr(replaced, "placed", walked)
+    monkeypatch.setattr(parameters, "reference_param", walked)
     layer.extend(x, state)
     layer(x)
     with pytest.raises(AssertionError, match="walked"):

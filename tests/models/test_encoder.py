@@ -78,7 +78,7 @@ def test_what_a_mechanism_takes_by_token_is_packed_too():
     found = model(x, cu_seqlens=torch.tensor([0, 4, 13, 14]), global_mask=chosen)
     parts = zip(x.split(lengths, 1), chosen.split(lengths, 1), strict=True)
     assert_close(found, torch.cat([model(part, global_mask=some) for part, some in parts]), **EXACT)
-    with pytest.raises(ValueError, match=r"what is packed must be \[1 t=14 \.\.\.\], got shape \[1, 3\]"):
+    with pytest.raises(ValueError, match=r"global_mask must be \[b=1 t=14 \.\.\.\], got shape \[1, 3\]"):
         model(x, cu_seqlens=torch.tensor([0, 14]), global_mask=chosen[:, :3])
 
 
@@ -184,9 +184,11 @@ def test_a_mechanism_gets_what_it_takes_at_each_call():
     seen = {}
 
     class Given(softmax.SoftmaxAttention):
-        def forward(self, q, k, v, *, mask=None, rope=None, hint):
+        call_inputs = ("hint",)
+
+        def _forward(self, q, k, v, layout, *, hint):
             seen["hint"] = hint
-            return super().forward(q, k, v, mask=mask, rope=rope)
+            return super()._forward(q, k, v, layout)
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Config:
@@ -194,7 +196,7 @@ def test_a_mechanism_gets_what_it_takes_at_each_call():
             return Given(softmax.Config(), **shape)
 
     for again in (False, True):
-        hint = torch.ones(1)
+        hint = torch.ones(1, 4)
         build(attention=Config(), checkpoint_blocks=again)(torch.zeros(1, 4, dtype=torch.int64), hint=hint)
         assert seen.pop("hint") is hint
 

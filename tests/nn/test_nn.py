@@ -21,7 +21,7 @@ from lintra.nn import (
 )
 from lintra.nn.mask import padded
 from lintra.nn.position import Grid
-from lintra.ops.rope import RotaryEmbedding, token_positions
+from lintra.ops.rope import RotaryEmbedding
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -40,7 +40,7 @@ class Forgetting(Attention):
     def start(self, batch, *, device=None, dtype=None):
         return (torch.zeros(batch, self.heads, self.value_dim, device=device, dtype=dtype),)
 
-    def step(self, q, k, v, state, *, rope=None, gate):
+    def _step(self, q, k, v, state, *, gate):
         kept = torch.sigmoid(gate[:, 0])[..., None] * state[0] + v[:, 0]
         return kept[:, None], (kept,)
 
@@ -154,9 +154,9 @@ def test_cross_attention_reads_another_sequence():
     heads = AttentionLayer(16, linear.Config(), heads=4, kv_heads=2, causal=False).double()
     x, source = torch.randn(2, 3, 16).double(), torch.randn(2, 9, 16).double()
     mask = lengths_to_mask(torch.tensor([9, 4]))
-    y = heads.read(x, heads.encode_memory(source, mask))
+    y = heads.cross_attend(x, heads.encode_memory(source, mask))
     assert y.shape == x.shape
-    assert_close(y[1:], heads.read(x[1:], heads.encode_memory(source[1:, :4])), **EXACT)
+    assert_close(y[1:], heads.cross_attend(x[1:], heads.encode_memory(source[1:, :4])), **EXACT)
 
 
 class LowRank(nn.Module):
@@ -219,8 +219,8 @@ def test_what_stands_in_place_of_a_projection_serves_every_verb(how, mechanism):
         if causal:
             assert_close(heads.extend(x)[0], expected.extend(x)[0], **EXACT)
         else:
-            found = heads.read(x, heads.encode_memory(source))
-            assert_close(found, expected.read(x, expected.encode_memory(source)), **EXACT)
+            found = heads.cross_attend(x, heads.encode_memory(source))
+            assert_close(found, expected.cross_attend(x, expected.encode_memory(source)), **EXACT)
 
 
 def test_one_head_of_the_full_width_is_the_mechanism_itself():
@@ -245,12 +245,6 @@ def test_rotary_depends_on_the_distance_only():
     assert_close(score(5, 3), score(1_002, 1_000), **EXACT)
     assert not torch.allclose(score(5, 3), score(5, 4))
     assert_close(score(7, 7), (q * k).sum(-1), **EXACT)
-
-
-def test_positions_count_real_tokens():
-    mask = torch.tensor([[True, False, True, True], [False, False, True, False]])
-    expected = torch.tensor([[5, -1, 6, 7], [-1, -1, 0, -1]])
-    assert torch.equal(token_positions(torch.tensor([5, 0]), 4, mask), expected)
 
 
 def test_sinusoidal_is_the_formula():
@@ -338,7 +332,7 @@ def test_logits_are_a_softmax():
             lambda: AttentionLayer(12, linear.Config(), heads=4, rotary=100.0),
             "even head size, got 100.0 and 3",
         ),
-        (lambda: MLP(8, kind="tanh"), "kind must be 'gelu', 'swiglu' or 'relu', got 'tanh'"),
+        (lambda: MLP(8, activation="tanh"), "activation must be 'gelu', 'swiglu' or 'relu', got 'tanh'"),
         (lambda: MLP(8, ratio=0), "ratio must give at least one hidden unit"),
         (lambda: Block(nn.Identity(), MLP(8), width=8, norm="mid"), "norm must be 'pre' or 'post'"),
         (lambda: Block(nn.Identity(), MLP(8), width=8, norm_kind="batch"), "norm_kind must be"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra.ops.history import look_back
-from lintra.ops.packed import PackedRow
+from lintra.ops.layout import Layout
 
 EMPTY = -7
 
@@ -28,7 +28,7 @@ def test_across_padding_and_calls(places, first, second, seed):
     recent = torch.full((3, max(places)), EMPTY)
     parts = []
     for here, real in zip(tokens.split((first, second), 1), mask.split((first, second), 1), strict=True):
-        before, recent = look_back(here, recent, places, real)
+        before, recent = look_back(here, recent, places, Layout.of("tokens", here, real))
         parts.append(before)
     before = torch.cat(parts, 1)
     for i in range(3):
@@ -41,11 +41,12 @@ def test_across_padding_and_calls(places, first, second, seed):
 def test_packed_sequences_are_each_alone(places, lengths, seed):
     tokens = torch.randint(100, (1, sum(lengths)), generator=torch.Generator().manual_seed(seed))
     recent = torch.full((len(lengths), max(places)), EMPTY)
-    row = PackedRow(torch.tensor([0, *lengths]).cumsum(0), sum(lengths))
-    before, after = look_back(tokens, recent, places, None, row)
+    layout = Layout.of("tokens", tokens, cu_seqlens=torch.tensor([0, *lengths]).cumsum(0))
+    before, after = look_back(tokens, recent, places, layout)
     start = 0
     for i, length in enumerate(lengths):
-        alone, last = look_back(tokens[:, start : start + length], recent[i : i + 1], places)
+        piece = tokens[:, start : start + length]
+        alone, last = look_back(piece, recent[i : i + 1], places, Layout.of("tokens", piece))
         assert torch.equal(before[:, start : start + length], alone)
         assert torch.equal(after[i : i + 1], last)
         start += length
@@ -54,6 +55,6 @@ def test_packed_sequences_are_each_alone(places, lengths, seed):
 @pytest.mark.parametrize("places", [(1,), (3, 1)])
 def test_without_padding(places):
     tokens = torch.arange(5)[None]
-    before, recent = look_back(tokens, torch.full((1, 3), EMPTY), places)
+    before, recent = look_back(tokens, torch.full((1, 3), EMPTY), places, Layout.of("tokens", tokens))
     assert before[0].tolist() == by_definition(range(5), places)
     assert recent[0].tolist() == [2, 3, 4]

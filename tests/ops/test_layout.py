@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from lintra import native
 from lintra.ops import LinearState, linear_attention
-from lintra.ops.packed import SHORT, Packed, locate
+from lintra.ops.layout import SHORT, Layout
 from tests.ops.test_linear_attention import COMPILERS, EXACT, FAST, accepted, draw, flat, needs_native, uneven
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 40, 70]), min_size=1, max_size=6)
@@ -27,38 +27,60 @@ def pieces(lengths):
     return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
-@pytest.mark.parametrize("make", [Packed.together, Packed.alike])
+def layout(lengths, dtype=torch.int64):
+    """Of sequences of these lengths, packed."""
+    return Layout(1, sum(lengths), torch.device("cpu"), cu_seqlens=places(lengths, dtype))
+
+
+@pytest.mark.parametrize("make", [Layout.pad_all, Layout.pad_bucketed])
 @settings(max_examples=40)
 @given(lengths=LENGTHS)
 def test_padded_and_packed_again_is_the_same(make, lengths):
     """Values and gradients; the padding is 0 and passes nothing; every sequence is in its group."""
     time = sum(lengths)
     x = torch.randn(1, time, 2, 3, dtype=torch.float64, requires_grad=True)
-    packed = make(places(lengths), time)
+    packed = make(layout(lengths))
     padded = packed.unpack(x)
-    for group, part in zip(packed.groups, padded, strict=True):
-        for i, row in zip(group.sequences.tolist(), part, strict=True):
+    for sequences, each, part in zip(packed.sequences, packed.layouts, padded, strict=True):
+        assert (each.rows, each.time) == part.shape[:2]
+        assert (each.zero(torch.ones_like(part))[:, :, 0, 0] != 0).equal(each.real(part))
+        for i, row in zip(sequences.tolist(), part, strict=True):
             assert torch.equal(row[: lengths[i]], x[0, pieces(lengths)[i]])
             assert (row[lengths[i] :] == 0).all()
     back = packed.pack([part * 2 + 1 for part in padded])
     assert torch.equal(back, x * 2 + 1)
     assert torch.equal(torch.autograd.grad(back.sum(), x)[0], torch.full_like(x, 2))
-    mine = [torch.tensor(lengths)[group.sequences] for group in packed.groups]
+    mine = [torch.tensor(lengths)[sequences] for sequences in packed.sequences]
     assert packed.in_order(mine).tolist() == lengths
-    assert torch.equal(*map(torch.as_tensor, (packed.in_order([g.sequences for g in packed.groups]),
-                                              range(len(lengths)))))  # fmt: skip
+    assert packed.in_order(packed.sequences).tolist() == list(range(len(lengths)))
 
 
 @given(lengths=LENGTHS)
-def test_groups_waste_no_more_than_there_is(lengths):
-    padded = sum(k * m for k, m in Packed.alike(places(lengths), sum(lengths)).sizes)
+def test_buckets_waste_no_more_than_there_is(lengths):
+    padded = sum(each.rows * each.time for each in layout(lengths).pad_bucketed().layouts)
     assert padded <= 2 * sum(lengths) + SHORT * len(lengths)
 
 
 def test_where_tokens_are():
-    sequence, position = locate(places([2, 0, 3], torch.int32), 5)
+    packed = layout([2, 0, 3], torch.int32)
+    sequence, position = packed.locate()
     assert sequence.tolist() == [0, 0, 2, 2, 2]
     assert position.tolist() == [0, 1, 0, 1, 2]
+    assert packed.positions().tolist() == [[0, 1, 0, 1, 2]]
+    assert packed.after(torch.tensor([5, 7, 9])).positions().tolist() == [[5, 6, 9, 10, 11]]
+    mask = torch.tensor([[True, False, True, True], [False, False, True, False]])
+    padded = Layout.of("x", torch.zeros(2, 4), mask)
+    assert padded.positions().tolist() == [[0, -1, 1, 2], [-1, -1, 0, -1]]
+    assert padded.after(torch.tensor([5, 0])).positions().tolist() == [[5, -1, 6, 7], [-1, -1, 0, -1]]
+    assert padded.new.tolist() == [3, 1]
+    dense = Layout.of("x", torch.zeros(2, 3))
+    assert dense.positions().tolist() == [[0, 1, 2]] * 2
+    assert (dense.new, dense.n, packed.n, packed.new.tolist()) == (3, 2, 3, [2, 0, 3])
+
+
+def test_a_layout_of_another_batch_is_refused():
+    with pytest.raises(ValueError, match=r"layout is of b=1 and t=5 on cpu, x has shape \[1, 4\] on cpu"):
+        Layout.of("x", torch.zeros(1, 4), cu_seqlens=layout([2, 3]))
 
 
 def alone(arguments, lengths, **options):

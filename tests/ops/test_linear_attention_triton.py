@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from lintra.ops import LinearState, _dispatch, linear_attention, linear_attention_triton
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import divide, linear_attention_reference
+from tests.ops.test_layout import alone, gradients, places, sequences
 from tests.ops.test_linear_attention import (
     accepted,
     draw,
@@ -19,7 +20,6 @@ from tests.ops.test_linear_attention import (
     shift_of_decay_gradients,
     uneven,
 )
-from tests.ops.test_packed import alone, gradients, places, sequences
 
 WHY_NOT = _dispatch._no_gpu_kernels(torch.device("cuda"))
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Triton kernels: {WHY_NOT}")

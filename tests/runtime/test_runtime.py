@@ -86,9 +86,9 @@ def test_features_that_may_be_0_are_turned_where_a_model_says_so():
     hidden=st.integers(1, 70),
     vocabulary=st.integers(2, 40),
     components=st.integers(0, 18),
-    mlp_ratio=st.sampled_from(("gelu", "swiglu", "relu")),
+    activation=st.sampled_from(("gelu", "swiglu", "relu")),
 )
-def test_every_size(heads, dim, hidden, vocabulary, components, feed):
+def test_every_size(heads, dim, hidden, vocabulary, components, activation):
     """Whatever is left over behind whole vectors and whole blocks of rows."""
     width = heads * dim
     model = build(
@@ -97,8 +97,8 @@ def test_every_size(heads, dim, hidden, vocabulary, components, feed):
         layers=1,
         vocabulary=vocabulary,
         position="none",
-        mlp_ratio=hidden / width * (1.5 if feed == "swiglu" else 1),
-        activation=feed,
+        mlp_ratio=hidden / width * (1.5 if activation == "swiglu" else 1),
+        activation=activation,
         output=LogisticMixture(components=components) if components else decoder.Logits(),
     )
     tokens = tokens_of(model, 5)

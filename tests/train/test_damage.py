@@ -40,7 +40,10 @@ def moments(tensors):
 
 
 DAMAGE = {
-    "another model": (model("layers", 2), r"model\.safetensors lacks tensor 'blocks\.1\.mlp\.down\.bias'"),
+    "another model": (
+        model("layers", 2),
+        r"model\.safetensors lacks tensor 'blocks\.1\.attn\.out_proj\.bias'",
+    ),
     "another width": (
         model("width", 32),
         r"model\.safetensors: embedding\.table\.weight must be torch\.float32",

@@ -1,0 +1,283 @@
+"""Where the tokens of a batch are: everywhere, where a mask says, or packed one sequence after the other.
+
+One `Layout` is made where tensors enter a model or a public layer, validated there, and handed down: nothing
+below validates a mask again, counts positions again or looks for the longest sequence again.
+
+In a packed batch the tokens of sequence i are those from cu_seqlens[i] up to cu_seqlens[i+1]; equal
+neighbours are a sequence without tokens. A sequence gives what it gives alone, so none meets another in a
+matrix product: there a NaN would go from one to all.
+
+Letters: b rows and t places of a tensor, n sequences; b = n unless the batch is packed, where b = 1.
+k sequences of a bucket and m tokens of its longest.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from lintra.ops import checks
+from lintra.ops.padding import LeftAlign, zero_padding
+from lintra.ops.rope import RotaryEmbedding
+
+SHORT = 16  # tokens: of shorter sequences the padding costs less than a bucket of their own
+
+_Made = TypeVar("_Made")
+
+
+class Layout:
+    """The places of real tokens in tensors [b t ...], and how many tokens each sequence has before them.
+
+    Dense (every place holds a token), padded (`mask` [b t], True for real tokens) or packed (`cu_seqlens`
+    [n+1], b = 1). `seen` [n] counts the tokens before; None: none. `Layout.of` validates; the constructor
+    is for whoever knows.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        time: int,
+        device: torch.device,
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,
+        seen: Int[Tensor, "n"] | None = None,
+    ):
+        self.rows, self.time, self.device = rows, time, device
+        self.mask, self.cu_seqlens, self.seen = mask, cu_seqlens, seen
+        self.packed = cu_seqlens is not None
+        self.n = rows if cu_seqlens is None else len(cu_seqlens) - 1
+        self._made: dict[Any, Any] = {}  # what depends on `seen`
+        self._laid: dict[Any, Any] = {}  # what does not: `after` shares it
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        x: Tensor,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cu_seqlens: "CuSeqlens | None" = None,
+        seen: Int[Tensor, "n"] | None = None,
+    ) -> "Layout":
+        """Return the layout of x [b t ...], which errors call `name`.
+
+        Raises ValueError or TypeError unless the mask is boolean [b t]; cu_seqlens is [n+1] and goes from 0
+        to t without decreasing, where that is readable, and b is 1; and at most one of the two is given.
+        """
+        if isinstance(cu_seqlens, Layout):
+            cu_seqlens.check(name, x)
+            return cu_seqlens
+        if cu_seqlens is not None:
+            _check_cu_seqlens(cu_seqlens, name, x, mask)
+        elif mask is not None:
+            checks.mask(mask, "b t", {"b": x.shape[0], "t": x.shape[1]}, x.device)
+        return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
+
+    def after(self, seen: Int[Tensor, "n"]) -> "Layout":
+        """Return the same places behind `seen` [n] tokens of each sequence."""
+        places = {"mask": self.mask, "cu_seqlens": self.cu_seqlens}
+        layout = Layout(self.rows, self.time, self.device, **places, seen=seen)
+        layout._laid = self._laid
+        return layout
+
+    def check(self, name: str, x: Tensor) -> None:
+        """Raise ValueError unless x [b t ...] has these rows, this time and this device."""
+        if x.shape[:2] != (self.rows, self.time) or x.device != self.device:
+            raise ValueError(
+                f"the layout is of b={self.rows} and t={self.time} on {self.device}, {name} has shape "
+                f"{list(x.shape)} on {x.device}"
+            )
+
+    @property
+    def new(self) -> int | Int[Tensor, "n"]:
+        """The number of real tokens in each sequence; one number where all have the same."""
+        if self.cu_seqlens is not None:
+            return self.cu_seqlens.diff()
+        return self.time if self.mask is None else self.mask.sum(1)
+
+    def zero(self, x: Tensor) -> Tensor:
+        """Return x [b t ...] with zeros, and no gradient, where there is no token; NaN there is gone."""
+        return x if self.mask is None else zero_padding(self.mask, x)[0]
+
+    def real(self, x: Tensor) -> Bool[Tensor, "b t"]:
+        """Return which places of x [b t ...] hold a token."""
+        return x.new_ones(x.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
+
+    def positions(self) -> Int[Tensor, "b t"]:
+        """Return the position of each token in its own sequence, from 0; -1 where there is none."""
+        return self._once(self._made, "positions", self._positions)
+
+    def _positions(self) -> Tensor:
+        seen = torch.zeros(self.n, dtype=torch.int64, device=self.device) if self.seen is None else self.seen
+        if self.packed:
+            sequence, place = self.locate()
+            return (seen[sequence] + place)[None]
+        if self.mask is None:
+            return seen[:, None] + torch.arange(self.time, device=self.device)
+        return torch.where(self.mask, seen[:, None] + self.mask.cumsum(1) - 1, -1)
+
+    def rope(self, base: float) -> RotaryEmbedding:
+        """Return the rotary embedding of these positions; no wavelength is longer than 2 pi base tokens."""
+        return self._once(self._made, ("rope", base), lambda: RotaryEmbedding(self.positions(), base))
+
+    def left_align(self) -> LeftAlign | None:
+        """Return how the real tokens of a padded batch are brought to the front; None for any other."""
+        mask = self.mask
+        return None if mask is None else self._once(self._laid, "left", lambda: LeftAlign.of(mask))
+
+    def locate(self) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
+        """Return the sequence of each token of a packed batch, and its place in it."""
+        return self._once(self._laid, "locate", lambda: locate(self._bounds, self.time))
+
+    def pad_all(self) -> "Padded":
+        """Return the sequences of a packed batch as one padded batch, as long as the longest."""
+        return self._once(self._laid, "all", lambda: _pad_all(self._bounds, self.time))
+
+    def pad_bucketed(self) -> "Padded":
+        """Return the sequences of a packed batch as padded batches of similar length each."""
+        return self._once(self._laid, "bucketed", lambda: _pad_bucketed(self._bounds, self.time))
+
+    @property
+    def _bounds(self) -> Int[Tensor, "bounds"]:
+        assert self.cu_seqlens is not None, "only a packed batch has sequences to pad"
+        return self.cu_seqlens
+
+    @staticmethod
+    def _once(kept: dict[Any, Any], name: Any, make: Callable[[], _Made]) -> _Made:
+        # A compiler sees for itself what is computed twice, and an object must not change in a block that is
+        # computed again in the backward; and what inference mode makes, no backward may keep.
+        if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return make()
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+
+# [n+1], from 0 to t without decreasing; or a layout, validated and laid out once for many calls
+CuSeqlens: TypeAlias = Int[Tensor, "bounds"] | Layout
+
+
+class Padded(NamedTuple):
+    """A packed batch as padded ones, and back, each way one indexing.
+
+    sequences: those [k] of each bucket. layouts: where their tokens are in [k m ...]. The padded tokens of
+    all buckets lie one behind the other; `place` [t] says where each of the packed ones is there.
+    """
+
+    place: Int[Tensor, "t"]
+    sequences: tuple[Int[Tensor, "k"], ...]
+    layouts: tuple[Layout, ...]
+
+    def unpack(self, x: Tensor) -> list[Tensor]:
+        """Return [k m ...] of each bucket of x [1 t ...], 0 where there is no token.
+
+        Raises ValueError for another t."""
+        if x.shape[:2] != (1, len(self.place)):
+            raise ValueError(f"what is packed must be [1 t={len(self.place)} ...], got shape {list(x.shape)}")
+        sizes = [(layout.rows, layout.time) for layout in self.layouts]
+        padded = x.new_zeros(sum(k * m for k, m in sizes), *x.shape[2:]).index_copy(0, self.place, x[0])
+        parts = padded.split([k * m for k, m in sizes])
+        return [part.unflatten(0, size) for part, size in zip(parts, sizes, strict=True)]
+
+    def pack(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return [1 t ...] of [k m ...] of each bucket; what stands in padded places is dropped."""
+        padded = [part.flatten(0, 1) for part in parts]
+        return (padded[0] if len(padded) == 1 else torch.cat(padded)).index_select(0, self.place)[None]
+
+    def in_order(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return [n ...] in the order of the batch of what each bucket has for its sequences [k ...]."""
+        return torch.cat(list(parts))[torch.cat(self.sequences).argsort()]
+
+    def each(self, function: Callable[..., Tensor], **packed: Tensor) -> Tensor:
+        """Return, packed again, what `function` of a `layout` and the tensors by name, padded, gives for each
+        bucket."""
+        parts = {name: self.unpack(x) for name, x in packed.items()}
+        return self.pack(
+            [
+                function(layout=layout, **{name: part[i] for name, part in parts.items()})
+                for i, layout in enumerate(self.layouts)
+            ]
+        )
+
+
+def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
+    """Return the sequence of each token of a packed batch, and its place in it."""
+    places = torch.arange(time, device=cu_seqlens.device)
+    ends = cu_seqlens[1:].to(torch.int64)
+    sequence = torch.searchsorted(ends, places, right=True)
+    return sequence, places - cu_seqlens[sequence]
+
+
+def _pad_all(cu_seqlens: Tensor, time: int) -> Padded:
+    """One bucket of all sequences in their order.
+
+    Where values cannot be read, while a graph is made, the longest may be all of the batch."""
+    lengths = cu_seqlens.diff()
+    longest = int(lengths.max()) if _known(lengths) and len(lengths) else time
+    every = torch.arange(len(lengths), device=lengths.device)
+    return _pad(cu_seqlens, time, [(every, longest)])
+
+
+def _pad_bucketed(cu_seqlens: Tensor, time: int) -> Padded:
+    """Buckets whose longest is less than twice their shortest, or shorter than SHORT: at most as many padded
+    tokens as real ones, up to SHORT a sequence, whatever the lengths."""
+    lengths = cu_seqlens.diff()
+    if not (len(lengths) and _known(lengths)):
+        return _pad_all(cu_seqlens, time)
+    octave = torch.frexp(lengths.clamp(min=SHORT - 1).double()).exponent
+    buckets = [(octave == i).nonzero()[:, 0] for i in octave.unique()]
+    return _pad(cu_seqlens, time, [(bucket, int(lengths[bucket].max())) for bucket in buckets])
+
+
+def _pad(cu_seqlens: Tensor, time: int, buckets: list[tuple[Tensor, int]]) -> Padded:
+    lengths, start = cu_seqlens.diff(), torch.zeros_like(cu_seqlens[1:], dtype=torch.int64)
+    layouts, total = [], 0
+    for bucket, m in buckets:
+        mask = torch.arange(m, device=bucket.device) < lengths[bucket, None]
+        start[bucket] = total + m * torch.arange(len(bucket), device=bucket.device)
+        dense = _known(mask) and bool(mask.all())
+        layouts.append(Layout(len(bucket), m, bucket.device, mask=None if dense else mask))
+        total += m * len(bucket)
+    sequence, position = locate(cu_seqlens, time)
+    return Padded(start[sequence] + position, tuple(bucket for bucket, _ in buckets), tuple(layouts))
+
+
+def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor, mask: Tensor | None) -> None:
+    if x.shape[0] != 1:
+        raise ValueError(
+            f"with cu_seqlens all sequences lie in one row: {name} must be [1 t ...], got {list(x.shape)}"
+        )
+    if mask is not None:
+        raise ValueError("cu_seqlens and mask exclude each other: packed sequences have no padding")
+    if not isinstance(cu_seqlens, Tensor):
+        raise TypeError(f"cu_seqlens must be a tensor [n+1], got {type(cu_seqlens).__name__}")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.dim() != 1 or not len(cu_seqlens):
+        raise ValueError(f"cu_seqlens must be [n+1] for n sequences, got shape {list(cu_seqlens.shape)}")
+    if cu_seqlens.device != x.device:
+        raise ValueError(f"cu_seqlens must be on the device of {name}, {x.device}, got {cu_seqlens.device}")
+    if checks.transformed(cu_seqlens):
+        raise ValueError(
+            "cu_seqlens must be the same for all that vmap maps over: it decides what shapes there are; "
+            "a mask may differ"
+        )
+    if checks.readable(cu_seqlens):
+        places = cu_seqlens.tolist()  # one look at the device
+        if places[0] != 0:
+            raise ValueError(f"cu_seqlens must begin with 0, got {places[0]}")
+        if places[-1] != x.shape[1]:
+            raise ValueError(
+                f"cu_seqlens must end with the number of tokens, t={x.shape[1]}, got {places[-1]}"
+            )
+        for before, after in pairwise(places):
+            if after < before:
+                raise ValueError(f"cu_seqlens must not decrease, got {before} before {after}")
+
+
+def _known(x: Tensor) -> bool:
+    """Whether there are values to be read, at some cost on a GPU: sizes are worth it."""
+    return x.device.type != "meta" and not torch.compiler.is_compiling()
