@@ -17,7 +17,7 @@ test-all: install
 
 # The Triton kernels where there is a GPU, all of their tests; without one, under the interpreter.
 test-gpu: install
-	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_dispatch.py tests/test_replay.py
+	$(BIN)/python -m pytest tests/ops/test_linear_attention_triton.py tests/ops/test_dispatch.py tests/generation/test_cuda_graph.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -45,7 +45,7 @@ mkdir -p "$OUT"
 status=0
 echo "== tests of the kernels on the GPU"
 timeout 230 "$PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" tests/ops/test_linear_attention_triton.py \
-    tests/ops/test_dispatch.py "tests/test_replay.py::test_a_graph_gives_the_tokens_of_the_steps" ||
+    tests/ops/test_dispatch.py "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" ||
     status=$?
 echo "== measurements"
 name=$("$PYTHON" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-"))')

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 import griffe
 
-from lintra import fields
+from lintra.config import fields
 
 
 class Fields(griffe.Extension):

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from lintra import attention, fields, legacy, models, registry
+from lintra import attention, legacy, models
 from lintra.attention import AttentionConfig, State
 from lintra.attention._feature_maps import FeatureMap
-from lintra.files import Error, read_json, write_atomically
+from lintra.config import fields, registry
+from lintra.io.files import Error, read_json, write_atomically
+from lintra.io.tensors import is_part, read_tensors, write_tensors
 from lintra.models import Model
-from lintra.tensors import is_part, read_tensors, write_tensors
 
 FORMAT = 2
 _COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -30,7 +31,7 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
     """Writes config.json and model.safetensors into a new `folder`, or in place of a model that is there.
 
     stored: the type of the numbers in the file, such as torch.float16, for a model that computes in float32
-    and will again when it is loaded; None: as they are. Large files come in parts (`lintra.tensors`).
+    and will again when it is loaded; None: as they are. Large files come in parts (`lintra.io.tensors`).
     The folder appears complete or not at all: what was there before survives a full disk or a killed
     process. Raises Error where `folder` holds something that is not a model of ours, ValueError where the
     weights do not fit into `stored` or it is no floating type, TypeError for what `load` could not make.

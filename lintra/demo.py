@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lintra import checkpoint, fields, generate, pictures, train
+from lintra import checkpoint, pictures, train
 from lintra.attention import linear
 from lintra.bench import decode
 from lintra.bench._timing import interleaved
 from lintra.checkpoint import to_json
-from lintra.files import Error, read_json, write_atomically
+from lintra.config import fields
+from lintra.generation import sampling
+from lintra.io.files import Error, read_json, write_atomically
 from lintra.models import decoder
 from lintra.models.decoder import Decoder
 from lintra.tasks import digits
@@ -169,7 +171,7 @@ def _clear(folder: Path) -> None:
 
 def _draw(config: Config, model: Decoder, prompts: Tensor, steps: int) -> Tensor:
     """What follows the prompts."""
-    return generate.generate(model, prompts, steps=steps, temperature=config.temperature, seed=config.seed)
+    return sampling.generate(model, prompts, steps=steps, temperature=config.temperature, seed=config.seed)
 
 
 def _time_per_token(config: Config, model: decoder.Config, path: Path) -> list[tuple[str, str]]:

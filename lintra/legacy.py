@@ -9,6 +9,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, TypeVar
 
 from torch import nn
@@ -85,6 +86,19 @@ def renamed_attribute(module: str, names: Mapping[str, Any]) -> Callable[[str], 
         new = names[name]
         warn(f"{module}.{name}", f"{new.__module__}.{new.__name__}", stacklevel=3)
         return new
+
+    return find
+
+
+def moved_module(old: str, new: str) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module whose content has moved to the module `new`, with a warning."""
+
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        found = getattr(import_module(new), name)
+        warn(f"{old}.{name}", f"{new}.{name}", stacklevel=3)
+        return found
 
     return find
 

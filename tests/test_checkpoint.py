@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from lintra import checkpoint, files, fused, native
+from lintra import checkpoint, native
 from lintra.attention import clustered, leaves, linear, lsh, softmax
+from lintra.generation import native_decode
+from lintra.io import files
 from lintra.models import Decoder, bilstm, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 
@@ -145,7 +147,7 @@ def test_a_state_whose_tensors_share_memory(tmp_path):
     states = [model.start(model.encode_memory(source, mask))]
     if native.available():
         alone, token = build().eval(), torch.zeros(2, 1, dtype=torch.int64)
-        step = fused.Fused(alone, alone.start(2))
+        step = native_decode.Fused(alone, alone.start(2))
         states.append(step(token, alone.start(2))[1])
     for state in states:
         checkpoint.save_state(state, tmp_path / "state")
@@ -426,7 +428,7 @@ def test_what_was_there_survives_a_failing_write(tmp_path, monkeypatch):
         file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lintra.tensors.save_file", full)
+    monkeypatch.setattr("lintra.io.tensors.save_file", full)
     with pytest.raises(checkpoint.Error, match=r"cannot be written: .*No space left on device"):
         checkpoint.save(build(layers=1), tmp_path / "model")
     monkeypatch.undo()
@@ -552,7 +554,7 @@ def test_eight_bits_that_fit(tmp_path, stored):
 
 def test_a_model_in_parts(tmp_path, monkeypatch):
     model = build()
-    monkeypatch.setattr("lintra.tensors.PART", 5000)
+    monkeypatch.setattr("lintra.io.tensors.PART", 5000)
     checkpoint.save(model, tmp_path / "model")
     assert checkpoint.load(tmp_path / "model").state_dict().keys() == model.state_dict().keys()
     monkeypatch.undo()

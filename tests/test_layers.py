@@ -10,19 +10,19 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lintra"
 ORDER = [
-    {"fields", "legacy"},
-    {"registry", "allocator", "files"},
-    {"tensors"},
+    {"config", "legacy"},
+    {"allocator", "io"},
     {"native"},
     {"ops"},
     {"attention"},
     {"nn"},
-    {"speech"},
+    {"audio"},
     {"models"},
     {"checkpoint"},
-    {"replay", "fused"},
-    {"generate"},
-    {"beam", "transcribe"},
+    {"generation"},
+    {"generate", "beam"},
+    {"speech"},
+    {"transcribe"},
     {"tasks"},
     {"train"},
     {"compat", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},
@@ -77,11 +77,12 @@ import warnings; warnings.simplefilter("ignore")
 from jaxtyping import install_import_hook
 with install_import_hook("lintra", "beartype.beartype"):
     import torch
-    from lintra import generate
+    from lintra import generation
     from lintra.attention import linear, softmax
-    from lintra.beam import beam_search
+    from lintra.generation import beam_search
     from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
-    from lintra.speech import alignment, decoding, features, ngram, scoring, streaming, symbols
+    from lintra.audio import features, symbols
+    from lintra.speech import alignment, decoding, ngram, scoring, streaming
 for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(feature_map=linear.Hedgehog()),
                   softmax.Config(window=4)):
     for position in ("sinusoidal", "rotary"):
@@ -91,7 +92,7 @@ for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(fe
         tokens = torch.randint(0, 9, (2, 11))
         mask = torch.arange(11) < torch.tensor([[11], [4]])
         model.output.log_prob(model(tokens, mask=mask), tokens).sum().backward()
-        generate.generate(model, tokens, steps=2, seed=0, lengths=mask.sum(1))
+        generation.generate(model, tokens, steps=2, seed=0, lengths=mask.sum(1))
         row, cu_seqlens = tokens.flatten()[None], torch.tensor([0, 4, 4, 22])
         model(model.shift(row, cu_seqlens), cu_seqlens=cu_seqlens)
         model.extend(row, cu_seqlens=cu_seqlens)
@@ -106,7 +107,7 @@ for pool in ("mean", "first", None):
 model = seq2seq.Config(vocabulary=9, encoder=encoder.Config(vocabulary=9, **shape), **shape).build()
 model(tokens, model.encode_memory(tokens, mask), mask=mask)
 model(row, model.encode_memory(row, cu_seqlens=cu_seqlens), cu_seqlens=cu_seqlens)
-generate.generate(model, source=tokens, source_mask=mask, steps=2, seed=0)
+generation.generate(model, source=tokens, source_mask=mask, steps=2, seed=0)
 beam_search(model, tokens, source=tokens, source_mask=mask, steps=2, beam=3)
 words = symbols.Symbols("word", ("yes", "no"))
 model = ctc.Config(symbols=words, features=features.Config(), normalize="global",

@@ -6,10 +6,12 @@ import signal
 import pytest
 import torch
 
-from lintra import checkpoint, files, tensors
+from lintra import checkpoint
+from lintra.audio import features, lines
+from lintra.io import files, tensors
 from lintra.pictures import _images
 from lintra.runtime import Model
-from lintra.speech import arrays, corpus, features, lines, manifest
+from lintra.speech import arrays, corpus, manifest
 from lintra.tasks import _text, text, text_classification
 from lintra.train import Run
 

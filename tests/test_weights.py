@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lintra import checkpoint, generate, train
+from lintra import checkpoint, train
 from lintra.cli import main
+from lintra.generation import sampling
 from lintra.models import Decoder
 
 ROOT = Path(__file__).parents[1]
@@ -85,10 +86,10 @@ def test_it_writes_down_digits(file, word, how, capsys):
 def test_it_draws_digits(name):
     """As far as numbers tell: about as much ink as MNIST has, 13 % of the most, and none in the corners."""
     model = checkpoint.load(name)
-    drawn = generate.generate(model, steps=784, batch=8, seed=0).unflatten(1, (28, 28)) / 255
+    drawn = sampling.generate(model, steps=784, batch=8, seed=0).unflatten(1, (28, 28)) / 255
     assert 0.08 < drawn.mean() < 0.2
     assert drawn[:, :3, :3].max() == drawn[:, -3:, -3:].max() == 0
     assert torch.equal(
-        generate.generate(model, steps=40, batch=2, seed=1),
-        generate.generate(model, steps=40, batch=2, seed=1),
+        sampling.generate(model, steps=40, batch=2, seed=1),
+        sampling.generate(model, steps=40, batch=2, seed=1),
     )

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import checkpoint, generate
+from lintra import checkpoint
 from lintra.bench import _report
 from lintra.bench._report import Row, by_name
+from lintra.generation import sampling
 from lintra.tasks import DataError, _files, images
 
 HERE = Path(__file__).parent
@@ -92,7 +93,7 @@ def drawn(name: str) -> Tensor:
     """Images of a model, as it draws them -> [n 784]."""
     folder = Path(name) if name in checkpoint.shipped() else HERE.parents[1] / name
     model, seeds = checkpoint.load(folder), range(SEED, SEED + DRAWN // AT_ONCE)
-    return torch.cat([generate.generate(model, steps=784, batch=AT_ONCE, seed=seed) for seed in seeds])
+    return torch.cat([sampling.generate(model, steps=784, batch=AT_ONCE, seed=seed) for seed in seeds])
 
 
 def share(sure: Tensor) -> float:

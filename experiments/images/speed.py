@@ -9,7 +9,7 @@ from lintra.attention import leaves, linear, lsh, softmax
 from lintra.bench._report import Row, by_name
 from lintra.bench._timing import interleaved
 from lintra.bench.generation import state_at
-from lintra.fused import Fused
+from lintra.generation.native_decode import Fused
 from lintra.tasks import images
 
 Call = Callable[[], object]

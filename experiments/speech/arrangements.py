@@ -22,7 +22,7 @@ from lintra.bench._report import Row
 from lintra.models import CTC
 from lintra.speech import corpora
 from lintra.speech.corpus import prepare
-from lintra.transcribe import Search
+from lintra.speech.transcribe import Search
 
 RESULTS = "arrangements.json"  # in the model's folder
 DIGITS = ((1, 7), (20, 20), (50, 50))  # the fewest and the most of a string

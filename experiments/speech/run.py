@@ -14,15 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lintra import checkpoint, evaluate, train, transcribe
+from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import _report
 from lintra.bench._report import Row
 from lintra.evaluate import UtteranceSet
+from lintra.speech import transcribe
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
+from lintra.speech.transcribe import Search
 from lintra.tasks import speech
-from lintra.transcribe import Search
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]

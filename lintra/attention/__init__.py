@@ -5,12 +5,12 @@ from dataclasses import asdict, fields
 from types import ModuleType
 from typing import Any
 
-from lintra import registry
 from lintra.attention._kernel import KernelAttention
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import State, leaves, map_state
 from lintra.attention._training import no_weight_decay, redraw
 from lintra.attention.base import Attention, AttentionConfig, Capabilities, in_layer
+from lintra.config import registry
 
 __all__ = [
     "Attention",

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from lintra import fields
+from lintra.config import fields
 from lintra.ops import features
 from lintra.ops.features import FeatureMapName
 

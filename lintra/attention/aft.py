@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lintra import fields
 from lintra.attention.base import Attention, Capabilities
+from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout

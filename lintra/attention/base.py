@@ -202,7 +202,7 @@ class Attention(nn.Module):
         self.check_causal()
         if layout.time != 1:
             raise ValueError(f"step takes one token, got t={layout.time}: more go through extend")
-        self.check_state(state, layout.n, q)
+        self.check_state(state, layout.n, q, narrow=False)
         if in_autocast(q):
             return self._out_of_autocast(self.step, q, k, v, state, rope=rope, **extra)
         q, k, v, extra = self._prepare(q, k, v, layout, rope, extra)
@@ -403,15 +403,15 @@ class Attention(nn.Module):
                     f"{name} must be [b={q.shape[0]} t={q.shape[1]} ...], got shape {list(x.shape)}"
                 )
 
-    def check_state(self, state: State, n: int, q: Tensor) -> None:
+    def check_state(self, state: State, n: int, q: Tensor, *, narrow: bool = True) -> None:
         """Raise ValueError or TypeError unless a state is of this mechanism, of n sequences, and goes with q.
 
-        Its sums are in the sum dtype of q, or kv in bfloat16 where that is supported."""
+        Its sums are in the sum dtype of q, or with `narrow` kv in bfloat16 where that is supported."""
         if torch.compiler.is_compiling():
             return
         like = self._form(q.dtype)
         check_form(like, state, n, self.grows_apart)
-        check_dtypes(like, state, q, narrow=self.supports_bf16_state)
+        check_dtypes(like, state, q, narrow=narrow and self.supports_bf16_state)
 
     def _form(self, dtype: torch.dtype) -> State:
         """A state of one sequence, without numbers."""

@@ -24,10 +24,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
 from lintra.ops.layout import Layout
 from lintra.ops.padding import real_tokens, take

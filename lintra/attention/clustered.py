@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import clustering
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra import fields, ops
+from lintra import ops
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import LinearState, checks
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
+from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.delta import delta_rule

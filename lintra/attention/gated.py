@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
+from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
 from lintra.ops.gated import gated_attention

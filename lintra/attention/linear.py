@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lintra import fields, ops
+from lintra import ops
 from lintra.attention._feature_maps import (
     T2R,
     Dpfp,
@@ -39,6 +39,7 @@ from lintra.attention._feature_maps import (
 )
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
 from lintra.ops.features import apply_feature_map

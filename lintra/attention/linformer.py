@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 from lintra.ops.padding import real_tokens

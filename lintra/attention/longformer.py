@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout

@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops.banded import banded_attention
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout

@@ -24,10 +24,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import lsh
 from lintra.ops.layout import Layout
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import map_state
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention

@@ -23,9 +23,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra import fields, ops
+from lintra import ops
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
 from lintra.ops.features import elu_plus_one, squared_relu

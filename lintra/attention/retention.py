@@ -24,9 +24,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lintra import fields, ops
+from lintra import ops
 from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
+from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout

@@ -29,9 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields, ops
+from lintra import ops
 from lintra.attention._kernel import KernelAttention
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout

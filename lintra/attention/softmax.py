@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra import fields
 from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities
+from lintra.config import fields
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import put_last, take

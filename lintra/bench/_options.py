@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from lintra.files import refuse_folder
+from lintra.io.files import refuse_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
 """`lintra bench generation`: the paper's MNIST model writing images on the CPU, token by token.
 
 A step takes tokens and states to the parameters of the next tokens: eager (`model.extend`), fused
-(`lintra.fused`) with its weights in three precisions, and softmax with cached keys and values, whose time
-grows with the position in a straight line: it is the mean over the middles of equal parts of an image.
+(`lintra.generation.native_decode`) with its weights in three precisions, and softmax with cached keys and
+values, whose time grows with the position in a straight line: the mean over the middles of parts of an image.
 Drawing from the parameters is timed by itself; images a second contain it. A step of one sequence is held
 against reading the weights at the rate of a copy, though memory may be read faster than it is copied; one of
 many against the rate of a matrix product. With --model, a run on images, also the loss on its test images
@@ -25,14 +25,19 @@ from lintra.bench._timing import Timing, interleaved
 from lintra.bench.train import MATMUL_OPERATIONS, matmul
 from lintra.bench.train import Sizes as Shape
 from lintra.bench.train import model as image_model
-from lintra.fused import Fused
-from lintra.generate import Sampler
+from lintra.generation.native_decode import Fused
+from lintra.generation.sampling import Sampler
 from lintra.models import Decoder
 from lintra.native.decoder import DTYPES, Weights
 from lintra.tasks._base import predicted, read
 from lintra.tasks._pixels import PixelTask
 
-MEASURES = ("lintra/native", "lintra/fused.py", "lintra/generate.py", "lintra/nn/distributions.py")
+MEASURES = (
+    "lintra/native",
+    "lintra/generation/native_decode.py",
+    "lintra/generation/sampling.py",
+    "lintra/nn/distributions.py",
+)
 PRECISIONS: tuple[Weights, ...] = ("float32", "bfloat16", "int8")
 EAGER, CACHED, DRAWING, ALONE = "eager", decode.CACHED, "drawing", "float32, one thread"
 

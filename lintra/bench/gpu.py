@@ -25,14 +25,14 @@ from lintra.bench._calls import Inputs, draw, each_pass, fused
 from lintra.bench._calls import linear as linear_sum
 from lintra.bench._report import Row
 from lintra.bench._timing import Timing, interleaved
-from lintra.generate import cast_state
-from lintra.replay import Replay, record
+from lintra.generation.cuda_graph import Replay, record
+from lintra.generation.sampling import cast_state
 
 MEASURES = (
     "lintra/ops/linear_attention_triton.py",
     "lintra/ops/_triton_kernels.py",
     "lintra/ops/_triton_gradients.py",
-    "lintra/replay.py",
+    "lintra/generation/cuda_graph.py",
 )
 DEVICE = "cuda"  # what the results are named after
 NARROW = ", bfloat16 state"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lintra import evaluate, fields
+from lintra import evaluate
 from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli import _evaluate_speech, _memory
@@ -18,8 +18,9 @@ from lintra.cli._model import SPLITS, Device, drawn, open_model, refuse_unless_i
 from lintra.cli._progress import progress
 from lintra.cli._search import DecodingOptions
 from lintra.cli._stopping import cut_short, stopping
+from lintra.config import fields
 from lintra.evaluate import Estimate
-from lintra.files import refuse_folder, refuse_unwritable
+from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.tasks import Task
 from lintra.tasks._pixels import PixelTask

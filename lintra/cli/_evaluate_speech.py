@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from lintra import evaluate as scoring
-from lintra import files
+from lintra.audio import features
 from lintra.bench import _report
 from lintra.checkpoint import to_json
 from lintra.cli._arguments import UsageError
@@ -14,8 +14,8 @@ from lintra.cli._model import SPLITS, drawn
 from lintra.cli._progress import progress
 from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
+from lintra.io import files
 from lintra.models import CTC
-from lintra.speech import features
 from lintra.speech.corpus import Corpus, Skipped, prepare
 from lintra.tasks import _corpora
 from lintra.tasks.speech import Speech

@@ -9,7 +9,7 @@ from lintra import checkpoint
 from lintra.cli._arguments import UsageError, parse
 from lintra.export import onnx, runtime
 from lintra.export.runtime import Weights
-from lintra.files import refuse_folder
+from lintra.io.files import refuse_folder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lintra import generate, runtime
+from lintra import runtime
 from lintra.cli import _memory
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.cli._stopping import Stopping, stopping
 from lintra.export import runtime as export
-from lintra.files import refuse_folder, refuse_unwritable
-from lintra.generate import Sampler
+from lintra.generation import sampling
+from lintra.generation.sampling import Sampler
+from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.tasks import DataError
 from lintra.tasks._pixels import PixelTask, check_fraction
@@ -150,9 +151,9 @@ class Drawing:
         asked |= {"top_p": options.top_p, "seed": seed}
         if self.runtime is None:
             asked["weights"] = options.weights
-            drawn = generate.stream(self.model, prompts, **asked)
+            drawn = sampling.stream(self.model, prompts, **asked)
         else:
-            drawn = runtime.stream(self.runtime, generate.prepare_inputs(self.model, prompts, **asked))
+            drawn = runtime.stream(self.runtime, sampling.prepare_inputs(self.model, prompts, **asked))
         for token in drawn:
             if stopped():
                 return None

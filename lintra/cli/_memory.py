@@ -5,9 +5,9 @@ import torch
 from lintra.allocator import available
 from lintra.attention import State, leaves
 from lintra.cli._arguments import UsageError
+from lintra.generation.cuda_graph import constant
 from lintra.models import Decoder
 from lintra.nn.parameters import reference_param
-from lintra.replay import constant
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
 _MADE = 4_096  # tokens at most that are read to see how far a state grows: the time is that of their squares

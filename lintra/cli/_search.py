@@ -5,13 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lintra.audio.errors import SpeechError
+from lintra.audio.lines import lines
+from lintra.audio.symbols import Symbols
 from lintra.cli._arguments import UsageError
 from lintra.models import CTC
-from lintra.speech.errors import SpeechError
-from lintra.speech.lines import lines
 from lintra.speech.ngram import NGram
-from lintra.speech.symbols import Symbols
-from lintra.transcribe import Search
+from lintra.speech.transcribe import Search
 
 ORDER = 5  # symbols of an n-gram, unless said
 

@@ -14,16 +14,16 @@ import numpy as np
 import tyro
 
 from lintra import checkpoint
+from lintra.audio import features, waveform
+from lintra.audio.errors import SpeechError
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import Device, chosen
 from lintra.cli._search import DecodingOptions
 from lintra.models import CTC
-from lintra.speech import audio, features
 from lintra.speech.arrays import arrays
-from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance
 from lintra.speech.streaming import Transcriber
-from lintra.transcribe import Search, log_probs, words
+from lintra.speech.transcribe import Search, log_probs, words
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
 
@@ -120,7 +120,7 @@ def _stream(file: Path, model: CTC, options: Options) -> None:
     samples, taken = 0, []
     try:
         began = time.perf_counter()
-        for block in _with_end(audio.blocks(file, rate, seconds=options.block)):
+        for block in _with_end(waveform.blocks(file, rate, seconds=options.block)):
             text = hearing.finish() if block is None else hearing.push(block)
             taken.append(time.perf_counter() - began)
             samples += 0 if block is None else len(block)

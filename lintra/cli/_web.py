@@ -9,7 +9,7 @@ from lintra import web
 from lintra.cli._arguments import UsageError, parse
 from lintra.cli._model import open_model
 from lintra.export.runtime import Weights
-from lintra.files import refuse_folder, write_atomically
+from lintra.io.files import refuse_folder, write_atomically
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lintra import generate, pictures
+from lintra import pictures
 from lintra.evaluate._scores import nats
 from lintra.evaluate._strangers import strangers
+from lintra.generation import sampling
 from lintra.models import Decoder
 from lintra.tasks._base import Watch
 from lintra.tasks._pixels import PixelTask
@@ -94,7 +95,7 @@ def _drawing(
     def drawing(prompts: Tensor, steps: int) -> Tensor:
         tokens: list[Tensor] = []
         with watch(what, steps, "steps") as report:
-            for token in generate.stream(model, prompts, steps=steps, temperature=temperature, seed=seed):
+            for token in sampling.stream(model, prompts, steps=steps, temperature=temperature, seed=seed):
                 tokens.append(token)
                 report(len(tokens))
         return torch.stack(tokens, 1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lintra.allocator import release_freed_memory
-from lintra.generate import evaluation
+from lintra.generation.sampling import evaluation
 from lintra.models import Decoder, Model
 from lintra.nn.parameters import reference_param
 from lintra.tasks import Task

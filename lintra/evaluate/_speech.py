@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from lintra.audio.errors import SpeechError
+from lintra.audio.symbols import Symbols, Unit, plain
 from lintra.evaluate._scores import Stopped
-from lintra.generate import evaluation
+from lintra.generation.sampling import evaluation
 from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped
-from lintra.speech.errors import SpeechError
 from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
-from lintra.speech.symbols import Symbols, Unit, plain
+from lintra.speech.transcribe import Search, log_probs
 from lintra.tasks._base import Report
-from lintra.transcribe import Search, log_probs
 
 # What is counted as an error, by what a model writes.
 KINDS: Mapping[Unit, Mapping[str, Callable[[str, str], Edits]]] = {

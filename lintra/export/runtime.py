@@ -18,7 +18,7 @@ from lintra.attention.linear import EluPlusOne, Identity, LinearAttention, Relu,
 from lintra.attention.retention import Retention
 from lintra.attention.rfa import RandomFeatureAttention
 from lintra.checkpoint import write_atomically
-from lintra.fused import epsilons
+from lintra.generation.native_decode import epsilons
 from lintra.models import Decoder, Seq2Seq
 from lintra.native.decoder import round_rows
 from lintra.nn.attention_layer import AttentionLayer

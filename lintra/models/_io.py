@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lintra import fields
+from lintra.config import fields
 from lintra.nn.embedding import TokenEmbedding
 from lintra.nn.parameters import check_dtype
 from lintra.ops import checks

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lintra import fields
 from lintra.attention import AttentionConfig, State, in_layer
+from lintra.config import fields
 from lintra.legacy import renamed_attributes
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lintra import fields
+from lintra.config import fields
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.nn.mask import warn_if_inverted

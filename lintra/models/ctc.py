@@ -19,8 +19,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention import Attention
+from lintra.audio import features
+from lintra.audio.symbols import Symbols
+from lintra.config import fields
 from lintra.models import bilstm, encoder
 from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
@@ -28,8 +30,6 @@ from lintra.nn.attention_layer import enter
 from lintra.nn.parameters import check_dtype, reference_param
 from lintra.ops import checks
 from lintra.ops.padding import real_tokens, zero_padding
-from lintra.speech import features
-from lintra.speech.symbols import Symbols
 
 _FLAT = 1e-5  # added to variances: a band in which nothing ever happens becomes 0
 _PART = 2**16  # frames read at once of a corpus that may be larger than the memory

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lintra import fields
 from lintra.attention import AttentionConfig, State, linear
+from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
 from lintra.models._transformer import TransformerBase, TransformerConfig, blocks

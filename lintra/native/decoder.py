@@ -1,6 +1,6 @@
 """One token through a whole decoder in C++: weights packed once, states changed in place.
 
-`lintra.fused` says which models this serves and takes them apart.
+`lintra.generation.native_decode` says which models this serves and takes them apart.
 """
 
 from __future__ import annotations

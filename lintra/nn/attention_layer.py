@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention import AttentionConfig, State
+from lintra.config import fields
 from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from lintra import fields
+from lintra.config import fields
 from lintra.ops import checks
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from lintra.files import refuse_irregular
+from lintra.io.files import refuse_irregular
 from lintra.pictures._figure import INK, PAPER, SOFT, save
 
 _PIXELS_PER_INCH = 100

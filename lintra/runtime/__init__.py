@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from lintra import native
-from lintra.files import refuse_irregular
-from lintra.generate import GenerationInputs, Sampler
+from lintra.generation.sampling import GenerationInputs, Sampler
+from lintra.io.files import refuse_irregular
 
 FORMAT = 1  # LRT_FORMAT
 ALIGN = 64  # LRT_ALIGN, bytes
@@ -182,9 +182,10 @@ class Sequence:
 
 
 def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
-    """Yields the next token of every sequence [b], as `lintra.generate.stream` with the same random numbers.
+    """Yields the next token of every sequence [b], as `lintra.generation.stream` with the same random
+    numbers.
 
-    begun: what `lintra.generate.prepare_inputs` made of the request. Raises Error.
+    begun: what `lintra.generation.prepare_inputs` made of the request. Raises Error.
     """
     sequences = [Sequence(model) for _ in begun.tokens]
     for i, sequence in enumerate(sequences):

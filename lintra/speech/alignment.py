@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
+from lintra.audio.errors import SpeechError
+from lintra.audio.symbols import Symbols
 from lintra.speech.decoding import check_log_probs
-from lintra.speech.errors import SpeechError
-from lintra.speech.symbols import Symbols
 
 
 def frames_needed(ids: Sequence[int]) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lintra.files import refuse_irregular
-from lintra.speech import audio, features
-from lintra.speech.errors import SpeechError
+from lintra.audio import features, waveform
+from lintra.audio.errors import SpeechError
+from lintra.io.files import refuse_irregular
 from lintra.speech.manifest import Utterance
 
 
@@ -18,8 +18,8 @@ def arrays(utterance: Utterance, config: features.Config, speeds: Sequence[float
         return [given(utterance.features, config.bins)]
     if utterance.audio is None:
         raise SpeechError("there is no audio, from which features could be computed")
-    samples = audio.read(utterance.audio, config.rate, start=utterance.start, duration=utterance.duration)
-    found = [features.compute(audio.changed_speed(samples, speed), config) for speed in speeds]
+    samples = waveform.read(utterance.audio, config.rate, start=utterance.start, duration=utterance.duration)
+    found = [features.compute(waveform.changed_speed(samples, speed), config) for speed in speeds]
     if not all(map(len, found)):
         raise SpeechError(
             f"{len(samples) / config.rate:.3g} seconds are too short for a frame of {config.frame_ms:g} ms"

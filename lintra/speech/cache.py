@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from lintra.speech.audio import Audio
-from lintra.speech.features import Config
+from lintra.audio.features import Config
+from lintra.audio.waveform import Audio
 from lintra.speech.manifest import Utterance
 
 FORMAT = "1"

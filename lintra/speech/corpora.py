@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lintra.files import refuse_irregular
-from lintra.speech.audio import Audio
-from lintra.speech.errors import SpeechError
-from lintra.speech.lines import lines
+from lintra.audio.errors import SpeechError
+from lintra.audio.lines import lines
+from lintra.audio.waveform import Audio
+from lintra.io.files import refuse_irregular
 from lintra.speech.manifest import Utterance
 
 SPLITS = ("train", "test")

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lintra.files import leftovers, refuse_irregular, write_atomically
-from lintra.speech import features
+from lintra.audio import features
+from lintra.audio.errors import SpeechError
+from lintra.io.files import leftovers, refuse_irregular, write_atomically
 from lintra.speech.arrays import arrays
 from lintra.speech.cache import Parts, Write, origin_of, reopen, write
-from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance
 
 _DAY = 86_400  # seconds

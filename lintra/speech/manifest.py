@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lintra import fields
-from lintra.speech.audio import Audio
-from lintra.speech.errors import SpeechError
-from lintra.speech.lines import lines
+from lintra.audio.errors import SpeechError
+from lintra.audio.lines import lines
+from lintra.audio.waveform import Audio
+from lintra.config import fields
 
 _FIELDS = {"audio": str, "text": str, "id": str, "speaker": str, "start": float, "duration": float}
 _LONGEST = 1e9  # seconds

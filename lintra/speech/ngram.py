@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from lintra.files import Error, read_json, write_atomically
-from lintra.speech.errors import SpeechError
+from lintra.audio.errors import SpeechError
+from lintra.io.files import Error, read_json, write_atomically
 
 FORMAT = 1
 LONGEST = 16  # symbols of an n-gram; of more, hardly one is seen twice

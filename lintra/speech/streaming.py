@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lintra.speech import features
+from lintra.audio import features
 from lintra.speech.decoding import Greedy
 
 

@@ -3,7 +3,7 @@
 import sys
 from types import ModuleType
 
-from lintra import registry
+from lintra.config import registry
 from lintra.tasks._base import Batch, DataError, Samples, Task
 
 __all__ = ["Batch", "DataError", "Samples", "Task", "load", "names"]

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from lintra.audio import features
+from lintra.audio.errors import SpeechError
+from lintra.audio.symbols import Symbols
 from lintra.models import ctc
-from lintra.speech import corpora, features
+from lintra.speech import corpora
 from lintra.speech.alignment import frames_needed
 from lintra.speech.arrays import given
 from lintra.speech.corpus import Corpus, Skipped
-from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
-from lintra.speech.symbols import Symbols
 from lintra.tasks._base import DataError
 from lintra.tasks._files import NAME_THE_FOLDER, named_folder
 

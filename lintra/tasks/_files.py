@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lintra.files import refuse_irregular
+from lintra.io.files import refuse_irregular
 from lintra.tasks._base import DataError
 
 Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from lintra import fields
 from lintra.attention import AttentionConfig
+from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks import _cifar10, _files, _mnist
 from lintra.tasks._base import DataError

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lintra import fields
 from lintra.attention import AttentionConfig
+from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._base import AccuracyTask, Batch
 from lintra.tasks._numbered import NumberedSamples, check, generator

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention import AttentionConfig, linear
+from lintra.audio import features
+from lintra.audio.augment import spec_augment
+from lintra.audio.symbols import Symbols, Unit, learn, read_lexicon
+from lintra.config import fields
 from lintra.models import CTC, bilstm, ctc, encoder
 from lintra.nn.mask import padded
-from lintra.speech import features
-from lintra.speech.augment import spec_augment
 from lintra.speech.corpus import prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
-from lintra.speech.symbols import Symbols, Unit, learn, read_lexicon
 from lintra.tasks import _corpora
 from lintra.tasks._base import Batch, DataError, Samples, Task
 

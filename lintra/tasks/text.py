@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lintra import fields
 from lintra.attention import AttentionConfig
+from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks import _text
 from lintra.tasks._base import Batch, BitsTask, DataError, Samples

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra import fields
 from lintra.attention import AttentionConfig
+from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
 from lintra.tasks import _text

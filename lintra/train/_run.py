@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lintra import legacy, models, registry, tasks
+from lintra import legacy, models, tasks
 from lintra.checkpoint import (
     FORMAT,
     Error,
@@ -25,8 +25,9 @@ from lintra.checkpoint import (
     with_weights,
     write_atomically,
 )
-from lintra.fields import shown
-from lintra.files import leftovers
+from lintra.config import registry
+from lintra.config.fields import shown
+from lintra.io.files import leftovers
 from lintra.train.config import Config
 
 RUN = "run.json"
@@ -95,7 +96,7 @@ class Run:
                 return cls.read(place)
         raise Error(
             f"{folder} belongs to no run (no {RUN} in it or above), so its task is unknown: copy "
-            f"the {RUN} of its training into it, or use lintra.generate in Python"
+            f"the {RUN} of its training into it, or use lintra.generation.sampling in Python"
         )
 
     def write(self) -> None:

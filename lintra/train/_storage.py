@@ -2,7 +2,7 @@
 
 A checkpoint is the folder step-00001200 of a run: config.json and model.safetensors as lintra.checkpoint
 writes them, and what is needed to go on as training.json (the tree) and training.safetensors (its tensors).
-Large files come in parts: see lintra.tensors.
+Large files come in parts: see lintra.io.tensors.
 """
 
 import json
@@ -22,8 +22,8 @@ from lintra.checkpoint import (
     write_atomically,
     write_model,
 )
-from lintra.files import read_json
-from lintra.tensors import read_tensors, write_tensors
+from lintra.io.files import read_json
+from lintra.io.tensors import read_tensors, write_tensors
 from lintra.train._tree import flatten, unflatten
 
 TREE, TENSORS = "training.json", "training.safetensors"

@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from lintra import fields, legacy
+from lintra import legacy
+from lintra.config import fields
 
 Optimizer = Literal["radam", "adamw", "muon"]
 Schedule = Literal["constant", "step", "cosine", "wsd", "plateau"]

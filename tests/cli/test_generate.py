@@ -9,9 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lintra import allocator, checkpoint, generate
+from lintra import allocator, checkpoint
 from lintra.attention import delta, leaves, linear, longformer, softmax
 from lintra.cli import _generate, _memory
+from lintra.generation import sampling
 from lintra.models import decoder
 from lintra.tasks import DataError, copy, digits, images
 
@@ -37,7 +38,7 @@ def test_own_images_are_completed(lintra_says, folder, drawn):
     assert torch.equal(originals, whole)
     assert torch.equal(completed[:, 1, :2], whole[:, :2])
     prompts = task.validate.values[:2, :16].long().repeat_interleave(2, 0)
-    rest = generate.generate(checkpoint.load(run.folder), prompts, steps=48, seed=3)
+    rest = sampling.generate(checkpoint.load(run.folder), prompts, steps=48, seed=3)
     assert torch.equal(completed.flatten(0, 1), task.to_images(torch.cat((prompts, rest), 1)))
 
 
@@ -72,7 +73,7 @@ def test_batches_differ_and_follow_from_the_seed(lintra_says, folder, drawn):
         found.append(drawn["samples"][1])
     assert torch.equal(*found)
     assert not torch.equal(found[0][:2], found[0][2:4])
-    first = generate.generate(checkpoint.load(run.folder), steps=64, seed=7, batch=2)
+    first = sampling.generate(checkpoint.load(run.folder), steps=64, seed=7, batch=2)
     assert torch.equal(found[0][:2], digits.Config().build().to_images(first))
 
 
@@ -91,7 +92,7 @@ def test_what_is_finished_is_kept(
     lintra_says, folder, drawn, monkeypatch, calls, told, samples, completions, signum, exit_code
 ):
     folder("run", digits.Config())
-    stream, tokens = generate.stream, iter(range(calls))
+    stream, tokens = sampling.stream, iter(range(calls))
 
     def interrupted(*args, **options):
         for token in stream(*args, **options):
@@ -99,7 +100,7 @@ def test_what_is_finished_is_kept(
                 signal.raise_signal(signum)
             yield token
 
-    monkeypatch.setattr(generate, "stream", interrupted)
+    monkeypatch.setattr(sampling, "stream", interrupted)
     args = ["--complete", "2", "--samples", "5", "--batch", "2"]
     code, out, _ = lintra_says("generate", "--model", "run", *args)
     assert code == exit_code

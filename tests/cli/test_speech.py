@@ -14,17 +14,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra import checkpoint, evaluate, files, train
+from lintra import checkpoint, evaluate, train
 from lintra.attention import linear
+from lintra.audio import features, waveform
+from lintra.audio.symbols import learn
 from lintra.cli._transcribe import names
-from lintra.speech import audio, corpus, features
+from lintra.io import files
+from lintra.speech import corpus
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
 from lintra.speech.scoring import character_edits
 from lintra.speech.streaming import Transcriber
-from lintra.speech.symbols import learn
+from lintra.speech.transcribe import Search, log_probs, words
 from lintra.tasks import digits, speech
-from lintra.transcribe import Search, log_probs, words
 from tests.tasks.speech import RATE, text_of, tones, write_kaldi, write_manifest, write_wave
 from tests.train.conftest import assert_same_weights
 
@@ -58,7 +60,7 @@ def recogniser(tmp_path, monkeypatch, one_thread):
 
 
 def heard(model, file) -> torch.Tensor:
-    frames = features.compute(audio.read(file, RATE), model.config.features)
+    frames = features.compute(waveform.read(file, RATE), model.config.features)
     return log_probs(model, [frames])[0]
 
 
@@ -67,7 +69,7 @@ def test_text_json_and_ctm(lintra_says, recogniser):
     model, file = recogniser(), "audio/train.jsonl-1.wav"
     found = heard(model, file)
     ids = Search()(found)
-    frames = len(features.compute(audio.read(file, RATE), model.config.features))
+    frames = len(features.compute(waveform.read(file, RATE), model.config.features))
     text, spans = model.config.symbols.decode(ids), words(model.config, found, ids, frames=frames)
     assert spans
     assert lintra_says("transcribe", file, "--model", "run") == (0, f"{text}\n", "")
@@ -119,7 +121,7 @@ def test_the_real_time_factor_counts_reading_and_hearing(lintra_says, recogniser
         now[0] += 2
         return ""
 
-    monkeypatch.setattr(audio, "blocks", lambda *_, **__: slow(np.zeros(8 * RATE, np.float32)))
+    monkeypatch.setattr(waveform, "blocks", lambda *_, **__: slow(np.zeros(8 * RATE, np.float32)))
     monkeypatch.setattr(Transcriber, "push", heard)
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     code, _, err = lintra_says("transcribe", "--model", "run", "--stream", "--block", "2", "a.wav")

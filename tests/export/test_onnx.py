@@ -14,8 +14,8 @@ from lintra.checkpoint import Error, from_json
 from lintra.export import onnx as export
 from lintra.models import bilstm, decoder, encoder
 from lintra.nn import LogisticMixture
+from tests.generation.test_sampling import build_seq2seq
 from tests.kinds import build
-from tests.test_generate import build_seq2seq
 
 pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

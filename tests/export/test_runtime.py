@@ -17,9 +17,9 @@ from lintra.models import decoder, encoder
 from lintra.nn import MLP
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical
+from tests.generation.test_sampling import build_seq2seq
 from tests.kinds import build
 from tests.runtime.kinds import KINDS
-from tests.test_generate import build_seq2seq
 
 
 class Other(Block):

@@ -15,9 +15,9 @@ from torch.testing import assert_close
 
 from lintra import checkpoint
 from lintra.attention import gated, leaves, linear, longformer, lsh, map_state, performer, retention, softmax
+from lintra.audio import features
+from lintra.audio.symbols import Symbols
 from lintra.models import bilstm, ctc, encoder
-from lintra.speech import features
-from lintra.speech.symbols import Symbols
 from tests.speech import paths
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers

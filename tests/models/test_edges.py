@@ -7,10 +7,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from lintra.attention import linear, softmax
+from lintra.audio import features
+from lintra.audio.symbols import learn
 from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
 from lintra.nn import AttentionLayer, lengths_to_mask, parameters
-from lintra.speech import features
-from lintra.speech.symbols import learn
 
 SHAPE = {"layers": 1, "heads": 2, "width": 16}
 READS = encoder.Config(inputs=6, attention=softmax.Config(), **SHAPE)

@@ -13,7 +13,7 @@ import torch
 
 from lintra import checkpoint, native, runtime
 from lintra.export import runtime as export
-from lintra.generate import Sampler
+from lintra.generation.sampling import Sampler
 from lintra.runtime import Model, Sequence
 from tests.kinds import build
 from tests.runtime import corpus

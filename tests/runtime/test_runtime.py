@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra import checkpoint, generate, native, runtime
+from lintra import checkpoint, native, runtime
 from lintra.attention import linear
 from lintra.cli._info import info
 from lintra.export import runtime as export
-from lintra.generate import Sampler
+from lintra.generation import sampling
+from lintra.generation.sampling import Sampler
 from lintra.models import decoder
 from lintra.native.decoder import round_rows
 from lintra.nn import LogisticMixture
@@ -267,24 +268,24 @@ def test_generation_is_that_of_pytorch():
     model = checkpoint.load("mnist-small")
     options = {"steps": 60, "seed": 5, "batch": 3, "temperature": 0.9}
     drawn = torch.stack(
-        list(runtime.stream(loaded(model), generate.prepare_inputs(model, None, **options))), 1
+        list(runtime.stream(loaded(model), sampling.prepare_inputs(model, None, **options))), 1
     )
-    assert torch.equal(drawn, generate.generate(model, **options))
+    assert torch.equal(drawn, sampling.generate(model, **options))
     prompt, lengths = torch.randint(0, 256, (3, 9)), torch.tensor([0, 4, 9])
     options = {"steps": 30, "seed": 6, "lengths": lengths, "top_k": 50}
     drawn = torch.stack(
-        list(runtime.stream(loaded(model), generate.prepare_inputs(model, prompt, **options))), 1
+        list(runtime.stream(loaded(model), sampling.prepare_inputs(model, prompt, **options))), 1
     )
-    assert torch.equal(drawn, generate.generate(model, prompt, **options))
+    assert torch.equal(drawn, sampling.generate(model, prompt, **options))
 
 
 def test_a_whole_sequence_is_drawn_to_its_last_position():
     model = build(**KINDS["context"])
-    begun = generate.prepare_inputs(model, None, steps=LENGTH, seed=0)
+    begun = sampling.prepare_inputs(model, None, steps=LENGTH, seed=0)
     drawn = list(runtime.stream(loaded(model), begun))
     assert len(drawn) == LENGTH
     with pytest.raises(ValueError, match=f"reach {LENGTH} tokens, got token {LENGTH + 1}"):
-        generate.prepare_inputs(model, None, steps=LENGTH + 1, seed=0)
+        sampling.prepare_inputs(model, None, steps=LENGTH + 1, seed=0)
 
 
 def test_the_own_generator_is_uniform_and_follows_from_its_seed():

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lintra.audio.errors import SpeechError
+from lintra.audio.symbols import Symbols
 from lintra.speech.alignment import Word, align, frames_needed, word_times
-from lintra.speech.errors import SpeechError
-from lintra.speech.symbols import Symbols
 from tests.speech import paths
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lintra.speech.audio import Audio
+from lintra.audio.errors import SpeechError
+from lintra.audio.waveform import Audio
 from lintra.speech.corpora import DIGITS, FSDD_RATE, an4, fsdd
-from lintra.speech.errors import SpeechError
 
 AN4_HEAD = "split\tutterance\tspeaker\tfirst_frame\tframes\ttranscript\n"
 AN4_LINES = (

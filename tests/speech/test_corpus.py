@@ -12,11 +12,12 @@ import soundfile
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from lintra import files
-from lintra.speech import audio, cache, corpus, features
-from lintra.speech.audio import Audio
+from lintra.audio import features, waveform
+from lintra.audio.errors import SpeechError
+from lintra.audio.waveform import Audio
+from lintra.io import files
+from lintra.speech import cache, corpus
 from lintra.speech.corpus import Skipped, prepare
-from lintra.speech.errors import SpeechError
 from lintra.speech.manifest import Utterance
 
 CONFIG = features.Config(rate=8_000, bins=8)
@@ -64,7 +65,7 @@ def test_each_utterance_has_its_features(utterances):
     by_id = {x.id: x for x in utterances}
     for i, id in enumerate(found.ids):
         own = by_id[id]
-        samples = audio.read(own.audio, 8_000, start=own.start, duration=own.duration)
+        samples = waveform.read(own.audio, 8_000, start=own.start, duration=own.duration)
         np.testing.assert_array_equal(found.array(i), features.compute(samples, CONFIG))
         assert found.frames(i) == len(found.array(i)) == CONFIG.frames(len(samples))
     assert found.features.dtype == np.float32

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lintra.speech.errors import SpeechError
+from lintra.audio.errors import SpeechError
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
 
 

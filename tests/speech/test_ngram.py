@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lintra.speech.errors import SpeechError
+from lintra.audio.errors import SpeechError
 from lintra.speech.ngram import NGram
 
 TEXTS = st.lists(st.lists(st.integers(1, 3), max_size=6), min_size=1, max_size=6)

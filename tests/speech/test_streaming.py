@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra.attention import gated, leaves, linear, performer, retention, softmax
+from lintra.audio import features
+from lintra.audio.symbols import Symbols
 from lintra.models import bilstm, ctc, encoder
-from lintra.speech import features
 from lintra.speech.decoding import greedy
 from lintra.speech.streaming import Transcriber
-from lintra.speech.symbols import Symbols
 
 READ = features.Config(rate=8_000, bins=8)
 CHARACTERS = Symbols("character", (" ", *"abcdefg"))

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from lintra import checkpoint, files, tensors, train
-from lintra.files import read_json
+from lintra import checkpoint, train
+from lintra.io import files, tensors
+from lintra.io.files import read_json
 from lintra.tasks import Samples, copy, digits
 from lintra.train._batches import seed_of
 from lintra.train._callbacks import Interrupted, LearningRateSchedule

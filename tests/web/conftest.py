@@ -13,7 +13,7 @@ from lintra.attention import linear
 from lintra.bench import _browser
 from lintra.cli._model import open_model
 from lintra.export import runtime as export
-from lintra.generate import Sampler
+from lintra.generation.sampling import Sampler
 from lintra.runtime import Model, Sequence
 from lintra.tasks import digits
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from lintra.audio import features
+from lintra.audio.symbols import Symbols
 from lintra.models import ctc, encoder
-from lintra.speech import decoding, features
+from lintra.speech import decoding
 from lintra.speech.ngram import NGram
-from lintra.speech.symbols import Symbols
-from lintra.transcribe import Search, log_probs, words
+from lintra.speech.transcribe import Search, log_probs, words
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import torch
 
 from lintra import attention
 from lintra.attention import aft, linear, rfa, softmax
-from lintra.beam import beam_search
-from lintra.generate import Sampler, cast_state, generate, generate_reference, stream
+from lintra.generation.beam import beam_search
+from lintra.generation.sampling import Sampler, cast_state, generate, generate_reference, stream
 from lintra.models import Seq2Seq, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 from lintra.nn.distributions import Categorical
@@ -92,8 +92,13 @@ def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
         for a, b in zip(layer.attention, expected.attention, strict=True):
             assert torch.equal(a.to(b.dtype), b)
         one = [torch.zeros(2, 1, 4, 8, dtype=torch.float64)] * 3
+        mechanism = model.blocks[0].attn.attention
+        extra = {
+            name: torch.zeros(2, 1, width, dtype=torch.float64)
+            for name, width in mechanism.extra_inputs().items()
+        }
         with pytest.raises(TypeError, match=r"of torch\.float64, as start gives it, got torch\.bfloat16"):
-            model.blocks[0].attn.attention.step(*one, layer.attention)
+            mechanism.step(*one, layer.attention, **extra)
 
 
 def test_what_a_decoder_reads_of_a_source_is_not_rounded():

@@ -12,9 +12,9 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lintra.speech import audio as reader
-from lintra.speech.audio import Audio, blocks, changed_speed, read
-from lintra.speech.errors import SpeechError
+from lintra.audio import waveform as reader
+from lintra.audio.errors import SpeechError
+from lintra.audio.waveform import Audio, blocks, changed_speed, read
 
 RATE = 8_000
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra import checkpoint
-from lintra.speech.errors import SpeechError
-from lintra.speech.symbols import Symbols, learn, read_lexicon
+from lintra.audio.errors import SpeechError
+from lintra.audio.symbols import Symbols, learn, read_lexicon
 
 LEXICON = {"TWO": ("T", "UW"), "TOO": ("T", "UW"), "EIGHT": ("EY", "T"), "A": ("EY",)}
 

@@ -5,11 +5,12 @@ import warnings
 import pytest
 import torch
 
-from lintra import attention, replay
+from lintra import attention
 from lintra.attention import linear, softmax
-from lintra.generate import generate, generate_reference
+from lintra.generation import cuda_graph
+from lintra.generation.sampling import generate, generate_reference
 from lintra.models import decoder
-from tests.test_generate import build_seq2seq
+from tests.generation.test_sampling import build_seq2seq
 
 SHAPE = {"vocabulary": 11, "layers": 2, "heads": 2, "width": 16}
 PROMPT = torch.tensor([[1, 2, 3], [4, 5, 6]])
@@ -41,7 +42,7 @@ def recordings(monkeypatch):
         function()  # a device runs it to warm up: what it leaves behind must not matter
         return lambda: runs.append(function) or function()
 
-    monkeypatch.setattr(replay, "record", record)
+    monkeypatch.setattr(cuda_graph, "record", record)
     monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True)
     return runs
 
@@ -58,7 +59,7 @@ def test_a_state_in_bfloat16_stays_so(recordings, monkeypatch):
     model, options = build(linear.Config()), {"steps": 40, "seed": 1, "state_dtype": torch.bfloat16}
     found = generate(model, PROMPT, **options)
     assert len(recordings) == 39
-    monkeypatch.setattr(replay, "can_replay", lambda model: False)
+    monkeypatch.setattr(cuda_graph, "can_replay", lambda model: False)
     assert torch.equal(found, generate(model, PROMPT, **options))
 
 
@@ -72,12 +73,12 @@ def test_a_memory_goes_along(recordings):
 def test_what_is_not_recorded(recordings):
     """States that grow, and few tokens; nor what the caller still holds changed."""
     generate(build(softmax.Config()), PROMPT, steps=40)
-    generate(build(linear.Config()), PROMPT, steps=replay.MIN_STEPS)
+    generate(build(linear.Config()), PROMPT, steps=cuda_graph.MIN_STEPS)
     assert recordings == []
     model = build(linear.Config()).eval()
     _, state = model.extend(PROMPT)
     before = attention.map_state(torch.clone, state)
-    step = replay.extend_of(model, PROMPT[:, :1], state, 40)
+    step = cuda_graph.extend_of(model, PROMPT[:, :1], state, 40)
     step(PROMPT[:, :1], state)
     assert len(recordings) == 1
     attention.map_state(lambda a, b: torch.testing.assert_close(a, b), state, before)
@@ -89,7 +90,7 @@ def test_a_device_that_cannot_record_goes_on_without(recordings, monkeypatch):
     def refuse(function, device):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(replay, "record", refuse)
+    monkeypatch.setattr(cuda_graph, "record", refuse)
     model = build(linear.Config())
     with pytest.warns(UserWarning, match="without a CUDA graph, which is slower: operation not permitted"):
         found = generate(model, PROMPT, steps=40, seed=1)
@@ -103,5 +104,5 @@ def test_a_device_that_cannot_record_goes_on_without(recordings, monkeypatch):
 def test_a_graph_gives_the_tokens_of_the_steps(monkeypatch, dtype):
     model, options = build(linear.Config()).float().cuda(), {"steps": 40, "seed": 1, "state_dtype": dtype}
     found = generate(model, PROMPT.cuda(), **options)
-    monkeypatch.setattr(replay, "can_replay", lambda model: False)
+    monkeypatch.setattr(cuda_graph, "can_replay", lambda model: False)
     assert torch.equal(found, generate(model, PROMPT.cuda(), **options))

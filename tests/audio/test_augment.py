@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from lintra.audio.augment import spec_augment
 from lintra.nn import lengths_to_mask
-from lintra.speech.augment import spec_augment
 
 NOTHING = {"bands": 0, "spans": 0}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lintra import fields
+from lintra.config import fields
 from lintra.tasks import copy, recall, text, text_classification
 
 

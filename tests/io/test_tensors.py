@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from lintra import tensors
-from lintra.tensors import Error, read_tensors, write_tensors
+from lintra.io import tensors
+from lintra.io.tensors import Error, read_tensors, write_tensors
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lintra.speech import features
-from lintra.speech.features import Config, Stream, compute, reference
+from lintra.audio import features
+from lintra.audio.features import Config, Stream, compute, reference
 
 # Kaldi's are computed in float32: an energy is right to about 1e-7 of all of the frame's, of which a bin may
 # hold a thousandth here.

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from lintra import fields
-from lintra.speech.errors import SpeechError
-from lintra.speech.lines import lines
+from lintra.audio.errors import SpeechError
+from lintra.audio.lines import lines
+from lintra.config import fields
 
 Unit = Literal["character", "phoneme", "word"]
 Lexicon = Mapping[str, tuple[str, ...]]  # the phonemes of each word

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lintra.speech.errors import SpeechError
-from lintra.speech.packages import package
+from lintra.audio.errors import SpeechError
+from lintra.audio.packages import package
 
 _SECONDS = 30.0  # of audio that are read at once
 _OVERSHOOT = 0.5  # seconds that a section may end after its recording, as rounded times do

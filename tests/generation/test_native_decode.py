@@ -10,16 +10,17 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from lintra import fused, native
+from lintra import native
 from lintra.attention import linear, map_state, retention, softmax
-from lintra.fused import Fused
-from lintra.generate import generate, generate_reference, stream
+from lintra.generation import native_decode
+from lintra.generation.native_decode import Fused
+from lintra.generation.sampling import generate, generate_reference, stream
 from lintra.models import decoder
 from lintra.nn import MLP, LogisticMixture
 from lintra.nn.block import Block
 from tests import kinds
+from tests.generation.test_sampling import build_seq2seq
 from tests.kinds import build
-from tests.test_generate import build_seq2seq
 
 pytestmark = [
     pytest.mark.skipif(not native.available(), reason=f"no native library: {native.why_not()}"),
@@ -133,15 +134,15 @@ def test_the_same_tokens_as_the_definition(batch):
 
 def test_generation_is_fused_where_it_is_worth_it(monkeypatch):
     made = []
-    monkeypatch.setattr(fused, "Fused", lambda *args: made.append(args[2:]) or Fused(*args))
+    monkeypatch.setattr(native_decode, "Fused", lambda *args: made.append(args[2:]) or Fused(*args))
     model = build()
-    generate(model, steps=fused.MIN_STEPS)
+    generate(model, steps=native_decode.MIN_STEPS)
     generate(model.double(), steps=40)
     generate(build(attention=softmax.Config()), steps=40)
     with native.use("off"):
         generate(build(), steps=40)
     assert made == []
-    generate(build(), steps=fused.MIN_STEPS + 1)
+    generate(build(), steps=native_decode.MIN_STEPS + 1)
     generate(build(), steps=2, weights="int8")
     assert made == [("float32",), ("int8",)]
 
@@ -261,7 +262,7 @@ def test_no_memory():
 
 FORK = """
 import os, sys, torch
-from tests.test_fused import Fused, begun, build
+from tests.generation.test_native_decode import Fused, begun, build
 torch.set_num_threads(2)
 model = build(width=96)
 tokens, state = begun(model, 1)
@@ -291,10 +292,10 @@ def test_layers_that_differ_are_not_fused():
     ):
         model = build(width=16, heads=2)
         change(model.blocks[1])
-        assert "layers that are alike" in fused.why_not(model)
+        assert "layers that are alike" in native_decode.why_not(model)
     model = build()
     model.norm.eps = 1e-2
-    assert "layers that are alike" in fused.why_not(model)
+    assert "layers that are alike" in native_decode.why_not(model)
 
 
 def test_a_class_of_one_s_own_is_not_fused():
@@ -303,7 +304,7 @@ def test_a_class_of_one_s_own_is_not_fused():
             params, state = super().extend(*args, **options)
             return 2 * params, state
 
-    assert "does not know Louder" in fused.why_not(Louder(build().config).eval())
+    assert "does not know Louder" in native_decode.why_not(Louder(build().config).eval())
 
 
 def test_states_are_checked():

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from lintra.files import refuse_irregular
-from lintra.speech.errors import SpeechError
+from lintra.audio.errors import SpeechError
+from lintra.io.files import refuse_irregular
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

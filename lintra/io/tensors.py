@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lintra.files import Error, read_json, refuse_irregular
+from lintra.io.files import Error, read_json, refuse_irregular
 
 PART = 14 * 2**20  # bytes of tensors in a file: under 15 MB, which mail, version control and devices take
 _INDEX = ".index.json"

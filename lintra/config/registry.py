@@ -5,7 +5,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 
-from lintra import fields
+from lintra.config import fields
 
 
 def names(package: ModuleType) -> list[str]:

@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from lintra.attention import linear, map_state, softmax
-from lintra.beam import beam_search
-from lintra.generate import generate
+from lintra.generation.beam import beam_search
+from lintra.generation.sampling import generate
 from lintra.models import decoder, encoder, seq2seq
 
 EXACT = {"rtol": 1e-8, "atol": 1e-9}  # float64: sums of a few log-probabilities

@@ -1,0 +1,1 @@
+"""The fields of configurations, and folders as lists of choices."""
