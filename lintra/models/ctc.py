@@ -27,6 +27,7 @@ from lintra.models import bilstm, encoder
 from lintra.models.bilstm import BiLSTM
 from lintra.models.encoder import Encoder, EncoderState
 from lintra.nn.attention_layer import enter
+from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, reference_param
 from lintra.ops import checks
 from lintra.ops.padding import real_tokens, zero_padding
@@ -112,6 +113,7 @@ class CTC(nn.Module):
         """Whole utterances. The real frames of each count as its first ones; log_probs are 0 in padded
         places, and float32 unless the model is float64."""
         left = enter(x, self.config.features.bins, mask, None).left_align()
+        warn_if_inverted(mask)
         check_dtype("x", x, self.head)
         if left is not None:
             x, mask = left.gather(x), left.mask

@@ -94,6 +94,7 @@ class Decoder(TransformerBase):
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
+        warn_if_inverted(mask)
         x, _ = self.embed(tokens, None, layout)
         for block in self.blocks:
             x = self.run_block(block, x, layout=layout)
@@ -145,14 +146,10 @@ class Decoder(TransformerBase):
         return self.head(x), DecoderState(state.seen + layout.new, recent, layers)
 
     def input_layout(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:
-        """Return the layout of tokens.
-
-        Raises ValueError or TypeError unless they are integers [b t], and mask or cu_seqlens go with them;
-        warns where the mask looks like one that is True for padding."""
+        """Return the layout of tokens. Raises ValueError or TypeError unless they are integers [b t], and
+        mask or cu_seqlens go with them."""
         check_tokens(tokens)
-        layout = Layout.of("tokens", tokens, mask, cu_seqlens)
-        warn_if_inverted(mask)
-        return layout
+        return Layout.of("tokens", tokens, mask, cu_seqlens)
 
     def embed(self, tokens: Tensor, recent: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
         """Return what goes into the first block, 0 in padded places, and `recent` of the next state.

@@ -93,6 +93,7 @@ class Encoder(TransformerBase):
         _io.checked(self.config, self.embedding, x, layout)
 
     def _hidden(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
+        warn_if_inverted(layout.mask)
         x = self._embed(x, layout)
         for block in self.blocks:
             x = self.run_block(block, x, layout=layout, **extra)
@@ -100,7 +101,6 @@ class Encoder(TransformerBase):
 
     def _embed(self, x: Tensor, layout: Layout) -> Tensor:
         """What goes into the first block; 0 in padded places."""
-        warn_if_inverted(layout.mask)
         x = self.embedding(_io.checked(self.config, self.embedding, x, layout))
         return layout.zero(self.add_positions(x, layout))
 

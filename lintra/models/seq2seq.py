@@ -22,6 +22,7 @@ from lintra.models._transformer import around, mlp, self_attention_layer
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import CrossBlock
+from lintra.nn.mask import warn_if_inverted
 from lintra.ops.layout import CuSeqlens
 
 
@@ -107,6 +108,7 @@ class Seq2Seq(Decoder):
     ) -> Float[Tensor, "b t p"]:
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
+        warn_if_inverted(mask)
         self._check_memory(memory, layout.n)
         x, _ = self.embed(tokens, None, layout)
         for block, layer in zip(self.blocks, memory.layers, strict=True):

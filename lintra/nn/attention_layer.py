@@ -30,11 +30,9 @@ def enter(x: Tensor, width: int, mask: Tensor | None, cu_seqlens: CuSeqlens | No
     """Return the layout of activations that come from outside.
 
     Raises ValueError or TypeError unless x is [b t width], of a floating type, and mask or cu_seqlens go with
-    it. Warns where the mask looks like one that is True for padding."""
+    it."""
     checks.activations(x, width)
-    layout = Layout.of("x", x, mask, cu_seqlens)
-    warn_if_inverted(mask)
-    return layout
+    return Layout.of("x", x, mask, cu_seqlens)
 
 
 @renamed_attributes(
@@ -101,10 +99,13 @@ class AttentionLayer(nn.Module):
     ) -> Float[Tensor, "b t c"]:
         """Return what a whole sequence gets that attends to itself; 0 in padded places.
 
+        Warns where the mask looks like one that is True for padding.
+
         `layout` stands for mask and cu_seqlens where they have been validated: x is then 0 in padded places
         or finite, and so is what comes out."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
+            warn_if_inverted(mask)
             check_dtype("x", x, self.qkv_proj)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
         q, k, v = self._qkv(x)
@@ -161,6 +162,7 @@ class AttentionLayer(nn.Module):
         self._check_cross()
         if layout is None:
             layout = enter(x, self.width, mask, None)
+            warn_if_inverted(mask)
             check_dtype("x", x, self.qkv_proj)
             x = layout.zero(x)
         k, v = self._parts(x, slice(1, 3))

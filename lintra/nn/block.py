@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from lintra.attention import Attention, State
 from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState, check_layer_state, enter
+from lintra.nn.mask import warn_if_inverted
 from lintra.nn.mlp import MLP
 from lintra.ops.layout import CuSeqlens, Layout
 
@@ -68,6 +69,7 @@ class Block(nn.Module):
         `layout` stands for mask and cu_seqlens where they have been validated, as in `AttentionLayer`."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
+            warn_if_inverted(mask)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
         x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
         return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
@@ -164,6 +166,7 @@ class CrossBlock(Block):
         """Return x after a whole sequence that reads a memory; packed ones each read their own, of n."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
+            warn_if_inverted(mask)
             return layout.zero(self.forward(layout.zero(x), memory, layout=layout, **extra))
         x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
         x = self._read(x, memory, layout)
