@@ -135,6 +135,25 @@ class LinearAttention(KernelAttention):
         sizes = (batch, self.kv_heads, self.features, self.value_dim)
         return LinearState.empty(*sizes, device=device, dtype=dtype)
 
+    def _forward(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, rope: RotaryEmbedding | None = None
+    ) -> Tensor:
+        if rope is not None or self.config.feature_map.fused is None:
+            return super()._forward(q, k, v, layout, rope=rope)
+        config = self.config
+        return ops.linear_attention(
+            q if self.causal else layout.zero(q),
+            k,
+            v,
+            layout=layout,
+            causal=self.causal,
+            normalize=config.normalize,
+            eps=config.eps,
+            feature_map=config.feature_map.fused,
+            chunk=config.chunk,
+            impl=config.impl,
+        )[0]
+
     def _step(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState, *, rope: RotaryEmbedding | None = None
     ) -> tuple[Tensor, LinearState]:

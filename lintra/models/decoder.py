@@ -143,7 +143,7 @@ class Decoder(TransformerBase):
         layout = layout.after(state.seen)
         x, recent = self.embed(tokens, state.recent, layout)
         x, layers = self.run_blocks(x, state.layers, layout)
-        return self.head(x), DecoderState(state.seen + layout.new, recent, layers)
+        return self.head(x), DecoderState(layout.seen_after(), recent, layers)
 
     def input_layout(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:
         """Return the layout of tokens. Raises ValueError or TypeError unless they are integers [b t], and

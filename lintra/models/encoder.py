@@ -136,7 +136,7 @@ class Encoder(TransformerBase):
         layout = layout.after(state.seen)
         hidden, layers = self.run_blocks(self._embed(x, layout), state.layers, layout, **extra)
         y = _io.predict(None, self.head, hidden, layout)
-        return y, EncoderState(state.seen + layout.new, layers)
+        return y, EncoderState(layout.seen_after(), layers)
 
 
 def _causal(config: Config) -> bool:

@@ -148,7 +148,7 @@ class AttentionLayer(nn.Module):
         extra = self._extra(x, q, extra)
         rope = self._rope(layout)
         y, after = self.attention.extend(q, k, v, state.attention, layout=layout, rope=rope, **extra)
-        return self.out_proj(y.flatten(2)), AttentionLayerState(state.seen + layout.new, after)
+        return self.out_proj(y.flatten(2)), AttentionLayerState(layout.seen_after(), after)
 
     def encode_memory(
         self,

@@ -105,7 +105,7 @@ class Block(nn.Module):
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         """The output of a part, added to what was there."""
-        x = x + self.dropout(y)
+        x = x + (self.dropout(y) if self.training else y)
         return x if self.pre else norm(x)
 
 

@@ -40,4 +40,4 @@ class MLP(nn.Module):
             gate, x = x.chunk(2, -1)
             return self.down(self.dropout(functional.silu(gate) * x))
         x = functional.gelu(x) if self.activation == "gelu" else functional.relu(x)
-        return self.down(self.dropout(x))
+        return self.down(self.dropout(x) if self.training else x)

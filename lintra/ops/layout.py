@@ -98,6 +98,10 @@ class Layout:
             return self.cu_seqlens.diff()
         return self.time if self.mask is None else self.mask.sum(1)
 
+    def seen_after(self) -> Int[Tensor, "n"]:
+        """Return how many tokens each sequence has with these."""
+        return self._once(self._made, "seen", lambda: self._seen + self.new)
+
     def zero(self, x: Tensor) -> Tensor:
         """Return x [b t ...] with zeros, and no gradient, where there is no token; NaN there is gone."""
         return x if self.mask is None else zero_padding(self.mask, x)[0]
@@ -111,13 +115,19 @@ class Layout:
         return self._once(self._made, "positions", self._positions)
 
     def _positions(self) -> Tensor:
-        seen = torch.zeros(self.n, dtype=torch.int64, device=self.device) if self.seen is None else self.seen
+        seen = self._seen
         if self.packed:
             sequence, place = self.locate()
             return (seen[sequence] + place)[None]
         if self.mask is None:
             return seen[:, None] + torch.arange(self.time, device=self.device)
         return torch.where(self.mask, seen[:, None] + self.mask.cumsum(1) - 1, -1)
+
+    @property
+    def _seen(self) -> Int[Tensor, "n"]:
+        if self.seen is not None:
+            return self.seen
+        return torch.zeros(self.n, dtype=torch.int64, device=self.device)
 
     def rope(self, base: float) -> RotaryEmbedding:
         """Return the rotary embedding of these positions; no wavelength is longer than 2 pi base tokens."""

@@ -16,11 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from lintra import native
 from lintra.ops import _dispatch, checks
 from lintra.ops.autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.layout import CuSeqlens, Layout
-from lintra.ops.linear_attention_native import linear_attention_native
+from lintra.ops.linear_attention_native import linear_attention_native, numbers_alone
 from lintra.ops.linear_attention_triton import linear_attention_triton
 from lintra.ops.padding import zero_padding
 
@@ -113,6 +114,12 @@ def linear_attention(
         g, f = k.shape[2:]
         state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
+    if impl in ("auto", "native") and numbers_alone(given):
+        # The operator's numbers without PyTorch's dispatcher, which takes longer than the sum of one token.
+        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
+        logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
+        y, kv, z, _ = native.forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
+        return y, LinearState(kv, z)
     chosen = _dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
     if chosen != "triton":  # whose step reads and writes kv as it is kept

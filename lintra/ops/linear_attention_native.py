@@ -51,7 +51,7 @@ def native_step(
     which is why a loop over tokens asks here first."""
     kv, z = (None, None) if state is None else state
     given = [x for x in (q, k, v, kv, z) if x is not None]
-    if not (_nothing_else(given) and native.available()):
+    if not numbers_alone(given):
         return None
     b, _, h, f = q.shape
     sizes = (b, 1, h, f) == q.shape == k.shape and v.shape[:3] == (b, 1, h) and f and v.shape[3]
@@ -62,8 +62,9 @@ def native_step(
     return native.forward(q, k, v, kv=kv, z=z, eps=eps, feature_map=feature_map)[:3]
 
 
-def _nothing_else(tensors: Sequence[Tensor]) -> bool:
-    """Whether the numbers alone are asked for, all in the dtype of sums and on the CPU."""
+def numbers_alone(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the kernels are here and numbers alone are asked of them: no gradients, no graphs, no
+    transforms, no autocast, all tensors in the dtype of sums and on the CPU."""
     if (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -74,10 +75,10 @@ def _nothing_else(tensors: Sequence[Tensor]) -> bool:
     ):
         return False
     dtype, recorded = tensors[0].dtype, torch.is_grad_enabled()
-    return dtype in (torch.float32, torch.float64) and all(
-        type(x) in (Tensor, Parameter)
-        and x.dtype == dtype
-        and x.device.type == "cpu"
-        and not (recorded and x.requires_grad)
-        for x in tensors
-    )
+    if dtype is not torch.float32 and dtype is not torch.float64:
+        return False
+    for x in tensors:
+        plain = (type(x) is Tensor or type(x) is Parameter) and x.dtype is dtype and x.device.type == "cpu"
+        if not plain or (recorded and x.requires_grad):
+            return False
+    return native.available()
