@@ -55,10 +55,10 @@ def refuse_foreign(config: Any, where: str) -> None:
     if isinstance(config, _PLAIN):
         return
     kind = type(config)
-    if _foreign(kind):
+    if _foreign(kind) and attention.name_of(kind) is None:
         raise TypeError(
             f"{where} is a {kind.__qualname__} of {kind.__module__}, which no saved model can be made of "
-            "again: put its file into lintra/attention, as docs/adding.md says, or save the state_dict alone"
+            "again: call a mechanism's Config, in a module of its own (docs/adding.md), or save a state_dict"
         )
     for field in dataclasses.fields(config):
         refuse_foreign(getattr(config, field.name), f"{where}.{field.name}")
@@ -306,7 +306,10 @@ def _tuples(content: Any) -> Any:
 
 def _key(kind: type) -> str:
     """The name of a class among its kind: the file of a mechanism, else the class itself."""
-    return kind.__module__.rpartition(".")[2] if kind.__name__ == "Config" else kind.__name__
+    if kind.__name__ != "Config":
+        return kind.__name__
+    last = kind.__module__.rpartition(".")[2]
+    return (attention.name_of(kind) or last) if _foreign(kind) else last
 
 
 def _choose(kind: Any, name: str | None, where: str) -> type:

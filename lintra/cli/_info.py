@@ -2,6 +2,7 @@
 
 import json
 import platform
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +22,8 @@ def list_mechanisms(args: Sequence[str]) -> int:
     if list(args) not in ([], ["--json"], ["--markdown"]):
         raise ValueError(f"list takes only --json or --markdown, got {' '.join(args)!r}")
     mechanisms = attention.describe()
+    for reason in attention.broken().values():
+        print(f"left out: {reason}", file=sys.stderr)
     if list(args) == ["--json"]:
         print(json.dumps(mechanisms, indent=1))
         return 0
