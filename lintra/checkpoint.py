@@ -323,7 +323,8 @@ def _choose(kind: Any, name: str | None, where: str) -> type:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a config.json is that of a model of ours: other programs have files of the same names."""
+    """Return whether a config.json is that of a model of ours: other programs have files of the same
+    names."""
     try:
         content = read_json(file)
     except Error:

@@ -170,7 +170,7 @@ def _clear(folder: Path) -> None:
 
 
 def _draw(config: Config, model: Decoder, prompts: Tensor, steps: int) -> Tensor:
-    """What follows the prompts."""
+    """Generate what follows the prompts."""
     return sampling.generate(model, prompts, steps=steps, temperature=config.temperature, seed=config.seed)
 
 

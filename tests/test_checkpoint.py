@@ -321,9 +321,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 
 def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
     """A mechanism, a feature map or a network of one's own, whose names no other program knows."""
-    sentence = (
-        r"is a MineConfig of tests\.test_checkpoint, which no saved model can be made of again: call a"
-    )
+    sentence = r"is a MineConfig of tests\.test_checkpoint, which no saved model can be made of again: call a"
     with pytest.raises(TypeError, match=rf"model\.config\.attention {sentence}"):
         checkpoint.save(build(attention=MineConfig()), tmp_path / "model")
     with pytest.raises(TypeError, match=r"model\.config\.attention\.feature_map is a Squared of tests\.test"):

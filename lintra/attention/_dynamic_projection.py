@@ -50,7 +50,7 @@ class DynamicProjection(nn.Module):
         return softmax_attention(columns, k, both, visible=real[..., None, None, :], scale=1.0)
 
     def of_one(self, k: Tensor, v: Tensor) -> PartialAttention:
-        """The same of a single token, k [... g d], v [... g e]."""
+        """Return the means of a single token, k [... g d], v [... g e]."""
         both = torch.cat((k, v), -1)[..., None, :].expand(*k.shape[:-1], self.weight.shape[2], -1)
         return PartialAttention(both, torch.einsum("...gd,gdr->...gr", k, self.weight.to(k.dtype)))
 

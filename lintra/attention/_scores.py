@@ -12,7 +12,7 @@ from lintra.ops.layout import Layout
 
 
 class TokenMemory(NamedTuple):
-    """What cross-attention keeps where it reads tokens one by one: k [b s g d], v [b s g e], real [b s]."""
+    """Memory of cross-attention that reads tokens one by one: k [b s g d], v [b s g e], real [b s]."""
 
     k: Tensor
     v: Tensor
@@ -26,7 +26,7 @@ class ScoredAttention(Attention):
 
     @property
     def scale(self) -> float:
-        """What multiplies q . k."""
+        """Factor of q . k."""
         return self.dim**-0.5 if self.config.scale is None else self.config.scale
 
     def weighing(self) -> dict[str, Any]:

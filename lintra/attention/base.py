@@ -24,7 +24,7 @@ from lintra.ops.rope import RotaryEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a mechanism can do. What it cannot is refused when it is built."""
+    """Forms and costs that a mechanism declares. What it cannot do is refused when it is built."""
 
     causal: bool
     bidirectional: bool
@@ -460,7 +460,7 @@ def in_layer(config: Any, layer: int) -> Any:
 
 
 def _by_token(rope: RotaryEmbedding | None, extra: dict[str, Any]) -> dict[str, Tensor]:
-    """What is given for each token beside q, k, v; of a rotation, the positions."""
+    """Tensors given for each token beside q, k, v; of a rotation, the positions."""
     given = {name: x for name, x in extra.items() if x is not None}
     return given if rope is None else given | {"position": rope.position}
 

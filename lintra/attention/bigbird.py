@@ -141,7 +141,8 @@ class BigBirdAttention(ScoredAttention):
     def lists(
         self, row: Int[Tensor, "b n"], number: Int[Tensor, "b #n"]
     ) -> tuple[Int[Tensor, "b g n l"], Bool[Tensor, "b 1 n l"]]:
-        """What these rows of `number` blocks see: a list of blocks, and which entries count; none twice.
+        """Return the blocks that these rows of `number` blocks see, as a list, and which entries count; none
+        twice.
 
         Causal, that is beside the row's own block, and row + 1 is all the blocks there are for it.
         """

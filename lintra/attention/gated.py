@@ -50,7 +50,7 @@ class Config:
 
 
 class GatedState(NamedTuple):
-    """What the past amounts to: kv [b g d e], float32 (float64 for float64 inputs)."""
+    """State of the gated sum: kv [b g d e], float32 (float64 for float64 inputs)."""
 
     kv: Tensor
 

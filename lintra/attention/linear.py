@@ -90,7 +90,7 @@ class Config:
 
     @property
     def may_divide_by_zero(self) -> bool:
-        """Whether a denominator may be 0 where the products of rotated features are not."""
+        """Return whether a denominator may be 0 where the products of rotated features are not."""
         return self.normalize and not self.feature_map.never_zero
 
     def build(self, **shape) -> "LinearAttention":

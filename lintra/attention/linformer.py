@@ -61,7 +61,7 @@ class Config:
 
 
 class LinformerMemory(NamedTuple):
-    """What cross-attention keeps: the rows k [b r g d], v [b r g e], and which of them are seen, real [b r].
+    """Memory of cross-attention: the rows k [b r g d], v [b r g e], and which of them are seen, real [b r].
 
     The dtype is that of the keys: each sum is rounded to it once.
     """

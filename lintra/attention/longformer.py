@@ -62,7 +62,7 @@ class Config:
 
     @property
     def has_globals(self) -> bool:
-        """Whether there may be global tokens, and projections for them."""
+        """Return whether there may be global tokens, and projections for them."""
         return self.global_projections or self.global_tokens > 0
 
     @property
@@ -339,7 +339,7 @@ def _behind(place: Tensor, tokens: Tokens) -> Tensor:
 
 
 def _most(chosen: Tensor) -> int:
-    """How many of [b s] are True in the sample with the most of them; s where that cannot be read."""
+    """Return how many of [b s] are True in the sample with the most of them; s where that cannot be read."""
     if chosen.is_meta or torch.compiler.is_compiling() or checks.transformed(chosen):
         return chosen.shape[1]
     return int(chosen.sum(1).max()) if len(chosen) else 0

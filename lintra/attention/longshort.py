@@ -315,13 +315,14 @@ class LongShortAttention(ScoredAttention):
         return PartialAttention(*(torch.cat(x, 1) for x in zip(*pieces, strict=True)))
 
     def _kept(self, held: int) -> int:
-        """How many of `held` tokens the next state keeps: those of the window, less by whole segments."""
+        """Return how many of `held` tokens the next state keeps: those of the window, less by whole
+        segments."""
         size = self.config.segment
         return held - max(0, held - self.config.window + 1) // size * size
 
     def _passed(self, state: LongShortState) -> int:
-        """How many tokens there were, padded ones too. Read off the sizes of the state, which grow and shrink
-        by whole segments: a value would have to be waited for."""
+        """Return how many tokens there were, padded ones too. Read off the sizes of the state, which grow and
+        shrink by whole segments: a value would have to be waited for."""
         size = self.config.segment
         return state.summary_k.shape[1] * size + state.k.shape[1] % size
 

@@ -52,7 +52,7 @@ class Config:
 
 
 class NystromMemory(NamedTuple):
-    """What cross-attention keeps: k [b s g d], v [b s g e], real [b s]; the means of k and v over segments,
+    """Memory of cross-attention: k [b s g d], v [b s g e], real [b s]; the means of k and v over segments,
     [b m g d] and [b m g e], in float32 (float64 for float64)."""
 
     k: Tensor

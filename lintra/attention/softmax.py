@@ -116,7 +116,7 @@ class SoftmaxAttention(ScoredAttention):
         return self._attend(q, memory.k, memory.v, memory.real[:, None])
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
-        """Which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
+        """Return which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
         distance = query[:, :, None] - key[:, None]
         visible = (distance >= 0) & (key >= 0)[:, None]
         return visible if self.config.window is None else visible & (distance < self.config.window)
@@ -148,7 +148,7 @@ class SoftmaxAttention(ScoredAttention):
 
 
 def _seen(state: SoftmaxState) -> Tensor:
-    """How many real tokens came before [b]."""
+    """Return how many real tokens came before [b]."""
     if state.position.shape[1] == 0:
         return state.position.new_zeros(state.position.shape[0])
     return state.position.amax(1) + 1

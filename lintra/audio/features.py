@@ -15,7 +15,7 @@ _FLOOR = float(np.finfo(np.float32).eps)  # of an energy, before its logarithm
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a frame is. "given": arrays that come as they are, of `bins` numbers a frame, `shift_ms` apart."""
+    """Form of a frame. "given": arrays that come as they are, of `bins` numbers a frame, `shift_ms` apart."""
 
     kind: Literal["fbank", "given"] = "fbank"
     rate: int = 16_000  # Hz; audio of another rate is resampled
@@ -67,12 +67,12 @@ class Config:
         return self.shift / self.rate if self.kind == "fbank" else self.shift_ms / 1000
 
     def frames(self, samples: int) -> int:
-        """How many frames fit into so many samples; what is left over at the end is in none."""
+        """Return how many frames fit into so many samples; what is left over at the end is in none."""
         return max(0, 1 + (samples - self.frame) // self.shift)
 
 
 class Stream:
-    """The same features of audio that comes in pieces, with constant memory. Refuses what `compute` does."""
+    """Features of audio that comes in pieces, with constant memory. Refuses what `compute` does."""
 
     def __init__(self, config: Config):
         _check_kind(config)

@@ -206,7 +206,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
 
 
 def _may_be_mp3(path: Path) -> bool:
-    """Whether libsndfile may hand the file to its MP3 decoder, by the first bytes."""
+    """Return whether libsndfile may hand the file to its MP3 decoder, by the first bytes."""
     with path.open("rb") as file:
         return not file.read(4).startswith(_NO_MP3)
 

@@ -17,7 +17,7 @@ def check(config: Any) -> None:
 
 
 def check_one(name: str, hint: Any, value: Any) -> None:
-    """The same for one value that is called `name`."""
+    """Raise TypeError that names the type and the value unless a value, called `name`, is of a type."""
     if not fits(hint, value):
         raise TypeError(f"{name} must be {describe(hint)}, got {shown(value)}")
 
@@ -37,7 +37,7 @@ def at_least(config: Any, **least: int) -> None:
 
 
 def not_negative(config: Any, *names: str) -> None:
-    """The same where a field is below 0, infinite or NaN."""
+    """Raise ValueError where a field is below 0, infinite or NaN; None passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 <= value < math.inf:
@@ -45,7 +45,7 @@ def not_negative(config: Any, *names: str) -> None:
 
 
 def positive(config: Any, *names: str) -> None:
-    """The same where a field is not above 0, infinite or NaN."""
+    """Raise ValueError where a field is not above 0, infinite or NaN; None passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not 0 < value < math.inf:
@@ -53,7 +53,7 @@ def positive(config: Any, *names: str) -> None:
 
 
 def finite(config: Any, *names: str) -> None:
-    """The same where a field is infinite or NaN."""
+    """Raise ValueError where a field is infinite or NaN; None passes."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not math.isfinite(value):
@@ -61,14 +61,15 @@ def finite(config: Any, *names: str) -> None:
 
 
 def probability(config: Any, *names: str) -> None:
-    """The same where a field is no probability of dropping something, or drops everything."""
+    """Raise ValueError where a field is no probability of dropping something, or drops everything."""
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} must be in [0, 1), got {getattr(config, name)}")
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of an annotated type: classes, unions and literals. An int passes for a float."""
+    """Return whether a value is of an annotated type: classes, unions and literals. An int passes for a
+    float."""
     if len(alternatives := options(hint)) > 1:
         return any(fits(option, value) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:

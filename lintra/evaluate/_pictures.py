@@ -71,15 +71,15 @@ def draw(
 
 
 def bits_of_pixels(task: PixelTask, found: Tensor) -> Tensor:
-    """What `nats` gives, [n t'], as bits of each pixel [n h w], its channels together; nan for the first one
-    where the model does not predict its first value."""
+    """Return what `nats` gives, [n t'], as bits of each pixel [n h w], its channels together; nan for the
+    first one where the model does not predict its first value."""
     bits = found.double() / math.log(2)
     unknown = bits.new_full((len(bits), task.length - bits.shape[1]), math.nan)
     return torch.cat((unknown, bits), 1).unflatten(1, task.image_shape).sum(-1)
 
 
 def _temperatures(model: Decoder, task: PixelTask, watch: Watch, seed: int) -> dict[str, Tensor]:
-    """The same random numbers at each temperature."""
+    """Draw with the same random numbers at each temperature."""
     blank = task.blank(model, DRAWN, seed)
     return {
         f"{temperature:.1f}": task.draw(

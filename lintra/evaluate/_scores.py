@@ -117,8 +117,8 @@ def of_images(nats: Tensor, values: int, levels: int) -> dict[str, Estimate]:
 
 @torch.no_grad()
 def normalisation(model: Decoder, tokens: Tensor, *, places: int = 1024, seed: int = 0) -> float:
-    """How far from 1 the probabilities of all symbols sum at most, at `places` predictions of tokens [n t],
-    all if there are fewer.
+    """Return how far from 1 the probabilities of all symbols sum at most, at `places` predictions of tokens
+    [n t], all if there are fewer.
 
     They are summed in float64, but are what the scores are made of.
     """

@@ -62,9 +62,9 @@ def transcripts(
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> tuple[list[UtteranceSet], list[Skipped]]:
-    """What a model finds in the utterances at these places; and those that it cannot hear, or that have no
-    transcript that it could be compared with. `batch` of them, of similar length, are heard at once: that
-    changes memory and time, not the result. If stopped, what was heard until then, the shortest first.
+    """Return what a model finds in the utterances at these places; and those that it cannot hear, or that
+    have no transcript that it could be compared with. `batch` of them, of similar length, are heard at once:
+    that changes memory and time, not the result. If stopped, what was heard until then, the shortest first.
     """
     symbols = model.config.symbols
     said: dict[int, str] = {}

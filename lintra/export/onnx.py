@@ -102,7 +102,7 @@ def to_bytes(model: Any, form: Form) -> bytes:
 
 
 def _foreign(attention: Any, form: Form) -> str | None:
-    """What cannot be written of a mechanism."""
+    """Return what cannot be written of a mechanism."""
     name = attention.name
     if attention.can.state == "window":
         return f"attention {name!r}: {_WHY['window']}"

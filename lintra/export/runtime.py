@@ -136,7 +136,7 @@ def _whole(fields: bytes, body: bytes) -> bytes:
 
 
 class _Content:
-    """What stands behind the header, in its order."""
+    """Content behind the header, in its order."""
 
     def __init__(self, weights: Weights):
         self.weights: Weights = weights
@@ -242,7 +242,7 @@ def _bias(linear: nn.Linear) -> Tensor:
 
 
 class _Kind(NamedTuple):
-    """What distinguishes a layer, all of which must be alike."""
+    """Sizes and kinds of a layer, which must be alike in all of them."""
 
     heads: int
     kv_heads: int
@@ -333,7 +333,7 @@ def _components(model: Any) -> int:
 
 
 def _sizes(model: Any) -> list[tuple[str, int, int]]:
-    """What the format bounds: name, value, the most."""
+    """Return what the format bounds: name, value, the most."""
     kind, config = _Kind.of(model.blocks[0]), model.config
     given = {
         "vocabulary": config.vocabulary,
@@ -350,7 +350,7 @@ def _sizes(model: Any) -> list[tuple[str, int, int]]:
 
 
 def _foreign_attention(attention: Any, rotary: float | None) -> str | None:
-    """What the runtime does not know about a mechanism."""
+    """Return what the runtime does not know about a mechanism."""
     if type(attention) is LinearAttention:
         if type(attention.config.feature_map) not in _FEATURE_MAPS:
             known = ", ".join(_FEATURE_MAPS.values())

@@ -81,7 +81,7 @@ def refuse_unwritable(path: Path | None) -> None:
 
 
 def _begin(path: Path) -> tuple[Path, Path]:
-    """What `path` leads to, and a new folder beside it."""
+    """Return what `path` leads to, and a new folder beside it."""
     try:
         path = path.resolve()
         refuse_irregular(path)

@@ -61,7 +61,7 @@ def read_tensors(file: Path, device: str | torch.device = "cpu") -> dict[str, Te
 
 
 def is_part(name: Any, file: Path) -> bool:
-    """Whether this is the name of a part of `file`, of its index or of itself."""
+    """Return whether this is the name of a part of `file`, of its index or of itself."""
     if name in (file.name, file.name + _INDEX):
         return True
     pattern = rf"{re.escape(file.stem)}-\d{{5}}-of-\d{{5}}{re.escape(file.suffix)}"

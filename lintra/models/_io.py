@@ -17,7 +17,7 @@ Pool = Literal["mean", "first"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderIOConfig:
-    """What an encoder reads, and what it says of it."""
+    """Inputs and outputs of an encoder."""
 
     vocabulary: int | None = None  # n: it reads the symbols 0 .. n-1; or
     inputs: int | None = None  # numbers a time step: it reads continuous features

@@ -135,7 +135,7 @@ def blocks(config: TransformerConfig, attention: AttentionConfig, *, causal: boo
 def self_attention_layer(
     config: TransformerConfig, attention: AttentionConfig, layer: int, causal: bool
 ) -> AttentionLayer:
-    """What a sequence attends to itself with, in one layer."""
+    """Build the self-attention of one layer."""
     return AttentionLayer(
         config.width,
         in_layer(attention, layer),
@@ -152,7 +152,7 @@ def mlp(config: TransformerConfig) -> MLP:
 
 
 def around(config: TransformerConfig) -> dict[str, Any]:
-    """What a block takes beside its parts."""
+    """Return the arguments of a block beside its parts."""
     return {
         "width": config.width,
         "norm": config.norm,

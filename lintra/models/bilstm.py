@@ -60,7 +60,7 @@ class BiLSTM(nn.Module):
         return _io.predict(self.config.pool, self.head, self._hidden(x, layout), layout)
 
     def hidden(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b t d"]:
-        """What the network makes of each token, before any prediction; 0 in padded places."""
+        """Return the hidden vector of each token, before any prediction; 0 in padded places."""
         return self._hidden(x, _io.input_layout(self.config, x, mask, None))
 
     def _hidden(self, x: Tensor, layout: Layout) -> Tensor:

@@ -65,7 +65,7 @@ class Config:
         return CTC(self)
 
     def steps(self, frames: int) -> int:
-        """How many predictions so many frames give."""
+        """Return how many predictions so many frames give."""
         return steps(frames, self.subsample)
 
     @property
@@ -75,7 +75,7 @@ class Config:
 
 
 def steps(frames: int, subsample: int) -> int:
-    """How many predictions so many frames give where `subsample` of them become one."""
+    """Return how many predictions so many frames give where `subsample` of them become one."""
     return -(-frames // subsample)
 
 

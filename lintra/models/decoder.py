@@ -101,8 +101,8 @@ class Decoder(TransformerBase):
         return self.head(self.norm(layout.zero(x)))
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
-        """What the network reads to predict `targets`: the start symbol, then all but the last of them, in
-        each sequence."""
+        """Return what the network reads to predict `targets`: the start symbol, then all but the last of
+        them, in each sequence."""
         if self.start_token is None:
             raise ValueError("shift needs a start symbol: build the decoder with start=True")
         checks.shape("targets", targets, "b t", {})

@@ -77,7 +77,7 @@ class Encoder(TransformerBase):
         cu_seqlens: CuSeqlens | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
-        """What the network makes of each token, before any prediction; 0 in padded places."""
+        """Return the hidden vector of each token, before any prediction; 0 in padded places."""
         return self.read(x, mask=mask, cu_seqlens=cu_seqlens, **extra)[0]
 
     def read(
@@ -100,7 +100,7 @@ class Encoder(TransformerBase):
         return layout.zero(self.norm(layout.zero(x)))
 
     def _embed(self, x: Tensor, layout: Layout) -> Tensor:
-        """What goes into the first block; 0 in padded places."""
+        """Return what goes into the first block; 0 in padded places."""
         x = self.embedding(_io.checked(self.config, self.embedding, x, layout))
         return layout.zero(self.add_positions(x, layout))
 

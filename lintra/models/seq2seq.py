@@ -87,7 +87,7 @@ class Seq2Seq(Decoder):
         cu_seqlens: CuSeqlens | None = None,
         **extra: Tensor,
     ) -> Memory:
-        """What the decoder keeps of symbols [b s] or features [b s i]; `extra` is for the encoder."""
+        """Return what the decoder keeps of symbols [b s] or features [b s i]; `extra` is for the encoder."""
         hidden, layout = self.encoder.read(source, mask=mask, cu_seqlens=cu_seqlens, **extra)
         if layout.packed:
             padded = layout.pad_all()

@@ -51,7 +51,7 @@ def _folders() -> list[Path]:
 
 
 def library_file(name: str) -> Path:
-    """Where a library of that name was installed. Raises RuntimeError if it was not."""
+    """Return where a library of that name was installed. Raises RuntimeError if it was not."""
     folders = _folders()
     for folder in folders:
         if (file := folder / name).exists():
@@ -154,7 +154,7 @@ def _native() -> _Native:
 
 
 def available() -> bool:
-    """Whether `forward` and `backward` can run here. Raises ValueError if LINTRA_NATIVE is wrong."""
+    """Return whether `forward` and `backward` can run here. Raises ValueError if LINTRA_NATIVE is wrong."""
     return _native().reason is None
 
 
@@ -318,7 +318,7 @@ def _places(cu_seqlens: Tensor | None) -> Tensor | None:
 
 
 def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    """How many states there are."""
+    """Return how many states there are."""
     return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 

@@ -51,7 +51,7 @@ class Norm(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What a layer is made of, and its state, contiguous float32: kv [b g d d], z [b g d]."""
+    """Weights of a layer and its state, contiguous float32: kv [b g d d], z [b g d]."""
 
     qkv_proj: Map
     out_proj: Map
@@ -86,7 +86,7 @@ class Shape(NamedTuple):
 
 
 class Pace:
-    """How many threads the next call gets: all, or one where that was faster. The result is the same.
+    """Number of threads of the next call: all, or one where that was faster. The result is the same.
 
     Where another process keeps a core busy, the call waits until the thread on that core has had its turn,
     which takes longer than many calls of one thread. So a slow call is followed by some on one thread, each

@@ -197,7 +197,8 @@ class AttentionLayer(nn.Module):
         return q, q if self.attention.shared_key else k.unflatten(2, (-1, self.dim)), v
 
     def _extra(self, x: Tensor, q: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What the mechanism takes beside q, k, v: projections of x, and what is given at this call."""
+        """Return what the mechanism takes beside q, k, v: projections of x, and what is given at this
+        call."""
         extra = {name: project(x) for name, project in self.extra_proj.items()}
         if given:
             extra |= given

@@ -152,7 +152,8 @@ class DiscretisedLogistics(Distribution):
         level = level.to(weights)[..., None]
 
         def passed(edges: Tensor) -> Tensor:
-            """How many of the edges, each before a level, [.. e], have no more than `level` below them."""
+            """Return how many of the edges, each before a level, [.. e], have no more than `level` below
+            them."""
             places = (2 * edges - 1) / (self.vocabulary - 1) - 1
             below = torch.sigmoid((places[..., None] - mean[..., None, :]) * sharpness[..., None, :])
             below = (below @ weights[..., None])[..., 0]
@@ -164,7 +165,7 @@ class DiscretisedLogistics(Distribution):
         return (coarse + passed(coarse + torch.arange(1, stride, **like)))[..., 0]
 
     def _sharpness(self, log_scale: Tensor) -> Tensor:
-        """What multiplies a distance from a mean."""
+        """Return the factor of a distance from a mean."""
         return (-log_scale.clamp(self.min_log_scale, self.max_log_scale)).exp()
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module is more than the forward of its class: it has hooks, or one of its own."""
+    """Return whether calling the module is more than the forward of its class: it has hooks, or one of its
+    own."""
     hooks = module._forward_hooks or module._forward_pre_hooks
     return bool(hooks or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module))
 

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs here, and why not another."""
+"""Return which implementation of an op runs here, and why not another."""
 
 import os
 import warnings

@@ -60,7 +60,7 @@ def _span(unit, spans, sequence_of, first_of, SPAN):
 
 @triton.jit
 def _chunks(count, start, SPAN, C: tl.constexpr):
-    """How many chunks a span has."""
+    """Return how many chunks a span has."""
     return ((tl.minimum(tl.maximum(count - start, 0), SPAN) + C - 1) // C).to(tl.int32)
 
 
@@ -175,7 +175,7 @@ def sum_spans(
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
     EXACT: tl.constexpr, BACKWARD: tl.constexpr, SERIAL: tl.constexpr,
 ):  # fmt: skip
-    """What each span adds to the state, and the logarithm of what it leaves of the one before.
+    """Sum up what each span adds to the state, and the logarithm of what it leaves of the one before.
 
     Forwards a = k and c = v; BACKWARD a = q and c = dy, of all READERS heads that read the state, from the
     last chunk to the first. SERIAL (spans of one chunk, SPAN the longest sequence): a program goes through

@@ -173,7 +173,8 @@ class _Banded(torch.autograd.Function):
 def _at_once(
     q: Tensor, k: Tensor, v: Tensor, real: Tensor, band: Tensor, step: int, **options: Any
 ) -> PartialAttention:
-    """The same by way of all scores, which PyTorch transforms and differentiates any number of times."""
+    """Compute banded attention by way of all scores, which PyTorch transforms and differentiates any number
+    of times."""
     keys, values, seen = (windows(x, 1, band.shape[1], step) for x in (k, v, real))
     return softmax_attention(q, keys, values, visible=band & seen[:, :, None], **options)
 

@@ -26,7 +26,8 @@ def shape(name: str, x: Tensor, letters: str, sizes: dict[str, int]) -> None:
 
 
 def parts(name: str, x: Any, kind: type[Any], letters: tuple[str, ...], sizes: dict[str, int]) -> None:
-    """The same for the tensors of a NamedTuple, in their order; TypeError unless `x` is a `kind`."""
+    """Bind the letters of each tensor of a NamedTuple, in their order, or raise; TypeError unless `x` is a
+    `kind`."""
     if not isinstance(x, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {type(x).__name__}")
     for field, tensor, axes in zip(kind._fields, x, letters, strict=True):
@@ -86,7 +87,7 @@ def qkv(
 
 
 def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int]) -> None:
-    """The same for k, v and their mask alone."""
+    """Raise unless k [b s g d], v [b s g e] and their mask [b s] go together."""
     shape("k", k, "b s g d", sizes)
     floating("k", k)
     shape("v", v, "b s g e", sizes)
@@ -102,7 +103,7 @@ def activations(x: Tensor, width: int) -> None:
 
 
 def transformed(x: Tensor) -> bool:
-    """Whether `x` is inside a torch.func transform or forward-mode differentiation."""
+    """Return whether `x` is inside a torch.func transform or forward-mode differentiation."""
     if torch.compiler.is_compiling():
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(x):  # pyright: ignore (it has no stub)
@@ -111,7 +112,7 @@ def transformed(x: Tensor) -> bool:
 
 
 def transforming(*tensors: Tensor) -> bool:
-    """Whether one of them is so, or any transform of torch.func is going on around them: there PyTorch
+    """Return whether one of them is so, or any transform of torch.func is going on around them: there PyTorch
     refuses an autograd.Function that has no rules for transforms, whatever it is given."""
     if torch.compiler.is_compiling():
         return False
@@ -119,8 +120,8 @@ def transforming(*tensors: Tensor) -> bool:
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether looking at values costs nothing and is possible: not on a GPU, not while a graph is being made
-    and not inside a transform. None is no obstacle."""
+    """Return whether looking at values costs nothing and is possible: not on a GPU, not while a graph is
+    being made and not inside a transform. None is no obstacle."""
     given = [x for x in tensors if x is not None]
     if torch.compiler.is_compiling():
         return False

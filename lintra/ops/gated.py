@@ -119,7 +119,7 @@ def _within(
     v: Float[Tensor, "*b c e"],
     log_decay: Float[Tensor, "*b c d"],
 ) -> tuple[Float[Tensor, "*b c r e"], Float[Tensor, "*b c d"], Float[Tensor, "*b c d"]]:
-    """What the tokens of a chunk read of each other, and the decay since its start and until its end.
+    """Read the tokens of a chunk by each other, and return the decay since its start and until its end.
 
     From single tokens, which read themselves, to halves: the decays are sums and never differences, so they
     keep their digits beside a token that decays by a lot."""

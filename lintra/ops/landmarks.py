@@ -19,7 +19,7 @@ CUTOFF = {torch.float32: 1e-3, torch.float64: 1e-8}
 
 
 class Segments(NamedTuple):
-    """Which segment each token belongs to; padded tokens belong to none."""
+    """Segment of each token; padded tokens belong to none."""
 
     index: Int[Tensor, "b t"]
     real: Bool[Tensor, "b t"]

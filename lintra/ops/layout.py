@@ -289,5 +289,5 @@ def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor, mask: Tensor | N
 
 
 def _known(x: Tensor) -> bool:
-    """Whether there are values to be read, at some cost on a GPU: sizes are worth it."""
+    """Return whether there are values to be read, at some cost on a GPU: sizes are worth it."""
     return x.device.type != "meta" and not torch.compiler.is_compiling()

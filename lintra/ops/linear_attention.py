@@ -30,7 +30,7 @@ _OPERATORS = {"native": linear_attention_native, "triton": linear_attention_trit
 
 
 class LinearState(NamedTuple):
-    """What the past amounts to: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs).
+    """State of linear attention: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs).
 
     kv may be bfloat16: it is read as float32, and the new one is rounded to bfloat16 once, when y is made.
     """
@@ -276,7 +276,7 @@ def _scan(
 def scan_chunks(
     added: Float[Tensor, "b g n f e"], start: Float[Tensor, "b g f e"], log_decay: Float[Tensor, "b g n #f"]
 ) -> Float[Tensor, "b g m f e"]:
-    """The same where chunks fade, each feature by itself or all alike.
+    """Return the states before each chunk and after the last, where chunks fade by feature or all alike.
 
     Where n is a symbol, in an exported graph of any length, nothing can walk through the chunks: every state
     is then a sum over all of them, each as far as it has faded, O(n^2)."""
@@ -292,7 +292,7 @@ def scan_chunks(
 
 
 def fading(log_decay: Float[Tensor, "*b c"]) -> Float[Tensor, "*b c c"]:
-    """What is left at each token of every earlier one; 0 of a later one."""
+    """Return what is left at each token of every earlier one; 0 of a later one."""
     c = log_decay.shape[-1]
     future = torch.ones(c, c, dtype=torch.bool, device=log_decay.device).triu(1)
     return _faded(log_decay).masked_fill(future, -math.inf).exp()

@@ -93,7 +93,7 @@ class _Call:
         self.keys = self.queries if causal else cut(self.n, self.s, self.span, self.cu_seqlens)
 
     def side(self, queries: bool) -> dict[str, Any]:
-        """What a kernel is told that goes through the queries, or through the keys."""
+        """Return the arguments of a kernel that goes through the queries, or through the keys."""
         spans = self.queries if queries else self.keys
         there = self.causal or not queries  # logarithms and padding are those of the keys
         return {
@@ -362,7 +362,7 @@ def _on(x: Tensor) -> AbstractContextManager[object]:
 
 
 def _programs(x: Tensor) -> int:
-    """How many programs keep the GPU busy. (The interpreter runs one after another.)"""
+    """Return how many programs keep the GPU busy. (The interpreter runs one after another.)"""
     return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
 
 

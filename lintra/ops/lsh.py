@@ -27,7 +27,7 @@ SINGLE = 6  # up to 2^6 buckets come from one hash, more from a pair of hashes
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Which sorted places see which."""
+    """Rule by which sorted places see each other."""
 
     causal: bool
     chunk: int = 64  # tokens
@@ -44,7 +44,7 @@ class Pattern:
 
 
 def columns(level: int) -> tuple[int, ...]:
-    """How many columns each hash of 2^level buckets has: one hash, or a pair for many buckets."""
+    """Return how many columns each hash of 2^level buckets has: one hash, or a pair for many buckets."""
     if level <= SINGLE:
         return (2 ** (level - 1),)
     return 2 ** ((level + 1) // 2 - 1), 2 ** (level // 2 - 1)
@@ -76,7 +76,7 @@ def buckets(
 
 
 def _largest(x: Tensor) -> Tensor:
-    """Which of [x, -x] is the largest."""
+    """Return which of [x, -x] is the largest."""
     place = x.abs().max(-1, keepdim=True).indices
     return (place + x.shape[-1] * (x.gather(-1, place) < 0))[..., 0]
 
@@ -106,7 +106,7 @@ class Order(NamedTuple):
 
 
 class Sight(NamedTuple):
-    """What c chunks of i queries see in one round: j keys each, those of the w chunks beside them."""
+    """Keys that c chunks of i queries see in one round: j each, those of the w chunks beside them."""
 
     source: Int[Tensor, "b h c w"]  # those chunks
     key: Int[Tensor, "b h c j"]  # the tokens in them
@@ -152,7 +152,7 @@ class Sight(NamedTuple):
         return cls(source, key, visible, count)
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """What is added to a score so that the rounds together count each key once."""
+        """Return what is added to a score so that the rounds together count each key once."""
         return None if self.count is None else self.count.to(dtype).log_().neg_()
 
 
@@ -260,7 +260,8 @@ def lsh_attention_newest(
     scale: float = 1.0,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b 1 h e"]:
-    """What `lsh_attention` gives the last token, from the chunks it sees alone; there must be a token."""
+    """Return what `lsh_attention` gives the last token, from the chunks it sees alone; there must be a
+    token."""
     last = slice(u.shape[1] - 1, u.shape[1])
     if u.numel() == 0 or v.numel() == 0:
         return torch.zeros_like(v[:, last])
@@ -302,7 +303,8 @@ def _window(place: Tensor, chunks: Tensor, pattern: Pattern) -> tuple[Tensor, Te
 
 
 def _sees(order: Order, round: int, query: Tensor, key: Tensor, pattern: Pattern) -> Tensor:
-    """Whether the chunk of a query [b h c i] sees that of a key [b h c j] in this round -> [b h c i j]."""
+    """Return whether the chunk of a query [b h c i] sees that of a key [b h c j] in this round -> [b h c i
+    j]."""
     place = order.place[:, :, round]
     here, there = _of_tokens(place, query)[..., None], _of_tokens(place, key)[..., None, :]
     source, valid = _window(here, order.chunks[:, None, None, None, None], pattern)

@@ -142,7 +142,7 @@ def _causal(
 def _read(
     weight: Tensor, k: Tensor, v: Tensor, real: Tensor, border: Tensor, highest: Tensor
 ) -> Float[Tensor, "b n c 2 g d"]:
-    """What runs of tokens, with the largest keys `highest`, read of the runs that end at `border`."""
+    """Return what runs of tokens, with the largest keys `highest`, read of the runs that end at `border`."""
     x = _times_exp(k - border, v, real)
     found = (weight @ x.flatten(3)).view(*x.shape[:2], weight.shape[-2], *x.shape[3:])
     return found * (border - highest).exp()[..., None, :, :]

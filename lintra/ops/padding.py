@@ -39,7 +39,7 @@ def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Te
 
 
 def real_tokens(mask: Bool[Tensor, "b t"] | None, x: Tensor) -> Bool[Tensor, "b t"]:
-    """Which tokens of x [b t ...] are real: all of them without a mask."""
+    """Return which tokens of x [b t ...] are real: all of them without a mask."""
     return x.new_ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
 
 

@@ -29,7 +29,8 @@ def independent_gaussian(
 def orthogonal_gaussian(
     rows: int, dim: int, norms: Norms, generator: torch.Generator
 ) -> Float[Tensor, "m d"]:
-    """The same with directions orthogonal within each block of `dim` rows; the last block may be cut short.
+    """Sample Gaussian rows whose directions are orthogonal within each block of `dim` rows; the last block
+    may be cut short.
 
     With "chi" each row alone is a standard normal vector, so estimates stay unbiased.
     """

@@ -65,7 +65,7 @@ def curves(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: s
 
 
 def histograms(path: Path, values: Mapping[str, np.ndarray], *, x: str, title: str) -> None:
-    """How positive numbers [n] are spread, a row for each name, above one logarithmic axis."""
+    """Draw how positive numbers [n] are spread, a row for each name, above one logarithmic axis."""
     low = min(float(each.min()) for each in values.values())
     high = max(float(each.max()) for each in values.values())
     bins = np.geomspace(0.8 * low, 1.25 * high, 90)

@@ -83,7 +83,7 @@ def _map(figure: Figure, place: Place, values: Tensor, most: float) -> AxesImage
 
 
 def _scale(figure: Figure, place: Place, shown: AxesImage, unit: str, more: str = "neither") -> None:
-    """What the colours mean."""
+    """Draw the legend of the colours."""
     bar = figure.colorbar(shown, cax=figure.add_axes(place), extend=more)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     bar.ax.tick_params(labelsize=7, colors=SOFT, length=2)

@@ -141,7 +141,8 @@ def _in_plot(
 
 
 def _crowd(box: Box, tracks: Sequence[np.ndarray], taken: Sequence[Box]) -> int:
-    """How many lines pass through a box, and more than all of them if it overlaps another or the edge."""
+    """Return how many lines pass through a box, and more than all of them if it overlaps another or the
+    edge."""
     left, right, low, high = box
     x = np.linspace(left, right, 50)
     lines = [np.interp(x, *track.T, left=np.inf, right=np.inf) for track in tracks]

@@ -53,11 +53,11 @@ _FUNCTIONS = {  # name -> result, arguments
 
 
 class Error(ValueError):
-    """What the runtime refuses, and why."""
+    """Refusal of the runtime, with its reason."""
 
 
 def available() -> bool:
-    """Whether the library is built and loads."""
+    """Return whether the library is built and loads."""
     return why_not() is None
 
 
@@ -99,7 +99,7 @@ class Model:
             raise Error(f"{file}: {error}") from error
 
     def check(self, code: int) -> int:
-        """What a call returned. Raises Error if that is an error."""
+        """Return what a call returned. Raises Error if that is an error."""
         if code < 0:
             raise Error(self.library.lrt_error(code).decode())
         return code
@@ -138,7 +138,7 @@ class Sequence:
             raise Error(self.library.lrt_error(_BAD_TOKEN).decode())
 
     def params(self) -> Tensor:
-        """What the last token gave [p], as `Decoder.extend` does."""
+        """Return what the last token gave [p], as `Decoder.extend` does."""
         return self._numbers(self.library.lrt_params(self.address), self.model.facts["params"])
 
     def log_probs(self) -> Tensor:

@@ -27,7 +27,7 @@ def _once(compute: Callable[[Any], Any]) -> property:
 
 
 class BaseMask:
-    """What the layers ask of a mask. `bool_matrix` is the mask; the rest follows from it."""
+    """Interface of a mask. `bool_matrix` is the mask; the rest follows from it."""
 
     @property
     def bool_matrix(self) -> Tensor:
@@ -50,7 +50,7 @@ class BaseMask:
 
     @_once
     def lengths(self) -> Tensor:
-        """How many are True in each row. Raises ValueError unless these come first."""
+        """Return how many are True in each row. Raises ValueError unless these come first."""
         matrix = self.bool_matrix
         lengths = matrix.sum(-1)
         if not torch.equal(_first(lengths, matrix.shape[-1]), matrix):
@@ -67,7 +67,7 @@ class BaseMask:
 
     @_once
     def lower_triangular(self) -> bool:
-        """Whether row i keeps the first i + 1 columns, and no others."""
+        """Return whether row i keeps the first i + 1 columns, and no others."""
         try:
             lengths = self.lengths
         except ValueError:

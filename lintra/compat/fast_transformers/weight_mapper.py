@@ -111,7 +111,7 @@ class SimpleMapper:
         map_location: Any = None,
         **other_args: Any,
     ) -> dict[str, Any]:
-        """What torch.load reads from a file, with its state dict mapped.
+        """Return what torch.load reads from a file, with its state dict mapped.
 
         The state dict is what the file holds, or stands in it under the key `model_root`. Only tensors and
         plain values are unpickled; other arguments go to torch.load.

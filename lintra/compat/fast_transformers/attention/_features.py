@@ -60,7 +60,7 @@ class FeatureAttention(Features, InnerAttention):
 
 
 def features(feature_map: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Any]:
-    """What goes into the sum, and the name of the map that is left for it to apply."""
+    """Return what goes into the sum, and the name of the map that is left for it to apply."""
     fused = getattr(feature_map, "fused", None)
     if fused is not None:
         return q, k, fused

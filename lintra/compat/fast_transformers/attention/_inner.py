@@ -184,8 +184,9 @@ def matrix(visible: Tensor, q: Tensor, k: Tensor) -> Tensor:
 
 
 def pairs(visible: Tensor, real_k: Tensor | None, q: Tensor, k: Tensor) -> Tensor:
-    """Which of the real keys each query sees [n h l s], n, h or l being 1 where they do not matter; `visible`
-    [l s] may have axes of samples and heads in front. Raises ValueError for a mask of other sizes."""
+    """Return which of the real keys each query sees [n h l s], n, h or l being 1 where they do not matter;
+    `visible` [l s] may have axes of samples and heads in front. Raises ValueError for a mask of other
+    sizes."""
     matrix(visible[(0,) * (visible.dim() - 2)], q, k)
     visible = visible[(None,) * (4 - visible.dim())]
     return visible if real_k is None else visible & real_k[:, None, None]

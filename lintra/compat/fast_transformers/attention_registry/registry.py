@@ -43,7 +43,7 @@ class Registry:
         return list(self._types)
 
     def contains_parameter(self, key: str) -> bool:
-        """Whether any type takes a parameter of this name."""
+        """Return whether any type takes a parameter of this name."""
         return key in self._specs
 
     def validate_parameter(self, key: str, value: Any) -> Any:

@@ -20,7 +20,7 @@ class Spec:
         return self._predicate(x)
 
     def check(self, x: Any) -> bool:
-        """Whether `get` accepts it."""
+        """Return whether `get` accepts it."""
         try:
             self.get(x)
         except (TypeError, ValueError):

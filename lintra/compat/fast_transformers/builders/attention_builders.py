@@ -27,7 +27,7 @@ class BaseAttentionBuilder(BaseBuilder):
         return self._registry.keys
 
     def validate_attention_type(self, attention_type: str) -> bool:
-        """Whether `get` knows every name in it."""
+        """Return whether `get` knows every name in it."""
         return all(name in self._registry for name in attention_type.replace(":", ",").split(","))
 
     @property
@@ -36,7 +36,7 @@ class BaseAttentionBuilder(BaseBuilder):
         return sorted({name for key in self._registry.keys for name in self._registry[key][1]})
 
     def takes(self, name: str) -> bool:
-        """Whether some type has this parameter."""
+        """Return whether some type has this parameter."""
         return self._registry.contains_parameter(name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -36,7 +36,7 @@ from lintra.compat.fast_transformers.transformers import (
 
 
 class BaseTransformerBuilder(BaseBuilder):
-    """What every transformer has."""
+    """Options that every transformer has."""
 
     n_layers: int = 4
     n_heads: int = 4
@@ -70,7 +70,7 @@ class BaseTransformerBuilder(BaseBuilder):
 
     @property
     def final_normalization(self) -> bool:
-        """Whether a norm follows the last layer."""
+        """Return whether a norm follows the last layer."""
         return self._final_normalization
 
     @final_normalization.setter
@@ -195,7 +195,7 @@ class TransformerEncoderBuilder(BaseTransformerEncoderBuilder):
 
 
 class RecurrentEncoderBuilder(BaseTransformerEncoderBuilder):
-    """The same model as an RNN; the state dicts are the same."""
+    """Builder of the model as an RNN; the state dicts are the same."""
 
     def _get_attention_builder(self) -> BaseAttentionBuilder:
         return RecurrentAttentionBuilder()
@@ -359,7 +359,7 @@ class TransformerDecoderBuilder(BaseTransformerDecoderBuilder):
 
 
 class RecurrentDecoderBuilder(BaseTransformerDecoderBuilder):
-    """The same decoder as an RNN; the state dicts are the same."""
+    """Builder of the decoder as an RNN; the state dicts are the same."""
 
     def _get_self_attention_builder(self) -> BaseAttentionBuilder:
         return RecurrentAttentionBuilder()

@@ -22,7 +22,7 @@ class EventDispatcher:
 
     @property
     def listening(self) -> bool:
-        """Whether there is any listener: what costs time for an event alone can be left out if not."""
+        """Return whether there is any listener: what costs time for an event alone can be left out if not."""
         return bool(self._listeners)
 
     def listen(self, event_filter: Callable[[Any], Any], event_handler: Callable[[Any], Any]) -> None:

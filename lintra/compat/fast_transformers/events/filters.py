@@ -45,7 +45,8 @@ class CallableEventFilter(EventFilter):
 
 
 class LayerNameEventFilter(EventFilter):
-    """Whether the source is a module of `root` whose name there, as in its state dict, passes `name_filter`.
+    """Filter of events whose source is a module of `root` whose name there, as in its state dict, passes
+    `name_filter`.
 
     The modules are held weakly: a filter keeps no model alive.
     """

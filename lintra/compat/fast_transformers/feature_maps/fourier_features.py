@@ -75,7 +75,7 @@ class RandomFourierFeatures(FeatureMap):
 
 
 class SmoothedRandomFourierFeatures(RandomFourierFeatures):
-    """The same with one more feature, `smoothing`: keeps the estimate away from 0."""
+    """Random Fourier features with one more feature, `smoothing`: it keeps the estimate away from 0."""
 
     def __init__(
         self,
