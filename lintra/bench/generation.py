@@ -28,7 +28,7 @@ from lintra.bench.train import model as image_model
 from lintra.generation.native_decode import Fused
 from lintra.generation.sampling import Sampler
 from lintra.models import Decoder
-from lintra.native.decoder import DTYPES, Weights
+from lintra.native.quantize import DTYPES, Weights
 from lintra.tasks._base import predicted, read
 from lintra.tasks._pixels import PixelTask
 

@@ -20,7 +20,7 @@ from lintra.attention.rfa import RandomFeatureAttention
 from lintra.checkpoint import write_atomically
 from lintra.generation.native_decode import epsilons
 from lintra.models import Decoder, Seq2Seq
-from lintra.native.decoder import round_rows
+from lintra.native.quantize import round_rows
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical, DiscretisedLogistics

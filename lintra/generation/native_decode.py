@@ -15,8 +15,9 @@ from lintra.attention import State, map_state
 from lintra.attention.linear import LinearAttention
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
-from lintra.native.decoder import DTYPES, Layer, Map, Norm, Shape, Weights, pack, pack_norm
 from lintra.native.decoder import Decoder as Native
+from lintra.native.decoder import Layer, Shape
+from lintra.native.quantize import DTYPES, Map, Norm, Weights, pack, pack_norm
 from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState
 from lintra.nn.block import Block
 from lintra.nn.mlp import MLP

@@ -19,7 +19,7 @@ from lintra.config import fields
 from lintra.generation import cuda_graph, native_decode
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
-from lintra.native.decoder import Weights
+from lintra.native.quantize import Weights
 from lintra.nn.block import Block, CrossState
 from lintra.nn.distributions import Distribution, quantile
 from lintra.nn.mask import lengths_to_mask

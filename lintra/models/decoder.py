@@ -19,7 +19,7 @@ from lintra.attention import AttentionConfig, State, linear
 from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
-from lintra.models._transformer import TransformerBase, TransformerConfig, blocks
+from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding

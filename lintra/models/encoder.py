@@ -18,7 +18,7 @@ from lintra.attention import AttentionConfig, State, linear
 from lintra.legacy import renamed_arguments
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
-from lintra.models._transformer import TransformerBase, TransformerConfig, blocks
+from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
 from lintra.ops.layout import CuSeqlens, Layout

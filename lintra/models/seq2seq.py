@@ -18,7 +18,7 @@ from torch import Tensor
 from lintra.attention import AttentionConfig, State, in_layer, linear
 from lintra.legacy import renamed_arguments, renamed_attributes
 from lintra.models import decoder, encoder
-from lintra.models._transformer import around, mlp, self_attention_layer
+from lintra.models.base import around, mlp, self_attention_layer
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import CrossBlock

@@ -10,44 +10,17 @@ import math
 import struct
 import time
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lintra import native
+from lintra.native.quantize import DTYPES, Map, Norm, pad_to_panels
 
-Weights = Literal["float32", "bfloat16", "int8"]
-
-PANEL = 64  # LINTRA_PANEL of abi.h
-DTYPES = {"float32": (torch.float32, 0), "bfloat16": (torch.bfloat16, 2), "int8": (torch.int8, 4)}
 _CALL = struct.Struct("4q")  # lintra_decoder up to params
 _REST = struct.Struct("12q 2d 8q")  # and from there on
 _LAYER = struct.Struct("26q")  # lintra_layer
-
-
-class Map(NamedTuple):
-    """A linear map, packed: lintra_map of abi.h."""
-
-    panels: Tensor
-    scale: Tensor | None
-    bias: Tensor
-    inputs: int
-    outputs: int
-
-    def words(self) -> tuple[int, ...]:
-        scale = 0 if self.scale is None else self.scale.data_ptr()
-        return self.panels.data_ptr(), scale, self.bias.data_ptr(), self.inputs, self.outputs
-
-
-class Norm(NamedTuple):
-    """A norm of rows: LayerNorm, without bias RMSNorm, without weight none."""
-
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def words(self) -> tuple[int, ...]:
-        return tuple(0 if x is None else x.data_ptr() for x in self)
 
 
 class Layer(NamedTuple):
@@ -131,7 +104,7 @@ class Decoder:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Raises MemoryError."""
-        params = torch.empty(self.shape.batch, _whole(self.outputs), dtype=torch.float32)
+        params = torch.empty(self.shape.batch, pad_to_panels(self.outputs), dtype=torch.float32)
         library, instruction_set = native.chosen()
         threads = self.pace.threads(torch.get_num_threads())
         call = _CALL.pack(instruction_set, threads, x.data_ptr(), params.data_ptr())
@@ -139,56 +112,3 @@ class Decoder:
         native.check(library.lintra_decode(call + self.rest))
         self.pace.took(threads, time.perf_counter() - start)
         return params[:, : self.outputs]
-
-
-def pack(weight: Tensor, bias: Tensor | None, weights: Weights, *, gated: bool = False) -> Map:
-    """weight [o i] and bias [o] of a linear map. gated: the first half of the outputs gates the second.
-
-    int8 has a scale for each output, its largest weight / 127.
-    """
-    (outputs, inputs), dtype = weight.shape, DTYPES[weights][0]
-    bias = weight.new_zeros(outputs) if bias is None else bias
-    scale = None
-    if weights == "int8":
-        weight, scale = round_rows(weight)
-    halves = 2 if gated else 1
-    scale = None if scale is None else _panels(scale, halves)
-    return Map(
-        _words(_panels(weight.to(dtype), halves)),
-        scale,
-        _panels(bias, halves),
-        inputs,
-        halves * _whole(outputs // 2) if gated else outputs,
-    )
-
-
-def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [o i] -> whole numbers of at most 127 in size, as floats, and the scale [o] of each row."""
-    scale = weight.abs().amax(1) / 127
-    scale = torch.where(scale == 0, 1.0, scale)
-    # Beyond where the scale is subnormal; NaN where the scale is, which stays NaN.
-    return (weight / scale[:, None]).round().clamp(-127, 127).nan_to_num(0), scale
-
-
-def pack_norm(weight: Tensor, bias: Tensor | None) -> Norm:
-    """The parameters [c] of a norm."""
-    return Norm(_panels(weight, 1), None if bias is None else _panels(bias, 1))
-
-
-def _whole(n: int) -> int:
-    return -(-n // PANEL) * PANEL
-
-
-def _panels(x: Tensor, halves: int) -> Tensor:
-    """x [o ..] filled up with zeros -> [panels 64 ..], those of the halves in turn."""
-    own = x.shape[0] // halves
-    whole = x.new_zeros(halves, _whole(own), *x.shape[1:])
-    whole[:, :own] = x.unflatten(0, (halves, own))
-    return whole.unflatten(1, (-1, PANEL)).transpose(0, 1).flatten(0, 1).contiguous()
-
-
-def _words(panels: Tensor) -> Tensor:
-    """[panels 64 i] -> [panels words 64 n], n inputs in a word of 32 bits."""
-    count = 4 // panels.element_size()
-    padded = torch.nn.functional.pad(panels, (0, -panels.shape[2] % count))
-    return padded.unflatten(2, (-1, count)).transpose(1, 2).contiguous()

@@ -1,5 +1,38 @@
-"""Pure functions of tensors: no parameters, no configuration, nothing remembered."""
+"""Pure functions of tensors: no parameters, no configuration, nothing remembered.
 
-from lintra.ops.linear_attention import LinearState, linear_attention
+Each op stands beside its reference, a short and slow definition in plain PyTorch against which it is tested.
+"""
 
-__all__ = ["LinearState", "linear_attention"]
+from lintra.ops.banded import banded_attention, banded_attention_reference
+from lintra.ops.blocks import block_attention, block_attention_reference
+from lintra.ops.delta import delta_rule, delta_rule_reference
+from lintra.ops.gated import gated_attention, gated_attention_reference
+from lintra.ops.layout import Layout
+from lintra.ops.linear_attention import LinearState, linear_attention, linear_attention_reference
+from lintra.ops.lsh import lsh_attention, lsh_attention_reference
+from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.segments import segment_attention, segment_attention_reference
+from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
+
+__all__ = [
+    "Layout",
+    "LinearState",
+    "PartialAttention",
+    "RotaryEmbedding",
+    "banded_attention",
+    "banded_attention_reference",
+    "block_attention",
+    "block_attention_reference",
+    "delta_rule",
+    "delta_rule_reference",
+    "gated_attention",
+    "gated_attention_reference",
+    "linear_attention",
+    "linear_attention_reference",
+    "lsh_attention",
+    "lsh_attention_reference",
+    "merge_lse",
+    "segment_attention",
+    "segment_attention_reference",
+    "softmax_attention",
+]

@@ -15,7 +15,7 @@ from lintra.export import runtime as export
 from lintra.generation import sampling
 from lintra.generation.sampling import Sampler
 from lintra.models import decoder
-from lintra.native.decoder import round_rows
+from lintra.native.quantize import round_rows
 from lintra.nn import LogisticMixture
 from lintra.runtime import Error, Model, Sequence
 from tests.kinds import LENGTH, build
