@@ -9,11 +9,14 @@ CROSS := aarch64-linux-gnu-g++
 demo: install
 	$(BIN)/lintra demo --dir demo
 
+# A process for each core, each of one thread; timings mean nothing here.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # The Triton kernels where there is a GPU, all of their tests; without one, under the interpreter.
 test-gpu: install
