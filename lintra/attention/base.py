@@ -21,6 +21,8 @@ from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.rope import RotaryEmbedding
 
+VERBS = ("forward", "extend", "step", "encode_memory", "cross_attend")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
@@ -73,6 +75,13 @@ class Attention(nn.Module):
     grows_apart: ClassVar[tuple[str, ...]] = ()  # parts of a state that do not grow with the one before
     rotates: ClassVar[bool] = False  # its hooks take `rope` and apply it themselves
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if overridden := next((verb for verb in VERBS if verb in vars(cls)), None):
+            raise TypeError(
+                f"{cls.__name__}.{overridden} is final in Attention: write the hook _{overridden}"
+            )
 
     def __init__(
         self,
@@ -292,6 +301,8 @@ class Attention(nn.Module):
         extra: dict[str, Any],
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
         """Zeros where there is no token, rotation, and the extra inputs that a hook takes."""
+        if q.shape[0] != layout.rows or q.shape[1] != layout.time:
+            layout.check("q", q)
         if layout.mask is not None and not self.reads_padded:
             q, v = layout.zero(q), layout.zero(v)
             k = q if self.shared_key else layout.zero(k)

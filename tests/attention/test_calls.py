@@ -51,3 +51,10 @@ def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
     torch.testing.assert_close(y, built(q, k, v))
     with pytest.raises(NotImplementedError, match="a state that grows needs an `extend` of its own"):
         extend_by_steps(built, q, k, v, built.start(1), mask=torch.ones(1, 6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("verb", ["forward", "extend", "step", "encode_memory", "cross_attend"])
+def test_the_verbs_are_final(verb):
+    """What checks, pads and rotates cannot be passed over by a mechanism."""
+    with pytest.raises(TypeError, match=rf"Mine\.{verb} is final in Attention: write the hook _{verb}"):
+        type("Mine", (attention.Attention,), {verb: lambda self: None})

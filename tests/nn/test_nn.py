@@ -21,6 +21,7 @@ from lintra.nn import (
 )
 from lintra.nn.mask import padded
 from lintra.nn.position import Grid
+from lintra.ops.layout import Layout
 from lintra.ops.rope import RotaryEmbedding
 
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
@@ -374,3 +375,16 @@ def test_a_state_of_another_batch_is_refused():
     heads = AttentionLayer(8, linear.Config(), heads=2)
     with pytest.raises(ValueError, match="state is of 3 sequences, x of 2"):
         heads.extend(torch.zeros(2, 1, 8), heads.start(3))
+
+
+def test_a_layout_of_another_batch_is_refused():
+    layer = AttentionLayer(16, linear.Config(), heads=2)
+    block, x = Block(AttentionLayer(16, linear.Config(), heads=2), MLP(16), width=16), torch.randn(2, 5, 16)
+    for layout in (Layout.of("x", x[:1]), Layout.of("x", x[:, :4])):
+        for module in (layer, block):
+            with pytest.raises(
+                ValueError, match=r"layout is of b=\d and t=\d on cpu, q has shape \[2, 5, 2, 8\]"
+            ):
+                module(x, layout=layout)
+            with pytest.raises(ValueError, match="layout is of b="):
+                module.extend(x, layer.start(layout.n), layout=layout)
