@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from lintra import attention, legacy, models
-from lintra.attention import AttentionConfig, State
-from lintra.attention._feature_maps import FeatureMap
+from lintra.attention import AttentionConfig, FeatureMap, State
 from lintra.config import fields, registry
 from lintra.io.files import Error, read_json, write_atomically
 from lintra.io.tensors import is_part, read_tensors, write_tensors

@@ -1,5 +1,6 @@
 """The mechanisms. One file, one paper, one mechanism: the folder is the registry."""
 
+from lintra.attention._feature_maps import FeatureMap
 from lintra.attention._kernel import KernelAttention
 from lintra.attention._registry import GROUP, broken, describe, for_length, load, mechanism, name_of, names
 from lintra.attention._scores import ScoredAttention, TokenMemory
@@ -12,6 +13,7 @@ __all__ = [
     "Attention",
     "AttentionConfig",
     "Capabilities",
+    "FeatureMap",
     "KernelAttention",
     "ScoredAttention",
     "State",

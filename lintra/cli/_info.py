@@ -9,7 +9,7 @@ import torch
 
 import lintra
 from lintra import attention, native, runtime
-from lintra.ops import _dispatch
+from lintra.ops import dispatch
 
 CHUNKED_IS_SLOWER = 5  # forward + backward, in the figures of bench/results/
 
@@ -75,7 +75,7 @@ def info(args: Sequence[str]) -> int:
         ]
     )
     print("\nWhich implementation serves each op here (float32), and on what:\n")
-    rows = [[row.op, row.implementation, row.serves or "-", row.reason] for row in _dispatch.explain()]
+    rows = [[row.op, row.implementation, row.serves or "-", row.reason] for row in dispatch.explain()]
     _print_table([["op", "implementation", "serves", "what it is, or why not"], *rows])
     return 0
 

@@ -25,7 +25,7 @@ from inspect import signature
 import triton
 import triton.language as tl
 
-from lintra.ops._dispatch import INTERPRETED
+from lintra.ops.dispatch import INTERPRETED
 
 # Launch parameters, tried once for each kind of call and kept on disk. Few: each is a second of compiling.
 _TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_warps=8, num_stages=1)]

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lintra import native
-from lintra.ops import _dispatch, checks
+from lintra.ops import checks, dispatch
 from lintra.ops.autocast import follow_autocast, no_autocast
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.layout import CuSeqlens, Layout
@@ -120,7 +120,7 @@ def linear_attention(
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
         y, kv, z, _ = native.forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
         return y, LinearState(kv, z)
-    chosen = _dispatch.choose("linear_attention", impl, *given)
+    chosen = dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
     if chosen != "triton":  # whose step reads and writes kv as it is kept
         state = LinearState(state.kv.to(checks.sum_dtype(q.dtype)), state.z)

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lintra.ops import _dispatch
+from lintra.ops import dispatch
 
 
 def as_if(monkeypatch, *, triton="3.7.1", capability=(9, 0), hip=None):
     """As if this machine had that GPU."""
     found = SimpleNamespace(name="the GPU", major=capability[0], minor=capability[1])
-    monkeypatch.setattr(_dispatch, "INTERPRETED", False)
-    monkeypatch.setattr(_dispatch, "_TRITON", triton)
-    monkeypatch.setattr(_dispatch, "_warned", set())
+    monkeypatch.setattr(dispatch, "INTERPRETED", False)
+    monkeypatch.setattr(dispatch, "_TRITON", triton)
+    monkeypatch.setattr(dispatch, "_warned", set())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
@@ -23,7 +23,7 @@ def as_if(monkeypatch, *, triton="3.7.1", capability=(9, 0), hip=None):
 @pytest.fixture
 def on_gpu(monkeypatch):
     """What is looked at of a float32 tensor [1 2 3 4] there."""
-    monkeypatch.setattr(_dispatch, "transformed", lambda x: False)
+    monkeypatch.setattr(dispatch, "transformed", lambda x: False)
     return SimpleNamespace(
         is_cuda=True, device=torch.device("cuda", 0), dtype=torch.float32, shape=(1, 2, 3, 4), dim=lambda: 4
     )
@@ -31,8 +31,8 @@ def on_gpu(monkeypatch):
 
 def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu):
     as_if(monkeypatch)
-    assert _dispatch.choose("linear_attention", "auto", on_gpu) == "triton"
-    assert {row.implementation: row.serves for row in _dispatch.explain()}["triton"] == "GPU"
+    assert dispatch.choose("linear_attention", "auto", on_gpu) == "triton"
+    assert {row.implementation: row.serves for row in dispatch.explain()}["triton"] == "GPU"
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu):
 def test_an_unsupported_gpu_is_told_once(monkeypatch, on_gpu, machine, reason):
     as_if(monkeypatch, **machine)
     with pytest.warns(UserWarning, match=f"chunked PyTorch here, not Triton: {reason}"):
-        assert _dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
+        assert dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert _dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
+        assert dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
     with pytest.raises(RuntimeError, match=f"impl='triton' cannot serve linear_attention here: {reason}"):
-        _dispatch.choose("linear_attention", "triton", on_gpu)
-    rows = {row.implementation: row for row in _dispatch.explain()}
+        dispatch.choose("linear_attention", "triton", on_gpu)
+    rows = {row.implementation: row for row in dispatch.explain()}
     assert rows["triton"].reason.startswith(reason)
     assert (rows["triton"].serves, "GPU" in rows["torch"].serves) == ("", True)
 
@@ -65,26 +65,26 @@ def test_what_triton_cannot_do_is_chunked(monkeypatch, on_gpu):
         ({"shape": (1, 1, 2**16, 2**16)}, "a state of 65536 x 65536 numbers is too large"),
     ):
         x = SimpleNamespace(**vars(on_gpu) | change)
-        assert _dispatch.choose("linear_attention", "auto", x) == "torch"
+        assert dispatch.choose("linear_attention", "auto", x) == "torch"
         with pytest.raises(RuntimeError, match=reason):
-            _dispatch.choose("linear_attention", "triton", x)
+            dispatch.choose("linear_attention", "triton", x)
 
 
 def test_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(_dispatch, "INTERPRETED", False)
+    monkeypatch.setattr(dispatch, "INTERPRETED", False)
     x = torch.zeros(1, 2, 3, 4)
-    assert _dispatch.choose("linear_attention", "auto", x) != "triton"
+    assert dispatch.choose("linear_attention", "auto", x) != "triton"
     with pytest.raises(RuntimeError, match="it runs on an NVIDIA GPU, the tensors are on cpu"):
-        _dispatch.choose("linear_attention", "triton", x)
-    monkeypatch.setattr(_dispatch, "_TRITON", "3.7.1")
+        dispatch.choose("linear_attention", "triton", x)
+    monkeypatch.setattr(dispatch, "_TRITON", "3.7.1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    rows = {row.implementation: row for row in _dispatch.explain()}
+    rows = {row.implementation: row for row in dispatch.explain()}
     assert (rows["triton"].serves, rows["triton"].reason) == ("", "there is no GPU that PyTorch can use")
 
 
 def test_interpreted_triton_is_never_chosen_by_itself(monkeypatch):
-    monkeypatch.setattr(_dispatch, "INTERPRETED", True)
-    monkeypatch.setattr(_dispatch, "_TRITON", "3.7.1")
+    monkeypatch.setattr(dispatch, "INTERPRETED", True)
+    monkeypatch.setattr(dispatch, "_TRITON", "3.7.1")
     x = torch.zeros(1, 2, 3, 4)
-    assert _dispatch.choose("linear_attention", "auto", x) in ("native", "torch")
-    assert _dispatch.choose("linear_attention", "triton", x) == "triton"
+    assert dispatch.choose("linear_attention", "auto", x) in ("native", "torch")
+    assert dispatch.choose("linear_attention", "triton", x) == "triton"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.ops import LinearState, _dispatch, linear_attention, linear_attention_triton
+from lintra.ops import LinearState, dispatch, linear_attention, linear_attention_triton
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import divide, linear_attention_reference
 from tests.ops.test_layout import alone, gradients, places, sequences
@@ -21,7 +21,7 @@ from tests.ops.test_linear_attention import (
     uneven,
 )
 
-WHY_NOT = _dispatch._no_gpu_kernels(torch.device("cuda"))
+WHY_NOT = dispatch._no_gpu_kernels(torch.device("cuda"))
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Triton kernels: {WHY_NOT}")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
