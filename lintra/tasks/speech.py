@@ -56,7 +56,7 @@ PRESETS: dict[tuple[str, str], dict[str, Any]] = {
     ("small", "bilstm"): {
         "steps": 4_000,
         "optimizer": "adamw",
-        "lr": 3e-3,
+        "lr": 1e-3,
         "weight_decay": 0.0,
         "schedule": "wsd",
         "warmup": 100,
