@@ -5,18 +5,21 @@ python docs/charts.py
 
 import json
 import runpy
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from lintra.bench import mechanisms, model, roofline, scaling
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks import model, roofline, scaling
+from lintra.bench import mechanisms
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing
 
 ROOT = Path(__file__).parents[1]
 BENCHES = {
-    "bench/results/mechanisms-intel-xeon.json": mechanisms,
-    "bench/results/roofline-intel-xeon.json": roofline,
+    "benchmarks/results/mechanisms-intel-xeon.json": mechanisms,
+    "benchmarks/results/roofline-intel-xeon.json": roofline,
     "experiments/scaling/attention.json": scaling,
     "experiments/scaling/model.json": model,
 }

@@ -12,8 +12,8 @@ from PIL import Image
 from playwright.sync_api import expect
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.browser import launched
 from lintra import web
-from lintra.bench import _browser
 from lintra.cli._model import open_model
 
 EXAMPLE = 3  # the third shows two digits with the same upper half
@@ -21,7 +21,7 @@ EXAMPLE = 3  # the third shows two digits with the same upper half
 
 def photograph(page: str) -> bytes:
     """The upper part of a page, which must be one file, as PNG."""
-    with tempfile.TemporaryDirectory() as folder, _browser.launched() as browser:
+    with tempfile.TemporaryDirectory() as folder, launched() as browser:
         file = Path(folder) / "page.html"
         file.write_text(page, encoding="utf-8")
         tab = browser.new_page(viewport={"width": 1280, "height": 1320}, reduced_motion="reduce")

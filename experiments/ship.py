@@ -26,7 +26,7 @@ import torch
 
 from lintra import checkpoint, pictures, tasks, train
 from lintra.attention import leaves, load
-from lintra.bench._report import by_name, cpu
+from lintra.bench.reports import by_name, cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
 from lintra.train._curve import MINUTES

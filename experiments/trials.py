@@ -20,7 +20,7 @@ import torch
 
 from lintra import checkpoint, evaluate, legacy, train
 from lintra.allocator import keep_freed_memory
-from lintra.bench import _report
+from lintra.bench import reports
 from lintra.checkpoint import from_json, to_json
 from lintra.train._callbacks import Interrupted
 from lintra.train._curve import MINUTES
@@ -117,7 +117,7 @@ class Trial:
         # By the clock, whatever else the machine did meanwhile; None where nothing was logged.
         minutes = max(curves.get(MINUTES, {}).values(), default=None)
         more = {"curve": curves[f"validate_{self.score}"], "minutes_by_the_clock": minutes, **found(self)}
-        _report.save(self.kept, command=command, settings=self.settings(), **more)
+        reports.save(self.kept, command=command, settings=self.settings(), **more)
 
     def _evaluate(self) -> float:
         task, model = self.task.build(), checkpoint.load(self.folder)

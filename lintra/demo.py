@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lintra import checkpoint, pictures, train
 from lintra.attention import linear
-from lintra.bench import decode
-from lintra.bench._timing import interleaved
+from lintra.bench import next_token
+from lintra.bench.timing import interleaved
 from lintra.checkpoint import to_json
 from lintra.config import fields
 from lintra.generation import sampling
@@ -177,14 +177,17 @@ def _draw(config: Config, model: Decoder, prompts: Tensor, steps: int) -> Tensor
 def _time_per_token(config: Config, model: decoder.Config, path: Path) -> list[tuple[str, str]]:
     """Measures networks of the trained one's size on longer sequences, draws the picture -> figures."""
     positions = tuple(2**i for i in range(4, 20) if 2**i <= config.longest)
-    sizes = decode.Sizes(
+    sizes = next_token.Sizes(
         layers=model.layers, heads=model.heads, width=model.width, positions=positions, rounds=5
     )
-    _, timings = decode.run(sizes, lambda done: None)
-    lines = decode.milliseconds(timings, sizes)
+    _, timings = next_token.run(sizes, lambda done: None)
+    lines = next_token.milliseconds(timings, sizes)
     pictures.time_per_token(path, positions, lines, "One more token: the RNN's time does not grow")
-    rnn, exact = lines[decode.RNN][-1], lines[decode.RECOMPUTED][-1]
+    rnn, exact = lines[next_token.RNN][-1], lines[next_token.RECOMPUTED][-1]
     return [
-        (f"token {positions[-1]:,}, {decode.RNN}", f"{rnn:.2f} ms"),
-        (f"token {positions[-1]:,}, {decode.RECOMPUTED}", f"{exact:.2f} ms, {exact / rnn:.0f} times as long"),
+        (f"token {positions[-1]:,}, {next_token.RNN}", f"{rnn:.2f} ms"),
+        (
+            f"token {positions[-1]:,}, {next_token.RECOMPUTED}",
+            f"{exact:.2f} ms, {exact / rnn:.0f} times as long",
+        ),
     ]

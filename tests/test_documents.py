@@ -16,7 +16,7 @@ import soundfile
 
 from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
-from lintra.bench._report import by_name, checksum
+from lintra.bench.reports import by_name, checksum
 from lintra.checkpoint import from_json
 from lintra.cli import _info, main
 
@@ -31,7 +31,7 @@ DOCUMENTS = [
 RESULTS = sorted(
     file
     for pattern in (
-        "bench/results/*.json",
+        "benchmarks/results/*.json",
         "experiments/*/*.json",
         "experiments/*/outcomes/*.json",
         "weights/**/evaluation.json",
@@ -109,7 +109,7 @@ def test_every_picture_is_shown():
         for document in DOCUMENTS
         for target in re.findall(r"!\[[^\]]+\]\(([^)#]+)\)", document.read_text())
     }
-    folders = ("docs/pictures", "bench/results", "experiments/*")
+    folders = ("docs/pictures", "benchmarks/results", "experiments/*")
     assert {picture for folder in folders for picture in ROOT.glob(f"{folder}/*.png")} <= shown
 
 
@@ -155,7 +155,7 @@ def test_comments_of_fields_reach_the_reference():
     ]
 
 
-BENCH = ROOT / "bench" / "results"
+BENCH = ROOT / "benchmarks" / "results"
 CPU = BENCH / "attention-intel-xeon.json"
 OTHER_CPU = BENCH / "attention-amd-epyc.json"
 ALL = BENCH / "mechanisms-intel-xeon.json"
@@ -209,7 +209,7 @@ def by_machine() -> str:
                 rates = [100 * rows[f"{x}: rate"] / rows["matmul"] for x in ("forward", both)]
                 cells = [rows["matmul"], *rates, times[0] / times[1]]
             figures = " | ".join(f"{x:.3g}" for x in cells)
-            lines.append(f"| [{file.stem}](../bench/results/{file.name}) | {figures} |")
+            lines.append(f"| [{file.stem}](../benchmarks/results/{file.name}) | {figures} |")
     return "\n".join(lines)
 
 
@@ -322,8 +322,8 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
 @pytest.mark.parametrize(
     ("file", "page"),
     [
-        ("bench/results/roofline-intel-xeon.json", "docs/performance.md"),
-        ("bench/results/runtime-intel-xeon.json", "docs/performance.md"),
+        ("benchmarks/results/roofline-intel-xeon.json", "docs/performance.md"),
+        ("benchmarks/results/runtime-intel-xeon.json", "docs/performance.md"),
         ("experiments/speech/streaming.json", "experiments/speech/README.md"),
     ],
 )
@@ -348,7 +348,7 @@ def losses(report: dict) -> str:
 
 
 def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
-    report = json.loads((ROOT / "bench" / "results" / "drift-amd-epyc.json").read_text())
+    report = json.loads((ROOT / "benchmarks" / "results" / "drift-amd-epyc.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     assert losses(report) in (ROOT / "docs" / "performance.md").read_text()
 
@@ -496,7 +496,7 @@ def where_the_time_goes(report: dict) -> str:
 
 
 def test_the_figures_of_a_fused_step_are_those_of_the_file():
-    report = json.loads((ROOT / "bench" / "results" / "generation-intel-xeon.json").read_text())
+    report = json.loads((ROOT / "benchmarks" / "results" / "generation-intel-xeon.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     page = (ROOT / "docs" / "performance.md").read_text()
     assert "\n".join(steps(report)) in page

@@ -17,10 +17,10 @@ from typing import Any
 
 from lintra import attention, pictures, train
 from lintra.allocator import keep_freed_memory
-from lintra.bench import _report
-from lintra.bench._memory import peak_of
-from lintra.bench._report import Row, by_name
-from lintra.bench._timing import interleaved
+from lintra.bench import reports
+from lintra.bench.memory import peak_of
+from lintra.bench.reports import Row, by_name
+from lintra.bench.timing import interleaved
 from lintra.tasks import recall, text, text_classification
 
 HERE = Path(__file__).parent
@@ -244,7 +244,7 @@ def main() -> None:
         return
     rows, timings = measure(options.data, names)
     command = "python experiments/compare/run.py --data DIR"
-    _report.write(HERE / "results.json", rows, timings, command=command, scores=found)
+    reports.write(HERE / "results.json", rows, timings, command=command, scores=found)
     draw(found)
     print(table(json.loads((HERE / "results.json").read_text())))
     print(f"\nsaved in {HERE / 'results.json'}")

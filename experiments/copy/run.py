@@ -20,9 +20,9 @@ import torch
 from lintra import pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, lsh, softmax
-from lintra.bench import _report
-from lintra.bench._report import Row, by_name
-from lintra.bench._timing import interleaved
+from lintra.bench import reports
+from lintra.bench.reports import Row, by_name
+from lintra.bench.timing import interleaved
 from lintra.tasks import copy
 
 HERE = Path(__file__).parent
@@ -90,7 +90,7 @@ def measure() -> None:
     }
     found = interleaved(steps, rounds=ROUNDS, at_least=0)
     rows = [Row(model, timing.median, "s") for model, timing in found.items()]
-    _report.write(TIMES, rows, found, command=COMMAND)
+    reports.write(TIMES, rows, found, command=COMMAND)
 
 
 def learned() -> dict[str, list[dict[str, Any]]]:

@@ -12,9 +12,9 @@ from trials import Trial, train_and_keep, updates
 from lintra import pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, softmax
-from lintra.bench import _report
-from lintra.bench._report import Row, by_name
-from lintra.bench._timing import interleaved
+from lintra.bench import reports
+from lintra.bench.reports import Row, by_name
+from lintra.bench.timing import interleaved
 from lintra.tasks import images
 
 HERE = Path(__file__).parent
@@ -60,7 +60,7 @@ def step_times(data: Path) -> dict[str, float]:
             calls[name] = updates(built, model, [batch], training())
         found = interleaved(calls, rounds=ROUNDS, at_least=0)
         rows = [Row(name, timing.median, "s") for name, timing in found.items()]
-        _report.write(TIMES, rows, found, command=COMMAND)
+        reports.write(TIMES, rows, found, command=COMMAND)
     return by_name(json.loads(TIMES.read_text()))
 
 

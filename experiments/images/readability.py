@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import checkpoint
-from lintra.bench import _report
-from lintra.bench._report import Row, by_name
+from lintra.bench import reports
+from lintra.bench.reports import Row, by_name
 from lintra.generation import sampling
 from lintra.tasks import DataError, _files, images
 
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST, or one above")
     command = "python experiments/images/readability.py --data DIR"
     found = list(rows(parser.parse_args().data))
-    _report.write(FILE, found, {}, command=command, drawn=DRAWN, seed=SEED, sure=SURE)
+    reports.write(FILE, found, {}, command=command, drawn=DRAWN, seed=SEED, sure=SURE)
     print(table(json.loads(FILE.read_text())))
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from lintra import train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear
-from lintra.bench import _report
-from lintra.bench._report import Row
+from lintra.bench import reports
+from lintra.bench.reports import Row
 from lintra.nn import Logits
 from lintra.tasks import images
 
@@ -129,7 +129,7 @@ def measure_speed() -> None:
     keep_freed_memory()
     parts = (speed.measure, speed.state_sizes)
     rows = [row for data in speed.BATCHES for part in parts for row in part(data)]
-    _report.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
+    reports.write(HERE / "speed.json", rows, {}, command="python experiments/images/run.py speed")
     print("\n\n".join(speed_tables(json.loads((HERE / "speed.json").read_text()))))
 
 
@@ -164,7 +164,7 @@ def main() -> None:
         found = scores | summary(trials)
         rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
         command = "python experiments/images/run.py ablation --data DIR"
-        _report.write(ABLATION, rows, {}, command=command, scores=found, earlier=earlier(told))
+        reports.write(ABLATION, rows, {}, command=command, scores=found, earlier=earlier(told))
     print(*ablation_tables(json.loads(ABLATION.read_text())), sep="\n\n")
 
 

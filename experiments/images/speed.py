@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import torch
 
 from lintra.attention import leaves, linear, lsh, softmax
-from lintra.bench._report import Row, by_name
-from lintra.bench._timing import interleaved
-from lintra.bench.generation import state_at
+from lintra.bench.next_token import state_at
+from lintra.bench.reports import Row, by_name
+from lintra.bench.timing import interleaved
 from lintra.generation.native_decode import Fused
 from lintra.tasks import images
 

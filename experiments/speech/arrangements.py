@@ -17,8 +17,8 @@ import torch
 
 from lintra import checkpoint, evaluate
 from lintra.allocator import keep_freed_memory
-from lintra.bench import _report
-from lintra.bench._report import Row
+from lintra.bench import reports
+from lintra.bench.reports import Row
 from lintra.models import CTC
 from lintra.speech import corpora
 from lintra.speech.corpus import prepare
@@ -56,7 +56,7 @@ def rows(found: dict[str, list[dict[str, float]]]) -> list[Row]:
 
 def table(report: dict[str, Any]) -> str:
     """A row for each length of strings."""
-    figures, columns = _report.by_name(report), ("mean", "standard deviation", "least", "most")
+    figures, columns = reports.by_name(report), ("mean", "standard deviation", "least", "most")
     heads = [f"word errors of {len(report['seeds'])} arrangements", *columns]
     lines = [heads, ["---"] * len(heads)]
     for strings in report["arrangements"]:
@@ -83,7 +83,7 @@ def main() -> None:
     }
     place = folder / RESULTS
     command = "python experiments/speech/arrangements.py --data DIR"
-    _report.write(place, rows(found), {}, command=command, seeds=list(SEEDS), arrangements=found)
+    reports.write(place, rows(found), {}, command=command, seeds=list(SEEDS), arrangements=found)
     print(table(json.loads(place.read_text())))
     print(f"saved in {place}")
 

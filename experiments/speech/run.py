@@ -16,8 +16,8 @@ from typing import Any
 
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
-from lintra.bench import _report
-from lintra.bench._report import Row
+from lintra.bench import reports
+from lintra.bench.reports import Row
 from lintra.evaluate import UtteranceSet
 from lintra.speech import transcribe
 from lintra.speech.corpus import prepare
@@ -203,10 +203,10 @@ def main() -> None:
     for part in (searches, trials):  # which of the second there are is known after the first
         train_and_keep(part(options.data), COMMAND, written, workers=options.workers, minutes=options.minutes)
     if not options.no_times:
-        _report.write(TIMES, *measure(options.data), command=COMMAND)
+        reports.write(TIMES, *measure(options.data), command=COMMAND)
     found = scores(options.data)
     results = HERE / "results.json"
-    _report.write(results, asked(found), {}, command=COMMAND, scores=found, alignment=alignment(options.data))
+    reports.write(results, asked(found), {}, command=COMMAND, scores=found, alignment=alignment(options.data))
     report = json.loads(results.read_text())
     print("\n\n".join([*tables(report), f"saved in {results}"]))
     for file in draw(report):

@@ -10,7 +10,7 @@ from setting import BEST, CORPORA, HERE, MODELS, UNIT, WITH_NGRAMS
 from timing import LENGTHS, ratios, times
 
 from lintra import pictures
-from lintra.bench._report import Row
+from lintra.bench.reports import Row
 from lintra.evaluate import ErrorRate
 
 

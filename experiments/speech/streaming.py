@@ -16,9 +16,9 @@ import torch
 
 from lintra import checkpoint, evaluate
 from lintra.allocator import keep_freed_memory
-from lintra.bench import _report
-from lintra.bench._memory import forget_peak, peak
-from lintra.bench._report import Row
+from lintra.bench import reports
+from lintra.bench.memory import forget_peak, peak
+from lintra.bench.reports import Row
 from lintra.evaluate import UtteranceSet
 from lintra.models import CTC
 from lintra.speech import corpora
@@ -79,8 +79,8 @@ def main() -> None:
         if samples >= 60 * MINUTES * model.config.features.rate:
             break
     rows = listen(model, strings)
-    print(_report.table(rows))
-    _report.write(RESULTS, rows, {}, command="python experiments/speech/streaming.py --data DIR")
+    print(reports.table(rows))
+    reports.write(RESULTS, rows, {}, command="python experiments/speech/streaming.py --data DIR")
 
 
 if __name__ == "__main__":

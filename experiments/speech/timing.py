@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lintra.bench._memory import peak_of
-from lintra.bench._report import Row, by_name
-from lintra.bench._timing import interleaved
+from lintra.bench.memory import peak_of
+from lintra.bench.reports import Row, by_name
+from lintra.bench.timing import interleaved
 from lintra.train._batches import LengthSampler
 
 HERE = Path(__file__).parent

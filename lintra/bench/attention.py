@@ -13,10 +13,10 @@ from functools import partial
 
 from lintra import native
 from lintra.attention import linear
-from lintra.bench import _calls, train
-from lintra.bench._memory import peak_of
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.bench import calls, training_step
+from lintra.bench.memory import peak_of
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
 
 MEASURES = ("lintra/native", "lintra/ops/linear_attention.py", "lintra/nn", "lintra/models/decoder.py")
 
@@ -30,42 +30,49 @@ class Sizes:
     dim: int = 64
     lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768, 65536)
     longest: int = 65536  # of which the memory is measured
-    step: train.Sizes = field(default_factory=train.Sizes)
+    step: training_step.Sizes = field(default_factory=training_step.Sizes)
     rounds: int = 15
     at_least: float = 0.1  # seconds of a turn: short calls are repeated and their mean is taken
 
 
 QUICK = Sizes(
-    tokens=256, lengths=(128, 256), longest=512, heads=2, dim=16, step=train.QUICK, rounds=2, at_least=0
+    tokens=256,
+    lengths=(128, 256),
+    longest=512,
+    heads=2,
+    dim=16,
+    step=training_step.QUICK,
+    rounds=2,
+    at_least=0,
 )
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings."""
     impls = ["torch"] if native.why_not() else ["native", "torch"]
-    contestants: dict[str, Callable[[], object]] = {"matmul": train.matmul(), **_imports()}
+    contestants: dict[str, Callable[[], object]] = {"matmul": training_step.matmul(), **_imports()}
     for impl in impls:
-        contestants |= _passes(impl, partial(_calls.linear, impl=impl), sizes, sizes.tokens)
+        contestants |= _passes(impl, partial(calls.linear, impl=impl), sizes, sizes.tokens)
         contestants[f"{impl} training step"] = _step(impl, sizes, bf16=False)
         contestants[f"{impl} training step, bf16"] = _step(impl, sizes, bf16=True)
-    contestants |= _passes("softmax", _calls.fused, sizes, sizes.tokens)
+    contestants |= _passes("softmax", calls.fused, sizes, sizes.tokens)
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
-        contestants |= _passes(name, partial(_calls.linear, impl=impls[0]), sizes, length)
+        contestants |= _passes(name, partial(calls.linear, impl=impls[0]), sizes, length)
     timings = interleaved(
         contestants, rounds=sizes.rounds, at_least=sizes.at_least, settle=1.0, progress=progress
     )
     return _rows(timings, sizes, impls[0]), timings
 
 
-def _passes(name: str, attend: _calls.Attend, sizes: Sizes, tokens: int) -> dict[str, _calls.Call]:
-    forward, both = _calls.each_pass(attend, _calls.draw(1, tokens, sizes.heads, sizes.dim))
+def _passes(name: str, attend: calls.Attend, sizes: Sizes, tokens: int) -> dict[str, calls.Call]:
+    forward, both = calls.each_pass(attend, calls.draw(1, tokens, sizes.heads, sizes.dim))
     return {f"{name} forward": forward, f"{name} forward + backward": both}
 
 
 def _step(impl: str, sizes: Sizes, *, bf16: bool) -> Callable[[], object]:
     mechanism = linear.Config(impl=impl)  # pyright: ignore[reportArgumentType]
-    return train.step(train.model(mechanism, sizes.step), sizes.step, bf16=bf16)
+    return training_step.step(training_step.model(mechanism, sizes.step), sizes.step, bf16=bf16)
 
 
 def _imports() -> dict[str, Callable[[], object]]:
@@ -77,7 +84,7 @@ def _imports() -> dict[str, Callable[[], object]]:
 
 def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
     seconds = {name: timing.median for name, timing in timings.items()}
-    rate = train.MATMUL_OPERATIONS / seconds["matmul"]
+    rate = training_step.MATMUL_OPERATIONS / seconds["matmul"]
     unit = sizes.tokens * sizes.heads * sizes.dim**2
     both = "forward + backward"
     of_matmul = "% of matmul"
@@ -88,7 +95,7 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
     def ratio(slow: str, fast: str) -> float:
         return seconds[slow] / seconds[fast]
 
-    rows = [Row(f"matmul {train.MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
+    rows = [Row(f"matmul {training_step.MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
     if impl == "native":
         rows += [
             Row("forward: chunked PyTorch / native", ratio("torch forward", "native forward"), "x", 5),
@@ -105,7 +112,7 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
         spread = 100 * (max(costs) / min(costs) - 1)
         rows.append(Row(f"spread of the cost per token, {what}", spread, "%", at_most=15))
     name = f"{impl} training step"
-    rows.append(Row("training step", percent(train.operations(sizes.step), name), of_matmul, 65))
+    rows.append(Row("training step", percent(training_step.operations(sizes.step), name), of_matmul, 65))
     if impl == "native":
         slow = "torch training step"
         rows += [

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import geometric_mean
 
 from lintra import attention, pictures
-from lintra.bench import _calls
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.bench import calls
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
 
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 CAUSAL = {True: "causal", False: "bidirectional"}
@@ -40,18 +40,18 @@ QUICK = Sizes(tokens=128, lengths=(64, 128), heads=2, dim=16, rounds=2)
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings, named "NAME MODE TOKENS"."""
     contestants: dict[str, Callable[[], object]] = {}
-    cases = [(name, causal) for name in sizes.names or attention.names() for causal in _calls.modes(name)]
+    cases = [(name, causal) for name in sizes.names or attention.names() for causal in calls.modes(name)]
     for causal in (True, False):
         # Beyond twice the length at which it is compared it would take most of the time of the whole table.
         for length in (n for n in sizes.lengths if n <= 2 * sizes.tokens and (causal or n == sizes.tokens)):
-            exact = partial(_calls.fused, causal=causal)
-            contestants[f"{QUADRATIC} {CAUSAL[causal]} {length}"] = _calls.passes(exact, _draw(sizes, length))
+            exact = partial(calls.fused, causal=causal)
+            contestants[f"{QUADRATIC} {CAUSAL[causal]} {length}"] = calls.passes(exact, _draw(sizes, length))
     for name, causal in cases:
         if name == QUADRATIC:
             continue
-        lengths = sizes.lengths if causal is _calls.modes(name)[0] else (sizes.tokens,)
+        lengths = sizes.lengths if causal is calls.modes(name)[0] else (sizes.tokens,)
         for length in lengths:
-            contestants[f"{name} {CAUSAL[causal]} {length}"] = _calls.mechanism(
+            contestants[f"{name} {CAUSAL[causal]} {length}"] = calls.mechanism(
                 name, _draw(sizes, length), causal=causal
             )
     timings = interleaved(contestants, rounds=sizes.rounds, at_least=0, progress=progress)
@@ -77,7 +77,7 @@ def _lines(timings: dict[str, Timing], sizes: Sizes) -> dict[str, dict[int, floa
     lines: dict[str, dict[int, float]] = {}
     for name, timing in timings.items():
         what, mode, tokens = name.split()
-        if mode == CAUSAL[_calls.modes(what)[0]]:
+        if mode == CAUSAL[calls.modes(what)[0]]:
             label = f"{what}, {mode}" if mode != CAUSAL[True] else what
             lines.setdefault(label, {})[int(tokens)] = timing.median
     return lines
@@ -93,7 +93,7 @@ def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
                 ratio = seconds[f"{QUADRATIC} {mode} {tokens}"] / time
                 rows.append(Row(f"{what}, {mode}: SDPA softmax / it", ratio, "x", at_least=1))
     for name in sizes.names or attention.names():
-        mode = CAUSAL[_calls.modes(name)[0]]
+        mode = CAUSAL[calls.modes(name)[0]]
         times = [seconds[f"{name} {mode} {n}"] for n in sizes.lengths if f"{name} {mode} {n}" in seconds]
         if len(times) > 1 and name != QUADRATIC:
             each = [after / before for before, after in pairwise(times)]
@@ -104,5 +104,5 @@ def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
     return rows
 
 
-def _draw(sizes: Sizes, length: int) -> _calls.Inputs:
-    return _calls.draw(1, length, sizes.heads, sizes.dim)
+def _draw(sizes: Sizes, length: int) -> calls.Inputs:
+    return calls.draw(1, length, sizes.heads, sizes.dim)

@@ -6,8 +6,9 @@ for one sequence. Memory is the peak of a call above what a process of its own h
 take more time or memory than there is, is left out, and a row says so.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +16,11 @@ import numpy as np
 import torch
 
 from lintra import pictures
-from lintra.bench import _memory, _options, _peers, _points
-from lintra.bench._points import FUSED, WRITTEN_OUT, Cost, Point
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, finish_on, interleaved
+from lintra.bench import memory, options, points
+from lintra.bench.calls import Call, Inputs
+from lintra.bench.points import FUSED, WRITTEN_OUT, Cost, Point
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, finish_on, interleaved
 
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 LINEAR = "linear"
@@ -29,11 +31,10 @@ _TIME, _MEMORY = "time", "memory"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(_options.Options):
+class Options(options.Options):
     """How this one runs."""
 
     device: Literal["cpu", "cuda"] = "cpu"  # where the tensors are
-    peers: bool = False  # other libraries too, as far as they are installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,6 @@ class Sizes:
     fit_from: int = 2048  # tokens; shorter sequences do not count for the exponents
     rounds: int = 3
     device: Literal["cpu", "cuda"] = "cpu"
-    peers: bool = False
     names: tuple[str, ...] = ()  # of the contestants; none: all
 
     @property
@@ -57,9 +57,8 @@ class Sizes:
         return len(self.contestants()) + self.rounds
 
     def contestants(self) -> list[str]:
-        """Who is measured: of other libraries, those that can be imported."""
-        missing = _peers.missing() if self.peers else _peers.PEERS
-        return [*(self.names or _points.ours()), *(name for name in _peers.PEERS if name not in missing)]
+        """Return the names of those that are measured, in the order in which they are."""
+        return list(self.names or points.ours())
 
     def point(self, who: str, length: int) -> Point:
         tokens = self.tokens or (8192 if self.device == "cpu" else 65536)
@@ -72,24 +71,37 @@ QUICK = Sizes(
 )
 
 
-def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Measures everything -> the table's rows and the single timings of a call, named "WHO TOKENS"."""
+@dataclass(frozen=True, kw_only=True)
+class Others:
+    """Contestants from elsewhere, in the forms in which a call of them is needed."""
+
+    names: Collection[str] = ()  # theirs; a failure of one is a row, not an error
+    call: Callable[[Point, Inputs], Call] = points.call  # of theirs and of all that is here
+    tell: str = points.TELL  # as `points.cost` takes it
+    counterparts: Mapping[str, str] = field(default_factory=dict)  # theirs -> the mechanism here
+
+
+def run(
+    sizes: Sizes, progress: Callable[[int], None], others: Others | None = None
+) -> tuple[list[Row], dict[str, Timing]]:
+    """Measures everything -> the table's rows and the single timings of a call, named "WHO TOKENS".
+
+    others: what `sizes.contestants()` names beyond `points.ours()`."""
+    others = others or Others()
     if sizes.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, but PyTorch finds no GPU here")
     who = sizes.contestants()
     rows: list[Row] = []
-    if sizes.peers and (missing := _peers.missing()):
-        rows.append(Row(f"left out, cannot be imported: {', '.join(missing)}", len(missing), "peers"))
-    most = int(FREE * (_memory.free() if sizes.device == "cpu" else torch.cuda.mem_get_info()[0]))
+    most = int(FREE * (memory.free() if sizes.device == "cpu" else torch.cuda.mem_get_info()[0]))
     costs: dict[str, dict[int, Cost]] = {}
     for each in who:
-        costs[each], left_out = sweep(each, sizes, most)
+        costs[each], left_out = sweep(each, sizes, most, partial(points.cost, tell=others.tell), others.names)
         rows += left_out
         progress(len(costs))
     if FUSED in who and LINEAR in who:
         rows += _once(sizes, costs[FUSED], most)
     timings = interleaved(
-        dict(_contestants(sizes, costs)),
+        dict(_contestants(sizes, costs, others.call)),
         rounds=sizes.rounds,
         at_least=0,
         settle=LONG,
@@ -103,16 +115,21 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
                 Row(f"{each}, {n:,} tokens: {_TIME}", 1e3 * timings[f"{each} {n}"].median / batch, "ms")
             )
             rows.append(Row(f"{each}, {n:,} tokens: {_MEMORY}", cost.size / 1e6 / batch, "MB"))
-    return [*rows, *_growth(rows, sizes), *_ratios(rows, sizes)], timings
+    return [*rows, *_growth(rows, sizes), *_ratios(rows, sizes, others.counterparts)], timings
 
 
 def sweep(
-    who: str, sizes: Sizes, most: int, cost: Callable[[Point, int], Cost] = _points.cost
+    who: str,
+    sizes: Sizes,
+    most: int,
+    cost: Callable[[Point, int], Cost] = points.cost,
+    others: Collection[str] = (),
 ) -> tuple[dict[int, Cost], list[Row]]:
     """The cost of a call at each length within `sizes.seconds` and `most` bytes; a row for each that is not.
 
     What it will be is told from the length before it: softmax grows with the square of the length, the memory
-    of the fused one not, everything else hardly more than linearly (Long-Short more, within one doubling)."""
+    of the fused one not, everything else hardly more than linearly (Long-Short more, within one doubling).
+    A call of one of `others` that fails is a row too."""
     costs: dict[int, Cost] = {}
     left_out: list[Row] = []
     for length in sizes.lengths:
@@ -134,7 +151,7 @@ def sweep(
         except MemoryError:
             left_out.append(Row(f"{what}, out of memory, had", most / 1e9, "GB"))
         except RuntimeError as error:
-            if who not in _peers.PEERS:
+            if who not in others:
                 raise
             left_out.append(Row(f"{what}, fails with {error}; after", float(len(costs)), "lengths"))
     return costs, left_out
@@ -147,16 +164,16 @@ def _exponent(who: str, of: str) -> float:
 
 
 def _contestants(
-    sizes: Sizes, costs: Mapping[str, Mapping[int, Cost]]
+    sizes: Sizes, costs: Mapping[str, Mapping[int, Cost]], call: Callable[[Point, Inputs], Call]
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that could be measured, on the same queries, keys and values."""
-    points = [sizes.point("", length) for length in sizes.lengths]
-    drawn = _points.draw(max(points, key=lambda point: point.batch * point.tokens))
+    every = [sizes.point("", length) for length in sizes.lengths]
+    drawn = points.draw(max(every, key=lambda point: point.batch * point.tokens))
     for length in sizes.lengths:
-        inputs = _points.cut(drawn, sizes.point("", length))
+        inputs = points.cut(drawn, sizes.point("", length))
         for who in costs:
             if length in costs[who]:
-                yield f"{who} {length}", _points.call(sizes.point(who, length), inputs)
+                yield f"{who} {length}", call(sizes.point(who, length), inputs)
 
 
 def _once(sizes: Sizes, costs: Mapping[int, Cost], most: int) -> list[Row]:
@@ -166,7 +183,7 @@ def _once(sizes: Sizes, costs: Mapping[int, Cost], most: int) -> list[Row]:
         return []
     point = sizes.point(FUSED, length)
     try:
-        seconds = _points.cost(point, most).seconds / point.batch
+        seconds = points.cost(point, most).seconds / point.batch
     except MemoryError:
         return [Row(f"{FUSED}, {length:,} tokens, one call: out of memory, had", most / 1e9, "GB")]
     return [Row(_single(length), 1e3 * seconds, "ms")]
@@ -207,14 +224,14 @@ def crossover(line: Mapping[int, float], yardstick: Mapping[int, float]) -> int 
     return found
 
 
-def _ratios(rows: list[Row], sizes: Sizes) -> Iterator[Row]:
-    """Against PyTorch's softmax, and of each peer against the mechanism here."""
-    times, memory = lines(rows, _TIME), lines(rows, _MEMORY)
+def _ratios(rows: list[Row], sizes: Sizes, counterparts: Mapping[str, str]) -> Iterator[Row]:
+    """Against PyTorch's softmax, and of each contestant from elsewhere against the mechanism here."""
+    times, sizes_in_memory = lines(rows, _TIME), lines(rows, _MEMORY)
     for who, line in times.items():
         if who != FUSED and (first := crossover(line, times.get(FUSED, {}))) is not None:
             yield Row(f"{who}: faster than {FUSED} from", first, "tokens")
-    for peer, mine in _peers.COUNTERPARTS.items():
-        for what, found in ((_TIME, times), (_MEMORY, memory)):
+    for peer, mine in counterparts.items():
+        for what, found in ((_TIME, times), (_MEMORY, sizes_in_memory)):
             if both := found.get(peer, {}).keys() & found.get(mine, {}).keys():
                 least = min(found[peer][n] / found[mine][n] for n in both)
                 yield Row(f"{peer} / {mine}: {what}, least of all lengths", least, "x", 1)
@@ -224,15 +241,17 @@ def _ratios(rows: list[Row], sizes: Sizes) -> Iterator[Row]:
         yield Row(f"{_TIME} of {FUSED} / {LINEAR}, {last:,} tokens", exact / mine, "x", 100)
 
 
-def details(sizes: Sizes) -> dict[str, object]:
-    """What the report says beside the figures."""
-    return {"peers": _peers.versions() if sizes.peers else {}}
-
-
-def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Time and memory of one sequence against its length, a picture of each; linear and softmax in colour."""
+def picture(
+    path: Path,
+    rows: list[Row],
+    timings: dict[str, Timing],
+    sizes: Sizes,
+    others: Collection[str] = (),
+) -> list[Path]:
+    """Time and memory of one sequence against its length, a picture of each; linear and softmax in colour,
+    `others` dashed."""
     title = f"forward + backward of one sequence, {sizes.heads} heads of {sizes.dim}"
-    if sizes.peers:
+    if others:
         title += "; dashed: other libraries"
     drawn = []
     for what, unit in ((_TIME, "ms"), (_MEMORY, "MB")):
@@ -240,10 +259,11 @@ def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Size
         if what == _TIME and (last := _once_measured(rows, sizes)) is not None:
             found.setdefault(FUSED, {})[max(sizes.lengths)] = last
         before = {name: found.pop(name) for name in (LINEAR, FUSED, WRITTEN_OUT) if name in found}
-        peers = {name: found.pop(name) for name in _peers.PEERS if name in found}
+        dashed = {name: found.pop(name) for name in others if name in found}
         drawn.append(path.with_stem(f"{path.stem}-{what}"))
-        others = [found, peers]
-        pictures.logarithmic(drawn[-1], before, others=others, x="tokens", y=f"{what} ({unit})", title=title)
+        pictures.logarithmic(
+            drawn[-1], before, others=[found, dashed], x="tokens", y=f"{what} ({unit})", title=title
+        )
     return drawn
 
 

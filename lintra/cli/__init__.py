@@ -25,7 +25,7 @@ COMMANDS = {
     "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "export": ("_export", "export_command", "write a trained model for the C runtime, or as ONNX"),
     "web": ("_web", "web_command", "a page in which a model draws and completes your own drawing"),
-    "bench": ("_bench", "bench", "measure speed and memory, and save the figures"),
+    "bench": ("bench", "bench", "measure speed and memory, and save the figures"),
 }
 
 _HELP = (
@@ -54,20 +54,35 @@ _EXTRA = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs one command -> the exit code: 0; 1 diverged, or a file or an utterance failed; 2 wrong input or no
-    room; 130 and 143 stopped."""
+    """Runs one command -> the exit code, as `run` has it."""
+    return run(_any_command, args)
+
+
+def _any_command(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(_HELP, end="")
+    elif args[0] == "--version":
+        print(f"lintra {lintra.__version__}")
+    else:
+        return _command(args[0])(args[1:])
+    return 0
+
+
+def run(
+    command: Callable[[Sequence[str]], int], args: Sequence[str] | None = None, name: str = "lintra"
+) -> int:
+    """Runs a function of the arguments; of an error, one line after `name` is printed -> the exit code: 0; 1
+    diverged, or a file or an utterance failed; 2 wrong input or no room; 130 and 143 stopped.
+
+    args: without them, those of the process. --debug among them prints a traceback too; `command` does not
+    get it.
+    """
     args = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     keep_freed_memory()
     try:
-        code = 0
-        if not args or args[0] in ("-h", "--help", "help"):
-            print(_HELP, end="")
-        elif args[0] == "--version":
-            print(f"lintra {lintra.__version__}")
-        else:
-            code = _command(args[0])(args[1:])
+        code = command(args)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -80,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         # Processes that train together end together: of that, the first one tells.
         if not hasattr(error, "exit_code") or os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"lintra: {_one_line(error)}", file=sys.stderr)
+            print(f"{name}: {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
 
 

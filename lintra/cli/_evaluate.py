@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lintra import evaluate
-from lintra.bench import _report
+from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli import _evaluate_speech, _memory
 from lintra.cli._arguments import UsageError, parse
@@ -156,7 +156,7 @@ def _save(
         name: {**dataclasses.asdict(x), "error": None if math.isnan(x.error) else x.error}
         for name, x in scores.items()
     }
-    _report.save(
+    reports.save(
         options.json,
         model=str(options.model),
         parameters=parameters,

@@ -7,7 +7,7 @@ from typing import Any
 
 from lintra import evaluate as scoring
 from lintra.audio import features
-from lintra.bench import _report
+from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli._arguments import UsageError
 from lintra.cli._model import SPLITS, drawn
@@ -50,7 +50,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     if skipped:
         print(f"\n{_corpora.told(skipped, options.json)}")
     if options.json:
-        _report.save(
+        reports.save(
             options.json,
             model=str(options.model),
             parameters=parameters,

@@ -4,9 +4,10 @@ import sys
 from types import ModuleType
 
 from lintra.config import registry
-from lintra.tasks._base import Batch, DataError, Samples, Task
+from lintra.tasks._base import Batch, DataError, Samples, Task, predicted, read
+from lintra.tasks._pixels import PixelTask
 
-__all__ = ["Batch", "DataError", "Samples", "Task", "load", "names"]
+__all__ = ["Batch", "DataError", "PixelTask", "Samples", "Task", "load", "names", "predicted", "read"]
 
 
 def names() -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lintra.bench import _memory, _peers, _points, scaling
-from lintra.bench._points import FUSED, WRITTEN_OUT, Cost
-from lintra.bench._report import Row
+from lintra.bench import memory, points, scaling
+from lintra.bench.points import FUSED, WRITTEN_OUT, Cost
+from lintra.bench.reports import Row
 from lintra.cli import main
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be refused memory")
@@ -35,8 +35,8 @@ def test_the_crossover_is_where_a_line_stays_below():
     assert scaling.crossover({2: 1.0, 16: 1000.0}, exact) == 2
 
 
-def sweep(cost, who="linear", most=10**9, lengths=(512, 1024, 2048), **sizes):
-    return scaling.sweep(who, scaling.Sizes(lengths=lengths, tokens=512, **sizes), most, cost)
+def sweep(cost, who="linear", most=10**9, lengths=(512, 1024, 2048), others=(), **sizes):
+    return scaling.sweep(who, scaling.Sizes(lengths=lengths, tokens=512, **sizes), most, cost, others)
 
 
 @pytest.mark.parametrize(("who", "grown"), [(WRITTEN_OUT, 16), (FUSED, 4**1.2), ("linear", 4**1.2)])
@@ -81,13 +81,13 @@ def test_the_sweep_goes_on_after_a_point_that_ran_out_of_memory():
     assert rows == [Row("linear, 1,024 tokens: left out, out of memory, had", 1.0, "GB")]
 
 
-def test_another_failure_is_an_error_here_and_a_row_for_a_peer():
+def test_another_failure_is_an_error_here_and_a_row_for_others():
     def cost(point, most):
         raise RuntimeError("TypeError: no")
 
     with pytest.raises(RuntimeError, match="TypeError: no"):
         sweep(cost)
-    costs, rows = sweep(cost, "linformer-pytorch")
+    costs, rows = sweep(cost, "linformer-pytorch", others=["linformer-pytorch"])
     assert not costs
     assert [row.what.partition(" after")[0] for row in rows] == [
         f"linformer-pytorch, {n} tokens: left out, fails with TypeError: no;"
@@ -115,12 +115,12 @@ def test_the_sweep_of_the_memory_is_progress_too(monkeypatch):
 )
 def test_a_process_out_of_memory(program):
     with pytest.raises(MemoryError):
-        _memory.printed_by(program)
+        memory.printed_by(program)
 
 
 def test_a_process_that_fails_says_why():
     with pytest.raises(RuntimeError, match="ValueError: no such thing"):
-        _memory.printed_by("raise ValueError('no such thing')")
+        memory.printed_by("raise ValueError('no such thing')")
 
 
 @LINUX
@@ -129,7 +129,7 @@ def test_the_peak_is_counted_from_where_it_was_forgotten():
         pytest.skip("this system cannot forget a peak")
     program = "bytearray(2**27)\nforget_peak()\nbefore = peak()\nbytearray(2**26)\nprint(peak() - before)"
     # Linux counts pages in batches of its own, some hundred of them for each processor.
-    assert 0.95 * 2**26 < _memory.peak_of(program) < 2**27
+    assert 0.95 * 2**26 < memory.peak_of(program) < 2**27
 
 
 @LINUX
@@ -137,24 +137,10 @@ def test_scores_are_in_memory_only_where_they_are_written_out(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     sizes = scaling.Sizes(tokens=1024, heads=2, dim=16)
     scores = 4 * 2 * 1024**2  # bytes
-    assert _points.cost(sizes.point(WRITTEN_OUT, 1024), 2**30).size > 2 * scores  # and their gradients
-    assert _points.cost(sizes.point(FUSED, 1024), 2**30).size < scores
+    assert points.cost(sizes.point(WRITTEN_OUT, 1024), 2**30).size > 2 * scores  # and their gradients
+    assert points.cost(sizes.point(FUSED, 1024), 2**30).size < scores
     with pytest.raises(MemoryError):
-        _points.cost(sizes.point(WRITTEN_OUT, 4096), 16 * scores)
-
-
-def test_peers_that_are_not_there_are_said_so(monkeypatch):
-    def absent(inputs):
-        import no_such_library  # noqa: F401
-
-    peers = {"not there": absent, "there": lambda inputs: lambda: None}
-    monkeypatch.setattr(_peers, "PEERS", peers)
-    assert _peers.missing() == ["not there"]
-
-
-def test_every_peer_has_its_counterpart():
-    assert _peers.COUNTERPARTS.keys() == _peers.PEERS.keys()
-    assert set(_peers.COUNTERPARTS.values()) <= set(_points.ours())
+        points.cost(sizes.point(WRITTEN_OUT, 4096), 16 * scores)
 
 
 def test_lines_are_the_points_among_the_rows():
@@ -166,7 +152,7 @@ def test_lines_are_the_points_among_the_rows():
         *scaling._growth([Row(f"linear, {n} tokens: time", float(n), "ms") for n in (1, 2)], scaling.QUICK),
     ]
     rows += scaling._ratios(
-        [Row(f"{who}, 128 tokens: time", 1.0, "ms") for who in (FUSED, "linear")], scaling.QUICK
+        [Row(f"{who}, 128 tokens: time", 1.0, "ms") for who in (FUSED, "linear")], scaling.QUICK, {}
     )
     assert len(rows) == 6
     assert scaling.lines(rows, "time") == {"softmax, SDPA": {1024: 3.0}}

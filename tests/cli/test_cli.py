@@ -11,7 +11,7 @@ import pytest
 
 import lintra
 from lintra import attention, train
-from lintra.cli import COMMANDS, _bench, _memory
+from lintra.cli import COMMANDS, _memory, bench
 from lintra.cli._mechanism import mechanism
 from lintra.train import _data
 
@@ -126,7 +126,7 @@ def test_info(lintra_says):
         (["generate", "--model", "x", "--samples", "-1"], "samples must be at least 0, got -1"),
         (
             ["bench", "everything"],
-            f"bench must be one of {', '.join(_bench.BENCHES)}; got 'everything'",
+            f"bench must be one of {', '.join(bench.BENCHES)}; got 'everything'",
         ),
         (["demo", "--seconds", "0"], "seconds must be above 0 and finite, got 0"),
     ],

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from lintra import runtime
-from lintra.bench import _report
+from lintra.bench import reports
 from tests.runtime import corpus
 from tests.runtime.test_program import HERE, SANITIZE, SOURCE, compiled, results, said
 
@@ -20,7 +20,7 @@ def record(seconds: int, file: Path) -> None:
     library = runtime._library()
     named = {library.lrt_error(code).decode(): times for code, times in sorted(found.items())}
     command = f"python -m tests.runtime.record {seconds} {file}"
-    _report.save(file, command=command, inputs=inputs, calls_by_result=named, flags=SANITIZE)
+    reports.save(file, command=command, inputs=inputs, calls_by_result=named, flags=SANITIZE)
 
 
 if __name__ == "__main__":

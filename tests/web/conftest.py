@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.browser import launched, why_not
 from lintra import web
 from lintra.attention import linear
-from lintra.bench import _browser
 from lintra.cli._model import open_model
 from lintra.export import runtime as export
 from lintra.generation.sampling import Sampler
@@ -66,9 +66,9 @@ def shipped():
 @pytest.fixture(scope="session")
 def chromium():
     """The browser of the system; without one the tests that need it are skipped, and say why."""
-    if reason := _browser.why_not():
+    if reason := why_not():
         pytest.skip(reason)
-    with _browser.launched() as browser:
+    with launched() as browser:
         yield browser
 
 

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# What only a GPU can show: the tests of the kernels on it, then the tables of `lintra bench gpu`, into
-# bench/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; under nine minutes.
+# What only a GPU can show: the tests of the kernels on it, then the tables of `python -m benchmarks gpu`, into
+# benchmarks/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; under nine minutes.
 #
 #   PYTHON   the interpreter with PyTorch (default python3)
-#   OUT      the folder of the results (default bench/results)
+#   OUT      the folder of the results (default benchmarks/results)
 #
 # Packages that are missing are installed into build/gpu-packages; without a network, fill that folder
 # beforehand: pip install --target build/gpu-packages --no-deps PACKAGE...
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
-OUT=${OUT:-bench/results}
+OUT=${OUT:-benchmarks/results}
 PACKAGES=build/gpu-packages
 export PYTHONPATH="$PWD:$PWD/$PACKAGES${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 unset TRITON_INTERPRET
 
 fail() {
-    echo "bench/gpu.sh: $1" >&2
+    echo "benchmarks/gpu.sh: $1" >&2
     exit 1
 }
 
@@ -49,5 +49,5 @@ timeout 230 "$PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" tests/ops/t
     status=$?
 echo "== measurements"
 name=$("$PYTHON" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-"))')
-timeout 280 "$PYTHON" -m lintra.cli bench gpu --out "$OUT/gpu-$name.json" || fail "lintra bench gpu did not finish"
+timeout 280 "$PYTHON" -m benchmarks gpu --out "$OUT/gpu-$name.json" || fail "python -m benchmarks gpu did not finish"
 [ "$status" -eq 0 ] || fail "the measurements are done, but tests of the kernels failed (above)"

@@ -1,4 +1,4 @@
-"""`lintra bench train`: one training step of the paper's image model, mechanism by mechanism."""
+"""One training step of the paper's image model, and the matrix product that it is held against."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,9 @@ from typing import Any
 
 import torch
 
-from lintra import attention
 from lintra.attention import linear
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
 from lintra.models import Decoder, decoder
 
-MEASURES = ("lintra/native", "lintra/ops", "lintra/attention", "lintra/nn", "lintra/models")
 MATMUL = 2048  # rows and columns of the product that stands for what the hardware can do
 MATMUL_OPERATIONS = 2 * MATMUL**3
 
@@ -29,33 +25,6 @@ class Sizes:
 
 
 QUICK = Sizes(layers=1, width=32, batch=1, tokens=32, rounds=2)
-
-
-def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Times everything -> the table's rows and the single timings."""
-    contestants = {"matmul": matmul()}
-    for name in (each for each in attention.names() if attention.mechanism(each).can.causal):
-        mechanism = attention.for_length(attention.load(name).Config, sizes.tokens)
-        contestants[name] = step(model(mechanism, sizes), sizes)
-    timings = interleaved(contestants, rounds=sizes.rounds, progress=progress)
-    seconds = {name: timing.median for name, timing in timings.items()}
-    rate = MATMUL_OPERATIONS / seconds.pop("matmul")
-    rows = [Row(f"matmul {MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
-    for name, taken in seconds.items():
-        rows.append(Row(name, sizes.batch * sizes.tokens / taken, "tokens/s"))
-        rows.append(Row(name, 100 * operations(sizes) / taken / rate, "% of matmul"))
-        shares = where_the_time_goes(contestants[name])
-        rows += [Row(f"{name}: {op}", share, "% of time") for op, share in shares.items()]
-    return rows, timings
-
-
-def where_the_time_goes(call: Callable[[], object], most: int = 8) -> dict[str, float]:
-    """The operators that take the largest shares of one call's time, in percent of it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    spent = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
-    largest = sorted(spent, key=lambda op: -spent[op])[:most]
-    return {op: 100 * spent[op] / sum(spent.values()) for op in largest}
 
 
 def matmul() -> Callable[[], object]:

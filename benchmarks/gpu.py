@@ -1,4 +1,4 @@
-"""`lintra bench gpu`: the linear sum on a GPU against what its memory can do, and what surrounds it.
+"""`python -m benchmarks gpu`: the linear sum on a GPU against what its memory can do, and what surrounds it.
 
 Passes are captured in CUDA graphs, so that kernels are timed and not Python. Bytes are counted once each:
 forward q, k, v and y; forward + backward also dy, dq, dk and dv; of a decoded token the state, read and
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.attention import linear, softmax
-from lintra.bench import train
-from lintra.bench._calls import Inputs, draw, each_pass, fused
-from lintra.bench._calls import linear as linear_sum
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.bench import training_step
+from lintra.bench.calls import Inputs, draw, each_pass, fused
+from lintra.bench.calls import linear as linear_sum
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
 from lintra.generation.cuda_graph import Replay, record
 from lintra.generation.sampling import cast_state
 
@@ -50,7 +50,7 @@ class Sizes:
     copied: int = 2**30  # bytes of the copy that stands for what the memory can do
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 16384)  # of batch x tokens tokens in all
     steps: tuple[int, ...] = (1, 64, 512, 4096)  # sequences that a token is added to
-    model: train.Sizes = field(default_factory=train.Sizes)
+    model: training_step.Sizes = field(default_factory=training_step.Sizes)
     decoded: tuple[int, ...] = (1, 16, 256, 1024)  # sequences that the model generates at once
     rounds: int = 15
 
@@ -62,7 +62,7 @@ QUICK = Sizes(
     copied=2**20,
     lengths=(128, 256),
     steps=(2,),
-    model=train.QUICK,
+    model=training_step.QUICK,
     decoded=(2,),
     rounds=2,
 )
@@ -105,7 +105,9 @@ def _made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str,
 def check() -> None:
     """Raises OSError where nothing can be measured."""
     if not torch.cuda.is_available():
-        raise OSError("no GPU: lintra bench gpu needs one that PyTorch can use (torch.cuda.is_available())")
+        raise OSError(
+            "no GPU: python -m benchmarks gpu needs one that PyTorch can use (torch.cuda.is_available())"
+        )
 
 
 def details(sizes: Sizes) -> dict[str, object]:
@@ -239,17 +241,19 @@ def _model(sizes: Sizes) -> dict[str, Callable[[], Pass]]:
     return made
 
 
-def _training(mechanism: Any, sizes: train.Sizes) -> Pass:
+def _training(mechanism: Any, sizes: training_step.Sizes) -> Pass:
     """One update, not captured: what a user runs."""
     torch.manual_seed(0)
-    network = train.model(mechanism, sizes).build().cuda()
+    network = training_step.model(mechanism, sizes).build().cuda()
     optimizer = torch.optim.Adam(network.parameters(), 1e-4, fused=True)
-    return train.updates(network, optimizer, sizes, bf16=True)
+    return training_step.updates(network, optimizer, sizes, bf16=True)
 
 
-def _decoding(sizes: train.Sizes, batch: int, *, captured: bool, dtype: torch.dtype | None = None) -> Pass:
+def _decoding(
+    sizes: training_step.Sizes, batch: int, *, captured: bool, dtype: torch.dtype | None = None
+) -> Pass:
     """The model's output for one more token of each sequence, step by step or recorded; kv in `dtype`."""
-    network = train.model(linear.Config(), sizes).build().cuda().eval()
+    network = training_step.model(linear.Config(), sizes).build().cuda().eval()
     token = torch.zeros(batch, 1, dtype=torch.int64, device="cuda")
     with torch.no_grad():
         _, state = network.extend(token)

@@ -10,7 +10,7 @@ from lintra.io.files import refuse_folder
 class Options:
     """How a benchmark runs. One with further options derives from this; they name fields of its `Sizes`."""
 
-    out: Path | None = None  # the JSON file; default bench/results/WHAT-CPU.json, with --quick none
+    out: Path | None = None  # the JSON file; default benchmarks/results/WHAT-CPU.json, with --quick none
     quick: bool = False  # tiny sizes: shows that it works, measures nothing
 
     def __post_init__(self):

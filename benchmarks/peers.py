@@ -8,12 +8,18 @@ import contextlib
 import io
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lintra.bench._calls import Call, Inputs, draw, passes
+from lintra.bench import points
+from lintra.bench.calls import Call, Inputs, draw, passes
+from lintra.bench.points import Point
+
+ROOT = Path(__file__).parents[1]
+TELL = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from benchmarks.peers import tell"
 
 
 def missing() -> list[str]:
@@ -21,9 +27,14 @@ def missing() -> list[str]:
     return [name for name, make in PEERS.items() if not _imports(make)]
 
 
-def call(name: str, inputs: Inputs) -> Call:
-    """Forward + backward of a peer."""
-    return PEERS[name](inputs)
+def call(point: Point, inputs: Inputs) -> Call:
+    """Forward + backward of a peer, or of a contestant of lintra's own."""
+    return PEERS[point.who](inputs) if point.who in PEERS else points.call(point, inputs)
+
+
+def tell(point: Point, most: int) -> None:
+    """Prints the `Cost` of a peer, or of a contestant of lintra's own, as `points.tell` does."""
+    points.tell(point, most, call)
 
 
 def _imports(make: Callable[[Inputs], Call]) -> bool:

@@ -52,7 +52,7 @@ def printed_by(program: str) -> str:
     """The last line that a Python program prints in a process of its own, in which `peak` is imported.
 
     Raises MemoryError where it ran out of memory or was killed for it, else RuntimeError if it failed."""
-    begin = "from lintra.bench._memory import forget_peak, grow_at_most, peak\n"
+    begin = "from lintra.bench.memory import forget_peak, grow_at_most, peak\n"
     done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True)
     if done.returncode == 0:
         return done.stdout.splitlines()[-1]

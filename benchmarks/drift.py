@@ -1,4 +1,4 @@
-"""`lintra bench drift`: what decoding loses where the sums of the state are kept in bfloat16, by position.
+"""`python -m benchmarks drift`: what decoding loses where states are kept in bfloat16, by position.
 
 Random queries, keys and values go token by token through a mechanism, its state kept in float32, in bfloat16
 rounded to the nearest (`generate(state_dtype=torch.bfloat16)`), and in bfloat16 rounded up or down at random,
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lintra.attention import Attention, State, cosformer, delta, gated, linear, performer, retention
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing
 
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 FLOAT32, NEAREST, RANDOM = "float32", "bfloat16", "bfloat16, at random"

@@ -1,4 +1,4 @@
-"""`lintra bench roofline`: what bounds the linear sum, arithmetic or memory, and how near to that it runs.
+"""`python -m benchmarks roofline`: what bounds the linear sum, and how near to that it runs.
 
 A computation that does n operations on every byte it must move can run at the lesser of two rates: that of
 the arithmetic, here of a matrix product in float32, and n times that of the memory, here of a copy. Williams
@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 
 from lintra import ops, pictures
-from lintra.bench import _calls, train
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.bench import training_step
+from lintra.bench.calls import draw, each_pass, fused, linear
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
 from lintra.ops import LinearState
 
 MEASURES = ("lintra/native", "lintra/ops/linear_attention.py")
@@ -102,7 +103,9 @@ def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Size
 def _ceilings(sizes: Sizes) -> dict[str, Work]:
     source, target = torch.randn(sizes.copied), torch.empty(sizes.copied)
     return {
-        "matmul": Work(train.matmul(), train.MATMUL_OPERATIONS, 3 * FLOAT * train.MATMUL**2),
+        "matmul": Work(
+            training_step.matmul(), training_step.MATMUL_OPERATIONS, 3 * FLOAT * training_step.MATMUL**2
+        ),
         "copy": Work(lambda: target.copy_(source), 0, 2 * FLOAT * sizes.copied),
     }
 
@@ -113,10 +116,10 @@ def _passes(sizes: Sizes) -> dict[str, Work]:
     one = sizes.tokens * sizes.heads * sizes.dim  # numbers in a tensor
     forward, both = 4 * FLOAT * one, 12 * FLOAT * one
     scores = one * (sizes.tokens + 1) / 2  # multiplications that one product with all the past takes
-    inputs = _calls.draw(1, sizes.tokens, sizes.heads, sizes.dim)
+    inputs = draw(1, sizes.tokens, sizes.heads, sizes.dim)
     works = {}
-    for name, attend, products in (("", _calls.linear, one * sizes.dim), ("softmax, ", _calls.fused, scores)):
-        calls = _calls.each_pass(attend, inputs)
+    for name, attend, products in (("", linear, one * sizes.dim), ("softmax, ", fused, scores)):
+        calls = each_pass(attend, inputs)
         works[f"{name}forward"] = Work(calls[0], 4 * products, forward)
         works[f"{name}forward + backward"] = Work(calls[1], 14 * products, both)
     return works

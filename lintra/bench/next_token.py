@@ -1,4 +1,4 @@
-"""`lintra bench decode`: the time of one more token, against how many came before it."""
+"""The time of one more token, against how many came before it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from lintra.attention import linear, softmax
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.attention import linear, map_state, softmax
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
 from lintra.models import decoder
 
-MEASURES = ("lintra/native", "lintra/ops", "lintra/attention", "lintra/nn", "lintra/models")
 RNN = "linear, as an RNN"
 CACHED = "softmax, cached keys and values"
 RECOMPUTED = "softmax, recomputed"
@@ -52,6 +51,12 @@ def milliseconds(timings: dict[str, Timing], sizes: Sizes) -> dict[str, list[flo
     return {
         way: [1e3 * timings[name].median for name in each if name in timings] for way, each in names.items()
     }
+
+
+def state_at(model: decoder.Decoder, batch: int, position: int) -> Any:
+    """Return the state of `batch` sequences after `position` tokens, each in memory of its own."""
+    _, state = model.extend(torch.zeros(1, position, dtype=torch.int64))
+    return map_state(lambda x: x.expand(batch, *x.shape[1:]).clone(), state)
 
 
 def _model(mechanism: Any, sizes: Sizes) -> decoder.Decoder:

@@ -2,24 +2,26 @@
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from lintra import attention
-from lintra.bench import _calls, _peers
-from lintra.bench._calls import Call, Inputs
-from lintra.bench._memory import forget_peak, grow_at_most, peak, printed_by
-from lintra.bench._timing import finish_on
+from lintra.bench import calls
+from lintra.bench.calls import Call, Inputs
+from lintra.bench.memory import forget_peak, grow_at_most, peak, printed_by
+from lintra.bench.timing import finish_on
 
 WRITTEN_OUT, FUSED = "softmax, written out", "softmax, SDPA"
 ROUNDS = (1, 4, 8)  # of LSH, as in the paper
+TELL = "from lintra.bench.points import tell"  # the first line of the program that `cost` runs
 _WARM_UP = 256  # tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """`who` is one of `ours` or a peer."""
+    """`who` is one of `ours`, or whatever else the caller has calls of."""
 
     who: str
     batch: int
@@ -44,7 +46,7 @@ def ours() -> list[str]:
 
 
 def draw(point: Point) -> Inputs:
-    return _calls.draw(point.batch, point.tokens, point.heads, point.dim, point.device)
+    return calls.draw(point.batch, point.tokens, point.heads, point.dim, point.device)
 
 
 def cut(inputs: Inputs, point: Point) -> Inputs:
@@ -60,22 +62,23 @@ def cut(inputs: Inputs, point: Point) -> Inputs:
 def call(point: Point, inputs: Inputs) -> Call:
     """Forward + backward; causal where there is such a form."""
     who = point.who
-    if who in _peers.PEERS:
-        return _peers.call(who, inputs)
     if who in (WRITTEN_OUT, FUSED):
-        return _calls.passes(_calls.fused if who == FUSED else _calls.written_out, inputs)
+        return calls.passes(calls.fused if who == FUSED else calls.written_out, inputs)
     name, _, rounds = who.partition("-")
     options = {"rounds": int(rounds)} if rounds else {}
-    return _calls.mechanism(name, inputs, causal=_calls.modes(name)[0], **options)
+    return calls.mechanism(name, inputs, causal=calls.modes(name)[0], **options)
 
 
-def cost(point: Point, most: int) -> Cost:
-    """Of the first call in a process of its own that may need `most` bytes. Raises as `printed_by` does."""
-    program = f"from lintra.bench import _points\n_points.tell(_points.Point(**{asdict(point)}), {most})"
+def cost(point: Point, most: int, tell: str = TELL) -> Cost:
+    """Return the cost of the first call in a process of its own that may need `most` bytes.
+
+    tell: a line that imports `tell`, or another function of a point and `most` that prints as it does.
+    Raises as `printed_by` does."""
+    program = f"{tell}\nfrom lintra.bench.points import Point\ntell(Point(**{asdict(point)}), {most})"
     return Cost(**json.loads(printed_by(program)))
 
 
-def tell(point: Point, most: int) -> None:
+def tell(point: Point, most: int, call: Callable[[Point, Inputs], Call] = call) -> None:
     """Prints its `Cost` as JSON. What any first call loads and starts is no part of it."""
     short = replace(point, batch=1, tokens=min(_WARM_UP, point.tokens))
     call(short, draw(short))()

@@ -1,4 +1,4 @@
-"""`lintra bench generation`: the paper's MNIST model writing images on the CPU, token by token.
+"""`python -m benchmarks generation`: the paper's MNIST model writing images on the CPU, token by token.
 
 A step takes tokens and states to the parameters of the next tokens: eager (`model.extend`), fused
 (`lintra.generation.native_decode`) with its weights in three precisions, and softmax with cached keys and
@@ -18,19 +18,19 @@ import torch
 from torch import Tensor
 
 from lintra import checkpoint, train
-from lintra.attention import linear, map_state, softmax
-from lintra.bench import _options, decode
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
-from lintra.bench.train import MATMUL_OPERATIONS, matmul
-from lintra.bench.train import Sizes as Shape
-from lintra.bench.train import model as image_model
+from lintra.attention import linear, softmax
+from lintra.bench import next_token, options
+from lintra.bench.next_token import state_at
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
+from lintra.bench.training_step import MATMUL_OPERATIONS, matmul
+from lintra.bench.training_step import Sizes as Shape
+from lintra.bench.training_step import model as image_model
 from lintra.generation.native_decode import Fused
 from lintra.generation.sampling import Sampler
 from lintra.models import Decoder
 from lintra.native.quantize import DTYPES, Weights
-from lintra.tasks._base import predicted, read
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask, predicted, read
 
 MEASURES = (
     "lintra/native",
@@ -39,11 +39,11 @@ MEASURES = (
     "lintra/nn/distributions.py",
 )
 PRECISIONS: tuple[Weights, ...] = ("float32", "bfloat16", "int8")
-EAGER, CACHED, DRAWING, ALONE = "eager", decode.CACHED, "drawing", "float32, one thread"
+EAGER, CACHED, DRAWING, ALONE = "eager", next_token.CACHED, "drawing", "float32, one thread"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(_options.Options):
+class Options(options.Options):
     """How this one runs."""
 
     model: str | None = None  # the folder of a run on images: what rounded weights cost there
@@ -111,12 +111,6 @@ def _steps(model: Decoder, batch: int) -> dict[str, Callable[[], object]]:
     ways = {weights: _fused(model, batch, weights) for weights in PRECISIONS}
     ways |= {EAGER: _eager(model, batch, 1), ALONE: one_thread, DRAWING: _drawing(model, batch)}
     return {f"{batch}: {name}": way for name, way in ways.items()}
-
-
-def state_at(model: Decoder, batch: int, position: int) -> Any:
-    """The state of as many sequences, each in memory of its own."""
-    _, state = model.extend(torch.zeros(1, position, dtype=torch.int64))
-    return map_state(lambda x: x.expand(batch, *x.shape[1:]).clone(), state)
 
 
 def _eager(model: Decoder, batch: int, position: int) -> Callable[[], object]:

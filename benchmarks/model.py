@@ -1,4 +1,4 @@
-"""`lintra bench model`: the paper's image model against the length of its sequences, linear and softmax.
+"""`python -m benchmarks model`: the paper's image model against the length, linear and softmax.
 
 8 layers of width 256 with 8 heads, as for the images of Katharopoulos et al. 2020, arXiv:2006.16236: a step
 of training, with the same number of tokens at all lengths while that leaves a sequence, and the next token at
@@ -11,9 +11,9 @@ from pathlib import Path
 
 from lintra import pictures
 from lintra.attention import linear, softmax
-from lintra.bench import decode, train
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
+from lintra.bench import next_token, training_step
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
 
 MEASURES = (
     "lintra/native",
@@ -32,16 +32,16 @@ class Sizes:
 
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     tokens: int = 4096  # of a step of training
-    step: train.Sizes = field(default_factory=train.Sizes)
-    next: decode.Sizes = field(
-        default_factory=lambda: decode.Sizes(
+    step: training_step.Sizes = field(default_factory=training_step.Sizes)
+    next: next_token.Sizes = field(
+        default_factory=lambda: next_token.Sizes(
             layers=8, heads=8, width=256, positions=tuple(2**i for i in range(8, 15)), recomputed_to=512
         )
     )
     rounds: int = 5
 
 
-QUICK = Sizes(lengths=(16, 32), tokens=32, step=train.QUICK, next=decode.QUICK, rounds=2)
+QUICK = Sizes(lengths=(16, 32), tokens=32, step=training_step.QUICK, next=next_token.QUICK, rounds=2)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
@@ -50,7 +50,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     for length in sizes.lengths:
         shape = replace(sizes.step, batch=max(1, sizes.tokens // length), tokens=length)
         for name, mechanism in MECHANISMS.items():
-            steps[_step(name, length)] = train.step(train.model(mechanism, shape), shape)
+            steps[_step(name, length)] = training_step.step(training_step.model(mechanism, shape), shape)
     timings = interleaved(steps, rounds=sizes.rounds, at_least=0, settle=1.0, progress=progress)
     rows = []
     for length in sizes.lengths:
@@ -58,7 +58,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         rates = {name: tokens / timings[_step(name, length)].median for name in MECHANISMS}
         rows += [Row(_step(name, length), rate, "tokens/s") for name, rate in rates.items()]
         rows.append(Row(f"{_step('softmax / linear', length)}", rates["linear"] / rates["softmax"], "x"))
-    written, more = decode.run(sizes.next, lambda done: None)
+    written, more = next_token.run(sizes.next, lambda done: None)
     return [*rows, *written], timings | more
 
 
@@ -78,5 +78,7 @@ def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Size
         title=f"a step of training, {sizes.step.layers} layers of width {sizes.step.width}",
     )
     title = f"the next token, {sizes.next.layers} layers of width {sizes.next.width}"
-    pictures.time_per_token(written, sizes.next.positions, decode.milliseconds(timings, sizes.next), title)
+    pictures.time_per_token(
+        written, sizes.next.positions, next_token.milliseconds(timings, sizes.next), title
+    )
     return [training, written]

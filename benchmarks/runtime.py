@@ -1,4 +1,4 @@
-"""`lintra bench runtime`: tokens a second of the C runtime, natively and in a browser, on one thread.
+"""`python -m benchmarks runtime`: tokens a second of the C runtime, natively and in a browser, on one thread.
 
 Two models: the paper's for MNIST, as it is initialised, and mnist-small. A step takes one token to the
 parameters of the next; beside the runtime stands onnxruntime with the same model. In Chromium the program
@@ -19,19 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.browser import launched, stepper, why_not
+from benchmarks.generation import images_of
 from lintra import checkpoint, runtime, train, web
 from lintra.attention import linear
-from lintra.bench import _browser, _options
-from lintra.bench._report import Row
-from lintra.bench._timing import Timing, interleaved
-from lintra.bench.generation import images_of
-from lintra.bench.train import Sizes as Shape
-from lintra.bench.train import model as image_model
+from lintra.bench import options
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
+from lintra.bench.training_step import Sizes as Shape
+from lintra.bench.training_step import model as image_model
 from lintra.export import onnx
 from lintra.export import runtime as export
 from lintra.models import Decoder
 from lintra.runtime import Model, Sequence
-from lintra.tasks._base import predicted, read
+from lintra.tasks import predicted, read
 
 MEASURES = ("lintra/runtime", "lintra/export/runtime.py", "lintra/web")
 PAPER, SMALL = "paper", "mnist-small"
@@ -53,7 +54,7 @@ _FIRST = """addEventListener("DOMContentLoaded", () => {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(_options.Options):
+class Options(options.Options):
     """How this one runs."""
 
     model: str | None = None  # the folder of a run on images, or mnist-small: what rounded weights cost there
@@ -102,8 +103,8 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         if _onnx_why_not() is None:
             contestants |= {f"{name}: {ONNX}, float32": _onnx(each, tokens) for name, each in models.items()}
         browser = None
-        if _browser.why_not() is None:
-            browser = stack.enter_context(_browser.launched())
+        if why_not() is None:
+            browser = stack.enter_context(launched())
             contestants |= _in_browser(browser, files, tokens)
         timings = interleaved(contestants, rounds=sizes.rounds, at_least=sizes.at_least, progress=progress)
         rows = [_rate(name, timing, sizes) for name, timing in timings.items()]
@@ -123,7 +124,7 @@ def details(sizes: Sizes) -> dict[str, object]:
 
 def left_out() -> list[str]:
     """What cannot be timed here, a sentence each."""
-    reasons = {ONNX: _onnx_why_not(), BROWSER: _browser.why_not()}
+    reasons = {ONNX: _onnx_why_not(), BROWSER: why_not()}
     return [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
 
 
@@ -186,7 +187,7 @@ def _onnx(model: Decoder, tokens: list[int]) -> Callable[[], object]:
 
 
 def _in_browser(browser: Any, files: dict[str, Path], tokens: list[int]) -> dict[str, Callable[[], object]]:
-    step = _browser.stepper(browser, RELAXED, files)
+    step = stepper(browser, RELAXED, files)
     return {_named(name, BROWSER): lambda name=name: step(name, tokens) for name in files}
 
 

@@ -17,7 +17,7 @@ import torch
 
 import lintra
 from lintra import checkpoint
-from lintra.bench._timing import Timing
+from lintra.bench.timing import Timing
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def commit() -> str | None:
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # fails where the checkout is not lintra's
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":/benchmarks")
         return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None
@@ -158,7 +158,9 @@ def _kind() -> str | None:
 
 
 def default_path(what: str, device: str = "cpu") -> Path:
-    """bench/results/WHAT-CPU.json, or with the name of the GPU."""
+    """benchmarks/results/WHAT-CPU.json, or with the name of the GPU."""
     name = torch.cuda.get_device_name() if device == "cuda" else cpu()
     name = re.sub(r"\((R|TM)\)|\b(CPU|Processor)\b", " ", name)
-    return Path("bench") / "results" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+    return (
+        Path("benchmarks") / "results" / f"{what}-{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.json"
+    )

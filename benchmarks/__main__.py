@@ -1,0 +1,30 @@
+"""`python -m benchmarks NAME [--quick] [--out FILE]`, from the root of the repository."""
+
+import sys
+from collections.abc import Sequence
+
+from lintra import cli
+from lintra.cli.bench import choose
+
+BENCHES = {
+    "scaling": "time and memory up to 65,536 tokens (--peers, --device cuda)",
+    "roofline": "what bounds the linear sum, arithmetic or memory",
+    "train": "a training step of the image model with every mechanism",
+    "decode": "the next token against its position",
+    "drift": "what decoding loses with a state in bfloat16",
+    "generation": "images a second on the CPU, fused (--model: rounded weights)",
+    "runtime": "the C runtime, native and in a browser (--model: rounded weights)",
+    "model": "the paper's model against the length, in training and decoding",
+    "gpu": "the kernels on a GPU, a training step, decoding",
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one benchmark -> the exit code, as `lintra.cli.run` has it."""
+    return cli.run(
+        lambda given: choose("python -m benchmarks", "benchmarks", BENCHES, given), args, "benchmarks"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""The benchmarks run, count right and write down where their figures come from. No time is judged here."""
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import browser, drift, generation, gpu, roofline, runtime
+from benchmarks.__main__ import BENCHES, main
+from lintra import checkpoint
+from lintra.attention import linear
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing
+from lintra.cli.bench import ELSEWHERE
+from lintra.export import runtime as export
+from lintra.models import decoder
+from lintra.runtime import Model
+from lintra.tasks import copy, digits
+from lintra.tasks._base import predict
+from lintra.train import Config, Run
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_finds_no_memory_on_a_gpu_is_left_out():
+    def full():
+        raise torch.OutOfMemoryError
+
+    def step():
+        pass
+
+    made, rows = gpu._made({"a": lambda: step, "b": full, "c": lambda: step}, 80 * 10**9)
+    assert made == {"a": step, "c": step}
+    assert rows == [Row("b: left out, out of memory, had", 80, "GB")]
+
+
+@pytest.mark.skipif(browser.why_not() is not None, reason=str(browser.why_not()))
+def test_a_page_that_fails_ends_the_wait():
+    with browser.launched() as chromium:
+        page = chromium.new_page()
+        page.set_content("<p id='status'>drawing</p>")
+        assert runtime._wait(page, "6 * 7") == 42
+        page.set_content("<p id='status' class='wrong'>the model is damaged</p>")
+        with pytest.raises(Exception, match="the model is damaged"):
+            runtime._wait(page, "globalThis.never")
+
+
+def test_figures_of_a_gpu():
+    """At the bandwidth itself every bound is met exactly; a peer twice as slow is 2."""
+    sizes = gpu.QUICK
+    tensor = sizes.batch * sizes.tokens * sizes.heads * sizes.dim * 2
+    width = sizes.model.width // 8
+    states = 2 * 4 * 2 * sizes.model.layers * 8 * width * (width + 1)  # of 2 sequences, read and written
+    taken = {
+        "copy": 2 * sizes.copied / 1e9,  # 1 GB/s
+        "linear forward": 4 * tensor / 1e9,
+        "linear forward + backward": 8 * tensor / 1e9,
+        "flash-linear-attention forward + backward": 16 * tensor / 1e9,
+        "step of 2": 2 * 4 * 2 * sizes.heads * sizes.dim * (sizes.dim + 1) / 1e9,
+        "step of 2, bfloat16 state": 2 * 2 * 2 * sizes.heads * sizes.dim * (sizes.dim + 2) / 1e9,
+        "decoding 2": 1.0,
+        "decoding 2, CUDA graph": states / 1e9,
+        "decoding 2, CUDA graph, bfloat16 state": states / 2e9,
+        "training, linear": 0.5,
+    }
+    for tokens, ratio in zip(sizes.lengths, (0.5, 2.0), strict=True):
+        taken[f"linear at {tokens} forward + backward"] = 1.0
+        taken[f"softmax at {tokens} forward + backward"] = ratio
+    rows = {row.what: row for row in gpu._rows({n: Timing((s, s), 1) for n, s in taken.items()}, sizes)}
+    expected = {
+        "copy": 1,
+        "forward: time / that of its bytes": 1,
+        "forward + backward: time / that of its bytes": 1,
+        "forward + backward: flash-linear-attention / linear": 2,
+        "shortest that is ahead of softmax": sizes.lengths[1],
+        "step of 2: of the state's bound": 100,
+        "step of 2, bfloat16 state: of the state's bound": 100,
+        "decoding, best: of the state's bound": 100,
+        "decoding 2, CUDA graph, bfloat16 state": 4e9 / states,
+        "training, linear": sizes.model.batch * sizes.model.tokens / 0.5,
+    }
+    assert {name: rows[name].figure for name in expected} == pytest.approx(expected)
+    assert all(row.met is not False for row in rows.values())
+
+
+def test_rounding_at_random_is_to_a_neighbour_and_right_in_the_mean():
+    """Over 100,000 draws, within 4 standard deviations."""
+    x = torch.tensor([1 + 2**-9, -3.0 - 2**-8, 2.0 - 2**-10, 0.0])
+    found = drift._at_random(x.expand(100_000, 4).contiguous(), torch.Generator().manual_seed(0)).double()
+    low = torch.tensor([1.0, -3.0 - 2**-6, 2.0 - 2**-7, 0.0]).double()
+    step = torch.tensor([2**-7, 2**-6, 2**-7, 0.0]).double()
+    assert ((found == low) | (found == low + step)).all()
+    assert ((found.mean(0) - x).abs() <= 4 * step / 2 / 100_000**0.5).all()
+    assert torch.equal(found.bfloat16().double(), found)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_drift_of_a_state():
+    """float32 is right; what rounds is off by what rounding can do, and the turns are counted."""
+    seen = []
+    rows, _ = drift.run(drift.QUICK, seen.append)
+    assert seen == list(range(1, drift.QUICK.turns + 1))
+    figures = {row.what: row.figure for row in rows}
+    for name in drift.contestants(drift.QUICK):
+        exact, *rounded = (figures[f"{name}, {way}, 16 tokens"] for way in drift.WAYS)
+        assert exact < 1e-3
+        assert all(1e-3 < each < 10 for each in rounded)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    assert main(["gpu", "--quick", "--out", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("benchmarks: no GPU: python -m benchmarks gpu needs one")
+    script = ROOT / "benchmarks" / "gpu.sh"
+    environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path)}
+    done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "benchmarks/gpu.sh: no GPU" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_computation_is_held_against_what_bounds_it():
+    """Per float32 number of a head of d: d operations on 4 tensors, 3.5 d on 12; softmax, t / 2 for d; in
+    decoding two for each number of a state read and written."""
+    sizes = roofline.QUICK
+    rows, _ = roofline.run(sizes, lambda done: None)
+    figures = {row.what: row.figure for row in rows}
+    d, t = sizes.dim, sizes.tokens
+    assert figures["forward: intensity"] == d / 4
+    assert figures["forward + backward: intensity"] == pytest.approx(14 * d / 48)
+    assert figures["softmax, forward: intensity"] == (t + 1) / 8
+    for batch in sizes.batches:
+        assert figures[f"decode, {batch}: intensity"] == 0.5
+    for name in ("forward", "softmax, forward + backward", "decode, 2"):
+        bound = min(figures["matmul"], figures["copy"] * figures[f"{name}: intensity"])
+        assert figures[f"{name}: of its bound"] == pytest.approx(100 * figures[f"{name}: rate"] / bound)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "what",
+    [
+        "train",
+        "decode",
+        "drift",
+        "model",
+        "roofline",
+        "generation",
+        "runtime",
+        "scaling --peers",
+    ],
+)
+def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
+    path = tmp_path / "result.json"
+    assert main([*what.split(), "--quick", "--out", str(path)]) == 0
+    printed = capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert report["command"] == f"python -m benchmarks {what} --quick --out {path}"
+    assert str(path) in printed
+    assert all(row["what"] in printed and row["figure"] == row["figure"] for row in report["rows"])
+    for timing in report["timings_in_seconds"].values():
+        assert timing["median"] == statistics.median(timing["seconds"])
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_rounded_weights_are_scored_on_images_only(tmp_path, capsys):
+    """As many as there are; a run on anything else is refused before anything is timed."""
+    args = ["generation", "--quick", "--model"]
+    for task in (digits.Config(), copy.Config(length=16)):
+        model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)
+        run = Run.create(tmp_path / task.build().name, task=task, model=model, train=Config())
+        checkpoint.save(model.build(), run.folder / "step-00000001")
+    assert main([*args, str(tmp_path / "digits")]) == 0
+    assert "loss on 2 images, int8" in capsys.readouterr().out
+    assert main([*args, str(tmp_path / "copy")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"model must be a run on images, {tmp_path / 'copy'} is of the task copy" in err
+
+
+@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.usefixtures("one_thread")
+def test_bits_of_steps_are_those_of_the_parallel_form(start):
+    torch.manual_seed(0)
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, start=start).build().eval()
+    tokens = torch.randint(0, 5, (3, 9))
+    with torch.no_grad():
+        found = generation._bits(model.extend, model, model.start(3), tokens)
+        right = -predict(model, {"tokens": tokens})[1].mean().item() / math.log(2)
+    assert found == pytest.approx(right, rel=1e-5)  # sums of float32 in another order
+
+
+def test_what_a_step_reads():
+    model = decoder.Config(vocabulary=5, layers=2, heads=2, width=8, norm="post", final_norm=True).build()
+    assert generation._read(model) == sum(x.numel() for x in model.parameters()) - 6 * 8
+    assert generation.Sizes(tokens=100, parts=4).positions == (12, 37, 62, 87)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("start", [True, False])
+def test_bits_of_the_runtime_are_those_of_the_parallel_form(start):
+    torch.manual_seed(0)
+    model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, start=start).build().eval()
+    tokens = torch.randint(0, 5, (3, 9))
+    found = runtime._bits(model, Model(export.to_bytes(model)), tokens)
+    with torch.no_grad():
+        right = -predict(model, {"tokens": tokens})[1].mean().item() / math.log(2)
+    assert found.shape == (3,)
+    assert found.mean().item() == pytest.approx(right, rel=1e-5)  # sums of float32 in another order
+
+
+def test_what_rounding_costs_is_judged_by_the_differences_of_images():
+    mean, error = runtime.lost("int8", torch.tensor([0.001, 0.003, 0.002, 0.002]).double())
+    assert mean.figure == pytest.approx(2)
+    assert mean.met
+    assert error.figure == pytest.approx(1e3 * ((2 * 0.001**2) / 3 / 4) ** 0.5)
+    assert not runtime.lost("int8", torch.full((4,), 0.004))[0].met
+
+
+def test_what_is_missing_is_said(monkeypatch):
+    monkeypatch.setattr(browser, "_chromium", lambda: None)
+    assert [x for x in runtime.left_out() if "Chromium" in x] == [
+        "Chromium is left out: there is no Chromium to open pages with: apt-get install chromium"
+    ]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_what_a_benchmark_measures_is_there(name):
+    assert all((ROOT / path).exists() for path in import_module(f"benchmarks.{name}").MEASURES)
+
+
+def test_lintra_bench_says_where_all_of_them_are():
+    assert {*ELSEWHERE, "scaling"} <= BENCHES.keys()
