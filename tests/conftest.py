@@ -11,6 +11,8 @@ if not torch.cuda.is_available():  # read when lintra and Triton are imported
 
 from lintra import native
 
+pytest.register_assert_rewrite("lintra.testing.laws")  # so that a failing law shows its values
+
 settings.register_profile("lintra", deadline=None, derandomize=True)
 settings.load_profile("lintra")
 

@@ -10,8 +10,8 @@ import pytest
 import tests.attention
 from lintra import attention
 from lintra.cli import main
-from tests import laws
-from tests.laws import Case
+from lintra.testing import laws
+from lintra.testing.laws import Case
 
 PAGE = Path(__file__).parents[1] / "docs" / "adding.md"
 

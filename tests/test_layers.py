@@ -18,6 +18,7 @@ ORDER = [
     {"nn"},
     {"audio"},
     {"models"},
+    {"testing"},
     {"checkpoint"},
     {"generation"},
     {"generate", "beam"},

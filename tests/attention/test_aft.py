@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from lintra.attention import aft
 from lintra.attention.aft import AttentionFree
-from tests.laws import EXACT, TIME, Case, extend_by_steps, gradients
+from lintra.testing.laws import EXACT, TIME, Case, extend_by_steps, gradients
 
 SHAPE = {"value_dim": 6}  # each channel of v is weighed by its own of k
 VARIANTS = [

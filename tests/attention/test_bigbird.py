@@ -9,7 +9,7 @@ from lintra.attention import bigbird, in_layer, softmax
 from lintra.attention.bigbird import BigBirdAttention
 from lintra.nn import AttentionLayer
 from lintra.ops.blocks import dice
-from tests.laws import EXACT, Case, gradients
+from lintra.testing.laws import EXACT, Case, gradients
 
 SMALL = bigbird.Config(block=2, random_blocks=2)
 VARIANTS = [

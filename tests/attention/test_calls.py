@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from lintra import attention
+from lintra.testing.laws import BATCH, Case, extend_by_steps, keeps_state
 from tests.attention.test_laws import cases
-from tests.laws import BATCH, Case, extend_by_steps, keeps_state
 
 MODES = [pytest.param(case, id=str(case)) for case in cases() if not case.rotary]
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra import checkpoint
 from lintra.attention import Attention, clustered
 from lintra.attention.clustered import ClusteredAttention
-from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
+from lintra.testing.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 VARIANTS = [
     clustered.Config(clusters=4, topk=5),

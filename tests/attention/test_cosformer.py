@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra.attention import cosformer, linear
 from lintra.attention.cosformer import Cosformer
 from lintra.nn import AttentionLayer
-from tests.laws import EXACT, Case, Largest, gradients
+from lintra.testing.laws import EXACT, Case, Largest, gradients
 
 VARIANTS = [
     # A row of relu features may be all zero, and its sum is then divided by eps alone: 1e-3 keeps the

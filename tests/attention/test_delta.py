@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from lintra.attention import delta
 from lintra.attention.delta import DeltaNet
 from lintra.nn import AttentionLayer
-from tests.laws import EXACT, TIME, Case, extend_by_steps, gradients, some_masks
+from lintra.testing.laws import EXACT, TIME, Case, extend_by_steps, gradients, some_masks
 
 VARIANTS = [
     delta.Config(),

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra.attention import gated, linear, retention
 from lintra.attention.gated import GatedLinearAttention
 from lintra.bench.memory import peak_of
-from tests.laws import EXACT, TIME, Case, gradients, padding_alone_keeps_the_state
+from lintra.testing.laws import EXACT, TIME, Case, gradients, padding_alone_keeps_the_state
 
 VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=8)]
 CASE = Case("gated", VARIANTS[1], True)

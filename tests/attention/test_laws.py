@@ -7,8 +7,8 @@ from importlib import import_module
 import pytest
 
 from lintra import attention
-from tests import laws
-from tests.laws import Case
+from lintra.testing import laws
+from lintra.testing.laws import Case
 
 
 @cache

@@ -15,7 +15,7 @@ from lintra.attention.linear import LinearAttention
 from lintra.models import decoder
 from lintra.nn import AttentionLayer
 from lintra.ops.rope import RotaryEmbedding
-from tests.laws import BATCH, EXACT, TIME, Case, extend_by_steps, gradients, some_masks
+from lintra.testing.laws import BATCH, EXACT, TIME, Case, extend_by_steps, gradients, some_masks
 
 SPARSE = [linear.Relu(), linear.SquaredRelu(), linear.Dpfp(nu=2), linear.T2R(width=6)]  # may all be 0
 MAPS = [

@@ -9,7 +9,7 @@ from lintra import checkpoint
 from lintra.attention import linformer
 from lintra.attention.linformer import Config, LinformerAttention
 from lintra.nn import AttentionLayer
-from tests.laws import EXACT, Case, forward, gradients
+from lintra.testing.laws import EXACT, Case, forward, gradients
 
 VARIANTS = [
     Config(max_length=16_384, rank=5),

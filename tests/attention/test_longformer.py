@@ -13,8 +13,8 @@ from lintra.attention.longformer import LongformerAttention
 from lintra.models import decoder
 from lintra.nn import AttentionLayer
 from lintra.ops.rope import RotaryEmbedding
-from tests import laws
-from tests.laws import EXACT, Case, extend_by_steps, gradients, same_states
+from lintra.testing import laws
+from lintra.testing.laws import EXACT, Case, extend_by_steps, gradients, same_states
 
 VARIANTS = [
     longformer.Config(window=3),

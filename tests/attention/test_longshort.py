@@ -11,7 +11,7 @@ from lintra.attention import longshort, softmax
 from lintra.attention.longshort import LongShortAttention
 from lintra.nn import AttentionLayer
 from lintra.ops.rope import RotaryEmbedding
-from tests.laws import BATCH, DIM, EXACT, TIME, Case, Largest, gradients
+from lintra.testing.laws import BATCH, DIM, EXACT, TIME, Case, Largest, gradients
 
 VARIANTS = [
     longshort.Config(window=4, rank=3, segment=4),

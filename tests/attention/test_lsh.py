@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra.attention import Attention, lsh, map_state
 from lintra.attention.lsh import LshAttention
 from lintra.ops.lsh import lsh_attention
-from tests.laws import BATCH, EXACT, TIME, Case, extend, forward, gradients, some_masks
+from lintra.testing.laws import BATCH, EXACT, TIME, Case, extend, forward, gradients, some_masks
 
 SHAPE = {"kv_heads": 4}
 VARIANTS = [

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra.attention.nystromformer import Config, NystromAttention
 from lintra.nn import AttentionLayer
 from lintra.ops.landmarks import exact_inverse, iterative_inverse, segment_means
-from tests.laws import EXACT, Case, forward, gradients, some_masks
+from lintra.testing.laws import EXACT, Case, forward, gradients, some_masks
 
 VARIANTS = [
     Config(landmarks=4),

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from lintra.attention import performer
 from lintra.attention.performer import Performer
-from tests.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
+from lintra.testing.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
 
 VARIANTS = [
     performer.Config(features=7),

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra import checkpoint
 from lintra.attention import linear, retention
 from lintra.attention.retention import Retention
-from tests.laws import EXACT, TIME, Case, extend_by_steps, gradients
+from lintra.testing.laws import EXACT, TIME, Case, extend_by_steps, gradients
 
 VARIANTS = [
     retention.Config(),

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from lintra.attention import rfa
 from lintra.attention.rfa import RandomFeatureAttention
 from lintra.nn import AttentionLayer
-from tests.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
+from lintra.testing.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
 
 VARIANTS = [
     rfa.Config(features=12),

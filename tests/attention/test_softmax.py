@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra.attention import softmax
 from lintra.attention.softmax import SoftmaxAttention
 from lintra.nn import AttentionLayer
-from tests.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
+from lintra.testing.laws import BATCH, EXACT, TIME, Case, gradients, some_masks
 
 VARIANTS = [softmax.Config(), softmax.Config(window=5), softmax.Config(scale=0.3)]
 

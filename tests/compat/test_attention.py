@@ -26,7 +26,7 @@ from lintra.compat.fast_transformers.builders import AttentionBuilder, Transform
 from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher
 from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 TYPES = [x for x in AttentionRegistry.keys if x != "conditional-full"]
 ANY_MASK = ["full", "exact-topk", "local", "reformer", "aft-full"]

@@ -26,7 +26,7 @@ from lintra.compat.fast_transformers.events import EventDispatcher, QKVEvent
 from lintra.compat.fast_transformers.feature_maps import GeneralizedRandomFeatures
 from lintra.compat.fast_transformers.masking import LengthMask
 from lintra.compat.fast_transformers.transformers import TransformerEncoder, TransformerEncoderLayer
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 
 FEED = ["linear1", "linear2", "norm1", "norm2"]
 PROJECTIONS = ["query_projection", "key_projection", "value_projection", "out_projection"]

@@ -23,7 +23,7 @@ from lintra.compat.fast_transformers.events.filters import (
     layer_name_contains,
 )
 from lintra.compat.fast_transformers.masking import FullMask, TriangularCausalMask
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 
 NET = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
 INNER = NET[1][0]

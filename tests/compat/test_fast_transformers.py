@@ -25,7 +25,7 @@ from lintra.compat.fast_transformers.feature_maps import (
     elu_feature_map,
 )
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 SMALL = {
     "n_layers": 2,

@@ -22,7 +22,7 @@ from lintra.compat.fast_transformers.feature_maps import (
 from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin, orthogonal_random_matrix_
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 
 RANDOM = [RandomFourierFeatures, SmoothedRandomFourierFeatures, Favor, GeneralizedRandomFeatures]
 CPU = torch.device("cpu")

@@ -34,7 +34,7 @@ from lintra.compat.fast_transformers.recurrent.transformers import (
     RecurrentTransformerEncoderLayer,
 )
 from lintra.ops.features import elu_plus_one
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 
 SMALL = {
     "n_layers": 2,

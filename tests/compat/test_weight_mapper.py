@@ -20,7 +20,7 @@ from lintra.compat.fast_transformers.weight_mapper import (
     RegexRule,
     SimpleMapper,
 )
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 
 SIZES = {
     "n_layers": 2,

@@ -6,7 +6,7 @@ from torch.testing import assert_close
 
 from lintra.nn import LogisticMixture, Logits
 from lintra.nn.distributions import quantile
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 
 
 @pytest.mark.parametrize("vocabulary", [2, 3, 17, 256])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.laws import EXACT, gradients, spread
+from lintra.testing.laws import EXACT, gradients, spread
 
 CUTS = [0, 1, 16, 50, 69, 70]  # of 70 tokens
 

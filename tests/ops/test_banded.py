@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from lintra.ops import banded
 from lintra.ops.banded import banded_attention, banded_attention_reference
 from lintra.ops.softmax_attention import merge_lse, softmax_attention
-from tests.laws import EXACT, Largest, gradients, weighted
+from lintra.testing.laws import EXACT, Largest, gradients, weighted
 
 
 def draw(t, s=None, h=4, g=2, d=4, e=3, batch=2):

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from lintra.ops.blocks import block_attention, block_attention_reference, random_ranks
 from lintra.ops.softmax_attention import softmax_attention
-from tests.laws import EXACT, Largest, gradients
+from lintra.testing.laws import EXACT, Largest, gradients
 
 BLOCK = 3
 

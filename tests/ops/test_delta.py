@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from lintra.ops import linear_attention
 from lintra.ops.delta import delta_rule, delta_rule_reference
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 from tests.ops.sums import CUTS, has_derivatives, leaves_padding_out, results, resumes, rounds_y_alone, sizes
 
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from lintra.ops import LinearState, linear_attention
 from lintra.ops.gated import gated_attention, gated_attention_reference
-from tests.laws import EXACT
+from lintra.testing.laws import EXACT
 from tests.ops.sums import CUTS, has_derivatives, leaves_padding_out, results, resumes, rounds_y_alone, sizes
 
 

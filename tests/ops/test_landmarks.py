@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 
 def draw(*shape, seed=0):

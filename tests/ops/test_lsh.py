@@ -18,7 +18,7 @@ from lintra.ops.lsh import (
     lsh_attention_reference,
     unit,
 )
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 PATTERNS = [
     Pattern(causal=True, chunk=4),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra.ops.near_far import near_and_far
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 
 def draw(time, window, causal, rank):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from lintra.ops.running import decayed_sum, no_sums, running_max, running_sums, total_sums
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 
 def draw(time, *shape, seed=0):

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from lintra.ops.segments import segment_attention, segment_attention_reference
 from lintra.ops.softmax_attention import softmax_attention
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 
 def draw(t, batch=2):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from lintra.ops.padding import LeftAlign
 from lintra.ops.softmax_attention import PartialAttention, fused_attention, merge_lse, softmax_attention
-from tests.laws import EXACT, gradients
+from lintra.testing.laws import EXACT, gradients
 
 
 def draw(i=5, j=11, d=4, e=3):

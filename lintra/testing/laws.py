@@ -1,14 +1,19 @@
-"""What every mechanism must obey: equalities between two ways to compute the same thing, and limits.
+"""The laws of attention: equalities between two ways to compute one thing, and limits.
 
-A law takes a `Case` and asserts. `tests/attention/test_laws.py` applies all of them to all mechanisms in the
-folder; each mechanism's test file gives its variants and its dense definition. Float64 unless said.
+A law takes a `Case`, a mechanism in one configuration and mode, and raises AssertionError where it is broken.
+`lintra.testing.check_attention` applies all that say something about a mechanism. Float64 unless said.
 """
 
+# Laws call with lists of inputs, whose lengths no type knows.
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
@@ -20,7 +25,10 @@ from lintra.ops.layout import Layout
 from lintra.ops.rope import RotaryEmbedding
 
 BATCH, TIME, DIM, VALUE_DIM = 2, 19, 6, 4
-EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64; sums of about 1e2 terms taken in another order
+EXACT: dict[str, Any] = {
+    "rtol": 1e-9,
+    "atol": 1e-11,
+}  # float64; sums of about 1e2 terms taken in another order
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,16 @@ class Case:
     """One mechanism in one configuration and mode."""
 
     name: str
-    config: object
+    config: Any
     causal: bool
     heads: int = 4
     kv_heads: int = 2
     rotary: bool = False
     value_dim: int = VALUE_DIM
+    time: int = TIME
+    batch: int = BATCH
+    dim: int = DIM
+    seed: int = 0
 
     def __str__(self) -> str:
         mode = "causal" if self.causal else "bidirectional"
@@ -41,7 +53,7 @@ class Case:
 
     def build(self, **shape) -> Attention:
         torch.manual_seed(1)
-        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": DIM, "value_dim": self.value_dim}
+        sizes = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": self.dim, "value_dim": self.value_dim}
         return self.config.build(causal=self.causal, **sizes | shape).double()
 
     def possible(self) -> bool:
@@ -52,13 +64,16 @@ class Case:
             return False
         return not self.rotary or attention.rope_dim > 0
 
-    def draw(self, time: int = TIME, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    def draw(
+        self, time: int | None = None, seed: int = 0, dtype: torch.dtype = torch.float64
+    ) -> list[Tensor]:
         """q, k, v and what else the mechanism reads [b t width], in its order."""
-        generator = torch.Generator().manual_seed(seed)
-        shapes = [(self.heads, DIM), (self.kv_heads, DIM), (self.kv_heads, self.value_dim)]
+        time = self.time if time is None else time
+        generator = torch.Generator().manual_seed(self.seed + seed)
+        shapes = [(self.heads, self.dim), (self.kv_heads, self.dim), (self.kv_heads, self.value_dim)]
         shapes += [(width,) for width in reads(self).values()]
         drawn = [
-            torch.randn(BATCH, time, *shape, generator=generator, dtype=torch.float64).to(dtype)
+            torch.randn(self.batch, time, *shape, generator=generator, dtype=torch.float64).to(dtype)
             for shape in shapes
         ]
         if type(self.build()).shared_key:
@@ -70,10 +85,18 @@ class Case:
         longest = getattr(self.config, "max_length", None)
         return longest is None or longest >= time
 
+    def sized(self, time: int) -> int:
+        """A length that a law names, or the longest there is where the case is a small one."""
+        return time if self.time >= TIME else min(time, self.time)
+
+    def masks(self) -> list[Tensor]:
+        """`some_masks` of its sizes."""
+        return some_masks(self.time, self.batch)
+
     def rope(self, first: int, time: int, mask: Tensor | None = None) -> RotaryEmbedding | None:
         if not self.rotary:
             return None
-        here = torch.ones(BATCH, time, dtype=torch.bool) if mask is None else mask
+        here = torch.ones(self.batch, time, dtype=torch.bool) if mask is None else mask
         return RotaryEmbedding(first + here.cumsum(1) - 1, 100.0)
 
 
@@ -104,19 +127,30 @@ def weighted(y: Tensor) -> Tensor:
     return (y * torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)).sum()
 
 
+def raises(kind: type[Exception], pattern: str, call: Callable[..., object], *args, **options) -> None:
+    """Assert that a call raises an exception of this kind, whose text has the pattern in it."""
+    try:
+        call(*args, **options)
+    except kind as error:
+        said = str(error)
+    else:
+        raise AssertionError(f"{kind.__name__} was not raised")
+    assert re.search(pattern, said), f"another message: {said}"
+
+
 def same_states(one: object, other: object) -> None:
     for a, b in zip(leaves(one), leaves(other), strict=True):
         assert_close(a, b, **EXACT)
 
 
-def some_masks(time: int = TIME) -> list[Tensor]:
+def some_masks(time: int = TIME, batch: int = BATCH) -> list[Tensor]:
     """Padding at the right, at the left, holes; never the whole of a sample."""
-    places = torch.arange(time)
-    holes = torch.rand(BATCH, time, generator=torch.Generator().manual_seed(3)) > 0.4
+    places, some, few = torch.arange(time), min(5, time - 1), min(3, time)
+    holes = torch.rand(batch, time, generator=torch.Generator().manual_seed(3)) > 0.4
     holes[:, time // 2] = True
     return [
-        torch.stack((places < time - 5, places < 3)),
-        torch.stack((places >= 5, places >= time - 3)),
+        torch.stack((places < time - some, places < few))[torch.arange(batch) % 2],
+        torch.stack((places >= some, places >= time - few))[torch.arange(batch) % 2],
         holes,
     ]
 
@@ -148,7 +182,7 @@ def some_lengths(case: Case) -> list[int]:
     where a configuration names no small block, one of 16, as the native sum has."""
     named = (getattr(case.config, name, None) for name in ("chunk", "block", "segment", "landmarks"))
     block = next((size for size in named if size is not None and 1 < size <= 16), 16)
-    lengths = {1, 2, block - 1, block, block + 1, TIME, 3 * block + 5}
+    lengths = {case.sized(n) for n in (1, 2, block - 1, block, block + 1, case.time, 3 * block + 5)}
     return [time for time in sorted(lengths) if case.fits(time)]
 
 
@@ -165,11 +199,11 @@ def equals_its_definition(case: Case, dense) -> None:
 
 def second_derivatives_are_those_of_its_definition(case: Case, dense) -> None:
     """A gradient has a gradient, by PyTorch's own operators: native kernels say that they have none."""
-    case = replace(case, value_dim=DIM)  # what PyTorch's fused kernels take
+    case = replace(case, value_dim=case.dim)  # what PyTorch's fused kernels take
     if hasattr(case.config, "impl"):
         case = replace(case, config=replace(case.config, impl="torch"))
     attention, found = case.build(), []
-    inputs = case.draw(8 if case.fits(8) else 5)
+    inputs = case.draw(case.sized(8 if case.fits(8) else 5))
     for form in (partial(forward, case), dense):
         y = form(attention, *inputs).square()
         first = torch.autograd.grad(weighted(y), inputs, create_graph=True, materialize_grads=True)
@@ -178,17 +212,24 @@ def second_derivatives_are_those_of_its_definition(case: Case, dense) -> None:
     assert_close(*found, rtol=1e-6, atol=1e-8)
 
 
+def some_cuts(time: int) -> list[tuple[int, ...]]:
+    """Ways to cut a sequence: at its ends, in the middle, into single tokens among longer pieces."""
+    cuts = [(0, time), (1, time - 1), (7, time - 7), (time - 1, 1), (3, 1, 1, 9, time - 14)]
+    return [each for each in cuts if min(each) >= 0]
+
+
 def parallel_is_recurrent(case: Case) -> None:
     """forward = the recurrence step by step = split anywhere and resumed, final states included."""
     attention, inputs = case.build(), case.draw()
     whole = forward(case, attention, *inputs)
     whole_gradients = gradients(whole, inputs)
-    state = attention.start(BATCH, dtype=torch.float64)
-    stepped, stepped_state = extend(case, attention, inputs, state, rope=case.rope(0, TIME), stepped=True)
+    state = attention.start(case.batch, dtype=torch.float64)
+    rope = case.rope(0, case.time)
+    stepped, stepped_state = extend(case, attention, inputs, state, rope=rope, stepped=True)
     assert_close(stepped, whole, **EXACT)
     assert_close(gradients(stepped, inputs), whole_gradients, **EXACT)
-    for cuts in ((0, TIME), (1, TIME - 1), (7, 12), (TIME - 1, 1), (3, 1, 1, 9, 5)):
-        state, first, ys = attention.start(BATCH, dtype=torch.float64), 0, []
+    for cuts in some_cuts(case.time):
+        state, first, ys = attention.start(case.batch, dtype=torch.float64), 0, []
         for size in cuts:
             part = [x[:, first : first + size] for x in inputs]
             y, state = extend(case, attention, part, state, rope=case.rope(first, size))
@@ -204,20 +245,20 @@ def final_state_has_gradients(case: Case) -> None:
     attention, inputs = case.build(), case.draw()
 
     def of_state(cut: int) -> list[Tensor]:
-        state = attention.start(BATCH, dtype=torch.float64)
-        for piece in (slice(0, cut), slice(cut, TIME)):
+        state = attention.start(case.batch, dtype=torch.float64)
+        for piece in (slice(0, cut), slice(cut, case.time)):
             rope = case.rope(piece.start, piece.stop - piece.start)
             _, state = extend(case, attention, [x[:, piece] for x in inputs], state, rope=rope)
         real = torch.cat([x.flatten() for x in leaves(state) if x.is_floating_point()])
         return gradients(real, inputs)
 
-    assert_close(of_state(5), of_state(0), **EXACT)
+    assert_close(of_state(case.sized(5)), of_state(0), **EXACT)
 
 
 def blind_to_the_future(case: Case) -> None:
     """Changing tokens from `cut` on leaves every earlier output as it was, and has no gradient there."""
     attention = case.build()
-    for cut in (1, 8, TIME - 1):
+    for cut in {cut for cut in (1, 8, case.time - 1) if 0 < cut < case.time}:
         inputs = case.draw()
         before = forward(case, attention, *inputs)[:, :cut]
         later = [g[:, cut:] for g in gradients(before, inputs)]
@@ -229,7 +270,7 @@ def blind_to_the_future(case: Case) -> None:
 def padding_changes_nothing(case: Case) -> None:
     """Whatever stands in padded places, NaN and inf included; there y is 0 and no gradient passes."""
     attention = case.build()
-    for mask in some_masks():
+    for mask in case.masks():
         inputs = case.draw()
         clean = forward(case, attention, *inputs, mask=mask)
         clean_gradients = gradients(clean, inputs)
@@ -247,12 +288,12 @@ def padded_places_hold_numbers(case: Case) -> None:
     """Below the edge of a network, where nothing is made zero: finite values and gradients there, whatever q,
     k and v are, so that no 0 of a later mask meets a NaN in a product."""
     attention = case.build()
-    for mask in (*some_masks(), torch.zeros(BATCH, TIME, dtype=torch.bool)):
+    for mask in (*case.masks(), torch.zeros(case.batch, case.time, dtype=torch.bool)):
         inputs = case.draw()
         q, k, v, *rest = inputs
         named = dict(zip(reads(case), rest, strict=True))
         layout = Layout.of("q", q, mask)
-        y = attention(q, k, v, layout=layout, rope=case.rope(0, TIME, mask), **named)
+        y = attention(q, k, v, layout=layout, rope=case.rope(0, case.time, mask), **named)
         assert y.isfinite().all()
         assert_close(layout.zero(y), forward(case, attention, *inputs, mask=mask), **EXACT)
         for g in gradients(y, inputs):
@@ -267,7 +308,7 @@ def dropout_does_not_see_padding(case: Case) -> None:
         torch.manual_seed(2)
         return forward(case, attention.train(), *inputs, mask=mask)
 
-    for mask in some_masks():
+    for mask in case.masks():
         inputs = case.draw()
         dirty = [x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_() for x in inputs]
         y, clean = drawn(dirty, mask), drawn(inputs, mask)
@@ -279,25 +320,25 @@ def dropout_does_not_see_padding(case: Case) -> None:
 def padding_is_absence(case: Case) -> None:
     """A padded sequence gives what its real tokens alone give, states included; more padding does too."""
     attention, inputs = case.build(), case.draw()
-    for mask in some_masks():
+    for mask in case.masks():
         y = forward(case, attention, *inputs, mask=mask)
-        for i in range(BATCH):
-            real = [x[i : i + 1, mask[i]].repeat_interleave(BATCH, 0) for x in inputs]
+        for i in range(case.batch):
+            real = [x[i : i + 1, mask[i]].repeat_interleave(case.batch, 0) for x in inputs]
             alone = forward(case, attention, *real)
             assert_close(y[i, mask[i]], alone[0], **EXACT)
-        longer = [torch.cat((x, torch.full_like(x[:, :9], torch.nan)), 1) for x in inputs]
-        more = torch.cat((mask, mask.new_zeros(BATCH, 9)), 1)
-        assert_close(forward(case, attention, *longer, mask=more)[:, :TIME], y, **EXACT)
+        longer = [torch.cat((x, x.new_full((case.batch, 9, *x.shape[2:]), torch.nan)), 1) for x in inputs]
+        more = torch.cat((mask, mask.new_zeros(case.batch, 9)), 1)
+        assert_close(forward(case, attention, *longer, mask=more)[:, : case.time], y, **EXACT)
 
 
 def padding_between_states_changes_nothing(case: Case) -> None:
     """A masked piece after a state = its real tokens after that state."""
     attention, inputs, first = case.build(), case.draw(), case.draw(6, seed=9)
-    state = attention.start(BATCH, dtype=torch.float64)
+    state = attention.start(case.batch, dtype=torch.float64)
     _, state = extend(case, attention, first, state, rope=case.rope(0, 6))
-    for mask in some_masks():
-        y, after = extend(case, attention, inputs, state, mask, case.rope(6, TIME, mask))
-        for i in range(BATCH):
+    for mask in case.masks():
+        y, after = extend(case, attention, inputs, state, mask, case.rope(6, case.time, mask))
+        for i in range(case.batch):
             real = [x[i : i + 1, mask[i]] for x in inputs]
             rope = case.rope(6, real[0].shape[1])
             rope = None if rope is None else rope.moved(rope.position[:1])
@@ -312,15 +353,15 @@ def padding_leaves_the_state(case: Case) -> None:
     """Extending by padded tokens in between goes on as if they had not been there."""
     attention, inputs = case.build(), case.draw()
     after = case.draw(5, seed=9)
-    for mask in some_masks():
+    for mask in case.masks():
         seen = mask.sum(1, keepdim=True)
         rope = RotaryEmbedding(seen + torch.arange(5), 100.0) if case.rotary else None
-        state = attention.start(BATCH, dtype=torch.float64)
-        _, state = extend(case, attention, inputs, state, mask, case.rope(0, TIME, mask))
+        state = attention.start(case.batch, dtype=torch.float64)
+        _, state = extend(case, attention, inputs, state, mask, case.rope(0, case.time, mask))
         y, _ = extend(case, attention, after, state, rope=rope)
-        for i in range(BATCH):
+        for i in range(case.batch):
             real = [
-                torch.cat((x[i : i + 1, mask[i]], a[i : i + 1]), 1).repeat_interleave(BATCH, 0)
+                torch.cat((x[i : i + 1, mask[i]], a[i : i + 1]), 1).repeat_interleave(case.batch, 0)
                 for x, a in zip(inputs, after, strict=True)
             ]
             assert_close(y[i], forward(case, attention, *real)[0, -5:], **EXACT)
@@ -329,11 +370,11 @@ def padding_leaves_the_state(case: Case) -> None:
 def padding_alone_keeps_the_state(case: Case) -> None:
     """Tokens of which none is real: y is 0, and a state of constant size stays what it is, to the bit."""
     attention, inputs = case.build(), case.draw()
-    state = attention.start(BATCH, dtype=torch.float64)
-    _, state = extend(case, attention, inputs, state, rope=case.rope(0, TIME))
-    nobody = torch.zeros(BATCH, TIME, dtype=torch.bool)
+    state = attention.start(case.batch, dtype=torch.float64)
+    _, state = extend(case, attention, inputs, state, rope=case.rope(0, case.time))
+    nobody = torch.zeros(case.batch, case.time, dtype=torch.bool)
     large = [30 * x for x in inputs]
-    y, after = extend(case, attention, large, state, nobody, case.rope(TIME, TIME, nobody))
+    y, after = extend(case, attention, large, state, nobody, case.rope(case.time, case.time, nobody))
     assert (y == 0).all()
     assert_close(leaves(after), leaves(state), rtol=0, atol=0)
 
@@ -363,7 +404,8 @@ def packed_is_each_alone(case: Case) -> None:
     """A row of sequences gives what each gives alone, values and gradients; a broken one stays alone."""
     attention = case.build()
     everything = list(attention.parameters())
-    for lengths in ([7, 0, 1, TIME, 2], [5, 5], [0, 0], [TIME]):
+    for named_lengths in ([7, 0, 1, case.time, 2], [5, 5], [0, 0], [case.time]):
+        lengths = [case.sized(length) for length in named_lengths]
         inputs, cu_seqlens, rope = packed(case, lengths)
         named = dict(zip(reads(case), inputs[3:], strict=True))
         y = attention(*inputs[:3], cu_seqlens=cu_seqlens, rope=rope, **named)
@@ -372,17 +414,22 @@ def packed_is_each_alone(case: Case) -> None:
         if sum(lengths):
             found = gradients(y, inputs + everything)
             assert_close(found, gradients(expected, inputs + everything), **EXACT)
-    inputs, cu_seqlens, rope = packed(case, [7, 6, 6])
-    expected = one_by_one(case, attention, inputs, [7, 6, 6])
-    broken = [torch.cat((x[:, :7], torch.full_like(x[:, :6], torch.nan), x[:, 13:]), 1) for x in inputs]
+    lengths = [case.sized(7), case.sized(6), case.sized(6)]
+    inputs, cu_seqlens, rope = packed(case, lengths)
+    expected = one_by_one(case, attention, inputs, lengths)
+    first, last = lengths[0], sum(lengths[:2])
+    broken = [x.clone() for x in inputs]
+    for x in broken:
+        x[:, first:last] = torch.nan
     named = dict(zip(reads(case), broken[3:], strict=True))
     y = attention(*broken[:3], cu_seqlens=cu_seqlens, rope=rope, **named)
-    assert_close(torch.cat((y[:, :7], y[:, 13:]), 1), torch.cat(expected[::2], 1), **EXACT)
+    assert_close(torch.cat((y[:, :first], y[:, last:]), 1), torch.cat(expected[::2], 1), **EXACT)
 
 
 def packed_after_states(case: Case) -> None:
     """Two rows, one after the other: each sequence goes on from its own state, values and gradients."""
-    attention, first, second = case.build(), [7, 0, 3, 4], [2, 5, 0, 1]
+    attention = case.build()
+    first, second = ([case.sized(length) for length in each] for each in ([7, 0, 3, 4], [2, 5, 0, 1]))
     start = attention.start(len(first), dtype=torch.float64)
     state, ys, rows = start, [], []
     for lengths in (first, second):
@@ -423,7 +470,7 @@ def packed_after_states(case: Case) -> None:
 def nothing_to_attend_to_gives_zero(case: Case) -> None:
     """A sample without a real token: 0, not NaN, and no gradient."""
     attention, inputs = case.build(), case.draw()
-    mask = torch.ones(BATCH, TIME, dtype=torch.bool)
+    mask = torch.ones(case.batch, case.time, dtype=torch.bool)
     mask[0] = False
     y = forward(case, attention, *inputs, mask=mask)
     assert (y[0] == 0).all()
@@ -454,7 +501,7 @@ def cross_is_the_same_sum(case: Case) -> None:
         assert_close(many[:, :7], attention(q[:, :7], *fewer), **EXACT)
         if not attention.can.placed_queries:
             assert_close(many[:, -7:], attention(q[:, -7:], *fewer), **EXACT)
-    mask = some_masks()[2]
+    mask = case.masks()[2]
     y = attention.cross_attend(q, attention.encode_memory(k, v, mask), mask)
     assert_close(y, attention(q, k, v, mask=mask), **EXACT)
     dirty = [x.masked_fill(~spread(mask, x), torch.nan) for x in (q, k, v)]
@@ -466,10 +513,10 @@ def runs_on_meta(case: Case) -> None:
     """Tensors without numbers, a mask among them: shapes decide all, so that no forward waits for a value."""
     attention, inputs = case.build().to("meta"), [x.to("meta") for x in case.draw()]
     inputs[1] = inputs[0] if attention.shared_key else inputs[1]
-    masks = [None, some_masks()[2].to("meta")]
+    masks = [None, case.masks()[2].to("meta")]
     for mask in masks if not case.rotary else masks[1:]:
         y = forward(case, attention, *inputs, mask=mask)
-        assert (y.device.type, y.shape) == ("meta", (BATCH, TIME, case.heads, case.value_dim))
+        assert (y.device.type, y.shape) == ("meta", (case.batch, case.time, case.heads, case.value_dim))
 
 
 def a_sample_does_not_see_its_neighbours(case: Case) -> None:
@@ -478,7 +525,7 @@ def a_sample_does_not_see_its_neighbours(case: Case) -> None:
     alone = forward(case, attention, *inputs)[0]
     expected = [g[0] for g in gradients(alone, inputs)]
     for neighbour in (1e6, torch.nan):
-        batch = [torch.stack((x[0], torch.full_like(x[1], neighbour))) for x in inputs]
+        batch = [torch.cat((x[:1], torch.full_like(x[1:], neighbour))) for x in inputs]
         y = forward(case, attention, *batch)[0]
         assert_close(y, alone, **EXACT)
         assert_close([g[0] for g in gradients(y, batch)], expected, **EXACT)
@@ -512,8 +559,8 @@ def never_mutates_a_state(case: Case) -> None:
     """A state may be used again: two continuations from one state are the same."""
     attention, inputs = case.build(), case.draw()
     with torch.no_grad():
-        rope, more = case.rope(0, TIME), case.rope(TIME, 1)
-        state = attention.start(BATCH, dtype=torch.float64)
+        rope, more = case.rope(0, case.time), case.rope(case.time, 1)
+        state = attention.start(case.batch, dtype=torch.float64)
         _, state = extend(case, attention, inputs, state, rope=rope)
         kept = map_state(torch.clone, state)
         token = [x[:, :1] for x in inputs]
@@ -529,18 +576,18 @@ def states_and_memories_are_copies(case: Case) -> None:
     the memory of cross-attention. A buffer that is used for every token, say."""
     attention = case.build()
     for time, masked, stepped in (
-        (TIME, True, False),
-        (TIME, False, False),
+        (case.time, True, False),
+        (case.time, False, False),
         (1, False, False),
         (1, False, True),
     ):
         inputs = [x.detach() for x in case.draw(time)]
-        mask = torch.ones(BATCH, time, dtype=torch.bool) if masked else None
+        mask = torch.ones(case.batch, time, dtype=torch.bool) if masked else None
         rope = case.rope(0, time)
         written = [*inputs, *(x for x in (mask, rope and rope.position) if isinstance(x, Tensor))]
         made = []
         if keeps_state(case):
-            state = attention.start(BATCH, dtype=torch.float64)
+            state = attention.start(case.batch, dtype=torch.float64)
             made.append(extend(case, attention, inputs, state, mask, rope, stepped)[1])
         if cross(case):
             made.append(attention.encode_memory(*inputs[1:3], mask))
@@ -555,22 +602,22 @@ def states_of_another_dtype_are_refused(case: Case) -> None:
     """A state must be as `start` makes it for the inputs; else it would err late, or round."""
     for dtype, other in ((torch.float32, torch.float64), (torch.float64, torch.float32)):
         attention, inputs = case.build().to(dtype), [x.detach() for x in case.draw(dtype=dtype)]
-        rope, more = case.rope(0, TIME), case.rope(TIME, 1)
-        _, state = extend(case, attention, inputs, attention.start(BATCH, dtype=dtype), rope=rope)
+        rope, more = case.rope(0, case.time), case.rope(case.time, 1)
+        _, state = extend(case, attention, inputs, attention.start(case.batch, dtype=dtype), rope=rope)
         wrong = map_state(lambda x, other=other: x.to(other) if x.is_floating_point() else x, state)
         token = [x[:, :1] for x in inputs]
         for given, turn, stepped in ((inputs, rope, False), (token, more, False), (token, more, True)):
-            with pytest.raises(TypeError, match=f"state.* must .*{dtype}.*got {other}"):
-                extend(case, attention, given, wrong, rope=turn, stepped=stepped)
+            message = f"state.* must .*{dtype}.*got {other}"
+            raises(TypeError, message, extend, case, attention, given, wrong, rope=turn, stepped=stepped)
 
 
 def states_can_be_indexed(case: Case) -> None:
     """Beam search is an index: reordering a state reorders what follows."""
     attention, inputs = case.build(), case.draw()
-    rope, more = case.rope(0, TIME), case.rope(TIME, 1)
-    state = attention.start(BATCH, dtype=torch.float64)
+    rope, more = case.rope(0, case.time), case.rope(case.time, 1)
+    state = attention.start(case.batch, dtype=torch.float64)
     _, state = extend(case, attention, inputs, state, rope=rope)
-    order = torch.tensor([1, 0])
+    order = torch.arange(case.batch).flip(0)
     token = [x[:, :1] for x in inputs]
     y, _ = extend(case, attention, token, state, rope=more)
     reordered = map_state(lambda x: x[order], state)
@@ -612,7 +659,7 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
 def sixteen_bits_lose_no_more_than_the_textbook(case: Case, dense) -> None:
     """bf16 and fp16 in: off by at most twice the error of the textbook formula in that precision."""
     for dtype in (torch.bfloat16, torch.float16):
-        attention, inputs = case.build(), [x.detach() for x in case.draw(64, dtype=dtype)]
+        attention, inputs = case.build(), [x.detach() for x in case.draw(case.sized(64), dtype=dtype)]
         # The parameters of both are those 16 bits can hold: the law is about the arithmetic.
         attention = attention.to(dtype).double()
         exact = dense(attention, *(x.double() for x in inputs))
@@ -635,9 +682,9 @@ def autocast_rounds_nothing_that_is_added(case: Case) -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             every = [forward(case, attention, *inputs)]
             if keeps_state(case):
-                state = attention.start(BATCH, dtype=torch.bfloat16)
+                state = attention.start(case.batch, dtype=torch.bfloat16)
                 for stepped in (False, True):
-                    rope = case.rope(0, TIME)
+                    rope = case.rope(0, case.time)
                     y, after = extend(case, attention, inputs, state, rope=rope, stepped=stepped)
                     every += [y, *leaves(after)]
             if cross(case):
@@ -668,10 +715,10 @@ def long_sequences_do_not_drift(case: Case) -> None:
 def no_tokens_leave_the_state(case: Case) -> None:
     """Extending by no tokens, masked or in a row of empty sequences: no outputs, and the state as it was."""
     attention, inputs = case.build(), case.draw()
-    fresh, (mask, *_) = attention.start(BATCH, dtype=torch.float64), some_masks()
+    fresh, (mask, *_) = attention.start(case.batch, dtype=torch.float64), case.masks()
     states = [fresh]
     for each in (None, mask):
-        _, state = extend(case, attention, inputs, fresh, each, case.rope(0, TIME, each))
+        _, state = extend(case, attention, inputs, fresh, each, case.rope(0, case.time, each))
         states.append(state)
     none, rope = [x[:, :0] for x in inputs], case.rope(0, 0)
     row = [x[:1] for x in none]
@@ -680,9 +727,9 @@ def no_tokens_leave_the_state(case: Case) -> None:
     for state in states:
         for each in (None, mask[:, :0]):
             y, after = extend(case, attention, none, state, each, rope)
-            assert y.shape == (BATCH, 0, case.heads, case.value_dim)
+            assert y.shape == (case.batch, 0, case.heads, case.value_dim)
             same_states(after, state)
-        cu_seqlens = torch.zeros(BATCH + 1, dtype=torch.int64)
+        cu_seqlens = torch.zeros(case.batch + 1, dtype=torch.int64)
         y, after = attention.extend(*row[:3], state, cu_seqlens=cu_seqlens, rope=of_row, **named)
         assert y.shape == (1, 0, case.heads, case.value_dim)
         same_states(after, state)
@@ -691,7 +738,7 @@ def no_tokens_leave_the_state(case: Case) -> None:
 def constant_states_keep_no_tokens(case: Case) -> None:
     """The memory that a state of constant size holds on to after a long prompt is its own."""
     attention, inputs = case.build(), case.draw(time := 512)
-    fresh = attention.start(BATCH, dtype=torch.float64)
+    fresh = attention.start(case.batch, dtype=torch.float64)
     _, state = extend(case, attention, inputs, fresh, rope=case.rope(0, time))
     for x in leaves(state):
         assert x.untyped_storage().nbytes() == x.nbytes
@@ -764,7 +811,7 @@ def transforms_are_what_they_transform(case: Case) -> None:
         return tree_unflatten(torch.autograd.grad(y, numbers, materialize_grads=True), form)
 
     gradient = torch.func.grad(value, (0, 1))
-    for masks in ((None, None), some_masks()[1:]):
+    for masks in ((None, None), case.masks()[1:]):
         each = [
             ([x.detach() for x in case.draw(seed=seed)], {name: x * size for name, x in own.items()}, mask)
             for seed, size, mask in zip((0, 1), (1.0, 1.1), masks, strict=True)
