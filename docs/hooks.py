@@ -21,7 +21,7 @@ def on_config(config: Any) -> Any:
         {"Reading order": "README.md"},
         {"Using": "using.md"},
         {"Choosing": "choosing.md"},
-        {"Mechanisms": [{name: f"{name}.md"} for name in attention.names()]},
+        {"Mechanisms": [{name: f"mechanisms/{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},
         {"Speech": "speech.md"},
         {"Export": "export.md"},
@@ -56,8 +56,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     markdown = re.sub(r"(!\[[^\]]*\])\(((?!https?:)[^)#]+)\)", shown, markdown)
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\(((?!https?:)[^)#]+)\)", named, markdown)
-    name = Path(page.file.src_path).stem
-    if name in attention.names() and "/" not in page.file.src_path:
+    folder, name = posixpath.split(page.file.src_path.removesuffix(".md"))
+    if folder == "mechanisms":
         markdown += (
             f"\n\n## API\n\n::: lintra.attention.{name}\n    options:\n      show_root_heading: false\n"
         )

@@ -23,7 +23,7 @@ from lintra.cli import _info, main
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "experiments").glob("*/README.md"),
 ]
 
@@ -91,9 +91,9 @@ def test_the_table_of_the_readme_is_the_folder(capsys):
 
 @pytest.mark.parametrize("name", attention.names())
 def test_every_mechanism_has_its_page(name):
-    page = (ROOT / "docs" / f"{name}.md").read_text()
+    page = (ROOT / "docs" / "mechanisms" / f"{name}.md").read_text()
     assert f"lintra/attention/{name}.py" in page
-    assert f"({name}.md)" in (ROOT / "docs" / "README.md").read_text()
+    assert f"(mechanisms/{name}.md)" in (ROOT / "docs" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))

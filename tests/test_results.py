@@ -14,7 +14,7 @@ OLDER = "older than the code"
 WITHOUT = "before reports named their commit"
 PAGES = [
     *(ROOT / name for name in ("README.md",)),
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "experiments").glob("*/README.md"),
 ]
 

@@ -1,7 +1,7 @@
 """Gated DeltaNet: Yang et al. 2024, "Gated delta networks", arXiv:2412.06464; without decay DeltaNet,
 Schlag et al. 2021, arXiv:2102.11174, as in Yang et al. 2024, arXiv:2406.06484.
 
-Linear attention adds every value to what its key already holds; here a token first extra what is there, and
+Linear attention adds every value to what its key already holds; here a token first reads what is there, and
 writes the share beta of what is missing:
 
     kv_t = a_t kv_{t-1} + beta_t k_t (v_t - a_t kv_{t-1}^T k_t)^T      y_t = norm(kv_t^T q_t) * silu(gate_t)
