@@ -29,7 +29,7 @@ from lintra.attention import leaves, load
 from lintra.bench.reports import by_name, cpu
 from lintra.checkpoint import to_json
 from lintra.tasks import speech
-from lintra.train._curve import MINUTES
+from lintra.train.curve import MINUTES
 
 sys.path.insert(0, str(Path(__file__).parent / "images"))
 import readability

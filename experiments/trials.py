@@ -22,10 +22,10 @@ from lintra import checkpoint, evaluate, legacy, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import reports
 from lintra.checkpoint import from_json, to_json
-from lintra.train._callbacks import Interrupted
-from lintra.train._curve import MINUTES
-from lintra.train._optimizer import optimizer
-from lintra.train._run import Run, from_anywhere
+from lintra.train.callbacks import Interrupted
+from lintra.train.curve import MINUTES
+from lintra.train.optimizer import optimizer
+from lintra.train.run import Run, from_anywhere
 
 SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
 BATCH = 50

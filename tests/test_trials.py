@@ -12,7 +12,7 @@ import pytest
 from lintra import checkpoint, train
 from lintra.attention import linear
 from lintra.tasks import digits, images
-from lintra.train._callbacks import Interrupted
+from lintra.train.callbacks import Interrupted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from trials import Trial, tell, train_all

@@ -12,7 +12,7 @@ import torch
 from lintra.bench.memory import peak_of
 from lintra.bench.reports import Row, by_name
 from lintra.bench.timing import interleaved
-from lintra.train._batches import LengthSampler
+from lintra.train.batches import LengthSampler
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]

@@ -22,8 +22,7 @@ from lintra.config import fields
 from lintra.evaluate import Estimate
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
-from lintra.tasks import Task
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask, Task
 from lintra.tasks.speech import Speech
 
 CHECKED = 8  # samples whose predictions are checked to be probabilities

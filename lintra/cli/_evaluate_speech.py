@@ -16,8 +16,7 @@ from lintra.cli._stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
 from lintra.io import files
 from lintra.models import CTC
-from lintra.speech.corpus import Corpus, Skipped, prepare
-from lintra.tasks import _corpora
+from lintra.speech.corpus import Corpus, Skipped, describe_skipped, prepare
 from lintra.tasks.speech import Speech
 
 
@@ -37,7 +36,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     partial = len(heard) + len(without) < len(corpus)
     skipped = [*skipped, *without]
     if not heard:
-        raise UsageError(f"none of {len(skipped):,} utterances can be scored: {_corpora.told(skipped)}")
+        raise UsageError(f"none of {len(skipped):,} utterances can be scored: {describe_skipped(skipped)}")
     rates = scoring.error_rates(heard, config.symbols.unit)
     parameters = sum(p.numel() for p in model.parameters())
     print(
@@ -48,7 +47,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     if partial:
         print(f"\n{cut_short(f'the {len(heard):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
-        print(f"\n{_corpora.told(skipped, options.json)}")
+        print(f"\n{describe_skipped(skipped, options.json)}")
     if options.json:
         reports.save(
             options.json,

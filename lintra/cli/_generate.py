@@ -22,8 +22,7 @@ from lintra.generation import sampling
 from lintra.generation.sampling import Sampler
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
-from lintra.tasks import DataError
-from lintra.tasks._pixels import PixelTask, check_fraction
+from lintra.tasks import DataError, PixelTask, check_fraction
 
 COMPLETE = 8  # test images
 OF_COMPLETIONS = ("completions", "fraction", "data")  # who changes one of these wants test images completed

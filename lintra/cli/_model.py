@@ -9,8 +9,7 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.cli._arguments import UsageError
-from lintra.tasks import Task
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask, Task
 
 Device = Literal["auto", "cpu", "cuda"]
 SPLITS = {"test": "test", "validate": "validation"}  # how a task's `judged_by` is told

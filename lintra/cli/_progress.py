@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from lintra.train._clock import SECONDS_PER_LINE, clock
+from lintra.train.clock import SECONDS_PER_LINE, clock
 
 
 @contextlib.contextmanager

@@ -17,9 +17,9 @@ from lintra.cli._mechanism import mechanism
 from lintra.cli._model import chosen
 from lintra.cli._progress import progress
 from lintra.models import ctc
-from lintra.train._data import check_room
-from lintra.train._optimizer import optimizer
-from lintra.train._run import RUN, first_model, is_first_process
+from lintra.train.data import check_room
+from lintra.train.optimizer import optimizer
+from lintra.train.run import RUN, first_model, is_first_process
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def train_command(args: Sequence[str]) -> int:
         train.fit(run, _watched(run.task))
     elif (name := args[0].replace("_", "-")) in _names():
         run, task = _new_run(name, args[1:])
-        from lintra.train._fit import fit_checked  # Lightning, which takes seconds: not where flags are wrong
+        from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not where flags are wrong
 
         fit_checked(run, task)
     else:

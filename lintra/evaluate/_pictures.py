@@ -12,8 +12,7 @@ from lintra.evaluate._scores import nats
 from lintra.evaluate._strangers import strangers
 from lintra.generation import sampling
 from lintra.models import Decoder
-from lintra.tasks._base import Watch
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask, Watch
 
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1)
 DRAWN = 8  # images at each temperature

@@ -12,8 +12,7 @@ from lintra.allocator import release_freed_memory
 from lintra.generation.sampling import evaluation
 from lintra.models import Decoder, Model
 from lintra.nn.parameters import reference_param
-from lintra.tasks import Task
-from lintra.tasks._base import Report, predict
+from lintra.tasks import Report, Task, predict
 
 # What the probabilities of all symbols may sum to, beside 1: in float32 those of the narrowest mixture of
 # logistics miss it by 3e-5, all others by less than 5e-6.

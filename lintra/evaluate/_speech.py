@@ -14,7 +14,7 @@ from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped
 from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
 from lintra.speech.transcribe import Search, log_probs
-from lintra.tasks._base import Report
+from lintra.tasks import Report
 
 # What is counted as an error, by what a model writes.
 KINDS: Mapping[Unit, Mapping[str, Callable[[str, str], Edits]]] = {

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lintra.tasks import digits
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask, digits
 
 
 def strangers(task: PixelTask, images: Tensor, seed: int = 0) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
 """What the networks made of blocks share: their configuration, positions, blocks, and recomputing these."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -99,11 +100,14 @@ class TransformerBase(nn.Module):
         if isinstance(self.position, Bounded):
             self.position.check(tokens)
 
-    def run_block(self, block: Block, x: Tensor, *args: Any, **options: Any) -> Tensor:
-        """A block's forward; where blocks are recomputed, with the same dropout as the first time."""
+    def block_runner(self) -> Callable[..., Tensor]:
+        """Return how a block is called: `run(block, x, ...)`.
+
+        Where blocks are recomputed in the backward (activation checkpointing), with the dropout of the first
+        time."""
         if self.config.checkpoint_blocks and torch.is_grad_enabled():
-            return cast("Tensor", checkpoint(block, x, *args, use_reentrant=False, **options))
-        return block(x, *args, **options)
+            return partial(checkpoint, use_reentrant=False)
+        return nn.Module.__call__
 
     def run_blocks(
         self, x: Tensor, layers: tuple[State, ...], layout: Layout, **extra: Tensor

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -230,3 +230,13 @@ def _subsample(stage: nn.Conv1d, x: Tensor, edge: Tensor) -> tuple[Tensor, Tenso
         return x.new_zeros(len(x), 0, stage.out_channels), edge
     read = functional.pad(torch.cat((edge, x), 1), (0, 0, 0, x.shape[1] % 2))
     return functional.gelu(stage(read.mT)).mT, x[:, -1:].clone()
+
+
+def ctc_loss(
+    log_probs: Float[Tensor, "b u n"], mask: Bool[Tensor, "b u"], targets: Int[Tensor, "b s"]
+) -> Float[Tensor, "b"]:
+    """Return -log p of transcripts, symbols 1 .. n-1 padded with 0, in nats: summed over all alignments.
+
+    log_probs and mask are what a recogniser gives. Graves et al. 2006, ICML, section 3.1."""
+    lengths = mask.sum(1), (targets > 0).sum(1)
+    return functional.ctc_loss(log_probs.transpose(0, 1), targets, *lengths, reduction="none")

@@ -96,8 +96,9 @@ class Decoder(TransformerBase):
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
         x, _ = self.embed(tokens, None, layout)
+        run = self.block_runner()
         for block in self.blocks:
-            x = self.run_block(block, x, layout=layout)
+            x = run(block, x, layout=layout)
         return self.head(self.norm(layout.zero(x)))
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:

@@ -95,8 +95,9 @@ class Encoder(TransformerBase):
     def _hidden(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
         warn_if_inverted(layout.mask)
         x = self._embed(x, layout)
+        run = self.block_runner()
         for block in self.blocks:
-            x = self.run_block(block, x, layout=layout, **extra)
+            x = run(block, x, layout=layout, **extra)
         return layout.zero(self.norm(layout.zero(x)))
 
     def _embed(self, x: Tensor, layout: Layout) -> Tensor:

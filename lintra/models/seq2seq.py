@@ -111,8 +111,9 @@ class Seq2Seq(Decoder):
         warn_if_inverted(mask)
         self._check_memory(memory, layout.n)
         x, _ = self.embed(tokens, None, layout)
+        run = self.block_runner()
         for block, layer in zip(self.blocks, memory.layers, strict=True):
-            x = self.run_block(block, x, layer, layout=layout)
+            x = run(block, x, layer, layout=layout)
         return self.head(self.norm(layout.zero(x)))
 
     def start(self, memory: Memory) -> DecoderState:

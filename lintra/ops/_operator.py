@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lintra.ops import checks
-
 _OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
 _FORWARD = (
     f"(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) "
@@ -27,12 +25,13 @@ _LIBRARY = torch.library.Library("lintra", "FRAGMENT")
 
 def register(
     name: str, impl: str, forward: Callable[..., Any], backward: Callable[..., Any], devices: Sequence[str]
-) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Makes the operators lintra::`name` and lintra::`name`_backward of functions that compute them, with the
     arguments in the order of the schemas; `backward` may give None for log_decay and log_input.
 
-    -> the sum itself: y [b t h e], kv [b g f e] and z [b g f] after the last token; packed, the states are
-    [n ...]. Arguments as the operator orders them, validated by `lintra.ops.linear_attention`.
+    Return the first: y [b t h e], kv [b g f e] and z [b g f] after the last token, and denominators; packed,
+    the states are [n ...]. Arguments as the operator orders them, validated by `lintra.ops.linear_attention`,
+    logarithms in the dtype of sums.
     """
 
     def gradients(dy, dkv, dz, q, *others):
@@ -67,13 +66,7 @@ def register(
     operator = getattr(torch.ops.lintra, name)
     backward_operator = getattr(torch.ops.lintra, f"{name}_backward")
 
-    def call(q, k, v, log_decay, log_input, *others):
-        dtype = checks.sum_dtype(q.dtype)
-        log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
-        y, kv, z, _ = operator(q, k, v, log_decay, log_input, *others)
-        return y, kv, z
-
-    return call
+    return operator
 
 
 def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):

@@ -126,7 +126,10 @@ def linear_attention(
         state = LinearState(state.kv.to(checks.sum_dtype(q.dtype)), state.z)
     if chosen in _OPERATORS:
         bounds = layout.cu_seqlens
-        y, kv, z = _OPERATORS[chosen](
+        dtype = state.z.dtype
+        log_decay = log_decay if log_decay is None else log_decay.to(dtype)
+        log_input = log_input if log_input is None else log_input.to(dtype)
+        y, kv, z, _ = _OPERATORS[chosen](
             q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
         )
     elif layout.packed:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,22 +17,9 @@ with suppress(ValueError):
     native.available()
 
 
-def _named(arguments: Sequence[Any]) -> dict[str, Any]:
-    """The arguments after those that `native` takes by place."""
-    names = ("log_decay", "log_input", "kv", "z", "mask", "cu_seqlens")
-    names += ("causal", "normalize", "eps", "feature_map")
-    return dict(zip(names, arguments, strict=True))
-
-
-def _forward(q, k, v, *others):
-    return native.forward(q, k, v, **_named(others))
-
-
-def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
-    return native.backward(dy, dkv, dz, q, k, v, y, denominator, **_named(others))
-
-
-linear_attention_native = _operator.register("linear_attention", "native", _forward, _backward, ["CPU"])
+linear_attention_native = _operator.register(
+    "linear_attention", "native", native.forward, native.backward, ["CPU"]
+)
 
 
 def native_step(

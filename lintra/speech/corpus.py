@@ -23,11 +23,22 @@ from lintra.speech.manifest import Utterance
 _DAY = 86_400  # seconds
 
 
+SHOWN = 3  # of what cannot be used
+
+
 class Skipped(NamedTuple):
     """An utterance that cannot be used."""
 
     id: str
     reason: str
+
+
+def describe_skipped(skipped: Sequence[Skipped], file: Path | None = None) -> str:
+    """Say how many could not be used, why the first ones, and in which file all of them are."""
+    parts = [f"{each.id}: {each.reason}" for each in skipped[:SHOWN]]
+    parts += ["..."] if len(skipped) > SHOWN else []
+    parts += [] if file is None else [f"all of them in {file}"]
+    return f"{len(skipped):,} skipped: {'; '.join(parts)}"
 
 
 def write_skipped(path: Path, skipped: Sequence[Skipped]) -> None:

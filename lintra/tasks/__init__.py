@@ -4,10 +4,24 @@ import sys
 from types import ModuleType
 
 from lintra.config import registry
-from lintra.tasks._base import Batch, DataError, Samples, Task, predicted, read
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks._pixels import PixelTask, check_fraction
+from lintra.tasks.base import Batch, DataError, Report, Samples, Task, Watch, predict, predicted, read
 
-__all__ = ["Batch", "DataError", "PixelTask", "Samples", "Task", "load", "names", "predicted", "read"]
+__all__ = [
+    "Batch",
+    "DataError",
+    "PixelTask",
+    "Report",
+    "Samples",
+    "Task",
+    "Watch",
+    "check_fraction",
+    "load",
+    "names",
+    "predict",
+    "predicted",
+    "read",
+]
 
 
 def names() -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lintra.tasks import _files
-from lintra.tasks._base import DataError
+from lintra.tasks.base import DataError
 
 SHAPE = (32, 32, 3)
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000

@@ -14,14 +14,13 @@ from lintra.models import ctc
 from lintra.speech import corpora
 from lintra.speech.alignment import frames_needed
 from lintra.speech.arrays import given
-from lintra.speech.corpus import Corpus, Skipped
+from lintra.speech.corpus import Corpus, Skipped, describe_skipped
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
-from lintra.tasks._base import DataError
 from lintra.tasks._files import NAME_THE_FOLDER, named_folder
+from lintra.tasks.base import DataError
 
 HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
 ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training
-SHOWN = 3  # of what cannot be used
 
 Splits = dict[str, list[Utterance]]  # by what they are for
 
@@ -106,16 +105,8 @@ class UtteranceSet:
                 heard.places.append(place)
                 heard.targets.append(target)
         if not heard.places:
-            raise DataError(f"no utterance to {what} on can be used: {told(heard.skipped)}")
+            raise DataError(f"no utterance to {what} on can be used: {describe_skipped(heard.skipped)}")
         return heard
-
-
-def told(skipped: Sequence[Skipped], file: Path | None = None) -> str:
-    """How many could not be used, why the first ones, and in which file all of them are."""
-    parts = [f"{each.id}: {each.reason}" for each in skipped[:SHOWN]]
-    parts += ["..."] if len(skipped) > SHOWN else []
-    parts += [] if file is None else [f"all of them in {file}"]
-    return f"{len(skipped):,} skipped: {'; '.join(parts)}"
 
 
 def _corpus(config: Any) -> Splits:

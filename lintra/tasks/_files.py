@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lintra.io.files import refuse_irregular
-from lintra.tasks._base import DataError
+from lintra.tasks.base import DataError
 
 Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8
 

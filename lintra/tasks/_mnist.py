@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lintra.tasks import _files
-from lintra.tasks._base import DataError
+from lintra.tasks.base import DataError
 
 SHAPE = (28, 28, 1)
 TRAIN_IMAGES, TEST_IMAGES = 60_000, 10_000

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lintra.tasks._base import Samples
+from lintra.tasks.base import Samples
 
 FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lintra.models import Decoder
-from lintra.tasks._base import Batch, BitsTask, DataError, Samples
+from lintra.tasks.base import Batch, BitsTask, DataError, Samples
 
 Split = Literal["train", "validate", "test"]
 Draw = Callable[[Tensor, int], Tensor]  # prompts [n t'], steps -> what follows them [n steps]

@@ -13,8 +13,8 @@ import torch
 from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._base import AccuracyTask, Batch
 from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks.base import AccuracyTask, Batch
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
 

@@ -19,8 +19,8 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks import _cifar10, _files, _mnist
-from lintra.tasks._base import DataError
 from lintra.tasks._pixels import PixelTask, Split
+from lintra.tasks.base import DataError
 
 Data = Literal["mnist", "cifar10"]
 _SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}

@@ -18,8 +18,8 @@ import torch
 from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._base import AccuracyTask, Batch
 from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks.base import AccuracyTask, Batch
 
 # What lintra.train.Config is preset to.
 TRAINING = {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lintra.attention import AttentionConfig, linear
 from lintra.audio import features
@@ -24,12 +23,12 @@ from lintra.audio.symbols import Symbols, Unit, learn, read_lexicon
 from lintra.config import fields
 from lintra.models import CTC, bilstm, ctc, encoder
 from lintra.nn.mask import padded
-from lintra.speech.corpus import prepare, write_skipped
+from lintra.speech.corpus import describe_skipped, prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
 from lintra.tasks import _corpora
-from lintra.tasks._base import Batch, DataError, Samples, Task
+from lintra.tasks.base import Batch, DataError, Samples, Task
 
 Data = Literal["an4", "fsdd"]
 Preset = Literal["small", "paper"]
@@ -248,7 +247,7 @@ class Speech(Task):
             file, skipped = folder / f"skipped-{split}.jsonl", samples.heard.skipped
             write_skipped(file, skipped)
             if skipped:
-                found.append(f"{split}: {_corpora.told(skipped, file)}")
+                found.append(f"{split}: {describe_skipped(skipped, file)}")
         return found
 
     def cached(self, split: str) -> Path | None:
@@ -325,9 +324,8 @@ class Speech(Task):
             # Neighbouring numbers of given frames need not be neighbouring frequencies.
             bands = 2 if self.features.kind == "fbank" else 0
             x = spec_augment(x, batch["mask"], generator, bands=bands, band=BAND, share=SHARE)
-        return negative_log_likelihood(model(x, mask=batch["mask"]), batch["targets"]).sum() / self.weight(
-            batch
-        )
+        log_probs, mask = model(x, mask=batch["mask"])
+        return ctc.ctc_loss(log_probs, mask, batch["targets"]).sum() / self.weight(batch)
 
     def weight(self, batch: Batch) -> Tensor:
         return (batch["targets"] > 0).sum()
@@ -336,7 +334,7 @@ class Speech(Task):
     def per_sample(self, model: CTC, batch: Batch) -> dict[str, Tensor]:
         """The loss in nats, and the edits between the best path's symbols and those that were said."""
         found = model(batch["x"], mask=batch["mask"])
-        loss, said = negative_log_likelihood(found, batch["targets"]), (batch["targets"] > 0).sum(1)
+        loss, said = ctc.ctc_loss(found[0], found[1], batch["targets"]), (batch["targets"] > 0).sum(1)
         edits = [
             Edits.between(target[:n].tolist(), greedy(log_probs[mask])).total
             for log_probs, mask, target, n in zip(*found, batch["targets"], said.tolist(), strict=True)
@@ -354,11 +352,3 @@ def _turned(config: encoder.Config) -> encoder.Config:
     except ValueError:
         return config  # which says what is wrong, if it is something else
     return rotated
-
-
-def negative_log_likelihood(found: tuple[Tensor, Tensor], targets: Tensor) -> Tensor:
-    """-log p of transcripts [b s], padded with 0, by log_probs [b t n+1] and their mask [b t] -> [b] nats."""
-    log_probs, mask = found
-    return functional.ctc_loss(
-        log_probs.transpose(0, 1), targets, mask.sum(1), (targets > 0).sum(1), reduction="none"
-    )

@@ -19,8 +19,8 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks import _text
-from lintra.tasks._base import Batch, BitsTask, DataError, Samples
 from lintra.tasks._numbered import generator
+from lintra.tasks.base import Batch, BitsTask, DataError, Samples
 
 _CROPS = 1_000_000  # in an epoch
 

@@ -23,7 +23,7 @@ from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
 from lintra.tasks import _text
-from lintra.tasks._base import Batch, DataError, Samples, Task
+from lintra.tasks.base import Batch, DataError, Samples, Task
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
 _HELD_BACK = 10  # one line of so many is validated on

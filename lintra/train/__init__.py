@@ -1,9 +1,9 @@
 """Training: a Lightning Trainer around a task, that can be killed at any moment and resumed exactly."""
 
 from lintra.tasks import Task
-from lintra.train._curve import curves
-from lintra.train._run import Run
 from lintra.train.config import Config
+from lintra.train.curve import curves
+from lintra.train.run import Run
 
 __all__ = ["Config", "Run", "curves", "fit"]
 
@@ -14,6 +14,6 @@ def fit(run: Run, task: Task | None = None) -> None:
     task: what `run.task.build()` gave, where it has read its data already. Raises Diverged,
     Interrupted and checkpoint.Error; what had been saved before stays.
     """
-    from lintra.train._fit import fit
+    from lintra.train.loop import fit
 
     fit(run, task)

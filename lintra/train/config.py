@@ -1,6 +1,5 @@
 """The settings that all tasks share."""
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,8 +10,6 @@ Optimizer = Literal["radam", "adamw", "muon"]
 Schedule = Literal["constant", "step", "cosine", "wsd", "plateau"]
 Precision = Literal["auto", "32", "bf16"]
 Strategy = Literal["auto", "ddp", "fsdp"]
-
-DECAY_FRACTION = 0.4  # of the steps, at the end: schedule "wsd" falls to 0 in a straight line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +63,3 @@ class Config:
         """Raises ValueError where batches are of sequences and the devices cannot share one evenly."""
         if batch_tokens is None and self.batch % self.devices:
             raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
-
-    def lr_at(self, step: int) -> float:
-        """The learning rate of a step (from 0); with "plateau", before it is halved."""
-        warm = min(1.0, (step + 1) / (self.warmup + 1))
-        match self.schedule:
-            case "step":
-                return self.lr * warm * (0.1 if step >= self.drop_at else 1.0)
-            case "cosine":
-                done = max(0, step - self.warmup) / max(1, self.steps - self.warmup)
-                return self.lr * warm * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-            case "wsd":
-                return self.lr * warm * min(1.0, max(0, self.steps - step) / (DECAY_FRACTION * self.steps))
-        return self.lr * warm

@@ -14,7 +14,7 @@ from typing import Any
 from lintra import runtime
 from lintra.attention.linear import EluPlusOne, Identity, LinearAttention, Relu, SquaredRelu
 from lintra.export import runtime as export
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask
 from lintra.web._server import Server
 
 __all__ = ["Server", "file", "page", "why_not"]

@@ -24,7 +24,7 @@ from lintra.export import runtime as export
 from lintra.models import decoder
 from lintra.runtime import Model
 from lintra.tasks import copy, digits
-from lintra.tasks._base import predict
+from lintra.tasks.base import predict
 from lintra.train import Config, Run
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,6 @@ import lintra
 from lintra import attention, train
 from lintra.cli import COMMANDS, _memory, bench
 from lintra.cli._mechanism import mechanism
-from lintra.train import _data
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
 TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--dir", "run"]

@@ -15,7 +15,7 @@ from lintra.cli import _memory
 from lintra.models.decoder import LogisticMixture
 from lintra.nn.distributions import DiscretisedLogistics
 from lintra.tasks import copy, digits, images, text, text_classification
-from lintra.tasks._base import predict
+from lintra.tasks.base import predict
 
 
 def scores(file) -> dict:

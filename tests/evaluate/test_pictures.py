@@ -9,8 +9,7 @@ from lintra import evaluate, pictures
 from lintra.attention import linear
 from lintra.evaluate import _pictures
 from lintra.evaluate._strangers import strangers
-from lintra.tasks import digits
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask, digits
 
 TASK = digits.Config().build()
 

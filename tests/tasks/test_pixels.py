@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lintra.tasks._pixels import PixelTask
+from lintra.tasks import PixelTask
 
 
 class Tiny(PixelTask):

@@ -5,13 +5,12 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.attention import performer
-from lintra.train import _callbacks
 from tests.train.conftest import assert_same_weights, weights
 
 
 @pytest.mark.parametrize("decay", [0.3, 0.999])
 def test_the_mean_is_that_of_the_weights_after_each_step(new_run, monkeypatch, decay):
-    monkeypatch.setattr(_callbacks, "KEPT", 12)
+    monkeypatch.setattr(callbacks, "KEPT", 12)
     plain = new_run("plain", save_every=1)
     averaged = new_run("averaged", ema=decay)
     train.fit(plain)

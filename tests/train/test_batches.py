@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.train._batches import LengthSampler, StepSampler, seed_of, share
+from lintra.train.batches import LengthSampler, StepSampler, seed_of, share
 
 
 @given(samples=st.integers(1, 40), batch=st.integers(1, 24), epochs=st.integers(1, 3), seed=st.integers(0, 9))

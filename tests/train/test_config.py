@@ -11,7 +11,7 @@ from lintra.attention import linear
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
-from lintra.train._callbacks import LearningRateSchedule
+from lintra.train.schedule import LearningRateSchedule, learning_rate
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_devices_share_a_batch_evenly(new_run):
 
 def test_learning_rates():
     step = Config(lr=1.0, schedule="step", drop_at=10, warmup=3)
-    assert [step.lr_at(s) for s in (0, 1, 2, 3, 9, 10, 99)] == [0.25, 0.5, 0.75, 1, 1, 0.1, 0.1]
+    assert [learning_rate(step, s) for s in (0, 1, 2, 3, 9, 10, 99)] == [0.25, 0.5, 0.75, 1, 1, 0.1, 0.1]
     cosine = Config(lr=1.0, schedule="cosine", warmup=0, steps=100)
-    assert cosine.lr_at(0) == 1
-    assert cosine.lr_at(50) == pytest.approx(0.5)
-    assert cosine.lr_at(100) == cosine.lr_at(200) == 0
+    assert learning_rate(cosine, 0) == 1
+    assert learning_rate(cosine, 50) == pytest.approx(0.5)
+    assert learning_rate(cosine, 100) == learning_rate(cosine, 200) == 0
     wsd = Config(lr=1.0, schedule="wsd", steps=100)
-    assert [wsd.lr_at(s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
-    assert Config(lr=0.5).lr_at(10**6) == 0.5
+    assert [learning_rate(wsd, s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
+    assert learning_rate(Config(lr=0.5), 10**6) == 0.5
 
 
 def test_a_plateau_halves_the_learning_rate():
     """After so many validations without a new lowest loss, counted anew from each halving."""
     rate, factors = LearningRateSchedule(Config(schedule="plateau", patience=2)), []
     for loss in (3.0, 2.0, 2.5, 1.9, 1.9, 2.0, 3.0, 1.9, 1.8, 1.7):
-        rate.hear(loss)
+        rate.update(loss)
         factors.append(rate.factor)
     assert factors == [1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
 

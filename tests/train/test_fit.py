@@ -16,9 +16,10 @@ from lintra import checkpoint, train
 from lintra.io import files, tensors
 from lintra.io.files import read_json
 from lintra.tasks import Samples, copy, digits
-from lintra.train._batches import seed_of
-from lintra.train._callbacks import Interrupted, LearningRateSchedule
-from lintra.train._learner import Diverged, Learner
+from lintra.train.batches import seed_of
+from lintra.train.callbacks import Interrupted
+from lintra.train.learner import Diverged, Learner
+from lintra.train.schedule import LearningRateSchedule
 from tests.train.conftest import assert_same_weights, folders, weights
 
 
@@ -47,7 +48,7 @@ def test_a_plateau_is_resumed_exactly(new_run, stop, monkeypatch):
     """Stopped before, at and after a validation: no validation counts twice, and none that the whole run does
     not have. With a loss that never falls, the rate is halved at every second one."""
     monkeypatch.setattr(
-        LearningRateSchedule, "hear", lambda rate, loss, hear=LearningRateSchedule.hear: hear(rate, 1.0)
+        LearningRateSchedule, "update", lambda rate, loss, hear=LearningRateSchedule.update: hear(rate, 1.0)
     )
     settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 2}
     whole, halved = new_run("whole", **settings), new_run("halved", **settings, max_minutes=None)
@@ -70,7 +71,7 @@ def test_a_signal_at_a_validation_waits_for_it(new_run, monkeypatch):
     settings = {"schedule": "plateau", "patience": 1, "validate_every": 2, "save_every": 100}
     whole, run = new_run("whole", **settings), new_run("run", **settings)
     monkeypatch.setattr(
-        LearningRateSchedule, "hear", lambda rate, loss, hear=LearningRateSchedule.hear: hear(rate, 1.0)
+        LearningRateSchedule, "update", lambda rate, loss, hear=LearningRateSchedule.update: hear(rate, 1.0)
     )
     train.fit(whole)
     step = Learner.training_step

@@ -9,8 +9,8 @@ from lintra import train
 from lintra.attention import delta, linear
 from lintra.models import bilstm
 from lintra.tasks import digits
-from lintra.train._learner import Learner
-from lintra.train._optimizer import optimizer as make
+from lintra.train.learner import Learner
+from lintra.train.optimizer import optimizer as make
 from tests.train.conftest import assert_same_weights
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lintra.train._muon import Muon, orthogonal
+from lintra.train.muon import Muon, orthogonal
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24), (3, 8, 24)])

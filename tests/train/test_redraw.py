@@ -9,7 +9,7 @@ import torch
 from lintra import train
 from lintra.attention import linear
 from lintra.tasks import digits
-from lintra.train._learner import Learner
+from lintra.train.learner import Learner
 
 
 class Drawn(linear.LinearAttention):

@@ -10,7 +10,7 @@ from lintra import checkpoint, train
 from lintra.attention import softmax
 from lintra.cli import main
 from lintra.tasks import text
-from lintra.train._run import first_model
+from lintra.train.run import first_model
 from tests.train.conftest import weights
 
 

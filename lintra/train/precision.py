@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from lintra.models import Model
-from lintra.tasks._base import Batch, Task
+from lintra.tasks import Batch, Task
 
 ENOUGH = 0.2  # seconds that a pass must take for its time to mean something
 MIN_STEPS = 0.9  # of the time in float32

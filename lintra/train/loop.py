@@ -14,16 +14,17 @@ from lightning.pytorch.trainer.connectors import checkpoint_connector
 from rich.console import Console
 
 from lintra.checkpoint import Error
-from lintra.tasks._base import Task
-from lintra.train._average import WeightEMA
-from lintra.train._batches import seed_of
-from lintra.train._callbacks import CheckpointCallback, LearningRateSchedule, MetricLogger, StopCallback
-from lintra.train._data import check_room, check_same, fingerprint
-from lintra.train._learner import Learner
-from lintra.train._precision import measured
-from lintra.train._progress import ProgressBar
-from lintra.train._run import RUN, Run, first_model, is_first_process
-from lintra.train._storage import TREE, Storage
+from lintra.tasks import Task
+from lintra.train.batches import seed_of
+from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
+from lintra.train.data import check_room, check_same, fingerprint
+from lintra.train.ema import WeightEMA
+from lintra.train.learner import Learner
+from lintra.train.precision import measured
+from lintra.train.progress import ProgressBar
+from lintra.train.run import RUN, Run, first_model, is_first_process
+from lintra.train.schedule import LearningRateSchedule
+from lintra.train.storage import TREE, Storage
 
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 

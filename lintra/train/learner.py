@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 from lintra import attention
 from lintra.checkpoint import Error
 from lintra.models import Model
-from lintra.tasks._base import Batch, Task
-from lintra.train._batches import LengthSampler, StepSampler, of_similar_length, seed_of, share
-from lintra.train._optimizer import optimizer
+from lintra.tasks import Batch, Task
+from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, seed_of, share
 from lintra.train.config import Config
+from lintra.train.optimizer import optimizer
 
 _REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
 VALIDATION_BATCHES = 16  # a validation looks at no more of them, where the task does not say how many

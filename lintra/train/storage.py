@@ -24,7 +24,7 @@ from lintra.checkpoint import (
 )
 from lintra.io.files import read_json
 from lintra.io.tensors import read_tensors, write_tensors
-from lintra.train._tree import flatten, unflatten
+from lintra.train.tree import flatten, unflatten
 
 TREE, TENSORS = "training.json", "training.safetensors"
 # What Lightning asks of a checkpoint, and its own version, by which it brings an older one up to date.

@@ -7,8 +7,8 @@ from torch import nn
 
 from lintra import attention
 from lintra.nn.block import Block
-from lintra.train._muon import Muon
 from lintra.train.config import Config
+from lintra.train.muon import Muon
 
 
 def optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:

@@ -8,8 +8,7 @@ import torch
 
 from lintra.allocator import available
 from lintra.checkpoint import Error
-from lintra.tasks import Task
-from lintra.tasks._base import Batch, Samples
+from lintra.tasks import Batch, Samples, Task
 from lintra.train.config import Config
 
 _LOOKED_AT = 64  # samples of each split, evenly spread

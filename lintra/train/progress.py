@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from lintra.train._callbacks import StopCallback
-from lintra.train._clock import SECONDS_PER_LINE, clock
+from lintra.train.callbacks import StopCallback
+from lintra.train.clock import SECONDS_PER_LINE, clock
 
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",

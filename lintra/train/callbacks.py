@@ -9,9 +9,8 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
-from lintra.train._learner import Diverged
-from lintra.train._run import Run
-from lintra.train.config import Config
+from lintra.train.learner import Diverged
+from lintra.train.run import Run
 
 KEPT = 2  # checkpoints
 LOG_EVERY = 10  # steps
@@ -63,47 +62,6 @@ class StopCallback(Callback):
             or anywhere(self.elapsed() >= self.seconds, all=False)
         ):
             trainer.should_stop = True
-
-
-class LearningRateSchedule(Callback):
-    """The learning rate of every step. Schedule "plateau" halves it where the validation loss has not fallen
-    below its lowest value for a number of validations; how far that is goes into the checkpoint.
-    """
-
-    def __init__(self, config: Config):
-        self.config = config
-        self.factor, self.lowest = 1.0, math.inf
-        self.waited = 0  # validations since the lowest, or since the last halving
-        self.seen = 0  # the step of the latest validation that counted
-
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        for group in trainer.optimizers[0].param_groups:
-            group["lr"] = self.factor * self.config.lr_at(trainer.global_step)
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # One that only ends a part of the run does not count: run as a whole it would not be.
-        step = trainer.global_step
-        if self.config.schedule == "plateau" and step % self.config.validate_every == 0 and step > self.seen:
-            self.seen = step
-            self.hear(float(trainer.callback_metrics["validate_loss"]))
-
-    def hear(self, loss: float) -> None:
-        """The loss of a further validation."""
-        if loss < self.lowest:
-            self.lowest, self.waited = loss, 0
-            return
-        self.waited += 1
-        if self.waited == self.config.patience:
-            self.factor, self.waited = self.factor / 2, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("factor", "lowest", "waited", "seen")}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for name, value in state_dict.items():
-            setattr(self, name, value)
 
 
 class CheckpointCallback(Checkpoint):
