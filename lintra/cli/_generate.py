@@ -6,9 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+import tyro
 from torch import Tensor
 
 from lintra import runtime
@@ -18,15 +19,25 @@ from lintra.cli._model import Device, open_model, refuse_unless_images
 from lintra.cli._progress import progress
 from lintra.cli._stopping import Stopping, stopping
 from lintra.export import runtime as export
-from lintra.generation import sampling
-from lintra.generation.sampling import Sampler
+from lintra.generation import GenerationOptions, prepare_inputs, sampling
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
+from lintra.native.quantize import Weights
 from lintra.tasks import DataError, PixelTask, check_fraction
 
 COMPLETE = 8  # test images
 OF_COMPLETIONS = ("completions", "fraction", "data")  # who changes one of these wants test images completed
 _STRIDE = 0x9E3779B97F4A7C15  # between the seeds of batches: the batches of neighbouring seeds share none
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling(GenerationOptions):
+    """`GenerationOptions` as flags, without those that the command sets itself."""
+
+    steps: Annotated[int, tyro.conf.Suppress] = 0
+    batch: int = 64  # sampled at once; Ctrl-C keeps the batches that are done
+    state_dtype: Annotated[torch.dtype | None, tyro.conf.Suppress] = None
+    weights: Annotated[Weights, tyro.conf.Suppress] = "float32"  # --weights is the engine's, float16 too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,11 +51,7 @@ class Options:
     fraction: float = 0.5  # the part of them that is given, from the top
     prompt: str | None = None  # what a text goes on from
     length: int | None = None  # bytes of a text, the prompt's too; None: as many as were learned at once
-    temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
-    top_k: int | None = None  # only among the k most probable tokens
-    top_p: float | None = None  # only among the fewest that hold this probability
-    seed: int | None = None  # the same seed and batch, the same result
-    batch: int = 64  # drawn at once; Ctrl-C keeps the batches that are done
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
     engine: Literal["pytorch", "runtime"] = "pytorch"  # runtime: the small C program, on a CPU
@@ -52,7 +59,7 @@ class Options:
     out: Path = Path("samples.png")  # of images; completions get the same name with -completions
 
     def __post_init__(self):
-        for name, least in (("samples", 0), ("completions", 1), ("batch", 1)):
+        for name, least in (("samples", 0), ("completions", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.length is not None and self.length < 1:
@@ -63,9 +70,8 @@ class Options:
             raise ValueError("samples and complete are both 0: there is nothing to draw")
         if self.complete in (0, ()) and (idle := self.given("completions", "fraction")):
             raise ValueError(f"{idle[0]} is of images that are completed, and complete is 0")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
-        Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)  # checks them
+        if (seed := self.sampling.seed) is not None and not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {seed}")
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
         refuse_folder("out", self.out)
@@ -117,7 +123,7 @@ class Drawing:
         """What follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are none. That
         there is room for them is checked before they are made."""
         done: list[Tensor] = []
-        batch, start, seconds = self.options.batch, time.perf_counter(), 0.0
+        batch, start, seconds = self.options.sampling.batch, time.perf_counter(), 0.0
         with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
@@ -138,21 +144,25 @@ class Drawing:
     def check(self, n: int, prompt: int, steps: int) -> None:
         """Raises UsageError if n such sequences, or a batch of them, find no room."""
         _memory.check_all(n, prompt + steps)
-        _memory.check_batch(self.model, min(self.options.batch, n), prompt, steps)
+        _memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
 
     def _batch(
         self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping
     ) -> Tensor | None:
         """None if it is stopped before its end."""
         options, tokens = self.options, []
-        seed = None if options.seed is None else (options.seed + number * _STRIDE) % 2**63
-        asked: dict[str, Any] = {"steps": steps, "temperature": options.temperature, "top_k": options.top_k}
-        asked |= {"top_p": options.top_p, "seed": seed}
+        seed = options.sampling.seed
+        asked = dataclasses.replace(
+            options.sampling,
+            steps=steps,
+            seed=None if seed is None else (seed + number * _STRIDE) % 2**63,
+            batch=len(prompts),
+        )
         if self.runtime is None:
-            asked["weights"] = options.weights
-            drawn = sampling.stream(self.model, prompts, **asked)
+            weights: Any = options.weights
+            drawn = sampling.stream(self.model, prompts, dataclasses.replace(asked, weights=weights))
         else:
-            drawn = runtime.stream(self.runtime, sampling.prepare_inputs(self.model, prompts, **asked))
+            drawn = runtime.stream(self.runtime, prepare_inputs(self.model, prompts, asked))
         for token in drawn:
             if stopped():
                 return None
@@ -183,7 +193,7 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     blank = None
     if options.samples:
         drawing.check(options.samples, 0, task.length)
-        blank = task.blank(drawing.model, options.samples, options.seed)
+        blank = task.blank(drawing.model, options.samples, options.sampling.seed)
     refuse_unwritable(options.out)  # before anything is drawn
     if blank is not None:
         drawn = task.draw(blank, drawing)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lintra import native
-from lintra.generation.sampling import GenerationInputs, Sampler
+from lintra.generation import GenerationInputs, Sampler
 from lintra.io.files import refuse_irregular
 
 FORMAT = 1  # LRT_FORMAT
@@ -192,11 +192,12 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
         real = begun.tokens[i] if begun.mask is None else begun.tokens[i][begun.mask[i]]
         sequence.prefill(real.tolist())
     drawn: list[int] = []
+    sampler = begun.options.sampler
     for uniforms in begun.uniforms:
         for sequence, token in zip(sequences, drawn, strict=False):  # none before the first
             sequence.step(token)
         pairs = zip(sequences, uniforms.tolist(), strict=True)
-        drawn = [sequence.sample(uniform, begun.sampler) for sequence, uniform in pairs]
+        drawn = [sequence.sample(uniform, sampler) for sequence, uniform in pairs]
         yield torch.tensor(drawn)
 
 

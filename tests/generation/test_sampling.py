@@ -5,6 +5,7 @@ import torch
 
 from lintra import attention
 from lintra.attention import aft, linear, rfa, softmax
+from lintra.generation import GenerationOptions
 from lintra.generation.beam import beam_search
 from lintra.generation.sampling import Sampler, cast_state, generate, generate_reference, stream
 from lintra.models import Seq2Seq, decoder, encoder, seq2seq
@@ -422,3 +423,15 @@ def test_layers_of_eight_bits_generate(make, options):
         drawn = generate(quantised, tokens, source=source, steps=steps, seed=0)
         assert drawn.shape == (2, steps)
         assert ((drawn >= 0) & (drawn < model.config.vocabulary)).all()
+
+
+def test_options_are_those_of_the_keywords():
+    model, options = build(), GenerationOptions(steps=6, temperature=0.5, top_k=3, seed=2)
+    expected = generate(model, steps=6, temperature=0.5, top_k=3, seed=2)
+    assert torch.equal(generate(model, None, options), expected)
+    assert torch.equal(torch.stack(list(stream(model, None, options)), 1), expected)
+    assert torch.equal(generate_reference(model, None, options), expected)
+    with pytest.raises(TypeError, match="options are given: seed must be among them"):
+        generate(model, None, options, seed=3)
+    with pytest.raises(TypeError, match="options must be GenerationOptions, got int"):
+        generate(model, None, 6)

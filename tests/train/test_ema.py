@@ -5,6 +5,7 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.attention import performer
+from lintra.train import callbacks
 from tests.train.conftest import assert_same_weights, weights
 
 

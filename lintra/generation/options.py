@@ -1,0 +1,115 @@
+"""GenerationOptions: how symbols are sampled and how far, for Python and the command line alike."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lintra.config import fields
+from lintra.native.quantize import DTYPES, Weights
+from lintra.nn.distributions import Distribution, quantile
+
+_ZERO = 2.0**-150  # what is not above it is 0 in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """How a symbol is drawn from a distribution.
+
+    temperature divides the log-probabilities, 0 takes the most probable symbol; top_k keeps the k most
+    probable symbols, and those as probable as the last of them; top_p the fewest that hold at least that
+    share of the probability (Holtzman et al. 2020, arXiv:1904.09751, section 3.1). Both filters apply after
+    the temperature.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self):
+        fields.check(self)
+        fields.not_negative(self, "temperature")
+        fields.at_least(self, top_k=1)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+
+    def probabilities(self, log_probs: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
+        """What is drawn from."""
+        if self.temperature <= _ZERO:
+            return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
+        # Relative to the largest: a tiny temperature must not make all of them -inf.
+        log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / self.temperature
+        if self.top_k is not None and self.top_k < log_probs.shape[1]:
+            least = log_probs.topk(self.top_k, 1).values[:, -1:]
+            log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)
+        probs = log_probs.softmax(1)
+        if self.top_p is None:
+            return probs
+        # Stable: of equal ones the first stay, on every processor.
+        ordered, order = probs.sort(dim=1, descending=True, stable=True)
+        enough = ordered.cumsum(1) - ordered >= self.top_p
+        probs = probs.masked_fill(enough.gather(1, order.argsort(1)), 0.0)
+        return probs / probs.sum(1, keepdim=True)
+
+    def draw(
+        self, output: Distribution, params: Float[Tensor, "b p"], uniform: Float[Tensor, "b"]
+    ) -> Int[Tensor, "b"]:
+        """The symbol at which the cumulative probability passes `uniform`, numbers in [0, 1)."""
+        if self.temperature == 1 and self.top_k is self.top_p is None:
+            return output.quantile(params, uniform)
+        return quantile(self.probabilities(output.log_probs(params)), uniform)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """Settings of a generation, apart from the model and its tensors.
+
+    temperature, top_k and top_p are those of `Sampler`. The global random generator is not used.
+    Weights other than float32 are rounded copies, which a fused step on a CPU
+    (`lintra.generation.native_decode`) reads in less time; the prompt goes through the model as it is.
+    Raises ValueError for a value out of range and TypeError for one that is no number.
+    """
+
+    steps: int  # tokens to generate
+    temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
+    top_k: int | None = None  # only among the k most probable tokens
+    top_p: float | None = None  # only among the fewest that hold this probability
+    seed: int | None = None  # the same seed and batch, the same result; None: another each time
+    batch: int | None = None  # sequences; None: as many as prompts or sources, without them 1
+    state_dtype: torch.dtype | None = None  # bfloat16, for mechanisms that forget: see `cast_state`
+    weights: Weights = "float32"
+
+    def __post_init__(self):
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise ValueError(f"steps must be an integer of at least 0, got {self.steps}")
+        _ = self.sampler  # checks its own settings
+        fields.check_one("batch", int | None, self.batch)
+        fields.check_one("seed", int | None, self.seed)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ValueError(f"seed must have at most 64 bits, got {self.seed}")
+        if self.batch is not None and self.batch < 1:
+            raise ValueError(f"batch must be at least 1 sequence, got {self.batch}")
+        if self.weights not in DTYPES:
+            raise ValueError(f"weights must be one of {', '.join(DTYPES)}, got {self.weights!r}")
+        if self.weights != "float32" and self.state_dtype is not None:
+            raise ValueError(
+                f"a fused step keeps its sums in float32: weights={self.weights!r} needs state_dtype=None"
+            )
+
+    @property
+    def sampler(self) -> Sampler:
+        """Return the sampler of these settings."""
+        return Sampler(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
+
+    @classmethod
+    def of(cls, options: "GenerationOptions | None", keywords: dict[str, Any]) -> "GenerationOptions":
+        """Return the options, or those that keywords say. Raises TypeError where both are given."""
+        if options is None:
+            return cls(**keywords)
+        if not isinstance(options, GenerationOptions):
+            raise TypeError(f"options must be GenerationOptions, got {type(options).__name__}")
+        if keywords:
+            raise TypeError(f"options are given: {', '.join(keywords)} must be among them, not beside them")
+        return options
