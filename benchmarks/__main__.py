@@ -15,6 +15,7 @@ BENCHES = {
     "generation": "images a second on the CPU, fused (--model: rounded weights)",
     "runtime": "the C runtime, native and in a browser (--model: rounded weights)",
     "model": "the paper's model against the length, in training and decoding",
+    "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
     "gpu": "the kernels on a GPU, a training step, decoding",
 }
 

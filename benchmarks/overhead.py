@@ -1,0 +1,179 @@
+"""`python -m benchmarks overhead`: the Python around a kernel, and how the library hangs together.
+
+Counted are the frames between `model(tokens)` and the call of the native library, lintra's own calls a layer
+(the difference of a forward of 8 layers and one of 4), imports of private modules and names from outside the
+package that owns them, and lines. Timed is one token of the paper's model, one sequence, not fused. With
+--against, a checkout of an older lintra that has its own .venv, all of it is measured there too; the steps of
+both run in turns.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from lintra.bench import options
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
+
+MEASURES = ("lintra",)
+ROOT = Path(__file__).parents[1]
+PROBE = Path(__file__).with_name("probe.py")
+FOLDERS = ("lintra", "tests", "experiments", "benchmarks", "docs")
+STEP, BEFORE = "eager decode step", ", before"
+TARGETS = {  # at most
+    "frames": 20,
+    "frames of ours": 8,
+    "calls a layer, no gradients": 60,
+    STEP: 4.8,
+    "private imports across packages, lintra": 0,
+    "private imports across packages, experiments": 0,
+    "private imports across packages, benchmarks": 0,
+    "private imports across packages, docs": 0,
+    "library Python": 22_500,
+}
+RATIO = 4.8 / 5.7  # of a step to that of 0.1, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(options.Options):
+    """How this one runs."""
+
+    against: str | None = None  # a checkout of an older lintra, with its own .venv
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.against is not None and not _python(Path(self.against)).exists():
+            raise ValueError(f"against must be a checkout with its own .venv/bin/python, got {self.against}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How much work is timed."""
+
+    against: str | None = None
+    layers: int = 8
+    width: int = 256
+    steps: int = 20  # of a turn
+    rounds: int = 25
+
+
+QUICK = Sizes(layers=1, width=32, steps=1, rounds=2)
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Counts and times everything -> the table's rows and the timings of a turn of `sizes.steps` steps."""
+    trees = {"": (ROOT, sys.executable)}
+    if sizes.against:
+        folder = Path(sizes.against).absolute()
+        trees[BEFORE] = (folder, str(_python(folder)))
+    with ExitStack() as stack:
+        ask = {
+            name: stack.enter_context(_probe(*tree, sizes.layers, sizes.width))
+            for name, tree in trees.items()
+        }
+        counted = {name: each("counts") for name, each in ask.items()}
+        contestants = {STEP + name: partial(each, f"step {sizes.steps}") for name, each in ask.items()}
+        timings = interleaved(contestants, rounds=sizes.rounds, at_least=0, progress=progress)
+    rows = []
+    for name, (folder, _) in trees.items():
+        figures = [(what, figure, "") for what, figure in counted[name].items()]
+        figures.append((STEP, 1e3 * timings[STEP + name].median / sizes.steps, "ms"))
+        for part in FOLDERS:
+            number = len(private_imports(folder, part))
+            figures.append((f"private imports across packages, {part}", number, ""))
+        figures.append(("library Python", lines(folder, "testing"), "lines"))
+        figures.append(("library Python without compat", lines(folder, "testing", "compat"), "lines"))
+        rows += [
+            Row(what + name, figure, unit, at_most=TARGETS.get(what) if name == "" else None)
+            for what, figure, unit in figures
+        ]
+    if sizes.against:
+        ratio = timings[STEP].median / timings[STEP + BEFORE].median
+        rows.append(Row(f"{STEP} / before", ratio, "x", at_most=RATIO))
+    return rows, timings
+
+
+def private_imports(root: Path, part: str) -> list[str]:
+    """Return the private imports across packages in a folder of a checkout, each as "FILE: NAME".
+
+    Such a one names a module, a class or a function of lintra with a leading underscore, in a file that is
+    not in the package which the name belongs to. Imports inside of programs in strings are not seen."""
+    found = []
+    for file in sorted((root / part).rglob("*.py")):
+        path = file.relative_to(root)
+        for name in _imported(file):
+            words = name.split(".")
+            private = next((i for i, x in enumerate(words) if x.startswith("_") and x[:2] != "__"), None)
+            if words[0] == "lintra" and private is not None and not _inside(path, words[:private]):
+                found.append(f"{path}: {name}")
+    return found
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """The dotted names that a file imports; of one private module several names are one import."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if any(word.startswith("_") for word in node.module.split(".")):
+                yield node.module
+            else:
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _inside(path: Path, owner: list[str]) -> bool:
+    """Whether a file is of the package, or is the module, that owns a name."""
+    return path.parts[: len(owner)] == tuple(owner) or path.with_suffix("").parts == tuple(owner)
+
+
+def lines(root: Path, *without: str) -> int:
+    """Return how many lines lintra's Python has in a checkout, leaving out the named folders."""
+    package = root / "lintra"
+    files = (file for file in package.rglob("*.py") if file.relative_to(package).parts[0] not in without)
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+@contextmanager
+def _probe(folder: Path, python: str, layers: int, width: int) -> Iterator[Callable[[str], dict[str, float]]]:
+    """A process that runs benchmarks/probe.py with the lintra of a checkout -> what asks it."""
+    program = (
+        f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); "
+        f"runpy.run_path({str(PROBE)!r})['serve']({layers}, {width})"
+    )
+    process = subprocess.Popen(
+        [python, "-c", program],
+        cwd=folder,
+        env={name: x for name, x in os.environ.items() if name != "PYTHONPATH"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    given, told = process.stdin, process.stdout
+    assert given is not None
+    assert told is not None
+
+    def ask(what: str) -> dict[str, float]:
+        given.write(what + "\n")
+        given.flush()
+        answer = told.readline()
+        if not answer:
+            raise RuntimeError(f"the measurement in {folder} failed: what it printed stands above")
+        return json.loads(answer)
+
+    try:
+        yield ask
+    finally:
+        given.close()
+        process.wait()
+        told.close()
+
+
+def _python(folder: Path) -> Path:
+    return folder / ".venv" / "bin" / "python"

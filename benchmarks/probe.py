@@ -1,0 +1,95 @@
+"""The program that benchmarks/overhead.py runs in a checkout, this one or an older one of lintra.
+
+It imports nothing of lintra but what 0.1 has too. Each line that it reads is answered with one line of JSON:
+`counts` with the calls and frames of a forward, `step N` with null after N tokens were decoded, one by one.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+import lintra
+from lintra.models import decoder
+
+OURS = str(Path(lintra.__file__).parent)
+KERNEL = (str(Path(OURS) / "native" / "__init__.py"), "forward")  # what calls the library
+TOKENS = 64
+
+
+def model(layers: int, width: int) -> Any:
+    """Return the paper's model, which has 8 heads and linear attention, of random weights."""
+    return decoder.Config(vocabulary=256, layers=layers, heads=8, width=width).build().eval()
+
+
+def frames(width: int) -> tuple[int, int]:
+    """Return how many Python frames a call of the model has open where the native library is called, the
+    model's own and the caller of the library among them, and how many of them are lintra's."""
+    found: list[list[CodeType]] = []
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and (code.co_filename, code.co_name) == KERNEL and not found:
+            found.append([each.f_code for each in _stack(frame)])
+
+    _forward(model(1, width), watch)
+    if not found:
+        raise RuntimeError("the native library was not called; `lintra info` says why it cannot serve here")
+    opened = found[0][: found[0].index(_forward.__code__)]
+    return len(opened), sum(code.co_filename.startswith(OURS) for code in opened)
+
+
+def calls(layers: int, width: int, *, grad: bool) -> int:
+    """Return how many Python functions of lintra a forward calls."""
+    count = 0
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(OURS)
+
+    with torch.set_grad_enabled(grad):
+        _forward(model(layers, width), watch)
+    return count
+
+
+def _forward(network: Any, watch: Callable[[FrameType, str, object], None]) -> None:
+    """One forward that is watched, after one that is not."""
+    tokens = torch.zeros(2, TOKENS, dtype=torch.int64)
+    network(tokens)
+    sys.setprofile(watch)
+    try:
+        network(tokens)
+    finally:
+        sys.setprofile(None)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame:
+        yield frame
+        frame = frame.f_back
+
+
+def serve(layers: int, width: int) -> None:
+    """Answer the lines of the standard input."""
+    network = model(layers, width)
+    token = torch.zeros(1, 1, dtype=torch.int64)
+    with torch.inference_mode():
+        _, state = network.extend(torch.zeros(1, 8, dtype=torch.int64))
+    for line in sys.stdin:
+        what, *steps = line.split()
+        answer: dict[str, float] | None = None
+        if what == "counts":
+            opened, ours = frames(width)
+            answer = {"frames": opened, "frames of ours": ours}
+            for name, grad in (("no gradients", False), ("gradients", True)):
+                more = calls(8, width, grad=grad) - calls(4, width, grad=grad)
+                answer[f"calls a layer, {name}"] = more / 4
+        else:
+            with torch.inference_mode():
+                for _ in range(int(steps[0])):
+                    network.extend(token, state)
+        print(json.dumps(answer), flush=True)
