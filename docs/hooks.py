@@ -18,6 +18,8 @@ def on_config(config: Any) -> Any:
     """The menu follows the folders, so that a new mechanism's page is in it; any other page that is not is an
     error, by mkdocs.yml."""
     config.nav = [
+        {"Gallery": "gallery.md"},
+        {"Quick start": "quickstart.md"},
         {"Reading order": "README.md"},
         {"Using": "using.md"},
         {"Choosing": "choosing.md"},
@@ -27,6 +29,8 @@ def on_config(config: Any) -> Any:
         {"Export": "export.md"},
         {"Web": "web.md"},
         {"Format": "format.md"},
+        {"Glossary": "glossary.md"},
+        {"Coming from": "coming-from.md"},
         {"Migrating": "migrating.md"},
         {"Performance": "performance.md"},
         {"Decisions": "decisions.md"},

@@ -73,7 +73,9 @@ def test_the_example_of_the_readme_runs(tmp_path):
     assert {x.name for x in (tmp_path / "model").iterdir()} == {"config.json", "model.safetensors"}
 
 
-@pytest.mark.parametrize("page", ["using.md", "reference/speech.md", "reference/transcription.md"])
+@pytest.mark.parametrize(
+    "page", ["quickstart.md", "using.md", "reference/speech.md", "reference/transcription.md"]
+)
 def test_the_examples_of_a_page_run(page, tmp_path):
     """One after the other, as a program; a recording is in its folder."""
     noise = np.random.default_rng(0).normal(size=4_000) / 10
