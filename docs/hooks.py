@@ -25,6 +25,7 @@ def on_config(config: Any) -> Any:
         {"Choosing": "choosing.md"},
         {"Mechanisms": [{name: f"mechanisms/{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},
+        {"Conformance": "conformance.md"},
         {"Speech": "speech.md"},
         {"Export": "export.md"},
         {"Web": "web.md"},

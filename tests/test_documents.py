@@ -74,7 +74,8 @@ def test_the_example_of_the_readme_runs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "page", ["quickstart.md", "using.md", "reference/speech.md", "reference/transcription.md"]
+    "page",
+    ["quickstart.md", "using.md", "conformance.md", "reference/speech.md", "reference/transcription.md"],
 )
 def test_the_examples_of_a_page_run(page, tmp_path):
     """One after the other, as a program; a recording is in its folder."""
@@ -353,6 +354,13 @@ def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
     report = json.loads((ROOT / "benchmarks" / "results" / "drift-amd-epyc.json").read_text())
     assert {"machine", "versions", "command", "date"} <= set(report)
     assert losses(report) in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_table_of_conformance_is_that_of_the_file():
+    report = json.loads((ROOT / "benchmarks" / "results" / "conformance.json").read_text())
+    assert {"machine", "versions", "command", "commit", "date"} <= set(report)
+    table = runpy.run_path(str(ROOT / "benchmarks" / "conformance.py"))["table"]
+    assert table(report) in (ROOT / "docs" / "conformance.md").read_text()
 
 
 COMPARISON = ROOT / "experiments" / "compare"
