@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import lintra
 from lintra.attention import linear, nystromformer, performer
-from lintra.bench._report import save
+from lintra.bench.reports import save
 from lintra.testing import MODULE_LAWS, Report, check_module
 
 HEADS, DIM, LANDMARKS = 4, 8, 4
@@ -76,14 +76,14 @@ class Ours(nn.Module):
 
 def fast_attention(causal: bool) -> nn.Module:
     """performer-pytorch's FastAttention, the function inside its layers; it takes no mask."""
-    from performer_pytorch import FastAttention
+    from performer_pytorch import FastAttention  # pyright: ignore (may not be here)
 
     return HeadsFirst(FastAttention(DIM, causal=causal))
 
 
 def performer_layer(causal: bool) -> nn.Module:
     """performer-pytorch's SelfAttention, which handles masks around FastAttention."""
-    from performer_pytorch import SelfAttention
+    from performer_pytorch import SelfAttention  # pyright: ignore
 
     layer = SelfAttention(HEADS * DIM, heads=HEADS, dim_head=DIM, causal=causal)
     return Layer(_passed_through(layer), "mask")
@@ -91,7 +91,7 @@ def performer_layer(causal: bool) -> nn.Module:
 
 def nystrom(causal: bool) -> nn.Module:
     """nystrom-attention's NystromAttention without its convolution of the values."""
-    from nystrom_attention import NystromAttention
+    from nystrom_attention import NystromAttention  # pyright: ignore (may not be here)
 
     layer = NystromAttention(HEADS * DIM, dim_head=DIM, heads=HEADS, num_landmarks=LANDMARKS, residual=False)
     layer.to_qkv, layer.to_out = nn.Identity(), nn.Identity()
@@ -100,7 +100,7 @@ def nystrom(causal: bool) -> nn.Module:
 
 def linear_layer(causal: bool) -> nn.Module:
     """linear-attention-transformer's SelfAttention, all heads global, without a blind spot where causal."""
-    from linear_attention_transformer.linear_attention_transformer import SelfAttention
+    from linear_attention_transformer.linear_attention_transformer import SelfAttention  # pyright: ignore
 
     layer = SelfAttention(HEADS * DIM, HEADS, causal=causal, blindspot_size=1)
     return Layer(_passed_through(layer), "input_mask")
