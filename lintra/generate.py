@@ -1,5 +1,7 @@
-"""The old place of `lintra.generation.sampling`."""
+"""The old place of `lintra.generation`."""
 
 from lintra.legacy import moved_module
 
-__getattr__ = moved_module(__name__, "lintra.generation.sampling")
+_NAMES = {"begin": "prepare_inputs", "Beginning": "GenerationInputs", "keep": "cast_state"}
+
+__getattr__ = moved_module(__name__, "lintra.generation", _NAMES)

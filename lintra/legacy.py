@@ -10,6 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import nn
@@ -90,14 +91,18 @@ def renamed_attribute(module: str, names: Mapping[str, Any]) -> Callable[[str], 
     return find
 
 
-def moved_module(old: str, new: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for a module whose content has moved to the module `new`, with a warning."""
+def moved_module(old: str, new: str, names: Mapping[str, str] = MappingProxyType({})) -> Callable[[str], Any]:
+    """Return a `__getattr__` for a module whose content has moved to the module `new`, with a warning.
+
+    names: old name -> new name of what is called otherwise there.
+    """
 
     def find(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {old!r} has no attribute {name!r}")
-        found = getattr(import_module(new), name)
-        warn(f"{old}.{name}", f"{new}.{name}", stacklevel=3)
+        there = names.get(name, name)
+        found = getattr(import_module(new), there)
+        warn(f"{old}.{name}", f"{new}.{there}", stacklevel=3)
         return found
 
     return find

@@ -94,6 +94,10 @@ def test_weights_of_parts_keep_loading():
         (lambda: MLP(8, multiple=2.0), "multiple= is now ratio="),
         (lambda: AttentionLayer(8, linear.Config(), heads=2).inward, r"\.inward is now \.qkv_proj"),
         (lambda: train.Config(schedule="trapezoid"), "'trapezoid' is now schedule='wsd'"),
+        (lambda: lintra.generate.generate, r"lintra\.generate\.generate is now lintra\.generation\.generate"),
+        (lambda: lintra.generate.begin, r"generate\.begin is now lintra\.generation\.prepare_inputs"),
+        (lambda: lintra.beam.beam_search, r"is now lintra\.generation\.beam\.beam_search"),
+        (lambda: lintra.transcribe.Search, r"is now lintra\.speech\.transcribe\.Search"),
     ],
 )
 def test_an_old_name_warns_with_the_new_one(use, message):
