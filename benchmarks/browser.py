@@ -69,7 +69,8 @@ def launched() -> Iterator[Any]:
 
 
 def stepper(browser: Any, program: Path, models: dict[str, Path]) -> Callable[[str, list[int]], object]:
-    """What takes tokens through a model, by its name, from a fresh sequence, and returns when all are read.
+    """Return what takes tokens through a model, by its name, from a fresh sequence, and returns when all are
+    read.
 
     program: the runtime in WebAssembly, which runs as on the page of `lintra web`.
     """

@@ -35,7 +35,7 @@ class Sizes:
 
     @property
     def turns(self) -> int:
-        """What `progress` counts: sequences."""
+        """Return what `progress` counts: sequences."""
         return len(WAYS) * len(contestants(self))
 
 
@@ -51,7 +51,7 @@ class Contestant:
 
 
 def contestants(sizes: Sizes) -> Mapping[str, Contestant]:
-    """What never forgets, then what does, the slowest first."""
+    """Return what never forgets, then what does, the slowest first."""
     made = {
         "linear": Contestant(linear.Config()),
         "linear, around 0": Contestant(linear.Config(), mean=0.0),

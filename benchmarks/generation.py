@@ -44,14 +44,14 @@ EAGER, CACHED, DRAWING, ALONE = "eager", next_token.CACHED, "drawing", "float32,
 
 @dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
-    """How this one runs."""
+    """Options of this benchmark."""
 
     model: str | None = None  # the folder of a run on images: what rounded weights cost there
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     model: str | None = None
     images: int = 64  # test images that are scored
@@ -67,7 +67,7 @@ class Sizes:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Where softmax is timed."""
+        """Return the positions at which softmax is timed."""
         return tuple(self.tokens * (2 * i + 1) // (2 * self.parts) for i in range(self.parts))
 
 
@@ -135,7 +135,7 @@ def _copy(sizes: Sizes) -> Callable[[], object]:
 
 
 def _read(model: Decoder) -> int:
-    """How many weights a step reads."""
+    """Return how many weights a step reads."""
     return sum(x.numel() for part in (*model.blocks, model.norm, model.head) for x in part.parameters())
 
 

@@ -41,7 +41,7 @@ Pass = Callable[[], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     batch: int = 4
     tokens: int = 16384
@@ -111,7 +111,8 @@ def check() -> None:
 
 
 def details(sizes: Sizes) -> dict[str, object]:
-    """What the report says beside the figures: the GPU, its software, and where a pass spends its time."""
+    """Return what the report says beside the figures: the GPU, its software, and where a pass spends its
+    time."""
     properties = torch.cuda.get_device_properties(0)
     packages = ("triton", "flash-linear-attention")
     return {
@@ -300,7 +301,7 @@ def _rows(timings: dict[str, Timing], sizes: Sizes) -> list[Row]:
 
 
 def _sequences(name: str) -> int:
-    """How many a step or decoding goes through: the first number of its name."""
+    """Return how many a step or decoding goes through: the first number of its name."""
     return int(next(word for word in name.replace(",", " ").split() if word.isdecimal()))
 
 

@@ -28,7 +28,7 @@ MECHANISMS = {"linear": linear.Config(), "softmax": softmax.Config()}
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096, 8192)
     tokens: int = 4096  # of a step of training

@@ -43,7 +43,7 @@ RATIO = 4.8 / 5.7  # of a step to that of 0.1, at most
 
 @dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
-    """How this one runs."""
+    """Options of this benchmark."""
 
     against: str | None = None  # a checkout of an older lintra, with its own .venv
 
@@ -55,7 +55,7 @@ class Options(options.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     against: str | None = None
     layers: int = 8
@@ -129,7 +129,7 @@ def _imported(file: Path) -> Iterator[str]:
 
 
 def _inside(path: Path, owner: list[str]) -> bool:
-    """Whether a file is of the package, or is the module, that owns a name."""
+    """Return whether a file is of the package, or is the module, that owns a name."""
     return path.parts[: len(owner)] == tuple(owner) or path.with_suffix("").parts == tuple(owner)
 
 

@@ -38,7 +38,7 @@ def tell(point: Point, most: int) -> None:
 
 
 def _imports(make: Callable[[Inputs], Call]) -> bool:
-    """Whether it can be built, for a few tokens."""
+    """Return whether it can be built, for a few tokens."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             make(draw(1, 128, 2, 8))

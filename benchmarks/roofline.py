@@ -26,7 +26,7 @@ FLOAT = 4  # bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     tokens: int = 4096
     heads: int = 8

@@ -55,7 +55,7 @@ _FIRST = """addEventListener("DOMContentLoaded", () => {
 
 @dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
-    """How this one runs."""
+    """Options of this benchmark."""
 
     model: str | None = None  # the folder of a run on images, or mnist-small: what rounded weights cost there
     images: int = 256  # of its test images, which are scored
@@ -67,7 +67,7 @@ class Options(options.Options):
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     model: str | None = None
     images: int = 256
@@ -118,12 +118,12 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def details(sizes: Sizes) -> dict[str, object]:
-    """What else the file tells."""
+    """Return what else the file says."""
     return {"left_out": left_out()}
 
 
 def left_out() -> list[str]:
-    """What cannot be timed here, a sentence each."""
+    """Return what cannot be timed here, a sentence each."""
     reasons = {ONNX: _onnx_why_not(), BROWSER: why_not()}
     return [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
 
@@ -221,7 +221,8 @@ def _finished(tab: Any, then: Callable[[], object]) -> float:
 
 
 def _wait(tab: Any, what: str) -> Any:
-    """What an expression gives, as soon as it gives something. Raises an error once the page tells of one."""
+    """Return what an expression gives, as soon as it gives something. Raises an error once the page tells of
+    one."""
     wrong = "const status = document.querySelector('#status.wrong'); if (status) stop(status.textContent);"
     look = f"const look = () => {{ {wrong} const x = {what}; x ? go(x) : setTimeout(look, 10); }}; look();"
     return tab.evaluate(f"new Promise((go, stop) => {{ {look} }})")
@@ -261,7 +262,7 @@ def _losses(name: str, model: Decoder, files: dict[str, Model], tokens: Tensor) 
 
 
 def lost(weights: str, more: Tensor) -> list[Row]:
-    """What they cost, from the differences of single images, in bits per value."""
+    """Return what they cost, from the differences of single images, in bits per value."""
     error = more.std() / math.sqrt(len(more))
     target = 3 if weights == "int8" else None
     return [

@@ -19,14 +19,14 @@ OTHERS = scaling.Others(names=peers.PEERS, call=peers.call, tell=peers.TELL, cou
 
 @dataclass(frozen=True, kw_only=True)
 class Options(scaling.Options):
-    """How this one runs."""
+    """Options of this benchmark."""
 
     peers: bool = False  # other libraries too, as far as they are installed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes(scaling.Sizes):
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     peers: bool = False
 

@@ -23,7 +23,7 @@ MEASURES = ("lintra/native", "lintra/ops/linear_attention.py", "lintra/nn", "lin
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     tokens: int = 4096
     heads: int = 8

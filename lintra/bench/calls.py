@@ -16,7 +16,8 @@ Call = Callable[[], object]
 
 
 def modes(name: str) -> list[bool]:
-    """Whether a mechanism is measured causal, bidirectional or both; where only one form is, the first."""
+    """Return whether a mechanism is measured causal, bidirectional or both; where only one form is, the
+    first."""
     can = attention.mechanism(name).can
     return [causal for causal, possible in ((True, can.causal), (False, can.bidirectional)) if possible]
 
@@ -87,7 +88,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> Tensor:
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> Tensor:
-    """The same with every score in memory."""
+    """Softmax attention with every score in memory."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     scores = q.shape[-1] ** -0.5 * q @ k.mT
     if causal:

@@ -24,7 +24,7 @@ SHOWN = ("linear", QUADRATIC)  # before the others, in the picture
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     tokens: int = 4096  # at which a mechanism is compared with softmax
     lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768)

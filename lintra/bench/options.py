@@ -8,7 +8,7 @@ from lintra.io.files import refuse_folder
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a benchmark runs. One with further options derives from this; they name fields of its `Sizes`."""
+    """Options of a benchmark. One with further options derives from this; they name fields of its `Sizes`."""
 
     out: Path | None = None  # the JSON file; default benchmarks/results/WHAT-CPU.json, with --quick none
     quick: bool = False  # tiny sizes: shows that it works, measures nothing

@@ -32,14 +32,14 @@ _TIME, _MEMORY = "time", "memory"
 
 @dataclass(frozen=True, kw_only=True)
 class Options(options.Options):
-    """How this one runs."""
+    """Options of this benchmark."""
 
     device: Literal["cpu", "cuda"] = "cpu"  # where the tensors are
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     lengths: tuple[int, ...] = tuple(2**i for i in range(9, 17))
     tokens: int | None = None  # of a call; None: 8,192 on a CPU, 65,536 on a GPU
@@ -53,7 +53,7 @@ class Sizes:
 
     @property
     def turns(self) -> int:
-        """What `progress` counts: contestants whose memory is measured, then rounds."""
+        """Return what `progress` counts: contestants whose memory is measured, then rounds."""
         return len(self.contestants()) + self.rounds
 
     def contestants(self) -> list[str]:
@@ -194,7 +194,7 @@ def _single(length: int) -> str:
 
 
 def _once_measured(rows: list[Row], sizes: Sizes) -> float | None:
-    """What `_once` found, if it was called for."""
+    """Return what `_once` found, if it was called for."""
     return next((row.figure for row in rows if row.what == _single(max(sizes.lengths))), None)
 
 
@@ -268,7 +268,7 @@ def picture(
 
 
 def lines(rows: list[Row], what: str) -> dict[str, dict[int, float]]:
-    """What the rows say of time or memory: who -> length -> how much."""
+    """Return what the rows say of time or memory: who -> length -> how much."""
     found: dict[str, dict[int, float]] = {}
     for row in rows:
         point, _, measured = row.what.rpartition(" tokens: ")

@@ -65,7 +65,7 @@ def interleaved(
 
 
 def finish_on(device: str) -> Callable[[], object]:
-    """What waits for calls that a device has only begun."""
+    """Return what waits for calls that a device has only begun."""
     return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 

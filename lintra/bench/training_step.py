@@ -15,7 +15,7 @@ MATMUL_OPERATIONS = 2 * MATMUL**3
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work is timed."""
+    """Amount of work that is timed."""
 
     layers: int = 8
     width: int = 256

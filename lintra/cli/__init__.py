@@ -107,7 +107,8 @@ def _command(name: str) -> Callable[[Sequence[str]], int]:
 
 
 def _one_line(error: Exception) -> str:
-    """What went wrong, for a person. An error that is not the user's says what it is and how to see more."""
+    """Say what went wrong, for a person. An error that is not the user's says what it is and how to see
+    more."""
     message = " ".join(str(error).split())
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _EXTRA:

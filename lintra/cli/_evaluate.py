@@ -111,8 +111,8 @@ def evaluate_command(args: Sequence[str]) -> int:
 
 
 def _checked(model: Any, task: Task, chosen: list[int], options: Options) -> float | None:
-    """How far from 1 probabilities sum; None for a model that gives no sequence of them. Raises ValueError if
-    they do not sum to 1: a score would not be a likelihood."""
+    """Return how far from 1 probabilities sum; None for a model that gives no sequence of them. Raises
+    ValueError if they do not sum to 1: a score would not be a likelihood."""
     if not isinstance(model, Decoder):
         return None
     tokens = task.test.__getitems__(chosen[:CHECKED])["tokens"]

@@ -120,8 +120,8 @@ class Drawing:
         self.exit_code = 0
 
     def __call__(self, prompts: Tensor, steps: int) -> Tensor:
-        """What follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are none. That
-        there is room for them is checked before they are made."""
+        """Return what follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are
+        none. That there is room for them is checked before they are made."""
         done: list[Tensor] = []
         batch, start, seconds = self.options.sampling.batch, time.perf_counter(), 0.0
         with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
@@ -230,7 +230,7 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
 
 
 def _at_hand(task: PixelTask) -> bool:
-    """Whether there are test images; damaged ones are none to a person who has not asked for them."""
+    """Return whether there are test images; damaged ones are none to a person who has not asked for them."""
     try:
         return task.at_hand()
     except DataError:

@@ -39,7 +39,7 @@ def list_mechanisms(args: Sequence[str]) -> int:
 
 
 def info(args: Sequence[str]) -> int:
-    """What there is on this machine and what runs on it."""
+    """Print what there is on this machine and what runs on it."""
     if list(args) in (["-h"], ["--help"]):
         print("lintra info: versions, CPU, native library, which implementation serves each op")
         return 0

@@ -1,4 +1,4 @@
-"""How far a command is: a bar on a terminal, plain lines elsewhere."""
+"""Return how far a command is: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -28,7 +28,7 @@ def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]
 
 
 def _lines(console: Console, what: str, total: int, unit: str) -> Callable[[int], None]:
-    """The same as lines: none for what is quickly done."""
+    """Show progress as lines: none for what is quickly done."""
     start = spoken = time.monotonic()
 
     def show(done: int) -> None:

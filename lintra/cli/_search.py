@@ -18,7 +18,7 @@ ORDER = 5  # symbols of an n-gram, unless said
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
-    """How a text is found."""
+    """Options of the search for a text."""
 
     beam: int | None = None  # how many texts a search follows at once; None: the best path
     lm: Path | None = None  # lines of text, or a saved n-gram model, for --beam
@@ -33,7 +33,7 @@ class DecodingOptions:
         ]
 
     def as_json(self, search: Search) -> dict[str, Any]:
-        """How `search`, which is what `search` made of these flags, finds a text."""
+        """Return how `search`, which is what `search` made of these flags, finds a text."""
         lm = None if search.lm is None else {"file": str(self.lm), "order": search.lm.order}
         return {"beam": search.beam, "lm": lm, "lm_weight": lm and search.weight, "bonus": search.bonus}
 

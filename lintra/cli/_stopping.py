@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Stopping:
-    """Whether a signal asked to stop, and the exit code that says so."""
+    """Signal that asked to stop, if any, and the exit code that says so."""
 
     signum: int | None = None
 
@@ -48,5 +48,5 @@ def stopping() -> Iterator[Stopping]:
 
 
 def cut_short(part: str) -> str:
-    """What is to be known of scores of a part only."""
+    """Say what is to be known of scores of a part only."""
     return f"Stopped: these are scores of {part}, which may be easier or harder than the others"

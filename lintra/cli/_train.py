@@ -24,7 +24,7 @@ from lintra.train.run import RUN, first_model, is_first_process
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """What the task's own network is changed to; None leaves it as the task has it."""
+    """Changes to the task's own network; None leaves it as the task has it."""
 
     dir: Path | None = None  # the run's folder; else runs/TASK
     attention: str = "linear"  # the mechanism: a name of `lintra list`
@@ -148,8 +148,8 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
 
 
 def _weights(model: Any) -> int:
-    """How many numbers a model of this configuration has to learn, however many layers: each but the first
-    has as many. Raises UsageError where it cannot be built."""
+    """Return how many numbers a model of this configuration has to learn, however many layers: each but the
+    first has as many. Raises UsageError where it cannot be built."""
     counts = []
     for layers in (1, 2):
         try:
@@ -167,7 +167,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _preset(task: ModuleType, args: Sequence[str]) -> dict[str, Any]:
-    """What training is preset to: by the task, or by what the task makes of the flags."""
+    """Return what training is preset to: by the task, or by what the task makes of the flags."""
     if not hasattr(task, "training"):
         return task.TRAINING
     flags = {}

@@ -80,9 +80,8 @@ def transcribe_command(args: Sequence[str]) -> int:
 
 
 def names(files: Sequence[Path]) -> list[str]:
-    """What CTM calls them: without folder and suffix, white space as _; where a name is taken, -2 follows it,
-    or the next number that makes it another.
-    """
+    """Return what CTM calls them: without folder and suffix, white space as _; where a name is taken, -2
+    follows it, or the next number that makes it another."""
     found: dict[str, None] = {}
     for file in files:
         own = re.sub(r"\s", "_", file.stem)

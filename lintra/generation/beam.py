@@ -18,7 +18,7 @@ from lintra.models import Decoder
 
 
 class Hypotheses(NamedTuple):
-    """What a beam found for each prompt or source, the best first.
+    """Texts that a beam found for each prompt or source, the best first.
 
     tokens [b k t]: what follows the prompt, filled up with the end symbol; length [b k]: how many of them it
     has, its own end symbol included; log_prob [b k]: of all of them together, in nats, without the penalty;

@@ -23,7 +23,7 @@ Extend = Callable[..., tuple[Tensor, Any]]
 
 
 def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Extend:
-    """How `steps` tokens are to follow `state`, one by one: `model.extend`, or a recording of it.
+    """Return how `steps` tokens are to follow `state`, one by one: `model.extend`, or a recording of it.
 
     tokens [b 1] and the state are what it will be called with, but for their values. The recording gives
     tensors that its next call overwrites.
@@ -40,12 +40,12 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
 
 
 def can_replay(model: Decoder) -> bool:
-    """Whether the model is on a CUDA device and no state in it grows."""
+    """Return whether the model is on a CUDA device and no state in it grows."""
     return reference_param(model).is_cuda and constant(model)
 
 
 def constant(model: Decoder) -> bool:
-    """Whether a state of the model is as large after any number of tokens as before the first."""
+    """Return whether a state of the model is as large after any number of tokens as before the first."""
     causal = [x for x in model.modules() if isinstance(x, Attention) and x.causal]
     return all(x.can.state == "constant" for x in causal)
 

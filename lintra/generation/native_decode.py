@@ -56,14 +56,14 @@ def why_not(model: Decoder) -> str | None:
 
 
 def epsilons(model: Any) -> set[float]:
-    """What the norms of a decoder add to a variance."""
+    """Return what the norms of a decoder add to a variance."""
     norms = [norm for block in model.blocks for norm in (block.attn_norm, block.mlp_norm)]
     norms += [] if isinstance(model.norm, nn.Identity) else [model.norm]
     return {norm.eps for norm in norms}
 
 
 def _foreign(module: nn.Module) -> str | None:
-    """What a fused step does not know about a part of a model."""
+    """Return what a fused step does not know about a part of a model."""
     name = type(module).__name__
     if isinstance(module, AttentionLayer):
         attention = module.attention

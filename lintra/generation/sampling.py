@@ -119,7 +119,8 @@ def _recurrent(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
 
 
 def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: GenerationInputs) -> cuda_graph.Extend:
-    """How the tokens behind the prompt come: fused on a CPU, recorded on a GPU, or by `model.extend`."""
+    """Return how the tokens behind the prompt come: fused on a CPU, recorded on a GPU, or by
+    `model.extend`."""
     steps = begun.options.steps - 1
     fusible = (
         steps >= native_decode.MIN_STEPS

@@ -48,8 +48,8 @@ class LinearState(NamedTuple):
         return cls(kv, torch.zeros(b, g, f, device=device, dtype=dtype))
 
 
-class Sum(NamedTuple):
-    """The arguments of one sum after `_prepare`: features, values and states, all in the sum dtype."""
+class LinearAttentionInputs(NamedTuple):
+    """Arguments of linear attention after `_prepare`: features, values and states, all in the sum dtype."""
 
     q: Float[Tensor, "b t h f"]
     k: Float[Tensor, "b s g f"]
@@ -59,8 +59,8 @@ class Sum(NamedTuple):
     state: LinearState
 
 
-class Ratio(NamedTuple):
-    """y before the division, in the sum dtype; the denominator is without eps."""
+class LinearAttentionOutputs(NamedTuple):
+    """y before the division, numerator over denominator, in the sum dtype; the latter is without eps."""
 
     numerator: Float[Tensor, "b t h e"]
     denominator: Float[Tensor, "b t h"]
@@ -175,7 +175,7 @@ def linear_attention_reference(
     log_input: Float[Tensor, "b s g"] | None,
     state: LinearState,
     causal: bool,
-) -> Ratio:
+) -> LinearAttentionOutputs:
     """The definition, O(t s): the weight of every key for every query, then the future struck out."""
     t, s, g = q.shape[1], *k.shape[1:3]
     log_decay = k.new_zeros(k.shape[:3]) if log_decay is None else log_decay
@@ -201,7 +201,7 @@ def linear_attention_reference(
     final = LinearState(
         kept[..., None] * state.kv + torch.einsum("bsgf,bsge->bgfe", k, v), kept * state.z + k.sum(1)
     )
-    return Ratio(numerator.flatten(2, 3), denominator.flatten(2, 3), final)
+    return LinearAttentionOutputs(numerator.flatten(2, 3), denominator.flatten(2, 3), final)
 
 
 def _chunked(
@@ -212,7 +212,7 @@ def _chunked(
     log_input: Float[Tensor, "b t g"] | None,
     state: LinearState,
     chunk: int,
-) -> Ratio:
+) -> LinearAttentionOutputs:
     """The causal sum with quadratic blocks of `chunk` tokens and a state carried between them.
 
     What a chunk adds to the state is one matrix product for all chunks at once.
@@ -249,7 +249,7 @@ def _chunked(
         return x.unflatten(3, (c, r)).flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3)
 
     final = LinearState(kv[:, :, -1].clone(), z[:, :, -1].clone())  # views would keep all of them
-    return Ratio(join(numerator), join(denominator), final)
+    return LinearAttentionOutputs(join(numerator), join(denominator), final)
 
 
 def into_chunks(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:
@@ -318,7 +318,7 @@ def _bidirectional(
     log_decay: Float[Tensor, "b s g"] | None,
     log_input: Float[Tensor, "b s g"] | None,
     state: LinearState,
-) -> Ratio:
+) -> LinearAttentionOutputs:
     """Every query reads the totals over all keys: two matrix products. (log_decay is None: validated.)"""
     if log_input is not None:
         k = k * log_input.exp()[..., None]
@@ -334,7 +334,7 @@ def _step(
     log_decay: Float[Tensor, "b 1 g"] | None,
     log_input: Float[Tensor, "b 1 g"] | None,
     state: LinearState,
-) -> Ratio:
+) -> LinearAttentionOutputs:
     """The recurrence as printed at the top, for one token."""
     kv, z = state
     if log_decay is not None:
@@ -343,12 +343,14 @@ def _step(
     return _bidirectional(q, k, v, None, log_input, LinearState(kv, z))
 
 
-def _read(q: Float[Tensor, "b t h f"], state: LinearState) -> Ratio:
+def _read(q: Float[Tensor, "b t h f"], state: LinearState) -> LinearAttentionOutputs:
     q = q.unflatten(2, (state.z.shape[1], -1)).permute(0, 2, 1, 3, 4)  # [b g t r f]
     rows = q.flatten(2, 3)
     numerator = (rows @ state.kv).unflatten(2, q.shape[2:4])
     denominator = (rows @ state.z[..., None]).unflatten(2, q.shape[2:4])[..., 0]
-    return Ratio(numerator.movedim(1, 2).flatten(2, 3), denominator.movedim(1, 2).flatten(2, 3), state)
+    return LinearAttentionOutputs(
+        numerator.movedim(1, 2).flatten(2, 3), denominator.movedim(1, 2).flatten(2, 3), state
+    )
 
 
 def divide(numerator: Float[Tensor, "b t h e"], denominator: Float[Tensor, "b t h"]) -> Tensor:
@@ -367,7 +369,7 @@ def _prepare(
     mask: Tensor | None,
     causal: bool,
     feature_map: FeatureMapName | None,
-) -> Sum:
+) -> LinearAttentionInputs:
     """Features in the sum dtype, padded places zero whatever stood there, NaN included.
 
     Padding is selected away on both sides of the feature map: before it so that no NaN meets a gradient,
@@ -378,7 +380,7 @@ def _prepare(
     log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
     if mask is None:
         q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
-        return Sum(q, k, v, log_decay, log_input, state)
+        return LinearAttentionInputs(q, k, v, log_decay, log_input, state)
 
     def select(x: Tensor) -> Tensor:
         return zero_padding(mask, x)[0]
@@ -386,7 +388,7 @@ def _prepare(
     log_decay, log_input = (x if x is None else select(x) for x in (log_decay, log_input))
     k = select(apply_feature_map(feature_map, select(k)))
     q = select(apply_feature_map(feature_map, select(q))) if causal else apply_feature_map(feature_map, q)
-    return Sum(q, k, select(v), log_decay, log_input, state)
+    return LinearAttentionInputs(q, k, select(v), log_decay, log_input, state)
 
 
 def _validate(

@@ -26,7 +26,7 @@ _ROWS = 2**20  # of features that are looked at together
 
 
 class Parts(NamedTuple):
-    """What the rows of the features are."""
+    """Rows of the features of a corpus."""
 
     lengths: np.ndarray  # int32 [n], of each array
     kept: np.ndarray  # int32 [m], the utterances they are of; of each all speeds follow each other
@@ -34,7 +34,8 @@ class Parts(NamedTuple):
 
 
 def origin_of(utterances: Sequence[Utterance], config: Config, speeds: Sequence[float]) -> dict[str, str]:
-    """What a cache was made of: a file's size and time stand for what it holds. Texts are not in it."""
+    """Return what a cache was made of: a file's size and time stand for what it holds. Texts are not in
+    it."""
     digest = hashlib.sha256(json.dumps(list(speeds)).encode())
     for utterance in utterances:
         if config.kind == "given":

@@ -115,7 +115,8 @@ def prepare(
 
 
 def _remove_abandoned(cache: Path) -> None:
-    """What killed preparations of a cache left, which may be large: what nothing was written to for a day."""
+    """Remove what killed preparations of a cache left, which may be large: what nothing was written to for a
+    day."""
     for work in leftovers(cache.parent, glob.escape(cache.name)):
         with contextlib.suppress(OSError):  # perhaps it is another's who has just finished
             if max(x.stat().st_mtime for x in (work, *work.iterdir())) < time.time() - _DAY:

@@ -81,7 +81,7 @@ def beam(
 
 
 class _Prior:
-    """What each symbol adds to the score of the text before it."""
+    """Scores that each symbol adds to the text before it."""
 
     def __init__(self, columns: int, lm: NGram | None, weight: float, bonus: float):
         self.lm, self.weight = lm, weight
@@ -90,7 +90,7 @@ class _Prior:
         self._known: dict[int, np.ndarray] = {}
 
     def recent(self, history: tuple[int, ...]) -> tuple[int, ...]:
-        """What of a text has a say in what follows."""
+        """Return the part of a text that has a say in what follows."""
         return () if self.lm is None else self.lm.recent(history)
 
     def after(self, history: tuple[int, ...]) -> np.ndarray:

@@ -20,7 +20,7 @@ _UNPAIRED = frozenset(map(chr, range(0xD800, 0xE000)))  # halves of characters, 
 
 @dataclass(frozen=True, kw_only=True)
 class Utterance:
-    """What was said once: a recording, a section of it or its features, and the text."""
+    """Utterance of a corpus: a recording, a section of it or its features, and the text."""
 
     id: str
     text: str | None = None
@@ -142,7 +142,7 @@ def _of_json(line: str, place: _Place) -> Utterance:
 
 
 def _sections(folder: Path) -> dict[str, _Section]:
-    """What is said where: the segments of recordings, or all of each."""
+    """Return what is said where: the segments of recordings, or all of each."""
     recordings = {}
     for id, entry in _table(folder / "wav.scp").items():
         if entry.value == "-" or "|" in (entry.value[0], entry.value[-1]):

@@ -70,7 +70,8 @@ class NGram:
 
     @classmethod
     def load(cls, file: str | Path) -> "NGram":
-        """What `save` wrote. Raises SpeechError that names the file if it is missing, damaged or not ours."""
+        """Return the model that `save` wrote. Raises SpeechError that names the file if it is missing,
+        damaged or not ours."""
         try:
             content = read_json(Path(file))
         except Error as error:
@@ -101,7 +102,7 @@ class NGram:
             raise SpeechError(str(error)) from error
 
     def recent(self, history: Sequence[int]) -> tuple[int, ...]:
-        """What the model sees of the text so far: order - 1 numbers, 0 for those before its start."""
+        """Return what the model sees of the text so far: order - 1 numbers, 0 for those before its start."""
         return (*[0] * (self.order - 1), *history)[len(history) :]
 
     def log_prob(self, history: Sequence[int], symbol: int) -> float:

@@ -1,4 +1,4 @@
-"""How far what was heard is from what was said: edits, error rates, and how sure these are."""
+"""Return how far what was heard is from what was said: edits, error rates, and how sure these are."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Edits:
-    """What turns a reference of `length` symbols into a hypothesis. Edits of several utterances add up."""
+    """Edits that turn a reference of `length` symbols into a hypothesis. Those of several utterances add
+    up."""
 
     substitutions: int = 0
     insertions: int = 0
@@ -47,7 +48,7 @@ class Edits:
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return self.substitutions + self.insertions + self.deletions
 
     @property

@@ -14,7 +14,7 @@ from lintra.speech.decoding import Greedy
 
 @runtime_checkable
 class Recogniser(Protocol):
-    """What hears: `lintra.models.CTC`."""
+    """Interface of a recogniser, such as `lintra.models.CTC`."""
 
     config: Any
     training: bool

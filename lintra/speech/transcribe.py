@@ -20,7 +20,7 @@ from lintra.speech.ngram import NGram
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How a text is found: the best path, or a beam over texts, with a language model if there is one."""
+    """Search for a text: the best path, or a beam over texts, with a language model if there is one."""
 
     beam: int | None = None  # texts that are followed at once; None: the best path alone
     lm: NGram | None = None

@@ -42,7 +42,7 @@ class PixelTask(BitsTask):
         """[n h w ch] uint8. Raises DataError."""
 
     def at_hand(self) -> bool:
-        """Whether the images are on this machine already."""
+        """Return whether the images are on this machine already."""
         return True
 
     @property
@@ -91,8 +91,8 @@ class PixelTask(BitsTask):
         return self.train.__getitems__(images.tolist())["tokens"][:, :1]
 
     def blank(self, model: Decoder, n: int, seed: int | None = None) -> Tensor:
-        """What stands before n images that are drawn from nothing -> [n 0], or `beginnings` [n 1] for a model
-        that needs them."""
+        """Return what stands before n images that are drawn from nothing -> [n 0], or `beginnings` [n 1] for
+        a model that needs them."""
         if model.start_token is None:
             try:
                 return self.beginnings(n, seed)
@@ -121,19 +121,19 @@ class PixelTask(BitsTask):
         return images[:, : rows * width * channels]
 
     def draw(self, prompts: Tensor, draw: Draw) -> Tensor:
-        """What follows prompts [n t'], drawn to the end -> pictures [n h w ch] uint8; fewer than n if `draw`
+        """Draw what follows prompts [n t'] to the end -> pictures [n h w ch] uint8; fewer than n if `draw`
         gives fewer."""
         rest = draw(prompts, self.length - prompts.shape[1]).cpu()
         return self.to_images(torch.cat((prompts[: len(rest)], rest), 1))
 
     def complete(self, prompts: Tensor, times: int, draw: Draw) -> list[Tensor]:
-        """The same, each prompt `times` times -> n of [times h w ch]; if `draw` gives fewer, the last of them
+        """Complete each prompt `times` times -> n of [times h w ch]; if `draw` gives fewer, the last of them
         has fewer, and those behind it are left out."""
         images = self.draw(prompts.repeat_interleave(times, 0), draw)
         return [images[i : i + times] for i in range(0, len(images), times)]
 
     def rows(self, prompts: Tensor) -> int:
-        """How many rows of an image prompts [n t'] are."""
+        """Return how many rows of an image prompts [n t'] are."""
         return prompts.shape[1] * self.image_shape[0] // self.length
 
 

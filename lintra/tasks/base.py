@@ -64,8 +64,8 @@ class Task(ABC):
         return self
 
     def notices(self, folder: Path) -> list[str]:
-        """What a person who trains on it should know of its data, a line each; what is long is written to
-        files in `folder`."""
+        """Return what a person who trains on it should know of its data, a line each; what is long is written
+        to files in `folder`."""
         return []
 
     @property
@@ -113,13 +113,12 @@ class Task(ABC):
 
     @abstractmethod
     def weight(self, batch: Batch) -> Tensor:
-        """How many predictions that mean is over: processes that share a batch average by it."""
+        """Return the number of predictions that mean is over: processes that share a batch average by it."""
 
     @abstractmethod
     def per_sample(self, model: Model, batch: Batch) -> dict[str, Tensor]:
-        """What is measured of each sample, summed over its predictions, without gradients: "loss" in nats and
-        the like, and their number as "weight"; all [b].
-        """
+        """Return the measurements of each sample, summed over its predictions, without gradients: "loss" in
+        nats and the like, and their number as "weight"; all [b]."""
 
     def score(self, model: Model, batch: Batch) -> dict[str, Tensor]:
         """Means over the batch's predictions, without gradients, and their number as "weight"."""
@@ -179,7 +178,7 @@ def predict(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def read(model: Decoder, tokens: Tensor) -> Tensor:
-    """What a model reads to predict tokens [b t]: the start symbol and all but the last.
+    """Return what a model reads to predict tokens [b t]: the start symbol and all but the last.
 
     Without a start symbol nothing stands before the first token: t is one less.
     """
@@ -197,7 +196,7 @@ def counted(batch: Batch) -> Tensor:
 
 
 def numbers(values: Tensor, batch: Batch) -> Tensor:
-    """How many of each sample's values, of [b t], are of tokens that count -> [b]."""
+    """Return how many of each sample's values, of [b t], are of tokens that count -> [b]."""
     return predicted(counted(batch), values).sum(1)
 
 

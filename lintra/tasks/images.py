@@ -49,7 +49,8 @@ PAPER: dict[str, dict[str, Any]] = {
 
 
 def training(flags: Mapping[str, str]) -> dict[str, Any]:
-    """What lintra.train.Config is preset to, by the flags --preset and --data, as far as they are given."""
+    """Return what lintra.train.Config is preset to, by the flags --preset and --data, as far as they are
+    given."""
     preset, data = flags.get("preset", Config().preset), flags.get("data", Config().data)
     return PRESETS.get(preset, {}) | (PAPER.get(data, {}) if preset == "paper" else {})
 
@@ -84,7 +85,7 @@ class Config:
 
     @property
     def held_out(self) -> int:
-        """How many of the last training images are not trained on."""
+        """Return how many of the last training images are not trained on."""
         return (self.validate_images or 0) if self.validate_on == "train" else 0
 
     def build(self) -> "Images":
@@ -159,9 +160,8 @@ class Images(PixelTask):
         )
 
     def surroundings(self) -> tuple[int, ...]:
-        """How many places before the latest value those stand that surround the next one: two pixels to its
-        left, three in the row above, one two rows above.
-        """
+        """Return how many places before the latest value those stand that surround the next one: two pixels
+        to its left, three in the row above, one two rows above."""
         _, columns, channels = self.image_shape
         row = columns * channels
         left = (2, 3) if channels == 1 else (2, channels)
@@ -188,7 +188,7 @@ def _locate(data: Data, data_dir: str | None) -> _files.Splits:
 
 
 def _folders(data: Data, named: Path | None) -> list[Path]:
-    """Where the files may be."""
+    """Return where the files may be."""
     return [_files.cache_dir(data)] if named is None else [named, named / data]
 
 

@@ -84,7 +84,8 @@ SUBSAMPLES: dict[Preset, int] = {"small": 4, "paper": 1}
 
 
 def training(flags: Mapping[str, str]) -> dict[str, Any]:
-    """What lintra.train.Config is preset to, by the flags --preset and --encoder as far as they are given."""
+    """Return what lintra.train.Config is preset to, by the flags --preset and --encoder as far as they are
+    given."""
     own = Config()
     return PRESETS.get((flags.get("preset", own.preset), flags.get("encoder", own.encoder)), {})
 
@@ -216,14 +217,15 @@ class Speech(Task):
 
     @cached_property
     def symbols(self) -> Symbols:
-        """What can be written: the symbols of the transcripts to learn from, or the lexicon's phonemes."""
+        """Return what can be written: the symbols of the transcripts to learn from, or the lexicon's
+        phonemes."""
         if self.config.lexicon is not None:
             return learn((), self.config.units, read_lexicon(self.config.lexicon))
         return learn((each.text or "" for each in self.utterances["train"]), self.config.units)
 
     @cached_property
     def features(self) -> features.Config:
-        """What is made of audio, or given instead of it."""
+        """Return the features that are made of audio, or given instead of it."""
         rate = self.config.rate or _RATES.get(self.config.data or "", 16_000)
         audio = features.Config(rate=rate, bins=self.config.bins or _BINS)
         found = _corpora.features_of(self.utterances["train"], audio)
@@ -241,7 +243,7 @@ class Speech(Task):
         )
 
     def notices(self, folder: Path) -> list[str]:
-        """What could not be used: the first of it, and all of it in a file of each split."""
+        """Return what could not be used: the first of it, and all of it in a file of each split."""
         found = []
         for split, samples in (("train", self.train), ("validate", self.validate)):
             file, skipped = folder / f"skipped-{split}.jsonl", samples.heard.skipped
@@ -301,7 +303,7 @@ class Speech(Task):
         )
 
     def _inputs(self, width: int) -> int:
-        """What the encoder reads: what convolutions make, or the frames themselves."""
+        """Return the width the encoder reads: what convolutions make, or the frames themselves."""
         return self.features.bins if self.subsample == 1 else width
 
     def prepare(self, model: CTC) -> None:

@@ -68,7 +68,7 @@ class Crops(Samples):
         return _pieces(self.text, [self._first(index) for index in indices], self.config.length)
 
     def _first(self, index: int) -> int:
-        """Where a piece begins."""
+        """Return where a piece begins."""
         draw = generator(self.config.data_seed, range(_CROPS)[index])
         return int(draw.integers(len(self.text) - self.config.length + 1))
 

@@ -144,7 +144,7 @@ class TextClassification(Task):
 
     @cached_property
     def _lines(self) -> Lines:
-        """What the files hold. Raises DataError."""
+        """Return what the files hold. Raises DataError."""
         path = _text.named("data", self.config.data, "a file of lines label TAB text")
         lines = _read(path, self.config.length)
         test = None

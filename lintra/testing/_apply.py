@@ -64,7 +64,7 @@ def find(
 
 
 def _error(call: Law, case: Any) -> Exception | None:
-    """What a law raises; the global random generator is left as it was."""
+    """Return what a law raises; the global random generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         try:
             call(case)
@@ -110,7 +110,8 @@ def _fewer_heads(case: Any) -> Iterator[Any]:
 
 
 def _alike(one: Exception, other: Exception) -> bool:
-    """Whether a smaller input fails in the way of the first; numbers in the text of an error may differ."""
+    """Return whether a smaller input fails in the way of the first; numbers in the text of an error may
+    differ."""
     if type(one) is not type(other):
         return False
     return isinstance(one, AssertionError) or _wordless(one) == _wordless(other)

@@ -57,7 +57,7 @@ class Case:
         return self.config.build(causal=self.causal, **sizes | shape).double()
 
     def possible(self) -> bool:
-        """Whether this mode can be built; what cannot is refused with a ValueError."""
+        """Return whether this mode can be built; what cannot is refused with a ValueError."""
         try:
             attention = self.build()
         except ValueError:
@@ -81,7 +81,7 @@ class Case:
         return [x.requires_grad_() for x in drawn]
 
     def fits(self, time: int) -> bool:
-        """Whether sequences of that length go."""
+        """Return whether sequences of that length go."""
         longest = getattr(self.config, "max_length", None)
         return longest is None or longest >= time
 
@@ -102,13 +102,13 @@ class Case:
 
 @cache
 def can(case: Case) -> Capabilities:
-    """What the mechanism declares in this configuration."""
+    """Return what the mechanism declares in this configuration."""
     return case.build().can
 
 
 @cache
 def reads(case: Case) -> dict[str, int]:
-    """What the mechanism reads beyond q, k, v: name -> width."""
+    """Return what the mechanism takes beyond q, k, v: name -> width."""
     return case.build().extra_inputs()
 
 
@@ -390,7 +390,7 @@ def packed(
 
 
 def one_by_one(case: Case, attention: Attention, inputs: list[Tensor], lengths: list[int]) -> list[Tensor]:
-    """What each sequence of a row gives alone."""
+    """Return what each sequence of a packed batch gives alone."""
     q, k, v, *rest = (x.split(lengths, 1) for x in inputs)
     found = []
     for i, length in enumerate(lengths):

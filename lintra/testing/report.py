@@ -71,7 +71,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether a law applies and none is broken."""
+        """Return whether a law applies and none is broken."""
         return bool(self.passed) and not self.failed
 
     def raise_if_failed(self) -> None:

@@ -47,7 +47,8 @@ class StepSampler(Sampler[list[int]]):
 
 
 class LengthSampler(Sampler[list[int]]):
-    """The same for samples of different lengths: every step takes at most `tokens`, padding included.
+    """Sampler of batches of samples of different lengths: every step takes at most `tokens`, padding
+    included.
 
     Each epoch is a permutation drawn from (seed, epoch), sorted by length inside buckets of it and cut into
     batches of similar lengths, in an order drawn likewise. Laid out in one line, epoch after epoch, every

@@ -14,7 +14,7 @@ Strategy = Literal["auto", "ddp", "fsdp"]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How a model is trained, whatever the task."""
+    """Settings of training, whatever the task."""
 
     PATHS: ClassVar = ("start_from",)  # fields that are places of files
 

@@ -16,7 +16,7 @@ _NUMBER = 40  # bytes of a sample's number in the list of a batch, as Python kee
 
 
 def fingerprint(task: Task) -> dict[str, Any]:
-    """How many samples there are, how long the longest is, and a digest of some of them.
+    """Return how many samples there are, how long the longest is, and a digest of some of them.
 
     Files may move, and numbers computed on another machine may differ in their last bits, so paths are not in
     it and of floats only the shapes are. Nor is a tensor that a task draws anew at each look in it.

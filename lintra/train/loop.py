@@ -89,8 +89,8 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
 
 
 def _restoring(error: Exception) -> bool:
-    """Whether an error comes from where Lightning puts a checkpoint back, and not from beside it, as that of
-    a hook or of the optimizer that is built meanwhile."""
+    """Return whether an error comes from where Lightning puts a checkpoint back, and not from beside it, as
+    that of a hook or of the optimizer that is built meanwhile."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") == checkpoint_connector.__name__ for frame in frames)
 

@@ -1,4 +1,4 @@
-"""Whether bf16 autocast pays on this machine, for this model: a short measurement."""
+"""Return whether bf16 autocast pays on this machine, for this model: a short measurement."""
 
 import time
 from typing import Any, Literal

@@ -109,8 +109,8 @@ class Run:
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))
 
     def changed(self, *, task: Any = None, data: dict[str, Any] | None = None, **settings: Any) -> "Run":
-        """The same run with another configuration of its task, other training settings or what its data are,
-        from now on."""
+        """Return the run with another configuration of its task, other training settings or what its data
+        are, from now on."""
         train = dataclasses.replace(self.train, **settings)
         run = dataclasses.replace(self, task=task or self.task, data=data or self.data, train=train)
         if run != self:
