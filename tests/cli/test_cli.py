@@ -13,6 +13,7 @@ import lintra
 from lintra import attention, train
 from lintra.cli import COMMANDS, _memory, bench
 from lintra.cli._mechanism import mechanism
+from lintra.train import data as training_data
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
 TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--dir", "run"]
@@ -161,7 +162,7 @@ def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monk
 
 def test_room_for_a_batch_is_looked_for_once(lintra_says, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(_data, "available", asked.append)  # and told by no one
+    monkeypatch.setattr(training_data, "available", asked.append)  # and told by no one
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--batch", "8", "--precision", "32"]
     code, _, _ = lintra_says("train", "digits", "--steps", "1", *small, "--dir", str(tmp_path / "run"))
     assert (code, len(asked)) == (0, 1)
