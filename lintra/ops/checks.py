@@ -48,17 +48,6 @@ def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
         raise TypeError(f"{name} must have the dtype of {other_name}, {other.dtype}, got {x.dtype}")
 
 
-def cache(
-    name: str, x: Any, kind: type[Any], letters: tuple[str, ...], sizes: dict[str, int], **new: Tensor
-) -> None:
-    """`parts` for a state that keeps tokens [b s ...]: if there are any, its first tensors must have the
-    device and dtype of the `new` ones, in their order."""
-    parts(name, x, kind, letters, sizes)
-    if x[0].shape[1]:
-        for field, kept, (other_name, other) in zip(kind._fields, x, new.items(), strict=False):
-            alike(f"{name}.{field}", kept, other_name, other)
-
-
 def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -> None:
     """Raises unless `x` is a boolean padding mask of these axes on `device`."""
     shape("mask", x, letters, sizes)

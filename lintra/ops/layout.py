@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from lintra.ops import checks
-from lintra.ops.padding import LeftAlign, zero_padding
+from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 
 SHORT = 16  # tokens: of shorter sequences the padding costs less than a bucket of their own
@@ -67,11 +67,13 @@ class Layout:
         Raises ValueError or TypeError unless the mask is boolean [b t]; cu_seqlens is [n+1] and goes from 0
         to t without decreasing, where that is readable, and b is 1; and at most one of the two is given.
         """
+        if cu_seqlens is not None and mask is not None:
+            raise ValueError("cu_seqlens and mask exclude each other: packed sequences have no padding")
         if isinstance(cu_seqlens, Layout):
             cu_seqlens.check(name, x)
             return cu_seqlens
         if cu_seqlens is not None:
-            _check_cu_seqlens(cu_seqlens, name, x, mask)
+            _check_cu_seqlens(cu_seqlens, name, x)
         elif mask is not None:
             checks.mask(mask, "b t", {"b": x.shape[0], "t": x.shape[1]}, x.device)
         return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
@@ -108,7 +110,7 @@ class Layout:
 
     def real(self, x: Tensor) -> Bool[Tensor, "b t"]:
         """Return which places of x [b t ...] hold a token."""
-        return x.new_ones(x.shape[:2], dtype=torch.bool) if self.mask is None else self.mask
+        return real_tokens(self.mask, x)
 
     def positions(self) -> Int[Tensor, "b t"]:
         """Return the position of each token in its own sequence, from 0; -1 where there is none."""
@@ -255,13 +257,11 @@ def _pad(cu_seqlens: Tensor, time: int, buckets: list[tuple[Tensor, int]]) -> Pa
     return Padded(start[sequence] + position, tuple(bucket for bucket, _ in buckets), tuple(layouts))
 
 
-def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor, mask: Tensor | None) -> None:
+def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor) -> None:
     if x.shape[0] != 1:
         raise ValueError(
             f"with cu_seqlens all sequences lie in one row: {name} must be [1 t ...], got {list(x.shape)}"
         )
-    if mask is not None:
-        raise ValueError("cu_seqlens and mask exclude each other: packed sequences have no padding")
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens must be a tensor [n+1], got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):

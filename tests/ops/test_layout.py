@@ -83,6 +83,13 @@ def test_a_layout_of_another_batch_is_refused():
         Layout.of("x", torch.zeros(1, 4), cu_seqlens=layout([2, 3]))
 
 
+def test_a_mask_beside_a_layout_is_refused():
+    """As beside cu_seqlens: the layout already says where the tokens are."""
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    with pytest.raises(ValueError, match="cu_seqlens and mask exclude each other"):
+        Layout.of("x", torch.zeros(1, 5), mask, layout([2, 3]))
+
+
 def alone(arguments, lengths, **options):
     """Each sequence by itself through the definition, results and states one behind the other."""
     found = []
