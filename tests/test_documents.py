@@ -237,7 +237,7 @@ def comparison(report: dict) -> str:
     forms = " | ".join(form.format(mode) for mode in MODES)
     head = f"| mechanism | {forms} | quartiles of the first, ms | twice the length | at most |"
     lines = [head, "| --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for name in attention.names():
+    for name in sorted({what.split(",")[0] for what in rows if what.endswith(f", {tokens}")}):
         cells = [name]
         for mode in MODES:
             time = rows.get(f"{name}, {mode}, {tokens}")

@@ -96,6 +96,7 @@ def test_weights_of_parts_keep_loading():
         (lambda: train.Config(schedule="trapezoid"), "'trapezoid' is now schedule='wsd'"),
         (lambda: lintra.generate.generate, r"lintra\.generate\.generate is now lintra\.generation\.generate"),
         (lambda: lintra.generate.begin, r"generate\.begin is now lintra\.generation\.prepare_inputs"),
+        (lambda: lintra.generate.Options, r"generate\.Options is now lintra\.generation\.GenerationOptions"),
         (lambda: lintra.beam.beam_search, r"is now lintra\.generation\.beam\.beam_search"),
         (lambda: lintra.transcribe.Search, r"is now lintra\.speech\.transcribe\.Search"),
     ],

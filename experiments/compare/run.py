@@ -211,7 +211,8 @@ def table(report: dict[str, Any]) -> str:
             columns.append((f"{name}, {unit}", figure_of(rows, problem, what)))
     heads = ["mechanism", *(head for head, _ in columns)]
     lines = [heads, ["---"] * len(heads)]
-    lines += [[name, *(of(name) or "" for _, of in columns)] for name in attention.names()]
+    names = sorted({name for found in report["scores"].values() for name in found})
+    lines += [[name, *(of(name) or "" for _, of in columns)] for name in names]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
