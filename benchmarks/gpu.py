@@ -151,8 +151,8 @@ def _driver() -> dict[str, str]:
         text=True,
         timeout=30,
     )
-    told = [part.strip() for part in done.stdout.splitlines()[0].split(",")] if done.stdout else []
-    return dict(zip(fields, told, strict=False))
+    values = [part.strip() for part in done.stdout.splitlines()[0].split(",")] if done.stdout else []
+    return dict(zip(fields, values, strict=False))
 
 
 def _version(package: str) -> str | None:

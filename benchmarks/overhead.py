@@ -142,7 +142,7 @@ def lines(root: Path, *without: str) -> int:
 
 @contextmanager
 def _probe(folder: Path, python: str, layers: int, width: int) -> Iterator[Callable[[str], dict[str, float]]]:
-    """A process that runs benchmarks/probe.py with the lintra of a checkout -> what asks it."""
+    """A process that runs benchmarks/probe.py with the lintra of a checkout -> a function that asks it."""
     program = (
         f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); "
         f"runpy.run_path({str(PROBE)!r})['serve']({layers}, {width})"
@@ -155,14 +155,14 @@ def _probe(folder: Path, python: str, layers: int, width: int) -> Iterator[Calla
         stdout=subprocess.PIPE,
         text=True,
     )
-    given, told = process.stdin, process.stdout
-    assert given is not None
-    assert told is not None
+    requests, answers = process.stdin, process.stdout
+    assert requests is not None
+    assert answers is not None
 
     def ask(what: str) -> dict[str, float]:
-        given.write(what + "\n")
-        given.flush()
-        answer = told.readline()
+        requests.write(what + "\n")
+        requests.flush()
+        answer = answers.readline()
         if not answer:
             raise RuntimeError(f"the measurement in {folder} failed: what it printed stands above")
         return json.loads(answer)
@@ -170,9 +170,9 @@ def _probe(folder: Path, python: str, layers: int, width: int) -> Iterator[Calla
     try:
         yield ask
     finally:
-        given.close()
+        requests.close()
         process.wait()
-        told.close()
+        answers.close()
 
 
 def _python(folder: Path) -> Path:

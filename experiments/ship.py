@@ -5,7 +5,7 @@
     python experiments/speech/arrangements.py --data DIR --model FOLDER   of speech: its scores again
     python experiments/ship.py RUN FOLDER                         now with a model card
 
-The data are looked for as `lintra train` does. A run that began at a packed model goes on with its log, and
+The data are looked for as `lintra train` does. A run that began at a packed model continues its log, and
 keeps the settings and the score of that one in before/; FOLDER must be another one. For a training that began
 at a model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not
 count minutes.
@@ -43,7 +43,7 @@ Curves = Mapping[str, Mapping[int, float]]
 
 
 def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: str | None = None) -> None:
-    """Writes FOLDER anew; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
+    """Write FOLDER again; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
     where there is something else."""
     checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
     if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.train.steps:
@@ -58,12 +58,12 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
         raise SystemExit("the log does not count minutes: --hours says how long the training took")
     hours = curves[MINUTES][max(curves[MINUTES])] / 60 if hours is None else hours
     evaluation = folder / EVALUATION
-    told = evaluation.read_text() if evaluation.exists() else None
-    if told is not None and not _of_all(json.loads(told)):
+    scores = evaluation.read_text() if evaluation.exists() else None
+    if scores is not None and not _of_all(json.loads(scores)):
         raise SystemExit(f"{evaluation} is of a part of the test samples: evaluate all of them")
     arranged = folder / ARRANGEMENTS
     strings = arranged.read_text() if arranged.exists() else None
-    if told is not None and strings is None and isinstance(run.task, speech.Config):
+    if scores is not None and strings is None and isinstance(run.task, speech.Config):
         raise SystemExit(f"{arranged} is missing: experiments/speech/arrangements.py writes it")
     # Where the data was is nobody else's.
     gone = {name: None for name in ("data_dir", "cache") if hasattr(run.task, name)}
@@ -73,7 +73,9 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
     for config in (task, training):
         for name in config.PATHS:
             if os.path.isabs(getattr(config, name) or ""):
-                raise SystemExit(f"{name}={getattr(config, name)} is a place of this machine: it is not told")
+                raise SystemExit(
+                    f"{name}={getattr(config, name)} is a place of this machine: it is not published"
+                )
     run = dataclasses.replace(run, task=task, train=training)
     stages = [*earlier, run]
 
@@ -93,16 +95,16 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
         loss = curves["train_loss"], curves["validate_loss"]
         unit = "nats per symbol" if isinstance(task, speech.Config) else "nats per value"
         pictures.loss_curve(place / CURVE, *loss, unit=unit, title=f"{folder.name}, {steps:,} steps")
-        if told is not None:
-            (place / EVALUATION).write_text(told)
+        if scores is not None:
+            (place / EVALUATION).write_text(scores)
             name = folder.name if folder.resolve().parent == checkpoint.SHIPPED else folder.as_posix()
             if isinstance(task, speech.Config):
                 assert strings is not None
                 (place / ARRANGEMENTS).write_text(strings)
-                text = of_speech(name, model, json.loads(told), json.loads(strings))
+                text = of_speech(name, model, json.loads(scores), json.loads(strings))
             else:
                 seen = len(task.build().train), _seen(stages, grown_from)
-                text = of_images(name, *seen, model, json.loads(told))
+                text = of_images(name, *seen, model, json.loads(scores))
             (place / CARD).write_text(text + _training(stages, hours, grown_from))
 
     checkpoint.write_atomically(folder, write)
@@ -129,7 +131,7 @@ def _stages(folder: Path) -> list[train.Run]:
 
 
 def _folder(stage: int) -> str:
-    """Where the card trains a stage, of 1 and more, that another one goes on with."""
+    """Where the card trains a stage, of 1 and more, that another one resumes from."""
     return f"runs/stage-{stage}"
 
 
@@ -294,8 +296,8 @@ def _command(run: train.Run) -> str:
     """What trains it again: with the flags in which it differs from what its task is preset to."""
     task = tasks.load(to_json(run.task)["name"])
     flags = _changed(run.task, task.Config(), leave=("data_dir",))
-    told = {name: " ".join(words) for name, words in flags.items()}
-    flags |= _changed(run.train, train.Config(**task.training(told)))
+    given = {name: " ".join(words) for name, words in flags.items()}
+    flags |= _changed(run.train, train.Config(**task.training(given)))
     attention = (getattr(run.model, "encoder", None) or run.model).attention
     if (name := to_json(attention)["name"]) != "linear":
         flags["attention"] = [name]

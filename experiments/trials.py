@@ -99,15 +99,15 @@ class Trial:
         """What the kept file says; None if there is none. Ends the program if it is of other settings."""
         if self.kept is None or not self.kept.exists():
             return None
-        told, settings = json.loads(self.kept.read_text()), self.settings()
+        saved, settings = json.loads(self.kept.read_text()), self.settings()
         for name, part in (("task", self.task), ("model", self.model), ("train", self.training)):
             # What was no setting yet when it was written has its default.
-            told["settings"][name] = _plain(
-                from_json(type(part), legacy.upgrade_config(told["settings"][name]), name)
+            saved["settings"][name] = _plain(
+                from_json(type(part), legacy.upgrade_config(saved["settings"][name]), name)
             )
-        if told["settings"] != settings:
+        if saved["settings"] != settings:
             sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
-        return told
+        return saved
 
     def conclude(self, command: str, found: Callable[["Trial"], dict[str, Any]]) -> None:
         """Writes the kept file, if it is trained and has none: how it learned, and what is `found` of it."""
@@ -132,7 +132,7 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     after the last one if any failed.
     """
     trials = [trial for trial in trials if trial.concluded() is None]
-    _end_with([told for trial in trials if (told := _failure(trial.check))])
+    _end_with([failure for trial in trials if (failure := _failure(trial.check))])
     todo = [trial for trial in trials if trial.scored() is None]
     end = time.time() + 60 * minutes
     failed = []
@@ -141,12 +141,12 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
         work = [pool.submit(_train_one, trial, end) for trial in todo]
         try:
             for done, each in enumerate(as_completed(work), 1):
-                told, failure = each.result()
-                print(f"{done} of {len(todo)}: {told}", flush=True)
-                failed += [told] if failure else []
+                report, failure = each.result()
+                print(f"{done} of {len(todo)}: {report}", flush=True)
+                failed += [report] if failure else []
         except (KeyboardInterrupt, BrokenProcessPool):
             pool.shutdown(cancel_futures=True)
-            sys.exit("a training was stopped or killed: the same command goes on")
+            sys.exit("a training was stopped or killed: the same command resumes")
     _end_with(failed)
 
 
@@ -168,8 +168,8 @@ def train_and_keep(
 
 def add_options(parser: argparse.ArgumentParser, *, minutes: float) -> None:
     """The flags of every experiment that trains."""
-    told = "begin no further training after so many"
-    parser.add_argument("--minutes", type=float, default=minutes, help=told)
+    text = "begin no further training after so many"
+    parser.add_argument("--minutes", type=float, default=minutes, help=text)
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
 
@@ -196,12 +196,12 @@ def updates(
     return step
 
 
-def earlier(told: dict[str, Any]) -> list[dict[str, Any]]:
+def earlier(saved: dict[str, Any]) -> list[dict[str, Any]]:
     """The reports that a report's file held so far, the oldest first, for one that adds to them to keep; none
     where there was no file."""
-    if not told:
+    if not saved:
         return []
-    return [*told.get("earlier", []), {name: x for name, x in told.items() if name != "earlier"}]
+    return [*saved.get("earlier", []), {name: x for name, x in saved.items() if name != "earlier"}]
 
 
 def tell(trials: Sequence[Trial]) -> None:
@@ -261,7 +261,7 @@ def _train_one(trial: Trial, end: float) -> tuple[str, bool]:
     that is stopped ends the process, and with it all the others.
     """
     if time.time() > end:
-        return f"{trial.name}: no time left, the same command goes on", False
+        return f"{trial.name}: no time left, the same command resumes", False
     began = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:

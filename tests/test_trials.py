@@ -140,6 +140,6 @@ class Stopped(Trial):
 def test_one_that_is_stopped_ends_all(trial, tmp_path, kind):
     values = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
     gone = kind(**{**values, "folder": tmp_path / "gone"})
-    with pytest.raises(SystemExit, match="a training was stopped or killed: the same command goes on"):
+    with pytest.raises(SystemExit, match="a training was stopped or killed: the same command resumes"):
         train_all([gone, trial], workers=1, minutes=1)
     assert trial.scored() is None

@@ -3,7 +3,7 @@
     python experiments/compare/run.py --data DIR     train what is not trained yet, then measure and draw
     python experiments/compare/run.py --data DIR --list   what there is to train and what is done
 
-A run is a folder of `lintra train`; killed at any moment, the same command goes on where it was.
+A run is a folder of `lintra train`; killed at any moment, the same command resumes it.
 """
 
 import argparse

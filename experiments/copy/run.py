@@ -3,7 +3,7 @@
     python experiments/copy/run.py          train what is not trained yet, then measure and draw
     python experiments/copy/run.py --list   what there is to train and what is done
 
-A run is a folder of `lintra train`; killed at any moment, the same command goes on where it was.
+A run is a folder of `lintra train`; killed at any moment, the same command resumes it.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def measure() -> None:
 def learned() -> dict[str, list[dict[str, Any]]]:
     """model -> what came of each of its trainings."""
     found = {model: [trial(model, seed).concluded() for seed in SEEDS] for model in MODELS}
-    return {model: told for model, every in found.items() if (told := [one for one in every if one])}
+    return {model: trained for model, every in found.items() if (trained := [one for one in every if one])}
 
 
 def seconds() -> dict[str, float]:
@@ -108,8 +108,8 @@ def table() -> str:
     """A row for each model: what it has learned, and in what time."""
     heads = ["model", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", STEPS_TIMED]
     lines = [heads, ["---"] * len(heads)]
-    for model, told in learned().items():
-        loss, right = ([one[name] for one in told] for name in ("loss", "accuracy"))
+    for model, trained in learned().items():
+        loss, right = ([one[name] for one in trained] for name in ("loss", "accuracy"))
         lines.append(
             [
                 model,
@@ -128,11 +128,11 @@ def draw() -> list[Path]:
     taken, files = seconds(), []
     for name, x in (("loss", "steps"), ("loss-time", STEPS_TIMED)):
         lines = {}
-        for model, told in learned().items():
+        for model, trained in learned().items():
             unit = taken[model] / 60 if name == "loss-time" else 1
-            steps = map(int, told[0]["curve"])
+            steps = map(int, trained[0]["curve"])
             lines[model] = {
-                step * unit: statistics.mean(one["curve"][str(step)] for one in told) for step in steps
+                step * unit: statistics.mean(one["curve"][str(step)] for one in trained) for step in steps
             }
         files.append(HERE / f"{name}.png")
         title = f"Copying {TASK.length // 4} to {(TASK.length - 1) // 2 - 1} symbols"
@@ -152,7 +152,7 @@ def main() -> None:
     train_and_keep(every, COMMAND, outcome, workers=options.workers, minutes=options.minutes)
     if not TIMES.exists():
         measure()
-    print(table(), *(f"drawn in {file}" for file in draw()), sep="\n\n")
+    print(table(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
     """Trains what is not trained yet of `trials`, keeps what came of it, and draws the curves."""
     train_and_keep(every, COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes)
     report = json.loads(TIMES.read_text())
-    print(table(report), *(f"drawn in {file}" for file in draw(report)), sep="\n\n")
+    print(table(report), *(f"chart saved in {file}" for file in draw(report)), sep="\n\n")
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
@@ -95,9 +95,9 @@ def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
     found = {}
     for name in TRAINED:
         if outcome(name).exists():
-            told = json.loads(outcome(name).read_text())
-            curve = {int(step): value for step, value in told["curve"].items()}
-            found[name] = told["settings"]["train"]["steps"], told["score"], curve
+            saved = json.loads(outcome(name).read_text())
+            curve = {int(step): value for step, value in saved["curve"].items()}
+            found[name] = saved["settings"]["train"]["steps"], saved["score"], curve
     return found
 
 

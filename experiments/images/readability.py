@@ -1,4 +1,4 @@
-"""How many drawn digits read as digits, by a classifier that has learned MNIST. See README.md beside this.
+"""How many generated digits read as digits, by a classifier that has learned MNIST. README.md says more.
 
     python experiments/images/readability.py --data DIR
 
@@ -31,7 +31,7 @@ MODELS = ("mnist-small", "weights/mnist")
 SURE = 0.9  # probability of one class
 DRAWN, AT_ONCE = 1_000, 250  # images of each model, of which so many together
 EPOCHS, BATCH, RATE = 3, 100, 3e-3
-SEED = 0  # of the classifier; of the first images drawn
+SEED = 0  # of the classifier; of the first images generated
 TEST, ACCURACY = "MNIST's test images", "the classifier is right on test images"
 
 
@@ -89,8 +89,8 @@ def probabilities(model: nn.Module, values: Tensor) -> Tensor:
     return torch.cat([model(pixels(part)).softmax(1) for part in values.split(500)])
 
 
-def drawn(name: str) -> Tensor:
-    """Images of a model, as it draws them -> [n 784]."""
+def generated(name: str) -> Tensor:
+    """Images of a model, as it samples them -> [n 784]."""
     folder = Path(name) if name in checkpoint.shipped() else HERE.parents[1] / name
     model, seeds = checkpoint.load(folder), range(SEED, SEED + DRAWN // AT_ONCE)
     return torch.cat([sampling.generate(model, steps=784, batch=AT_ONCE, seed=seed) for seed in seeds])
@@ -110,11 +110,11 @@ def rows(data: Path) -> Iterator[Row]:
     yield Row(ACCURACY, share(right), "%")
     yield Row(TEST, share(found.amax(1) > SURE), "%")
     for name in MODELS:
-        yield Row(name, share(probabilities(model, drawn(name)).amax(1) > SURE), "%")
+        yield Row(name, share(probabilities(model, generated(name)).amax(1) > SURE), "%")
 
 
 def sentence(report: dict[str, Any], name: str) -> str:
-    """Of one model, beside the test images, with the standard error of what was drawn."""
+    """Of one model, beside the test images, with the standard error of the samples."""
     found = by_name(report)
     part = found[name] / 100
     error = 100 * math.sqrt(part * (1 - part) / report["drawn"])
@@ -128,12 +128,12 @@ def table(report: dict[str, Any]) -> str:
     found = by_name(report)
     heads = ["images", "of which the classifier is over 90 % sure, %"]
     lines = [f"| {' | '.join(heads)} |", "| --- | --- |"]
-    names = {TEST: f"{TEST}, 10,000"} | {name: f"drawn by {name}, {report['drawn']:,}" for name in MODELS}
-    return "\n".join([*lines, *(f"| {told} | {found[name]:.1f} |" for name, told in names.items())])
+    names = {TEST: f"{TEST}, 10,000"} | {name: f"samples of {name}, {report['drawn']:,}" for name in MODELS}
+    return "\n".join([*lines, *(f"| {label} | {found[name]:.1f} |" for name, label in names.items())])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How many drawn digits read as digits.")
+    parser = argparse.ArgumentParser(description="How many generated digits read as digits.")
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST, or one above")
     command = "python experiments/images/readability.py --data DIR"
     found = list(rows(parser.parse_args().data))

@@ -144,8 +144,8 @@ def main() -> None:
         return
     if options.data is None:
         parser.error(f"{options.what} needs --data")
-    told = json.loads(ABLATION.read_text()) if ABLATION.exists() else {}
-    scores = told.get("scores", {})
+    saved = json.loads(ABLATION.read_text()) if ABLATION.exists() else {}
+    scores = saved.get("scores", {})
     if options.what == "ablation":  # what the file holds is not trained again
         trials = [trial for trial in ablation(options.data) if trial.name not in scores]
     else:
@@ -158,13 +158,13 @@ def main() -> None:
         return
     train_all(trials, workers=options.workers, minutes=options.minutes)
     if any(trial.scored() is None for trial in trials):
-        print("not all is trained: the same command goes on")
+        print("not all is trained: the same command resumes")
         return
     if trials:
         found = scores | summary(trials)
         rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
         command = "python experiments/images/run.py ablation --data DIR"
-        reports.write(ABLATION, rows, {}, command=command, scores=found, earlier=earlier(told))
+        reports.write(ABLATION, rows, {}, command=command, scores=found, earlier=earlier(saved))
     print(*ablation_tables(json.loads(ABLATION.read_text())), sep="\n\n")
 
 

@@ -48,9 +48,9 @@ def rows(found: dict[str, list[dict[str, float]]]) -> list[Row]:
     made = []
     for strings, rates in found.items():
         words = [100 * rate["word"] for rate in rates]
-        told = {"mean": statistics.mean(words), "standard deviation": statistics.stdev(words)}
-        told |= {"least": min(words), "most": max(words)}
-        made += [Row(f"{strings}, word errors, {what}", figure, "%") for what, figure in told.items()]
+        statistic = {"mean": statistics.mean(words), "standard deviation": statistics.stdev(words)}
+        statistic |= {"least": min(words), "most": max(words)}
+        made += [Row(f"{strings}, word errors, {what}", figure, "%") for what, figure in statistic.items()]
     return made
 
 

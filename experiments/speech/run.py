@@ -3,7 +3,7 @@
     python experiments/speech/run.py --data DIR          train what is not trained yet, then measure and draw
     python experiments/speech/run.py --data DIR --list   what there is to train and what is done
 
-A run is a folder of `lintra train`; killed at any moment, the same command goes on where it was.
+A run is a folder of `lintra train`; killed at any moment, the same command resumes it.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def searched(corpus: str, model: str, data: Path) -> dict[float, float]:
     """Learning rate -> the share of wrong symbols in validation after the last step, with the first seed, of
     those that are trained; empty for a model whose rate is not searched."""
     done = {lr: trial(corpus, model, SEEDS[0], data, lr).concluded() for lr in RATES.get(model, ())}
-    return {lr: told["curve"][str(STEPS[corpus])] for lr, told in done.items() if told}
+    return {lr: outcome["curve"][str(STEPS[corpus])] for lr, outcome in done.items() if outcome}
 
 
 def seeds(corpus: str, model: str, data: Path) -> list[Trial]:
@@ -125,21 +125,21 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """corpus -> model -> the error rates of each seed, of all seeds together, and the curve of each."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for corpus, model in itertools.product(CORPORA, MODELS):
-        done = [told for one in seeds(corpus, model, data) if (told := one.concluded()) is not None]
+        done = [outcome for one in seeds(corpus, model, data) if (outcome := one.concluded()) is not None]
         if not done:
             continue
-        texts = [heard(told, BEST) for told in done]
+        texts = [heard(outcome, BEST) for outcome in done]
         rates = [evaluate.error_rates(text, UNIT[corpus]) for text in texts]
         found.setdefault(corpus, {})[model] = {
             "parameters": done[0]["parameters"],
             "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in of.items()} for of in rates],
             BEST: _of_all(texts, UNIT[corpus]),
-            "curves": [told["curve"] for told in done],
+            "curves": [outcome["curve"] for outcome in done],
             "lr": done[0]["settings"]["train"]["lr"],
             "searched": {f"{lr:g}": errors for lr, errors in searched(corpus, model, data).items()},
         }
         if corpus in SPELLED:
-            better = [heard(told, WITH_NGRAMS) for told in done]
+            better = [heard(outcome, WITH_NGRAMS) for outcome in done]
             found[corpus][model][WITH_NGRAMS] = _of_all(better, UNIT[corpus])
     return found
 
@@ -157,9 +157,9 @@ def asked(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
     return rows
 
 
-def heard(told: dict[str, Any], search: str) -> list[UtteranceSet]:
-    """What an outcome says was heard of the test set, searched in one way."""
-    pairs = zip(told["said"], told["found"][search], strict=True)
+def heard(outcome: dict[str, Any], search: str) -> list[UtteranceSet]:
+    """Return what was heard in the test set, by an outcome, searched in one way."""
+    pairs = zip(outcome["said"], outcome["found"][search], strict=True)
     return [UtteranceSet(id=str(i), said=said, found=found) for i, (said, found) in enumerate(pairs)]
 
 
@@ -210,7 +210,7 @@ def main() -> None:
     report = json.loads(results.read_text())
     print("\n\n".join([*tables(report), f"saved in {results}"]))
     for file in draw(report):
-        print(f"drawn in {file}")
+        print(f"chart saved in {file}")
 
 
 if __name__ == "__main__":

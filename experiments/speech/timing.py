@@ -27,7 +27,7 @@ ROUNDS = 5
 
 
 def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]:
-    """An update on each of some batches of an epoch, drawn evenly, and how many batches the epoch has."""
+    """An update on each of some batches of an epoch, sampled evenly, and how many batches the epoch has."""
     one = problem(task(corpus, model, data))
     batches = LengthSampler(one.train.lengths, one.batch_tokens, seed=0).epoch(0)
     batches.sort(key=lambda places: sum(one.train.lengths[i] for i in places))
