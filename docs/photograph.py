@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.browser import launched
 from lintra import web
-from lintra.cli._model import open_model
+from lintra.cli.model import open_model
 
 EXAMPLE = 3  # the third shows two digits with the same upper half
 

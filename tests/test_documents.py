@@ -18,7 +18,7 @@ from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
 from lintra.bench.reports import by_name, checksum
 from lintra.checkpoint import from_json
-from lintra.cli import _info, main
+from lintra.cli import info, main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -223,7 +223,7 @@ def test_the_runs_of_several_machines_stand_side_by_side():
 def test_what_info_says_of_chunked_pytorch_is_measured():
     name = "forward + backward: chunked PyTorch / native"
     rows = by_name(json.loads(CPU.read_text()))
-    assert round(rows[name]) == _info.CHUNKED_IS_SLOWER
+    assert round(rows[name]) == info.CHUNKED_IS_SLOWER
 
 
 MODES = ("causal", "bidirectional")

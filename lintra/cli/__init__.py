@@ -16,15 +16,15 @@ from lintra.allocator import keep_freed_memory
 
 # command -> (module, function, what it does)
 COMMANDS = {
-    "demo": ("_demo", "demo_command", "train on real digits, draw some, measure: two minutes, with pictures"),
-    "list": ("_info", "list_mechanisms", "the attention mechanisms and what they can do (--json)"),
-    "info": ("_info", "info", "versions, CPU, and which implementation serves each op here"),
-    "train": ("_train", "train_command", "train a model on a task, or --resume a run"),
-    "generate": ("_generate", "generate_command", "draw or write with a trained model, as an RNN"),
-    "transcribe": ("_transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
-    "evaluate": ("_evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
-    "export": ("_export", "export_command", "write a trained model for the C runtime, or as ONNX"),
-    "web": ("_web", "web_command", "a page in which a model draws and completes your own drawing"),
+    "demo": ("demo", "demo_command", "train on real digits, draw some, measure: two minutes, with pictures"),
+    "list": ("info", "list_mechanisms", "the attention mechanisms and what they can do (--json)"),
+    "info": ("info", "info", "versions, CPU, and which implementation serves each op here"),
+    "train": ("train", "train_command", "train a model on a task, or --resume a run"),
+    "generate": ("generate", "generate_command", "draw or write with a trained model, as an RNN"),
+    "transcribe": ("transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
+    "evaluate": ("evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
+    "export": ("export", "export_command", "write a trained model for the C runtime, or as ONNX"),
+    "web": ("web", "web_command", "a page in which a model draws and completes your own drawing"),
     "bench": ("bench", "bench", "measure speed and memory, and save the figures"),
 }
 

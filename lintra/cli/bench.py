@@ -8,7 +8,7 @@ from types import ModuleType
 
 from lintra.bench import reports
 from lintra.bench.options import Options
-from lintra.cli._arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, parse
 
 BENCHES = {
     "attention": "the linear sum against the hardware: the figures of the README",

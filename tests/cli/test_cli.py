@@ -11,8 +11,8 @@ import pytest
 
 import lintra
 from lintra import attention, train
-from lintra.cli import COMMANDS, _memory, bench
-from lintra.cli._mechanism import mechanism
+from lintra.cli import COMMANDS, bench, memory
+from lintra.cli.mechanism import mechanism
 from lintra.train import data as training_data
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
@@ -153,7 +153,7 @@ def test_one_line_for_bad_input(lintra_says, tmp_path, monkeypatch, args, messag
 def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monkeypatch, flags, message):
     """Begun, it would fill the memory until the system ends it without a word."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_memory, "available", lambda device: 2_000_000_000)
+    monkeypatch.setattr(memory, "available", lambda device: 2_000_000_000)
     code, out, err = lintra_says("train", "digits", *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lintra import checkpoint, evaluate, tasks
-from lintra.cli import _memory
+from lintra.cli import memory
 from lintra.models.decoder import LogisticMixture
 from lintra.nn.distributions import DiscretisedLogistics
 from lintra.tasks import copy, digits, images, text, text_classification
@@ -51,7 +51,7 @@ def test_a_place_that_cannot_be_written_is_told_before_scoring(lintra_says, fold
 
 def test_too_many_at_once(lintra_says, folder, monkeypatch):
     folder("run", digits.Config())
-    monkeypatch.setattr(_memory, "available", lambda device: 10**6)
+    monkeypatch.setattr(memory, "available", lambda device: 10**6)
     code, out, err = lintra_says("evaluate", "--model", "run", "--batch", "100")
     assert (code, out) == (2, "")
     assert err.startswith("lintra: 100 sequences at once need about ")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lintra import allocator, checkpoint
 from lintra.attention import delta, leaves, linear, longformer, softmax
-from lintra.cli import _generate, _memory
+from lintra.cli import generate, memory
 from lintra.generation import sampling
 from lintra.models import decoder
 from lintra.tasks import DataError, copy, digits, images
@@ -145,9 +145,9 @@ def test_why_drawing_needs_training_images(lintra_says, folder, tmp_path, monkey
 def test_too_many_at_once(lintra_says, folder, monkeypatch):
     folder("run", digits.Config())
     model = checkpoint.load("run")
-    one = _memory.per_sequence(model, 0, 64)
-    monkeypatch.setattr(_memory, "available", lambda device: 100 * one)
-    monkeypatch.setattr(_memory, "check_all", lambda *args: None)
+    one = memory.per_sequence(model, 0, 64)
+    monkeypatch.setattr(memory, "available", lambda device: 100 * one)
+    monkeypatch.setattr(memory, "check_all", lambda *args: None)
     args = ["generate", "--model", "run", "--complete", "0", "--samples", "200"]
     code, out, err = lintra_says(*args, "--batch", "91")
     assert (code, out) == (2, "")
@@ -161,7 +161,7 @@ def test_the_state_is_what_grows():
     for attention in (linear.Config(), softmax.Config()):
         shape = {"vocabulary": 5, "layers": 2, "heads": 2, "width": 16}
         model = decoder.Config(attention=attention, **shape).build()
-        sizes[type(attention)] = [_memory.per_sequence(model, 0, steps) for steps in (100, 200)]
+        sizes[type(attention)] = [memory.per_sequence(model, 0, steps) for steps in (100, 200)]
     assert sizes[linear.Config][0] == sizes[linear.Config][1]
     # 100 more keys and values of 16 numbers of 4 bytes in 2 layers, before and after the last token; and what
     # says where each key stands.
@@ -176,44 +176,44 @@ def test_a_state_of_constant_size_is_not_computed(monkeypatch):
     for attention in (linear.Config(), delta.Config(), softmax.Config(window=7)):
         model = decoder.Config(attention=attention, context=(1, 3), **shape).build()
         state = model.extend(torch.zeros(1, 20, dtype=torch.int64))[1]
-        found = _memory._state(model, 20)
+        found = memory._state(model, 20)
         assert [x.shape for x in leaves(found)] == [x.shape for x in leaves(state)]
         assert [x.dtype for x in leaves(found)] == [x.dtype for x in leaves(state)]
     model = decoder.Config(**shape).build()
     monkeypatch.setattr(model, "extend", None)
-    assert _memory.per_sequence(model, 0, 10**9) == _memory.per_sequence(model, 0, 1)
+    assert memory.per_sequence(model, 0, 10**9) == memory.per_sequence(model, 0, 1)
 
 
 def test_one_sequence_that_finds_no_room(monkeypatch):
     """No smaller batch and no fewer sequences would help."""
     shape = {"vocabulary": 5, "layers": 1, "heads": 2, "width": 8}
     model = decoder.Config(attention=softmax.Config(), **shape).build()
-    monkeypatch.setattr(_memory, "available", lambda device: 1_000)
+    monkeypatch.setattr(memory, "available", lambda device: 1_000)
     with pytest.raises(ValueError, match=r"one sequence of 100 tokens needs about .* GB are free: make it"):
-        _memory.check_batch(model, 3, 0, 100)
+        memory.check_batch(model, 3, 0, 100)
     with pytest.raises(ValueError, match=r"one sequence of 100 tokens needs about .* GB are free: make it"):
-        _memory.check_all(3, 100)
+        memory.check_all(3, 100)
 
 
 @pytest.mark.parametrize("attention", [softmax.Config(), longformer.Config(window=16)])
 def test_a_long_state_is_estimated_from_shorter_ones(attention, monkeypatch):
     """A pass over a million tokens, to know what they would take, would itself take hours and the memory."""
     model = decoder.Config(vocabulary=5, layers=1, heads=2, width=8, attention=attention).build()
-    monkeypatch.setattr(_memory, "_MADE", 10_000)
-    exact = _memory.per_sequence(model, 0, 600)
-    monkeypatch.setattr(_memory, "_MADE", 64)
+    monkeypatch.setattr(memory, "_MADE", 10_000)
+    exact = memory.per_sequence(model, 0, 600)
+    monkeypatch.setattr(memory, "_MADE", 64)
     read, extend = [], model.extend
     monkeypatch.setattr(model, "extend", lambda x, *more: (read.append(x.shape[1]), extend(x, *more))[1])
-    assert _memory.per_sequence(model, 0, 600) == pytest.approx(exact, rel=0.01)
+    assert memory.per_sequence(model, 0, 600) == pytest.approx(exact, rel=0.01)
     assert max(read, default=0) <= 64
 
 
 def test_more_than_there_is_room_for_when_they_are_done(lintra_says, folder, monkeypatch):
     """Told before anything is made of that size, however large it is."""
     folder("run", digits.Config())
-    free = 30 * 64 * _memory._DONE  # the rest is for the batch
-    monkeypatch.setattr(_memory, "available", lambda device: free)
-    monkeypatch.setattr(_memory, "check_batch", lambda *args: None)
+    free = 30 * 64 * memory._DONE  # the rest is for the batch
+    monkeypatch.setattr(memory, "available", lambda device: free)
+    monkeypatch.setattr(memory, "check_batch", lambda *args: None)
     args = ["generate", "--model", "run"]
     for asked, n in (
         (["--complete", "0", "--samples", "28"], 28),
@@ -229,19 +229,19 @@ def test_more_than_there_is_room_for_when_they_are_done(lintra_says, folder, mon
 
 
 def test_memory_is_known_here():
-    assert _memory.available(torch.device("cpu")) > 1e6
+    assert memory.available(torch.device("cpu")) > 1e6
 
 
 def test_memory_of_a_container(tmp_path, monkeypatch):
     """Less than the machine has, where there is a limit; what is held of files counts as free."""
     groups = [tmp_path / name for name in ("limit", "used", "stat")]
     monkeypatch.setattr(allocator, "_CONTAINERS", [groups])
-    machine = _memory.available(torch.device("cpu"))
+    machine = memory.available(torch.device("cpu"))
     groups[1].write_text("700000\n")
     groups[2].write_text("anon 1\ninactive_file 200000\n")
     for limit, free in (("1000000", 500_000), ("max", machine), ("100", 0)):
         groups[0].write_text(limit + "\n")
-        assert _memory.available(torch.device("cpu")) == pytest.approx(free, rel=0.2)
+        assert memory.available(torch.device("cpu")) == pytest.approx(free, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -315,6 +315,6 @@ def test_what_is_wrong_is_said_first(lintra_says, tmp_path, monkeypatch, wrong, 
 def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
     """A model that has learned little writes any byte: some of them clear a screen or change its letters."""
     text = "a\x1b[2Jb\x0ec\tis\r\nd\x9be\x7f é\n"
-    assert _generate.shown(text) == text
+    assert generate.shown(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert _generate.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"
+    assert generate.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"

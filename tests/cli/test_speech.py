@@ -18,7 +18,7 @@ from lintra import checkpoint, evaluate, train
 from lintra.attention import linear
 from lintra.audio import features, waveform
 from lintra.audio.symbols import learn
-from lintra.cli._transcribe import names
+from lintra.cli.transcribe import names
 from lintra.io import files
 from lintra.speech import corpus
 from lintra.speech.corpus import prepare

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from lintra import web
-from lintra.cli import _web
+from lintra.cli.model import open_model
 from lintra.tasks import copy, digits
 
 
@@ -14,7 +14,7 @@ def test_one_file(lintra_says, folder, tmp_path):
     code, out, err = lintra_says("web", "--model", "run", "--out", "page.html")
     assert (code, err) == (0, "")
     assert out.startswith("page.html: ")
-    model, task = _web.open_model(run.folder, "cpu", None)
+    model, task = open_model(run.folder, "cpu", None)
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run")
     lintra_says("web", "--model", "run", "--out", "page.html", "--weights", "int8")
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run", "int8")

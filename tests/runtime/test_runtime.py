@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lintra import checkpoint, native, runtime
 from lintra.attention import linear
-from lintra.cli._info import info
+from lintra.cli.info import info
 from lintra.export import runtime as export
 from lintra.generation import sampling
 from lintra.generation.sampling import Sampler

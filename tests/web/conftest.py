@@ -11,7 +11,7 @@ import torch
 from benchmarks.browser import launched, why_not
 from lintra import web
 from lintra.attention import linear
-from lintra.cli._model import open_model
+from lintra.cli.model import open_model
 from lintra.export import runtime as export
 from lintra.generation.sampling import Sampler
 from lintra.runtime import Model, Sequence

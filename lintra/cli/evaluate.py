@@ -12,12 +12,12 @@ import torch
 from lintra import evaluate
 from lintra.bench import reports
 from lintra.checkpoint import to_json
-from lintra.cli import _evaluate_speech, _memory
-from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import SPLITS, Device, drawn, open_model, refuse_unless_images
-from lintra.cli._progress import progress
-from lintra.cli._search import DecodingOptions
-from lintra.cli._stopping import cut_short, stopping
+from lintra.cli import evaluate_speech, memory
+from lintra.cli.arguments import UsageError, parse
+from lintra.cli.model import SPLITS, Device, drawn, open_model, refuse_unless_images
+from lintra.cli.progress import progress
+from lintra.cli.search import DecodingOptions
+from lintra.cli.stopping import cut_short, stopping
 from lintra.config import fields
 from lintra.evaluate import Estimate
 from lintra.io.files import refuse_folder, refuse_unwritable
@@ -62,7 +62,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     model, task = open_model(options.model, options.device, options.data)
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
-        return _evaluate_speech.evaluate(model, task, options)
+        return evaluate_speech.evaluate(model, task, options)
     for name in options.searching.given():
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
@@ -70,7 +70,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     refuse_unwritable(options.pictures and options.pictures / "any.png")
     chosen = drawn(len(task.test), options.limit, options.seed)
     if isinstance(model, Decoder):
-        _memory.check_batch(model, min(options.batch, len(chosen)), task.length, 0)
+        memory.check_batch(model, min(options.batch, len(chosen)), task.length, 0)
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
     nats, batch = torch.empty(0), options.batch

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lintra import web
-from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import open_model
+from lintra.cli.arguments import UsageError, parse
+from lintra.cli.model import open_model
 from lintra.export.runtime import Weights
 from lintra.io.files import refuse_folder, write_atomically
 

@@ -11,11 +11,11 @@ import torch
 
 from lintra import tasks, train
 from lintra.checkpoint import step_of
-from lintra.cli import _memory
-from lintra.cli._arguments import UsageError, parse
-from lintra.cli._mechanism import mechanism
-from lintra.cli._model import chosen
-from lintra.cli._progress import progress
+from lintra.cli import memory
+from lintra.cli.arguments import UsageError, parse
+from lintra.cli.mechanism import mechanism
+from lintra.cli.model import chosen
+from lintra.cli.progress import progress
 from lintra.models import ctc
 from lintra.train.data import check_room
 from lintra.train.optimizer import optimizer
@@ -113,7 +113,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     shape = ("layers", "heads", "width", "dropout")
     model = _changed(own, _given({field: getattr(options.model, field) for field in shape}))
     if options.train.strategy != "fsdp":  # which shares the model out
-        _memory.check_training(_weights(model), torch.device(chosen("auto")))
+        memory.check_training(_weights(model), torch.device(chosen("auto")))
     check_room(problem, model, options.train, torch.device(chosen("auto")))
     if options.train.start_from is not None:
         first_model(model, options.train)

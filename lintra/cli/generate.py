@@ -13,11 +13,11 @@ import tyro
 from torch import Tensor
 
 from lintra import runtime
-from lintra.cli import _memory
-from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import Device, open_model, refuse_unless_images
-from lintra.cli._progress import progress
-from lintra.cli._stopping import Stopping, stopping
+from lintra.cli import memory
+from lintra.cli.arguments import UsageError, parse
+from lintra.cli.model import Device, open_model, refuse_unless_images
+from lintra.cli.progress import progress
+from lintra.cli.stopping import Stopping, stopping
 from lintra.export import runtime as export
 from lintra.generation import GenerationOptions, prepare_inputs, sampling
 from lintra.io.files import refuse_folder, refuse_unwritable
@@ -143,8 +143,8 @@ class Drawing:
 
     def check(self, n: int, prompt: int, steps: int) -> None:
         """Raises UsageError if n such sequences, or a batch of them, find no room."""
-        _memory.check_all(n, prompt + steps)
-        _memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
+        memory.check_all(n, prompt + steps)
+        memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
 
     def _batch(
         self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lintra import checkpoint
-from lintra.cli._arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, parse
 from lintra.export import onnx, runtime
 from lintra.export.runtime import Weights
 from lintra.io.files import refuse_folder

@@ -8,7 +8,7 @@ from typing import Any
 from lintra import attention
 from lintra.attention import AttentionConfig
 from lintra.checkpoint import from_json, to_json
-from lintra.cli._arguments import UsageError
+from lintra.cli.arguments import UsageError
 
 _WORDS = {"None": None, "True": True, "False": False}  # beside JSON's own
 

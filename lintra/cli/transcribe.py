@@ -16,9 +16,9 @@ import tyro
 from lintra import checkpoint
 from lintra.audio import features, waveform
 from lintra.audio.errors import SpeechError
-from lintra.cli._arguments import UsageError, parse
-from lintra.cli._model import Device, chosen
-from lintra.cli._search import DecodingOptions
+from lintra.cli.arguments import UsageError, parse
+from lintra.cli.model import Device, chosen
+from lintra.cli.search import DecodingOptions
 from lintra.models import CTC
 from lintra.speech.arrays import arrays
 from lintra.speech.manifest import Utterance

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from lintra import demo
-from lintra.cli._arguments import parse
+from lintra.cli.arguments import parse
 
 
 def demo_command(args: Sequence[str]) -> int:

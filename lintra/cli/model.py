@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from lintra import checkpoint, train
-from lintra.cli._arguments import UsageError
+from lintra.cli.arguments import UsageError
 from lintra.tasks import PixelTask, Task
 
 Device = Literal["auto", "cpu", "cuda"]

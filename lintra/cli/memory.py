@@ -4,7 +4,7 @@ import torch
 
 from lintra.allocator import available
 from lintra.attention import State, leaves
-from lintra.cli._arguments import UsageError
+from lintra.cli.arguments import UsageError
 from lintra.generation.cuda_graph import constant
 from lintra.models import Decoder
 from lintra.nn.parameters import reference_param

@@ -9,10 +9,10 @@ from lintra import evaluate as scoring
 from lintra.audio import features
 from lintra.bench import reports
 from lintra.checkpoint import to_json
-from lintra.cli._arguments import UsageError
-from lintra.cli._model import SPLITS, drawn
-from lintra.cli._progress import progress
-from lintra.cli._stopping import cut_short, stopping
+from lintra.cli.arguments import UsageError
+from lintra.cli.model import SPLITS, drawn
+from lintra.cli.progress import progress
+from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
 from lintra.io import files
 from lintra.models import CTC
@@ -21,7 +21,7 @@ from lintra.tasks.speech import Speech
 
 
 def evaluate(model: CTC, task: Speech, options: Any) -> int:
-    """Error rates on the task's test set, by `lintra.cli._evaluate.Options` -> the exit code: 1 where
+    """Error rates on the task's test set, by `lintra.cli.evaluate.Options` -> the exit code: 1 where
     utterances were skipped."""
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")

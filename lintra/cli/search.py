@@ -8,7 +8,7 @@ from typing import Any
 from lintra.audio.errors import SpeechError
 from lintra.audio.lines import lines
 from lintra.audio.symbols import Symbols
-from lintra.cli._arguments import UsageError
+from lintra.cli.arguments import UsageError
 from lintra.models import CTC
 from lintra.speech.ngram import NGram
 from lintra.speech.transcribe import Search
