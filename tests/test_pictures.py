@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 from lintra import checkpoint, pictures
-from lintra.pictures import _charts, _lines
-from lintra.pictures._figure import COLORS, save
+from lintra.pictures import charts, lines
+from lintra.pictures.figure import COLORS, save
 
 
 def pixels(path) -> np.ndarray:
@@ -48,9 +48,9 @@ def test_curves_with_little_in_them(tmp_path):
 @pytest.mark.parametrize(("least", "low"), [(40.0, 0.0), (60.0, None)])
 def test_curves_begin_at_nothing_or_near_the_least(tmp_path, monkeypatch, least, low):
     figures = []
-    monkeypatch.setattr(_charts, "save", lambda path, figure: figures.append(figure))
-    lines = {"a": {10: 90.0, 20: least}, "b": {10: 80.0, 20: 70.0}}
-    pictures.curves(tmp_path / "a.png", lines, x="step", y="errors (%)", title="learning")
+    monkeypatch.setattr(charts, "save", lambda path, figure: figures.append(figure))
+    errors = {"a": {10: 90.0, 20: least}, "b": {10: 80.0, 20: 70.0}}
+    pictures.curves(tmp_path / "a.png", errors, x="step", y="errors (%)", title="learning")
     (axes,) = figures[0].axes
     assert axes.get_xlim()[0] == 0
     bottom = axes.get_ylim()[0]
@@ -60,11 +60,11 @@ def test_curves_begin_at_nothing_or_near_the_least(tmp_path, monkeypatch, least,
 @pytest.mark.parametrize("draw", [pictures.logarithmic, pictures.percentages])
 def test_lines_in_colour_stand_before_others(tmp_path, monkeypatch, draw):
     """The axis has the lengths that were measured, and every line its name, all of them in the picture."""
-    lines = {"a": {800: 1.0, 1600: 1.1}, "b": {800: 1.0, 1600: 4.0, 2400: 90.0}}
+    timings = {"a": {800: 1.0, 1600: 1.1}, "b": {800: 1.0, 1600: 4.0, 2400: 90.0}}
     others = [{"c": {800: 2.0, 2400: 90.0}}, {"d": {800: 50.0}, "e": {}}]
     figures = []
-    monkeypatch.setattr(_lines, "save", lambda path, figure: figures.append(figure) or save(path, figure))
-    draw(tmp_path / "a.png", lines, others=others, x="frames", y="seconds", title="time")
+    monkeypatch.setattr(lines, "save", lambda path, figure: figures.append(figure) or save(path, figure))
+    draw(tmp_path / "a.png", timings, others=others, x="frames", y="seconds", title="time")
     (axes,) = figures[0].axes
     assert list(axes.get_xticks()) == [800, 1600, 2400]
     assert sorted(text.get_text() for text in axes.texts if text.get_text()) == ["a", "b", "c", "d"]
@@ -85,7 +85,7 @@ def test_lines_in_colour_stand_before_others(tmp_path, monkeypatch, draw):
     ],
 )
 def test_names_are_moved_apart(heights, expected):
-    assert list(_lines._moved_apart(heights, 0.1)) == pytest.approx(expected)  # sums of few numbers
+    assert list(lines._moved_apart(heights, 0.1)) == pytest.approx(expected)  # sums of few numbers
 
 
 def test_words_stand_over_what_was_heard(tmp_path):

@@ -6,10 +6,9 @@ import signal
 import pytest
 import torch
 
-from lintra import checkpoint
+from lintra import checkpoint, pictures
 from lintra.audio import features, lines
 from lintra.io import files, tensors
-from lintra.pictures import _images
 from lintra.runtime import Model
 from lintra.speech import arrays, corpus, manifest
 from lintra.tasks import _text, text, text_classification
@@ -33,7 +32,7 @@ READERS = {
     "model": lambda pipe: checkpoint.load(pipe.rename(pipe.with_name("config.json")).parent),
     "tensors": tensors.read_tensors,
     "state": lambda pipe: checkpoint.load_state((torch.zeros(1),), pipe),
-    "image": lambda pipe: _images.read(pipe, (28, 28, 1)),
+    "image": lambda pipe: pictures.read(pipe, (28, 28, 1)),
     "runtime": Model.open,
 }
 

@@ -1,8 +1,8 @@
 """What a trained model is worth: its scores on a whole test set with their standard errors, and pictures."""
 
-from lintra.evaluate._pictures import draw
-from lintra.evaluate._scores import TOLERANCE, Estimate, nats, normalisation, of_images, scores
-from lintra.evaluate._speech import ErrorRate, UtteranceSet, error_rates, transcripts
+from lintra.evaluate.estimates import TOLERANCE, Estimate, nats, normalisation, of_images, scores
+from lintra.evaluate.pictures import draw
+from lintra.evaluate.speech import ErrorRate, UtteranceSet, error_rates, transcripts
 
 __all__ = [
     "TOLERANCE",

@@ -1,15 +1,15 @@
 """Pictures of what a model draws, how it learned and how fast it writes. The only user of matplotlib."""
 
-from lintra.pictures._charts import (
+from lintra.pictures.charts import (
     curves,
     histograms,
     loss_curve,
     matrices,
     roofline,
 )
-from lintra.pictures._images import completions, heat, read, rows, samples
-from lintra.pictures._lines import logarithmic, percentages, time_per_token
-from lintra.pictures._speech import alignment
+from lintra.pictures.images import completions, heat, read, rows, samples
+from lintra.pictures.lines import logarithmic, percentages, time_per_token
+from lintra.pictures.speech import alignment
 
 __all__ = [
     "alignment",

@@ -158,7 +158,7 @@ def test_what_was_scored_before_it_was_stopped(lintra_says, folder, tmp_path, mo
             signal.raise_signal(signum)
         return predict(*args)
 
-    for module in (evaluate._scores, tasks.base):
+    for module in (evaluate.estimates, tasks.base):
         monkeypatch.setattr(module, "predict", interrupted)
     before = signal.getsignal(signum)
     args = ["--batch", "5", "--json", "a.json", "--pictures", "p"][: 6 if task == digits.Config() else 4]

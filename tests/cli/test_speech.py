@@ -354,7 +354,7 @@ def test_what_was_heard_before_it_was_stopped(lintra_says, recogniser, monkeypat
         signal.raise_signal(signal.SIGINT)
         return log_probs(*args)
 
-    monkeypatch.setattr(evaluate._speech, "log_probs", interrupted)
+    monkeypatch.setattr(evaluate.speech, "log_probs", interrupted)
     args = ["--data", "test/test.jsonl", "--batch", "2", "--json", "a.json"]
     code, out, err = lintra_says("evaluate", "--model", "run", *args)
     assert (code, err) == (130, "")

@@ -7,8 +7,7 @@ import torch
 
 from lintra import evaluate, pictures
 from lintra.attention import linear
-from lintra.evaluate import _pictures
-from lintra.evaluate._strangers import strangers
+from lintra.evaluate.out_of_domain import out_of_domain
 from lintra.tasks import PixelTask, digits
 
 TASK = digits.Config().build()
@@ -28,10 +27,10 @@ class Larger(PixelTask):
         raise NotImplementedError
 
 
-def test_strangers_are_what_they_say():
+def test_other_images_are_what_they_say():
     images = torch.randint(256, (6, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images[0] = 0
-    found = strangers(Larger(), images, seed=1)
+    found = out_of_domain(Larger(), images, seed=1)
     assert torch.equal(found["inverted"] + images, torch.full_like(images, 255))
     shuffled = found["pixels shuffled"]
     assert torch.equal(shuffled.sort(1).values, images.sort(1).values)
@@ -41,29 +40,29 @@ def test_strangers_are_what_they_say():
     small = TASK.to_images(TASK.test.values[:6]).double().mean((1, 2, 3))
     large = found["8 x 8 digits, enlarged"].double().mean(1)
     assert torch.corrcoef(torch.stack((small, large)))[0, 1] > 0.99
-    again, other = strangers(Larger(), images, seed=1), strangers(Larger(), images, seed=2)
+    again, other = out_of_domain(Larger(), images, seed=1), out_of_domain(Larger(), images, seed=2)
     assert all(torch.equal(found[kind], again[kind]) for kind in found)
     assert not torch.equal(found["pixels shuffled"], other["pixels shuffled"])
 
 
-def test_strangers_of_small_images_and_colours():
+def test_other_images_of_small_images_and_colours():
     """A pixel's channels stay together; 17 levels are no more than 17; digits are no strangers to digits."""
-    assert "8 x 8 digits, enlarged" not in strangers(TASK, TASK.test.values[:2])
-    assert max(int(x.max()) for x in strangers(TASK, TASK.test.values[:2]).values()) == 16
+    assert "8 x 8 digits, enlarged" not in out_of_domain(TASK, TASK.test.values[:2])
+    assert max(int(x.max()) for x in out_of_domain(TASK, TASK.test.values[:2]).values()) == 16
 
     class Colours(Larger):
         image_shape = (2, 2, 3)
 
     image = torch.arange(12, dtype=torch.uint8)[None]
-    pixels = strangers(Colours(), image)["pixels shuffled"].unflatten(1, (4, 3))[0]
+    pixels = out_of_domain(Colours(), image)["pixels shuffled"].unflatten(1, (4, 3))[0]
     assert sorted(pixels.tolist()) == image.unflatten(1, (4, 3))[0].tolist()
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("start", [True, False])
 def test_the_pictures_of_a_model(tmp_path, monkeypatch, start):
-    monkeypatch.setattr(_pictures, "TEMPERATURES", (0.0, 1.0))
-    monkeypatch.setattr(_pictures, "DRAWN", 2)
+    monkeypatch.setattr(evaluate.pictures, "TEMPERATURES", (0.0, 1.0))
+    monkeypatch.setattr(evaluate.pictures, "DRAWN", 2)
     config = dataclasses.replace(TASK.model(linear.Config()), layers=1, heads=2, width=16, start=start)
     model, images = config.build(), TASK.test.values[:7]
     found = evaluate.nats(model, images, batch=4)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lintra import pictures
-from lintra.evaluate._scores import nats
-from lintra.evaluate._strangers import strangers
+from lintra.evaluate.estimates import nats
+from lintra.evaluate.out_of_domain import out_of_domain
 from lintra.generation import sampling
 from lintra.models import Decoder
 from lintra.tasks import PixelTask, Watch
@@ -18,7 +18,7 @@ TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1)
 DRAWN = 8  # images at each temperature
 COMPLETED, TIMES = 6, 5  # images completed, and how often each
 SHOWN = 5  # images beside the bits of their pixels
-STRANGERS = 128  # images of each other kind
+OTHERS = 128  # images of each other kind
 
 
 def draw(
@@ -54,7 +54,7 @@ def draw(
         titles=(f"Bits of each pixel, mean of {len(bits):,} test images", "of single test images"),
     )
     kinds = {"test images": found}
-    others = strangers(task, images[:STRANGERS], seed)
+    others = out_of_domain(task, images[:OTHERS], seed)
     with watch("scoring other images", sum(map(len, others.values())), "images") as report:
         done = 0
         for kind, x in others.items():

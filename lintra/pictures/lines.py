@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from lintra.pictures._figure import COLORS, INK, PAPER, SIZE, SOFT, few, figure_of, plain, save
+from lintra.pictures.figure import COLORS, INK, PAPER, SIZE, SOFT, few, figure_of, plain, save
 
 Lines = Mapping[str, Mapping[int, float]]  # name -> {x: y}
 End = tuple[float, float, str]  # x, y, colour

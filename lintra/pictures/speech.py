@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from lintra.pictures._figure import COLORS, INK, PAPER, SOFT, save
+from lintra.pictures.figure import COLORS, INK, PAPER, SOFT, save
 
 
 def alignment(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lintra.audio.errors import SpeechError
 from lintra.audio.symbols import Symbols, Unit, plain
-from lintra.evaluate._scores import Stopped
+from lintra.evaluate.estimates import Stopped
 from lintra.generation.sampling import evaluation
 from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from lintra.pictures._figure import COLORS, INK, PAPER, SOFT, few, figure_of, plain, save
+from lintra.pictures.figure import COLORS, INK, PAPER, SOFT, few, figure_of, plain, save
 
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 

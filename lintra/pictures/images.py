@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lintra.io.files import refuse_irregular
-from lintra.pictures._figure import INK, PAPER, SOFT, save
+from lintra.pictures.figure import INK, PAPER, SOFT, save
 
 _PIXELS_PER_INCH = 100
 _TINY = 16  # pixels
