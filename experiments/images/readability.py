@@ -23,7 +23,8 @@ from lintra import checkpoint
 from lintra.bench import reports
 from lintra.bench.reports import Row, by_name
 from lintra.generation import sampling
-from lintra.tasks import DataError, _files, images
+from lintra.tasks import DataError, images
+from lintra.tasks.datasets import data_files
 
 HERE = Path(__file__).parent
 FILE = HERE / "readability.json"
@@ -39,7 +40,7 @@ def labels(folder: Path, name: str, count: int) -> Tensor:
     """The digits of an IDX file -> [count] int64. Raises DataError."""
     for path in (folder / name, folder / f"{name}.gz", folder / "mnist" / f"{name}.gz"):
         if path.exists():
-            found = np.frombuffer(_files.unpack(path), np.uint8, offset=8)
+            found = np.frombuffer(data_files.unpack(path), np.uint8, offset=8)
             if len(found) != count:
                 raise DataError(f"{path} holds {len(found)} labels, {count} expected")
             return torch.from_numpy(found.astype(np.int64))

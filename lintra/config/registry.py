@@ -1,4 +1,4 @@
-"""A folder as the list of choices: a file name is its key, but not base.py nor what begins with _."""
+"""A folder as the list of choices: a file's name is its key, but for base.py and for what begins with _."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -12,7 +12,9 @@ from lintra.config import fields
 def names(package: ModuleType) -> list[str]:
     """Return the keys, in alphabetical order."""
     return sorted(
-        m.name for m in iter_modules(package.__path__) if m.name != "base" and not m.name.startswith("_")
+        m.name
+        for m in iter_modules(package.__path__)
+        if not m.ispkg and m.name != "base" and not m.name.startswith("_")
     )
 
 

@@ -18,12 +18,12 @@ import numpy as np
 from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks import _cifar10, _files, _mnist
 from lintra.tasks._pixels import PixelTask, Split
 from lintra.tasks.base import DataError
+from lintra.tasks.datasets import cifar10, data_files, mnist
 
 Data = Literal["mnist", "cifar10"]
-_SOURCES: dict[Data, ModuleType] = {"mnist": _mnist, "cifar10": _cifar10}
+_SOURCES: dict[Data, ModuleType] = {"mnist": mnist, "cifar10": cifar10}
 
 Preset = Literal["best", "small", "paper"]
 
@@ -109,7 +109,7 @@ class Images(PixelTask):
 
     def at_hand(self) -> bool:
         source = _SOURCES[self.config.data]
-        named = _files.named_folder(self.config.data_dir)
+        named = data_files.named_folder(self.config.data_dir)
         return any(source.find(folder) for folder in _folders(self.config.data, named))
 
     def images(self, split: Split) -> np.ndarray:
@@ -173,11 +173,11 @@ def _check_count(name: str, count: int | None, most: int, why: str = "") -> None
         raise ValueError(f"{name} must lie in 1 .. {most}{why}, got {count}")
 
 
-def _locate(data: Data, data_dir: str | None) -> _files.Splits:
+def _locate(data: Data, data_dir: str | None) -> data_files.Splits:
     """Find the files where the user says they are, or else download them. Raises DataError."""
-    source, named = _SOURCES[data], _files.named_folder(data_dir)
+    source, named = _SOURCES[data], data_files.named_folder(data_dir)
     if named is None:
-        source.download(_files.cache_dir(data))
+        source.download(data_files.cache_dir(data))
     for folder in _folders(data, named):
         if splits := source.find(folder):
             return splits
@@ -189,10 +189,10 @@ def _locate(data: Data, data_dir: str | None) -> _files.Splits:
 
 def _folders(data: Data, named: Path | None) -> list[Path]:
     """Return where the files may be."""
-    return [_files.cache_dir(data)] if named is None else [named, named / data]
+    return [data_files.cache_dir(data)] if named is None else [named, named / data]
 
 
-def _first(count: int | None, shards: _files.Shards) -> np.ndarray:
+def _first(count: int | None, shards: data_files.Shards) -> np.ndarray:
     """The first `count` images of these shards, all if None. Shards that are not needed are not read."""
     read, have = [], 0
     for shard in shards:
@@ -202,7 +202,7 @@ def _first(count: int | None, shards: _files.Shards) -> np.ndarray:
     return np.concatenate(read)[:count]
 
 
-def _last(count: int, shards: _files.Shards) -> np.ndarray:
+def _last(count: int, shards: data_files.Shards) -> np.ndarray:
     """The last `count` images of these shards, in their order."""
     read, have = [], 0
     for shard in reversed(shards):

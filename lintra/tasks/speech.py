@@ -27,8 +27,8 @@ from lintra.speech.corpus import describe_skipped, prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
-from lintra.tasks import _corpora
 from lintra.tasks.base import Batch, DataError, Samples, Task
+from lintra.tasks.datasets import speech_splits
 
 Data = Literal["an4", "fsdd"]
 Preset = Literal["small", "paper"]
@@ -152,7 +152,7 @@ class Utterances(Samples):
     targets. "x" and "targets" are as long as the longest of a batch.
     """
 
-    def __init__(self, heard: _corpora.UtteranceSet):
+    def __init__(self, heard: speech_splits.UtteranceSet):
         self.heard = heard
         self.lengths = [heard.corpus.frames(place) for place in heard.places]
 
@@ -198,13 +198,13 @@ class Speech(Task):
         return "validate" if self.config.data is None and self.config.test is None else "test"
 
     @cached_property
-    def _corpus(self) -> _corpora.Splits:
-        return _corpora.read(self.config)
+    def _corpus(self) -> speech_splits.Splits:
+        return speech_splits.read(self.config)
 
     @cached_property
-    def utterances(self) -> _corpora.Splits:
+    def utterances(self) -> speech_splits.Splits:
         """Those of "train" and "validate", not heard yet. Raises DataError and SpeechError."""
-        train, validate = _corpora.hold_back(self._corpus["train"])
+        train, validate = speech_splits.hold_back(self._corpus["train"])
         return {"train": train, "validate": validate}
 
     @cached_property
@@ -212,7 +212,7 @@ class Speech(Task):
         """Those to be judged by in the end, not heard yet: a test set, or else those to validate on. Raises
         DataError and SpeechError."""
         if self.config.test is not None:
-            return _corpora.own(self.config, self.config.test)
+            return speech_splits.own(self.config, self.config.test)
         return self._corpus["test"] if self.config.data is not None else self.utterances["validate"]
 
     @cached_property
@@ -228,7 +228,7 @@ class Speech(Task):
         """Return the features that are made of audio, or given instead of it."""
         rate = self.config.rate or _RATES.get(self.config.data or "", 16_000)
         audio = features.Config(rate=rate, bins=self.config.bins or _BINS)
-        found = _corpora.features_of(self.utterances["train"], audio)
+        found = speech_splits.features_of(self.utterances["train"], audio)
         names, why = ("rate", "bins"), "is for audio, and these are features"
         if found.kind == "fbank":
             names, why = ("shift_ms",), "is for features that are given, and this is audio"
@@ -265,7 +265,7 @@ class Speech(Task):
         utterances = self.tested if split == "test" else self.utterances[split]
         with self.watch(f"features to {split} on", len(utterances), "utterances") as report:
             found = prepare(utterances, self.features, cache=self.cached(split), speeds=speeds, report=report)
-        return Utterances(_corpora.UtteranceSet.of(found, self.symbols, self.subsample, split))
+        return Utterances(speech_splits.UtteranceSet.of(found, self.symbols, self.subsample, split))
 
     def model(self, attention: AttentionConfig) -> ctc.Config:
         """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.

@@ -18,9 +18,9 @@ from torch import Tensor
 from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks import _text
 from lintra.tasks._numbered import generator
 from lintra.tasks.base import Batch, BitsTask, DataError, Samples
+from lintra.tasks.datasets import text_files
 
 _CROPS = 1_000_000  # in an epoch
 
@@ -108,9 +108,9 @@ class Text(BitsTask):
     @cached_property
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         """The bytes for training and those for validation. Raises DataError."""
-        path = _text.named("data", self.config.data, "a text file or a folder of them")
+        path = text_files.named("data", self.config.data, "a text file or a folder of them")
         files = _files(path) if path.is_dir() else [path]
-        text = np.frombuffer(b"".join(_text.content(file) for file in files), np.uint8)
+        text = np.frombuffer(b"".join(text_files.content(file) for file in files), np.uint8)
         cut = len(text) - len(text) // 10
         if (most := len(text) - cut) < self.config.length:
             shorter = f", or a --length of at most {most:,}" if most else ""
@@ -123,7 +123,7 @@ class Text(BitsTask):
     def model(self, attention: AttentionConfig) -> decoder.Config:
         """Small enough for two cores: 4 layers, 4 heads of 32."""
         return decoder.Config(
-            vocabulary=_text.BYTES,
+            vocabulary=text_files.BYTES,
             attention=attention,
             layers=4,
             heads=4,

@@ -22,8 +22,8 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
-from lintra.tasks import _text
 from lintra.tasks.base import Batch, DataError, Samples, Task
+from lintra.tasks.datasets import text_files
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
 _HELD_BACK = 10  # one line of so many is validated on
@@ -145,11 +145,11 @@ class TextClassification(Task):
     @cached_property
     def _lines(self) -> Lines:
         """Return what the files hold. Raises DataError."""
-        path = _text.named("data", self.config.data, "a file of lines label TAB text")
+        path = text_files.named("data", self.config.data, "a file of lines label TAB text")
         lines = _read(path, self.config.length)
         test = None
         if self.config.test is not None:
-            held = _text.named("test", self.config.test, "a file like that of --data")
+            held = text_files.named("test", self.config.test, "a file like that of --data")
             test = _shuffled(_read(held, self.config.length))
         if test is not None and self.config.validate_on == "test":
             train, validate = lines, test
@@ -187,7 +187,7 @@ class TextClassification(Task):
     def model(self, attention: AttentionConfig) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all bytes."""
         return encoder.Config(
-            vocabulary=_text.BYTES,
+            vocabulary=text_files.BYTES,
             attention=attention,
             layers=2,
             heads=4,
@@ -224,7 +224,7 @@ def _read(path: Path, length: int) -> Labelled:
     """The lines of a file, each text cut to `length` bytes. Raises DataError."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file of lines label TAB text")
-    content = _text.content(path).removeprefix(codecs.BOM_UTF8)
+    content = text_files.content(path).removeprefix(codecs.BOM_UTF8)
     labels, texts = [], []
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
         label, *rest = line.removesuffix(b"\r").split(b"\t")

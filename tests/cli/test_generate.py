@@ -119,7 +119,7 @@ def test_nothing_to_draw_is_told(lintra_says, folder, monkeypatch):
 def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
     """A model that does not predict it gets it from training images."""
     source = np.full((4, 28, 28, 1), 9, np.uint8)
-    splits = images._files.Splits(train=[lambda: source], test=[lambda: source])
+    splits = images.data_files.Splits(train=[lambda: source], test=[lambda: source])
     monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
     folder("run", images.Config(preset="paper"), output=decoder.Logits())
     code, _, err = lintra_says("generate", "--model", "run", "--samples", "2", "--complete", "1")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lintra.tasks import _mnist
+from lintra.tasks.datasets import mnist
 
 
 def idx(images: np.ndarray) -> bytes:
@@ -19,7 +19,7 @@ def idx(images: np.ndarray) -> bytes:
 
 
 class SmallMnist:
-    """5 + 3 random images as files of a folder, with the checksums that `_mnist` is made to expect."""
+    """5 + 3 random images as files of a folder, with the checksums that `mnist` is made to expect."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         draw = np.random.default_rng(0)
@@ -33,9 +33,9 @@ class SmallMnist:
         sums = {
             name: hashlib.sha256(content).hexdigest() for name, content in (self.files | self.zipped).items()
         }
-        monkeypatch.setattr(_mnist, "_SHA256", sums)
-        monkeypatch.setattr(_mnist, "TRAIN_IMAGES", 5)
-        monkeypatch.setattr(_mnist, "TEST_IMAGES", 3)
+        monkeypatch.setattr(mnist, "_SHA256", sums)
+        monkeypatch.setattr(mnist, "TRAIN_IMAGES", 5)
+        monkeypatch.setattr(mnist, "TEST_IMAGES", 3)
 
     def write(self, files: dict[str, bytes]) -> None:
         self.folder.mkdir(exist_ok=True)

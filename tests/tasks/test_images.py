@@ -9,7 +9,8 @@ import torch
 from lintra import train
 from lintra.attention import linear
 from lintra.checkpoint import from_json, to_json
-from lintra.tasks import DataError, _cifar10, _files, images
+from lintra.tasks import DataError, images
+from lintra.tasks.datasets import cifar10, data_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,9 +32,9 @@ def shared(monkeypatch):
         read.append(i)
         return np.full((4, 32, 32, 3), i, np.uint8)
 
-    splits = _files.Splits(train=[lambda i=i: shard(i) for i in range(3)], test=[])
+    splits = data_files.Splits(train=[lambda i=i: shard(i) for i in range(3)], test=[])
     monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
-    monkeypatch.setattr(_cifar10, "TRAIN_IMAGES", 12)
+    monkeypatch.setattr(cifar10, "TRAIN_IMAGES", 12)
     return read
 
 

@@ -16,7 +16,8 @@ from lintra.speech.corpus import prepare
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
-from lintra.tasks import DataError, _corpora, speech
+from lintra.tasks import DataError, speech
+from lintra.tasks.datasets import speech_splits
 from tests.tasks.speech import text_of, write_kaldi, write_manifest
 
 TEXTS = [text_of(i) for i in range(24)]
@@ -44,17 +45,17 @@ def utterances(speakers):
 def test_a_tenth_of_the_utterances_is_held_back(n):
     """Where speakers are not known; always the same, and every utterance is in one of the two parts."""
     given = utterances([None] * n)
-    train, held = _corpora.hold_back(given)
+    train, held = speech_splits.hold_back(given)
     assert len(held) == n // 10
     assert sorted(x.id for x in (*train, *held)) == sorted(x.id for x in given)
-    assert (train, held) == _corpora.hold_back(given)
+    assert (train, held) == speech_splits.hold_back(given)
 
 
 @given(speakers=st.lists(st.integers(0, 30), min_size=10, max_size=80))
 def test_speakers_are_held_back_as_a_whole_where_there_are_enough(speakers):
-    train, held = _corpora.hold_back(utterances(map(str, speakers)))
+    train, held = speech_splits.hold_back(utterances(map(str, speakers)))
     of = [{x.speaker for x in part} for part in (train, held)]
-    if len(set(speakers)) >= _corpora.ENOUGH_SPEAKERS:
+    if len(set(speakers)) >= speech_splits.ENOUGH_SPEAKERS:
         assert not of[0] & of[1]
         assert len(of[1]) == len(set(speakers)) // 10
     else:
@@ -311,9 +312,9 @@ def test_features_that_cannot_be_used_do_not_end_the_others(tmp_path, damage):
 def test_a_corpus_is_read_once(tmp_path, monkeypatch, name):
     """Whatever is asked of it."""
     read, reads = [Utterance(id=f"u{i}", text="AB", features=np.ones((20, 5))) for i in range(20)], []
-    monkeypatch.setattr(_corpora, "read_manifest", lambda path: reads.append(path) or read)
+    monkeypatch.setattr(speech_splits, "read_manifest", lambda path: reads.append(path) or read)
     corpora = {"an4": lambda path: reads.append(path) or {"train": read, "test": read}}
-    monkeypatch.setattr(_corpora, "_CORPORA", corpora)
+    monkeypatch.setattr(speech_splits, "_CORPORA", corpora)
     settings = {"manifest": {"manifest": "x"}, "an4": {"data": "an4", "data_dir": str(tmp_path)}}[name]
     task = speech.Config(**settings).build()
     assert [len(x) for x in (task.tested, task.train, task.validate)] == [20 if name == "an4" else 2, 18, 2]

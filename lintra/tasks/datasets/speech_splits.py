@@ -16,8 +16,8 @@ from lintra.speech.alignment import frames_needed
 from lintra.speech.arrays import given
 from lintra.speech.corpus import Corpus, Skipped, describe_skipped
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
-from lintra.tasks._files import NAME_THE_FOLDER, named_folder
 from lintra.tasks.base import DataError
+from lintra.tasks.datasets.data_files import NAME_THE_FOLDER, named_folder
 
 HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
 ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from lintra.tasks import DataError, _files
+from lintra.tasks import DataError
+from lintra.tasks.datasets import data_files
 
 CONTENT = bytes(range(256)) * 400
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -20,7 +21,7 @@ def folder(tmp_path):
 def test_a_file_is_downloaded_once(server, folder):
     server.files["file.bin"] = CONTENT
     for _ in range(2):
-        assert _files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
+        assert data_files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
     assert server.asked == ["file.bin"]
     assert [path.name for path in folder.iterdir()] == ["file.bin"]
 
@@ -46,7 +47,7 @@ def gone(server):
 def test_a_failed_download_leaves_nothing(server, folder, failure):
     failure(server)
     with pytest.raises(DataError, match=r"cannot download http://127.*file\.bin.*\$LINTRA_DATA") as caught:
-        _files.fetch(URL, SHA256, folder)
+        data_files.fetch(URL, SHA256, folder)
     assert "\n" not in str(caught.value)
     assert list(folder.iterdir()) == []
 
@@ -57,38 +58,38 @@ def test_a_failed_download_takes_nothing_away(server, folder, failure):
     folder.mkdir()
     (folder / "file.bin").write_bytes(b"an older one")
     with pytest.raises(DataError):
-        _files.fetch(URL, SHA256, folder)
+        data_files.fetch(URL, SHA256, folder)
     assert (folder / "file.bin").read_bytes() == b"an older one"
 
     (folder / "file.bin").write_bytes(CONTENT)
-    assert _files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
+    assert data_files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
 
 
 def test_a_wrong_file_is_replaced(server, folder):
     server.files["file.bin"] = CONTENT
     folder.mkdir()
     (folder / "file.bin").write_bytes(b"an older one")
-    assert _files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
+    assert data_files.fetch(URL, SHA256, folder).read_bytes() == CONTENT
 
 
 def test_a_folder_that_cannot_be_made(server, folder):
     server.files["file.bin"] = CONTENT
     folder.write_text("a file")
     with pytest.raises(DataError, match="cannot download"):
-        _files.fetch(URL, SHA256, folder)
+        data_files.fetch(URL, SHA256, folder)
 
 
 def test_pooch_is_optional(monkeypatch, folder):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ModuleNotFoundError, match=r"lintra\[train\]"):
-        _files.fetch(URL, SHA256, folder)
+        data_files.fetch(URL, SHA256, folder)
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
 def test_unpack(tmp_path, suffix, pack):
     path = tmp_path / f"file{suffix}"
     path.write_bytes(pack(CONTENT))
-    assert _files.unpack(path) == CONTENT
+    assert data_files.unpack(path) == CONTENT
 
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
@@ -100,18 +101,18 @@ def test_damaged_files_are_named(tmp_path, suffix, pack):
     for content in (whole[:-20], whole[:5], flipped, b"something else"):
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"file\{suffix} cannot be read.*fetch it again"):
-            _files.unpack(path)
+            data_files.unpack(path)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match="nowhere cannot be read"):
-        _files.unpack(tmp_path / "nowhere")
+        data_files.unpack(tmp_path / "nowhere")
 
 
 def test_all_or_none(tmp_path):
-    assert _files.all_or_none(tmp_path, ["a", "b"]) is None
+    assert data_files.all_or_none(tmp_path, ["a", "b"]) is None
     (tmp_path / "a").touch()
     with pytest.raises(DataError, match="only a part of a, b: b missing"):
-        _files.all_or_none(tmp_path, ["a", "b"])
+        data_files.all_or_none(tmp_path, ["a", "b"])
     (tmp_path / "b").touch()
-    assert _files.all_or_none(tmp_path, ["a", "b"]) == [tmp_path / "a", tmp_path / "b"]
+    assert data_files.all_or_none(tmp_path, ["a", "b"]) == [tmp_path / "a", tmp_path / "b"]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lintra.tasks._files import unpack
 from lintra.tasks.base import DataError
+from lintra.tasks.datasets.data_files import unpack
 
 BYTES = 256  # symbols
 

@@ -4,14 +4,15 @@ import struct
 import numpy as np
 import pytest
 
-from lintra.tasks import DataError, _mnist
-from lintra.tasks._files import Splits
+from lintra.tasks import DataError
+from lintra.tasks.datasets import mnist
+from lintra.tasks.datasets.data_files import Splits
 
 TRAIN = "train-images-idx3-ubyte"
 
 
 def found(folder) -> Splits:
-    splits = _mnist.find(folder)
+    splits = mnist.find(folder)
     assert splits is not None
     return splits
 
@@ -30,13 +31,13 @@ def test_any_compression_will_do(small_mnist):
 
 
 def test_nothing_there(tmp_path):
-    assert _mnist.find(tmp_path) is None
+    assert mnist.find(tmp_path) is None
 
 
 def test_a_part_is_missing(small_mnist):
     small_mnist.write({TRAIN: small_mnist.files[TRAIN]})
     with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz missing"):
-        _mnist.find(small_mnist.folder)
+        mnist.find(small_mnist.folder)
 
 
 @pytest.mark.parametrize(
@@ -69,5 +70,5 @@ def test_a_truncated_gz_is_named(small_mnist):
 
 def test_download(small_mnist, server, tmp_path):
     server.files = small_mnist.zipped
-    _mnist.download(tmp_path / "here")
+    mnist.download(tmp_path / "here")
     np.testing.assert_array_equal(found(tmp_path / "here").test[0](), small_mnist.test[..., None])

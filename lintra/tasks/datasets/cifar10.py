@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lintra.tasks import _files
 from lintra.tasks.base import DataError
+from lintra.tasks.datasets import data_files
 
 SHAPE = (32, 32, 3)
 TRAIN_IMAGES, TEST_IMAGES = 50_000, 10_000
@@ -33,30 +33,30 @@ _BINARY = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
 _RESIDUALS = [*(f"train_{i}.xz" for i in range(1, 6)), "test.xz"]
 
 
-def find(folder: Path) -> _files.Splits | None:
+def find(folder: Path) -> data_files.Splits | None:
     """The data set in this folder, None if there is nothing of it. Raises DataError."""
     for place in (folder / _BATCHES, folder):
-        if paths := _files.all_or_none(place, _BINARY):
+        if paths := data_files.all_or_none(place, _BINARY):
             shards = [partial(_read_binary, path) for path in paths]
-            return _files.Splits(train=shards[:-1], test=shards[-1:])
-    if paths := _files.all_or_none(folder, [_ARCHIVE]):
-        return _files.Splits(
+            return data_files.Splits(train=shards[:-1], test=shards[-1:])
+    if paths := data_files.all_or_none(folder, [_ARCHIVE]):
+        return data_files.Splits(
             train=[partial(_read_archive, paths[0], _BINARY[:-1])],
             test=[partial(_read_archive, paths[0], _BINARY[-1:])],
         )
-    if paths := _files.all_or_none(folder, _RESIDUALS):
+    if paths := data_files.all_or_none(folder, _RESIDUALS):
         shards = [partial(_read_residuals, path) for path in paths]
-        return _files.Splits(train=shards[:-1], test=shards[-1:])
+        return data_files.Splits(train=shards[:-1], test=shards[-1:])
     return None
 
 
 def download(folder: Path) -> None:
     """Make sure that `folder` holds the data set. Raises DataError."""
-    _files.fetch(f"{SOURCE}/{_ARCHIVE}", _ARCHIVE_SHA256, folder)
+    data_files.fetch(f"{SOURCE}/{_ARCHIVE}", _ARCHIVE_SHA256, folder)
 
 
 def _read_binary(path: Path) -> np.ndarray:
-    return _from_binary(_files.unpack(path), path)
+    return _from_binary(data_files.unpack(path), path)
 
 
 def _read_archive(path: Path, names: list[str]) -> np.ndarray:
@@ -87,7 +87,7 @@ def _from_binary(content: bytes, name: Path | str) -> np.ndarray:
 
 def _read_residuals(path: Path) -> np.ndarray:
     height, width, channels = SHAPE
-    residuals = _bytes_per_image(_files.unpack(path), height * width * channels, path)
+    residuals = _bytes_per_image(data_files.unpack(path), height * width * channels, path)
     return _from_residuals(residuals.reshape(channels, _SHARD, height, width))
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lintra.tasks import DataError, _cifar10, _files
+from lintra.tasks import DataError
+from lintra.tasks.datasets import cifar10, data_files
 
 SHARD = 2
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, SHARD, 32, 32, 3), np.uint8)
@@ -18,7 +19,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (6, SHARD, 32, 32, 3), np.uin
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setattr(_cifar10, "_SHARD", SHARD)
+    monkeypatch.setattr(cifar10, "_SHARD", SHARD)
 
 
 def to_residuals(images: np.ndarray) -> np.ndarray:
@@ -42,7 +43,7 @@ def to_residuals(images: np.ndarray) -> np.ndarray:
 def test_residuals_and_back(shape, seed):
     draw = np.random.default_rng(seed)
     images = draw.choice(np.array([0, 1, 128, 254, 255], np.uint8), (*shape, 3))  # the edges most of all
-    np.testing.assert_array_equal(_cifar10._from_residuals(to_residuals(images)), images)
+    np.testing.assert_array_equal(cifar10._from_residuals(to_residuals(images)), images)
 
 
 def records(images: np.ndarray) -> bytes:
@@ -52,7 +53,7 @@ def records(images: np.ndarray) -> bytes:
 
 
 def binary_files() -> dict[str, bytes]:
-    return {name: records(images) for name, images in zip(_cifar10._BINARY, IMAGES, strict=True)}
+    return {name: records(images) for name, images in zip(cifar10._BINARY, IMAGES, strict=True)}
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -82,16 +83,16 @@ def packed(folder: Path) -> None:
 
 
 def residuals(folder: Path) -> None:
-    for name, images in zip(_cifar10._RESIDUALS, IMAGES, strict=True):
+    for name, images in zip(cifar10._RESIDUALS, IMAGES, strict=True):
         (folder / name).write_bytes(lzma.compress(to_residuals(images).tobytes()))
 
 
-def read(shards: _files.Shards) -> np.ndarray:
+def read(shards: data_files.Shards) -> np.ndarray:
     return np.concatenate([shard() for shard in shards])
 
 
-def found(folder: Path) -> _files.Splits:
-    splits = _cifar10.find(folder)
+def found(folder: Path) -> data_files.Splits:
+    splits = cifar10.find(folder)
     assert splits is not None
     return splits
 
@@ -105,7 +106,7 @@ def test_all_forms_hold_the_same_images(tmp_path, form: Callable[[Path], None]):
 
 
 def test_nothing_there(tmp_path):
-    assert _cifar10.find(tmp_path) is None
+    assert cifar10.find(tmp_path) is None
 
 
 @pytest.mark.parametrize(("form", "lost"), [(plain, "data_batch_4.bin"), (residuals, "test.xz")])
@@ -113,7 +114,7 @@ def test_a_part_is_missing(tmp_path, form: Callable[[Path], None], lost):
     form(tmp_path)
     (tmp_path / lost).unlink()
     with pytest.raises(DataError, match=rf"only a part of .*: {lost} missing"):
-        _cifar10.find(tmp_path)
+        cifar10.find(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,6 @@ def test_bad_residuals_are_named(tmp_path):
 def test_download(server, tmp_path, monkeypatch):
     server.files["cifar-10-binary.tar.gz"] = archive(binary_files())
     sha256 = hashlib.sha256(server.files["cifar-10-binary.tar.gz"]).hexdigest()
-    monkeypatch.setattr(_cifar10, "_ARCHIVE_SHA256", sha256)
-    _cifar10.download(tmp_path / "here")
+    monkeypatch.setattr(cifar10, "_ARCHIVE_SHA256", sha256)
+    cifar10.download(tmp_path / "here")
     np.testing.assert_array_equal(read(found(tmp_path / "here").test), IMAGES[5])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lintra.tasks import _files
 from lintra.tasks.base import DataError
+from lintra.tasks.datasets import data_files
 
 SHAPE = (28, 28, 1)
 TRAIN_IMAGES, TEST_IMAGES = 60_000, 10_000
@@ -27,24 +27,24 @@ _SHA256 = {  # of the unpacked files, so that any compression of them will do, a
 }
 
 
-def find(folder: Path) -> _files.Splits | None:
+def find(folder: Path) -> data_files.Splits | None:
     """The data set in this folder, None if there is nothing of it. Raises DataError."""
     names = [name if (folder / name).is_file() else f"{name}.gz" for name in _NAMES]
-    if paths := _files.all_or_none(folder, names):
+    if paths := data_files.all_or_none(folder, names):
         train, test = paths
-        return _files.Splits([partial(_read, train, TRAIN_IMAGES)], [partial(_read, test, TEST_IMAGES)])
+        return data_files.Splits([partial(_read, train, TRAIN_IMAGES)], [partial(_read, test, TEST_IMAGES)])
     return None
 
 
 def download(folder: Path) -> None:
     """Make sure that `folder` holds the data set. Raises DataError."""
     for name in _NAMES:
-        _files.fetch(f"{SOURCE}/{name}.gz", _SHA256[f"{name}.gz"], folder)
+        data_files.fetch(f"{SOURCE}/{name}.gz", _SHA256[f"{name}.gz"], folder)
 
 
 def _read(path: Path, count: int) -> np.ndarray:
     """The images of an IDX file -> [count 28 28 1] uint8. Raises DataError."""
-    content = _files.unpack(path)
+    content = data_files.unpack(path)
     header = struct.Struct(">4s3I")
     if len(content) < header.size or content[:4] != b"\0\0\x08\x03":
         raise DataError(f"{path} is no IDX file of images: it starts with {content[:4]!r}, not 00 00 08 03")
