@@ -10,8 +10,7 @@ One without an entry point is called MODULE:Config, in a program that has import
 
 import sys
 from dataclasses import asdict, fields
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +24,7 @@ _BY_CLASS = ":Config"
 
 def names() -> list[str]:
     """Return the mechanisms there are, in alphabetical order."""
-    return sorted({*registry.names(sys.modules[_HERE]), *_announced()})
+    return sorted({*registry.names(sys.modules[_HERE]), *registry.announced(GROUP)})
 
 
 def load(name: str) -> ModuleType:
@@ -33,7 +32,7 @@ def load(name: str) -> ModuleType:
 
     Raises ValueError for an unknown name, one that two mechanisms have, and one whose package cannot be used.
     """
-    points = _announced().get(name, ())
+    points = registry.announced(GROUP).get(name, ())
     own = name in registry.names(sys.modules[_HERE])
     if len(points) + own > 1:
         places = [f"{_HERE}.{name}"] * own + [_place(point) for point in points]
@@ -72,7 +71,7 @@ def name_of(config: type) -> str | None:
     package, _, last = module.rpartition(".")
     if package == _HERE:
         return last
-    announced = (name for name, points in _announced().items() if points[0].module == module)
+    announced = (name for name, points in registry.announced(GROUP).items() if points[0].module == module)
     return next(announced, None if module == "__main__" else module + _BY_CLASS)
 
 
@@ -88,7 +87,7 @@ def describe() -> list[dict[str, str | bool]]:
 def broken() -> dict[str, str]:
     """Return the mechanisms that are announced and cannot be used, with the reason."""
     found = {}
-    for name in _announced():
+    for name in registry.announced(GROUP):
         try:
             mechanism(name)
         except ValueError as error:
@@ -102,13 +101,6 @@ def for_length(config: type[Any], length: int, **options: Any) -> Any:
     if longest is not None and longest.default is not None:  # None: no longest unless one is asked for
         options = {"max_length": length} | options
     return config(**options)
-
-
-@cache
-def _announced() -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of each name."""
-    points = tuple(entry_points(group=GROUP))
-    return {name: tuple(x for x in points if x.name == name) for name in sorted({x.name for x in points})}
 
 
 def _place(point: EntryPoint) -> str:

@@ -1,8 +1,10 @@
-"""A folder as the list of choices: a file's name is its key, but for base.py and for what begins with _."""
+"""Choices by name: the files of a folder, but for base.py and what begins with _, and entry points."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
 from types import ModuleType
 
@@ -29,3 +31,10 @@ def load(package: ModuleType, name: str, what: str, known: Sequence[str] = ()) -
         hint = f" (perhaps {' or '.join(near)})" if near else ""
         raise ValueError(f"{what} must be one of {', '.join(known)}; got {fields.shown(name)}{hint}")
     return import_module(f"{package.__name__}.{name}")
+
+
+@cache
+def announced(group: str) -> dict[str, tuple[EntryPoint, ...]]:
+    """Return the entry points of a group by name, those of packages installed at the first call."""
+    points = tuple(entry_points(group=group))
+    return {name: tuple(x for x in points if x.name == name) for name in sorted({x.name for x in points})}

@@ -9,8 +9,8 @@ import torch
 from torch.testing import assert_close
 
 from lintra import attention, checkpoint, generation
-from lintra.attention import _registry
 from lintra.cli import main
+from lintra.config import registry
 from lintra.models import decoder
 
 MODULE = '''
@@ -71,14 +71,14 @@ def package(tmp_path, monkeypatch):
         lines = [f"{key} = {value}" for key, value in points.items()]
         (about / "entry_points.txt").write_text("\n".join(["[lintra.attention]", *lines]) + "\n")
         made.append(name)
-        _registry._announced.cache_clear()
+        registry.announced.cache_clear()
 
     monkeypatch.syspath_prepend(tmp_path)
     yield install
     monkeypatch.undo()
     for name in made:
         sys.modules.pop(name, None)
-    _registry._announced.cache_clear()
+    registry.announced.cache_clear()
 
 
 def test_an_entry_point_is_a_mechanism_like_the_others(package, capsys, tmp_path):

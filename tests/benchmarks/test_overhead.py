@@ -1,5 +1,7 @@
 """What the overhead is counted by."""
 
+import pytest
+
 from benchmarks import overhead
 
 
@@ -11,6 +13,11 @@ def test_private_names_are_free_to_the_package_that_owns_them_alone(tmp_path):
     assert len(overhead.private_imports(tmp_path, "tests")) == 2
     assert overhead.lines(tmp_path) == 9
     assert overhead.lines(tmp_path, "a") == 3
+
+
+@pytest.mark.parametrize("part", overhead.FOLDERS)
+def test_no_package_imports_what_is_private_to_another(part):
+    assert overhead.private_imports(overhead.ROOT, part) == []
 
 
 def test_frames_and_calls_are_counted():

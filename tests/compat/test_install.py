@@ -50,6 +50,19 @@ for name in {public}:
     run(program)
 
 
+def test_the_helper_that_recurrent_attentions_of_users_import_is_where_it_was():
+    program = """
+import warnings
+from lintra.compat.fast_transformers import install
+install()
+from fast_transformers.recurrent._utils import check_state
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    print(check_state("new", memory="old"), check_state(memory="old"), len(caught), caught[0].message)
+"""
+    assert run(program) == "new old 2 memory is the deprecated name of state: pass state\n"
+
+
 @pytest.mark.parametrize(
     "module", [ours.attention, ours.recurrent.attention, ours.recurrent.transformers, ours.transformers]
 )

@@ -15,7 +15,6 @@ from lintra.compat.fast_transformers.builders import (
 from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatcher, IntermediateOutput
 from lintra.compat.fast_transformers.feature_maps import Favor, FeatureMap
 from lintra.compat.fast_transformers.masking import LengthMask, TriangularCausalMask
-from lintra.compat.fast_transformers.recurrent._utils import check_state
 from lintra.compat.fast_transformers.recurrent.attention import (
     RecurrentAttentionLayer,
     RecurrentCrossAttentionLayer,
@@ -371,8 +370,6 @@ def test_memory_is_the_old_name_of_a_state():
     with pytest.warns(DeprecationWarning, match="memory is the deprecated name of state"):
         y, _ = rnn(draw(2, 15), memory=list(state))
     assert_close(y, rnn(draw(2, 15), state)[0], **EXACT)
-    with pytest.warns(DeprecationWarning, match="memory is the deprecated name of state"):
-        assert check_state("new", memory="old") == "new"
 
 
 @pytest.mark.parametrize("attention_type", TYPES)

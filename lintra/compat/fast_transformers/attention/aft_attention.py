@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from lintra.attention import aft
-from lintra.compat.fast_transformers.attention._inner import EVENTS, InnerAttention, pairs
+from lintra.compat.fast_transformers._inner import EVENTS, InnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 

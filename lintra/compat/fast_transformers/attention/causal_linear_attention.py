@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._features import FEATURES, FeatureAttention, by_position_only
-from lintra.compat.fast_transformers.attention._inner import real
+from lintra.compat.fast_transformers._features import FEATURES, FeatureAttention, by_position_only
+from lintra.compat.fast_transformers._inner import real
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.masking import BaseMask, FullMask

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from lintra.attention import clustered
-from lintra.compat.fast_transformers.attention._inner import CLUSTERED, SOFTMAX, ScoredInnerAttention
+from lintra.compat.fast_transformers._inner import CLUSTERED, SOFTMAX, ScoredInnerAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.events import EventDispatcher
 

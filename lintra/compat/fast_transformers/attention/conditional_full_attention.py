@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from lintra.compat.fast_transformers.attention._inner import SOFTMAX
+from lintra.compat.fast_transformers._inner import SOFTMAX
 from lintra.compat.fast_transformers.attention.full_attention import FullAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher

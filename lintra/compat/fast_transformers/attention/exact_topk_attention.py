@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, pairs
+from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.ops.softmax_attention import fused_attention

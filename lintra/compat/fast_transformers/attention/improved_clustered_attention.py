@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lintra.compat.fast_transformers.attention._inner import CLUSTERED, SOFTMAX
+from lintra.compat.fast_transformers._inner import CLUSTERED, SOFTMAX
 from lintra.compat.fast_transformers.attention.clustered_attention import ClusteredAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher

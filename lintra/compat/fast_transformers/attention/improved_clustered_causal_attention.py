@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lintra.attention import clustered
-from lintra.compat.fast_transformers.attention._inner import InnerAttention
+from lintra.compat.fast_transformers._inner import InnerAttention
 from lintra.compat.fast_transformers.attention.improved_clustered_attention import (
     IMPROVED,
     ImprovedClusteredAttention,

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention._features import FEATURES, FeatureAttention
+from lintra.compat.fast_transformers._features import FEATURES, FeatureAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, matrix
+from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, matrix
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.ops.banded import banded_attention, windows

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from lintra.attention import lsh
-from lintra.compat.fast_transformers.attention._inner import SOFTMAX, ScoredInnerAttention, matrix
+from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, matrix
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Bool, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.ops.lsh import buckets, lsh_attention

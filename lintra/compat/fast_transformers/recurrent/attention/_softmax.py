@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention._inner import Scored
+from lintra.compat.fast_transformers._inner import Scored
 from lintra.compat.fast_transformers.events import AttentionEvent
 from lintra.ops.softmax_attention import fused_attention
 

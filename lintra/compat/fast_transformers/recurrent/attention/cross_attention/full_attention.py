@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention._inner import SOFTMAX, real
+from lintra.compat.fast_transformers._inner import SOFTMAX, real
 from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, open_state

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._features import FEATURES, Features, features
-from lintra.compat.fast_transformers.attention._inner import real
+from lintra.compat.fast_transformers._features import FEATURES, Features, features
+from lintra.compat.fast_transformers._inner import real
 from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.masking import BaseMask

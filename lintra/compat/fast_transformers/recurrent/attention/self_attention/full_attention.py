@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lintra.compat.fast_transformers.attention._inner import SOFTMAX
+from lintra.compat.fast_transformers._inner import SOFTMAX
 from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
 from lintra.compat.fast_transformers.recurrent.attention._softmax import RecurrentSoftmax

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._features import FEATURES, Features, by_position_only, features
+from lintra.compat.fast_transformers._features import FEATURES, Features, by_position_only, features
 from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin

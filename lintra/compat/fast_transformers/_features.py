@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lintra import ops
-from lintra.compat.fast_transformers.attention._inner import EVENTS, Dispatching, InnerAttention
+from lintra.compat.fast_transformers._inner import EVENTS, Dispatching, InnerAttention
 from lintra.compat.fast_transformers.attention_registry import Callable as CallableSpec
 from lintra.compat.fast_transformers.attention_registry import Int, Optional, Spec
 from lintra.compat.fast_transformers.events import EventDispatcher
