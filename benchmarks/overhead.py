@@ -8,25 +8,21 @@ both run in turns.
 """
 
 import ast
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from lintra.bench import options
+from benchmarks.checkout import OLD, Options, checkouts, serving
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
 
+__all__ = ["MEASURES", "QUICK", "Options", "Sizes", "run"]
 MEASURES = ("lintra",)
-ROOT = Path(__file__).parents[1]
 PROBE = Path(__file__).with_name("probe.py")
 FOLDERS = ("lintra", "tests", "experiments", "benchmarks", "docs")
-STEP, BEFORE = "eager decode step", ", before"
+STEP = "eager decode step"
 TARGETS = {  # at most
     "frames": 20,
     "frames of ours": 8,
@@ -39,18 +35,6 @@ TARGETS = {  # at most
     "library Python": 22_500,
 }
 RATIO = 4.8 / 5.7  # of a step to that of 0.1, at most
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(options.Options):
-    """Options of this benchmark."""
-
-    against: str | None = None  # a checkout of an older lintra, with its own .venv
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.against is not None and not _python(Path(self.against)).exists():
-            raise ValueError(f"against must be a checkout with its own .venv/bin/python, got {self.against}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +53,10 @@ QUICK = Sizes(layers=1, width=32, steps=1, rounds=2)
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Counts and times everything -> the table's rows and the timings of a turn of `sizes.steps` steps."""
-    trees = {"": (ROOT, sys.executable)}
-    if sizes.against:
-        folder = Path(sizes.against).absolute()
-        trees[BEFORE] = (folder, str(_python(folder)))
+    trees = checkouts(sizes.against)
     with ExitStack() as stack:
         ask = {
-            name: stack.enter_context(_probe(*tree, sizes.layers, sizes.width))
+            name: stack.enter_context(serving(*tree, PROBE, sizes.layers, sizes.width))
             for name, tree in trees.items()
         }
         counted = {name: each("counts") for name, each in ask.items()}
@@ -95,7 +76,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             for what, figure, unit in figures
         ]
     if sizes.against:
-        ratio = timings[STEP].median / timings[STEP + BEFORE].median
+        ratio = timings[STEP].median / timings[STEP + OLD].median
         rows.append(Row(f"{STEP} / before", ratio, "x", at_most=RATIO))
     return rows, timings
 
@@ -138,42 +119,3 @@ def lines(root: Path, *without: str) -> int:
     package = root / "lintra"
     files = (file for file in package.rglob("*.py") if file.relative_to(package).parts[0] not in without)
     return sum(len(file.read_text().splitlines()) for file in files)
-
-
-@contextmanager
-def _probe(folder: Path, python: str, layers: int, width: int) -> Iterator[Callable[[str], dict[str, float]]]:
-    """A process that runs benchmarks/probe.py with the lintra of a checkout -> a function that asks it."""
-    program = (
-        f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); "
-        f"runpy.run_path({str(PROBE)!r})['serve']({layers}, {width})"
-    )
-    process = subprocess.Popen(
-        [python, "-c", program],
-        cwd=folder,
-        env={name: x for name, x in os.environ.items() if name != "PYTHONPATH"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    requests, answers = process.stdin, process.stdout
-    assert requests is not None
-    assert answers is not None
-
-    def ask(what: str) -> dict[str, float]:
-        requests.write(what + "\n")
-        requests.flush()
-        answer = answers.readline()
-        if not answer:
-            raise RuntimeError(f"the measurement in {folder} failed: what it printed stands above")
-        return json.loads(answer)
-
-    try:
-        yield ask
-    finally:
-        requests.close()
-        process.wait()
-        answers.close()
-
-
-def _python(folder: Path) -> Path:
-    return folder / ".venv" / "bin" / "python"
