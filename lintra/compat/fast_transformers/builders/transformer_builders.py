@@ -3,6 +3,7 @@
 A builder of one's own derives from one of these and says in the `_get_*` methods what its model is made of.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -35,6 +36,37 @@ from lintra.compat.fast_transformers.transformers import (
 )
 
 
+def _by_default(name: str, default: Callable[[Any], int]) -> Any:
+    """A property kept under `name`; while that is None, what `default` makes of the builder."""
+    return property(
+        lambda self: getattr(self, name) or default(self), lambda self, value: setattr(self, name, value)
+    )
+
+
+def _attention_type(attention: str) -> Any:
+    """The property `<attention>_type`. Set, it raises ValueError unless that attention's builder knows every
+    type in it."""
+    name = f"{attention}_type"
+
+    def set_type(self: Any, value: str) -> None:
+        builder = getattr(self, attention)
+        if not builder.validate_attention_type(value):
+            raise ValueError(unknown(name, value, builder.available_attentions))
+        setattr(self, f"_{name}", value)
+
+    return property(lambda self: getattr(self, f"_{name}"), set_type)
+
+
+def _gives(kind: type[nn.Module]) -> Any:
+    """A method that returns that class."""
+    return lambda self: kind
+
+
+def _makes(kind: Callable[[], BaseAttentionBuilder]) -> Any:
+    """A method that returns a new builder of that class."""
+    return lambda self: kind()
+
+
 class BaseTransformerBuilder(BaseBuilder):
     """Options that every transformer has."""
 
@@ -49,14 +81,8 @@ class BaseTransformerBuilder(BaseBuilder):
     _activation: str = "relu"
     _final_normalization: bool = True
 
-    @property
-    def model_dimensions(self) -> int:
-        """Size of the input and output; n_heads value_dimensions unless set."""
-        return self._model_dimensions or self.value_dimensions * self.n_heads
-
-    @model_dimensions.setter
-    def model_dimensions(self, value: int | None) -> None:
-        self._model_dimensions = value
+    # the size of the input and output
+    model_dimensions = _by_default("_model_dimensions", lambda self: self.value_dimensions * self.n_heads)
 
     @property
     def activation(self) -> str:
@@ -145,13 +171,7 @@ class BaseTransformerEncoderBuilder(StrictBuilder):
     def attention(self) -> BaseAttentionBuilder:
         return self._attention_builder
 
-    @property
-    def attention_type(self) -> str:
-        return self._attention_type
-
-    @attention_type.setter
-    def attention_type(self, value: str) -> None:
-        self._attention_type = _known_type("attention_type", value, self.attention)
+    attention_type = _attention_type("attention")
 
     def get(self) -> nn.Module:
         """The model, with weights drawn anew."""
@@ -181,33 +201,19 @@ class BaseTransformerEncoderBuilder(StrictBuilder):
 class TransformerEncoderBuilder(BaseTransformerEncoderBuilder):
     """A model of whole sequences."""
 
-    def _get_attention_builder(self) -> BaseAttentionBuilder:
-        return AttentionBuilder()
-
-    def _get_attention_layer_class(self) -> Any:
-        return AttentionLayer
-
-    def _get_encoder_class(self) -> Any:
-        return TransformerEncoder
-
-    def _get_encoder_layer_class(self) -> Any:
-        return TransformerEncoderLayer
+    _get_attention_builder = _makes(AttentionBuilder)
+    _get_attention_layer_class = _gives(AttentionLayer)
+    _get_encoder_class = _gives(TransformerEncoder)
+    _get_encoder_layer_class = _gives(TransformerEncoderLayer)
 
 
 class RecurrentEncoderBuilder(BaseTransformerEncoderBuilder):
     """Builder of the model as an RNN; the state dicts are the same."""
 
-    def _get_attention_builder(self) -> BaseAttentionBuilder:
-        return RecurrentAttentionBuilder()
-
-    def _get_attention_layer_class(self) -> Any:
-        return RecurrentAttentionLayer
-
-    def _get_encoder_class(self) -> Any:
-        return RecurrentTransformerEncoder
-
-    def _get_encoder_layer_class(self) -> Any:
-        return RecurrentTransformerEncoderLayer
+    _get_attention_builder = _makes(RecurrentAttentionBuilder)
+    _get_attention_layer_class = _gives(RecurrentAttentionLayer)
+    _get_encoder_class = _gives(RecurrentTransformerEncoder)
+    _get_encoder_layer_class = _gives(RecurrentTransformerEncoderLayer)
 
 
 class BaseTransformerDecoderBuilder(StrictBuilder):
@@ -246,61 +252,24 @@ class BaseTransformerDecoderBuilder(StrictBuilder):
         """Called with two attention layers, then as the layer of an encoder is."""
         raise NotImplementedError
 
-    @property
-    def cross_n_heads(self) -> int:
-        return self._cross_n_heads or self.n_heads
-
-    @cross_n_heads.setter
-    def cross_n_heads(self, value: int | None) -> None:
-        self._cross_n_heads = value
-
-    @property
-    def cross_query_dimensions(self) -> int:
-        return self._cross_query_dimensions or self.query_dimensions
-
-    @cross_query_dimensions.setter
-    def cross_query_dimensions(self, value: int | None) -> None:
-        self._cross_query_dimensions = value
-
-    @property
-    def cross_value_dimensions(self) -> int:
-        return self._cross_value_dimensions or self.value_dimensions
-
-    @cross_value_dimensions.setter
-    def cross_value_dimensions(self, value: int | None) -> None:
-        self._cross_value_dimensions = value
-
-    @property
-    def cross_model_dimensions(self) -> int:
-        return self._cross_model_dimensions or self.cross_n_heads * self.cross_value_dimensions
-
-    @cross_model_dimensions.setter
-    def cross_model_dimensions(self, value: int | None) -> None:
-        self._cross_model_dimensions = value
+    cross_n_heads = _by_default("_cross_n_heads", lambda self: self.n_heads)
+    cross_query_dimensions = _by_default("_cross_query_dimensions", lambda self: self.query_dimensions)
+    cross_value_dimensions = _by_default("_cross_value_dimensions", lambda self: self.value_dimensions)
+    cross_model_dimensions = _by_default(
+        "_cross_model_dimensions", lambda self: self.cross_n_heads * self.cross_value_dimensions
+    )
 
     @property
     def self_attention(self) -> BaseAttentionBuilder:
         return self._self_attention_builder
 
-    @property
-    def self_attention_type(self) -> str:
-        return self._self_attention_type
-
-    @self_attention_type.setter
-    def self_attention_type(self, value: str) -> None:
-        self._self_attention_type = _known_type("self_attention_type", value, self.self_attention)
+    self_attention_type = _attention_type("self_attention")
 
     @property
     def cross_attention(self) -> BaseAttentionBuilder:
         return self._cross_attention_builder
 
-    @property
-    def cross_attention_type(self) -> str:
-        return self._cross_attention_type
-
-    @cross_attention_type.setter
-    def cross_attention_type(self, value: str) -> None:
-        self._cross_attention_type = _known_type("cross_attention_type", value, self.cross_attention)
+    cross_attention_type = _attention_type("cross_attention")
 
     def get(self) -> nn.Module:
         """The model, with weights drawn anew."""
@@ -339,49 +308,20 @@ class BaseTransformerDecoderBuilder(StrictBuilder):
 class TransformerDecoderBuilder(BaseTransformerDecoderBuilder):
     """A decoder of whole sequences that reads another one."""
 
-    def _get_self_attention_builder(self) -> BaseAttentionBuilder:
-        return AttentionBuilder()
-
-    def _get_cross_attention_builder(self) -> BaseAttentionBuilder:
-        return AttentionBuilder()
-
-    def _get_self_attention_layer_class(self) -> Any:
-        return AttentionLayer
-
-    def _get_cross_attention_layer_class(self) -> Any:
-        return AttentionLayer
-
-    def _get_decoder_class(self) -> Any:
-        return TransformerDecoder
-
-    def _get_decoder_layer_class(self) -> Any:
-        return TransformerDecoderLayer
+    _get_self_attention_builder = _makes(AttentionBuilder)
+    _get_cross_attention_builder = _makes(AttentionBuilder)
+    _get_self_attention_layer_class = _gives(AttentionLayer)
+    _get_cross_attention_layer_class = _gives(AttentionLayer)
+    _get_decoder_class = _gives(TransformerDecoder)
+    _get_decoder_layer_class = _gives(TransformerDecoderLayer)
 
 
 class RecurrentDecoderBuilder(BaseTransformerDecoderBuilder):
     """Builder of the decoder as an RNN; the state dicts are the same."""
 
-    def _get_self_attention_builder(self) -> BaseAttentionBuilder:
-        return RecurrentAttentionBuilder()
-
-    def _get_cross_attention_builder(self) -> BaseAttentionBuilder:
-        return RecurrentCrossAttentionBuilder()
-
-    def _get_self_attention_layer_class(self) -> Any:
-        return RecurrentAttentionLayer
-
-    def _get_cross_attention_layer_class(self) -> Any:
-        return RecurrentCrossAttentionLayer
-
-    def _get_decoder_class(self) -> Any:
-        return RecurrentTransformerDecoder
-
-    def _get_decoder_layer_class(self) -> Any:
-        return RecurrentTransformerDecoderLayer
-
-
-def _known_type(name: str, value: str, builder: BaseAttentionBuilder) -> str:
-    """`value`. Raises ValueError unless `builder` knows every type in it."""
-    if not builder.validate_attention_type(value):
-        raise ValueError(unknown(name, value, builder.available_attentions))
-    return value
+    _get_self_attention_builder = _makes(RecurrentAttentionBuilder)
+    _get_cross_attention_builder = _makes(RecurrentCrossAttentionBuilder)
+    _get_self_attention_layer_class = _gives(RecurrentAttentionLayer)
+    _get_cross_attention_layer_class = _gives(RecurrentCrossAttentionLayer)
+    _get_decoder_class = _gives(RecurrentTransformerDecoder)
+    _get_decoder_layer_class = _gives(RecurrentTransformerDecoderLayer)
