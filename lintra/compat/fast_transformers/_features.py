@@ -1,12 +1,12 @@
 """What the types of linear attention share: a feature map and the sum."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from lintra import ops
-from lintra.compat.fast_transformers._inner import EVENTS, Dispatching, InnerAttention
+from lintra.compat.fast_transformers._inner import EVENTS, Dispatching, InnerAttention, Real
 from lintra.compat.fast_transformers.attention_registry import Callable as CallableSpec
 from lintra.compat.fast_transformers.attention_registry import Int, Optional, Spec
 from lintra.compat.fast_transformers.events import EventDispatcher
@@ -23,7 +23,12 @@ FEATURES: list[tuple[str, Spec]] = [
 
 
 class Features(Dispatching):
-    """Base: `feature_map(query_dimensions)`, by default elu + 1; `eps` is added to the denominator."""
+    """Base: `feature_map(query_dimensions)`, by default elu + 1; `eps` is added to the denominator.
+
+    `_past_only` (causal): raises ValueError for a map whose features of one token depend on the others.
+    """
+
+    _past_only: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -35,28 +40,26 @@ class Features(Dispatching):
         super().__init__(event_dispatcher)
         self.feature_map = (feature_map or elu_feature_map)(query_dimensions)
         self.eps = eps
+        if self._past_only and isinstance(self.feature_map, Favor) and self.feature_map.stabilize:
+            raise ValueError(
+                "Favor(stabilize=True) subtracts the maximum of the whole sequence, which a causal model "
+                "must not know: use stabilize=False, or lintra.attention.performer, whose running maximum is "
+                "exact"
+            )
 
 
 class FeatureAttention(Features, InnerAttention):
     """Base of the two types of whole sequences."""
 
-    def _sum(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        real_q: Tensor | None,
-        real_k: Tensor | None,
-        *,
-        causal: bool,
-    ) -> Tensor:
+    def _sum(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         begin(self.feature_map, q.device)
         q, k, fused = features(self.feature_map, q, k)
-        if causal and real_k is not None and real_k is not real_q:
+        options, mask = {"causal": self._past_only, "eps": self.eps}, real.k
+        if self._past_only and mask is not None and mask is not real.q:
             # The causal sum gives 0 where its mask does, and beside a padded key a query may be real.
             q, k, fused = apply_feature_map(fused, q), apply_feature_map(fused, k), None
-            k, real_k = zero_padding(real_k, k)[0], None
-        return ops.linear_attention(q, k, v, mask=real_k, causal=causal, eps=self.eps, feature_map=fused)[0]
+            k, mask = zero_padding(mask, k)[0], None
+        return ops.linear_attention(q, k, v, mask=mask, feature_map=fused, **options)[0]
 
 
 def features(feature_map: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Any]:
@@ -66,12 +69,3 @@ def features(feature_map: nn.Module, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
         return q, k, fused
     queries, keys = (getattr(feature_map, f"forward_{x}", feature_map) for x in ("queries", "keys"))
     return queries(q), keys(k), None
-
-
-def by_position_only(feature_map: nn.Module) -> None:
-    """Raises ValueError for a map whose features of one token depend on the others."""
-    if isinstance(feature_map, Favor) and feature_map.stabilize:
-        raise ValueError(
-            "Favor(stabilize=True) subtracts the maximum of the whole sequence, which a causal model must "
-            "not know: use stabilize=False, or lintra.attention.performer, whose running maximum is exact"
-        )

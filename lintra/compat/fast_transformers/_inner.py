@@ -5,7 +5,7 @@ query may see, which queries are real, which keys are. None stands for all. What
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,13 @@ class Dispatching(nn.Module):
         self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
 
+class Real(NamedTuple):
+    """Which queries [n l] and which keys [n s] are real; None: all. The two may be one mask."""
+
+    q: Tensor | None
+    k: Tensor | None
+
+
 class InnerAttention(Dispatching):
     """Base of the types. The output [n l h d] is contiguous; padded queries get 0."""
 
@@ -71,33 +78,29 @@ class InnerAttention(Dispatching):
         query_lengths: BaseMask | None = None,
         key_lengths: BaseMask | None = None,
     ) -> Tensor:
-        real_queries = real_keys = real(query_lengths, queries)
-        if key_lengths is not query_lengths or queries.shape[1] != keys.shape[1]:
-            real_keys = real(key_lengths, keys)
-        queries = zero_padding(real_queries, queries)[0]
-        keys, values = zero_padding(real_keys, keys, values)
+        mask = token_mask(query_lengths, queries)
+        shared = key_lengths is query_lengths and queries.shape[1] == keys.shape[1]
+        real = Real(mask, mask if shared else token_mask(key_lengths, keys))
+        queries = zero_padding(real.q, queries)[0]
+        keys, values = zero_padding(real.k, keys, values)
         if attn_mask is None or attn_mask.all_ones:
-            y = self._bidirectional(queries, keys, values, real_queries, real_keys)
+            y = self._bidirectional(queries, keys, values, real)
         elif attn_mask.lower_triangular and queries.shape[1] == keys.shape[1]:
-            y = self._causal(queries, keys, values, real_queries, real_keys)
+            y = self._causal(queries, keys, values, real)
         else:
             visible = attn_mask.bool_matrix.to(queries.device)
-            y = self._masked(queries, keys, values, visible, real_keys)
-        return zero_padding(real_queries, y)[0].contiguous()
+            y = self._masked(queries, keys, values, visible, real)
+        return zero_padding(real.q, y)[0].contiguous()
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         """Every query sees every real key."""
         raise NotImplementedError(f"{type(self).__name__} is causal only: it needs a TriangularCausalMask")
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        """Every query sees the real keys up to its own place. The two masks may be one."""
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        """Every query sees the real keys up to its own place."""
         raise NotImplementedError(f"{type(self).__name__} has no causal form for this attn_mask")
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
         """Every query sees the real keys its row of `visible` [l s] names."""
         raise NotImplementedError(f"{type(self).__name__} cannot honour an arbitrary attn_mask")
 
@@ -112,6 +115,16 @@ class InnerAttention(Dispatching):
             shape = {"heads": q.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
             self._mechanisms[key] = config(**options).build(causal=causal, **shape).to(q.device)
         return self._mechanisms[key].train(self.training)
+
+
+class MaskedAttention(InnerAttention):
+    """Base of the types that compute any mask in one way."""
+
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real)
+
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(), real)
 
 
 class Scored(Dispatching):
@@ -159,7 +172,7 @@ class ScoredInnerAttention(Scored, InnerAttention):
         return super()._mechanism(config, q, v, causal=causal, **options).train(self.dropout.training)
 
 
-def real(lengths: BaseMask | None, x: Tensor) -> Tensor | None:
+def token_mask(lengths: BaseMask | None, x: Tensor) -> Tensor | None:
     """The mask [n l] of a sequence x [n l h e]; None if all is real. One row is that of all sequences.
 
     Raises ValueError where they do not fit."""

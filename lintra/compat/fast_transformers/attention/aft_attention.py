@@ -4,12 +4,12 @@ import torch
 from torch import Tensor, nn
 
 from lintra.attention import aft
-from lintra.compat.fast_transformers._inner import EVENTS, InnerAttention, pairs
+from lintra.compat.fast_transformers._inner import EVENTS, InnerAttention, MaskedAttention, Real, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 
 
-class AFTFullAttention(InnerAttention):
+class AFTFullAttention(MaskedAttention):
     """A mean for each query, weighted by softmax over s of k_s w_ts with w = u v^T learned; any mask.
 
     The paper adds w_ts to k_s, the library multiplies, and weights trained with it mean that: lintra's own
@@ -27,17 +27,7 @@ class AFTFullAttention(InnerAttention):
         self.u = nn.Parameter(0.01 * torch.randn(max_sequence_length, aft_parameterization))
         self.v = nn.Parameter(0.01 * torch.randn(max_sequence_length, aft_parameterization))
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real_k)
-
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(), real_k)
-
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
         time, keys = q.shape[1], k.shape[1]
         if max(time, keys) > len(self.u):
             raise ValueError(
@@ -46,7 +36,7 @@ class AFTFullAttention(InnerAttention):
             )
         if q.shape != (*q.shape[:3], v.shape[3]):
             raise ValueError(f"aft gates values by queries: got {q.shape[3]} and {v.shape[3]} numbers a head")
-        visible = pairs(visible, real_k, q, k).movedim(1, 3)[..., None]  # [n l s h e]
+        visible = pairs(visible, real.k, q, k).movedim(1, 3)[..., None]  # [n l s h e]
         bias = self.u[:time] @ self.v[:keys].mT
         scores = (k[:, None] * bias[:, :, None, None]).masked_fill(~visible, -torch.inf)
         blind = ~visible.any(2, keepdim=True)
@@ -57,20 +47,16 @@ class AFTFullAttention(InnerAttention):
 class AFTSimpleAttention(InnerAttention):
     """A mean weighted by exp(k_s), over all real keys or those up to a query's own place."""
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         attention = self._mechanism(aft.Config, q, v, causal=False)
-        return attention.cross_attend(q, attention.encode_memory(k, v, real_k), real_q)
+        return attention.cross_attend(q, attention.encode_memory(k, v, real.k), real.q)
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        if real_k is not None:  # a padded key weighs nothing, a query beside it may be real
-            k = k.masked_fill(~real_k[..., None, None], torch.finfo(k.dtype).min)
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        if real.k is not None:  # a padded key weighs nothing, a query beside it may be real
+            k = k.masked_fill(~real.k[..., None, None], torch.finfo(k.dtype).min)
         return self._mechanism(aft.Config, q, v, causal=True)(q, k, v)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
         raise ValueError(
             "aft-simple has no weights of pairs and cannot honour an arbitrary attn_mask: aft-full"
         )

@@ -1,15 +1,12 @@
 """Linear attention of every query to the real keys up to its own place."""
 
-from collections.abc import Callable
-
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from lintra import ops
-from lintra.compat.fast_transformers._features import FEATURES, FeatureAttention, by_position_only
-from lintra.compat.fast_transformers._inner import real
+from lintra.compat.fast_transformers._features import FEATURES, FeatureAttention
+from lintra.compat.fast_transformers._inner import Real, token_mask
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
-from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.masking import BaseMask, FullMask
 from lintra.ops.padding import real_tokens
 
@@ -29,15 +26,7 @@ class CausalLinearAttention(FeatureAttention):
     ones see all keys. Raises ValueError for a feature map that looks at other tokens.
     """
 
-    def __init__(
-        self,
-        query_dimensions: int,
-        feature_map: Callable[[int], nn.Module] | None = None,
-        eps: float = 1e-6,
-        event_dispatcher: str | EventDispatcher = "",
-    ):
-        super().__init__(query_dimensions, feature_map, eps, event_dispatcher)
-        by_position_only(self.feature_map)
+    _past_only = True
 
     def forward(
         self,
@@ -50,22 +39,18 @@ class CausalLinearAttention(FeatureAttention):
     ) -> Tensor:
         more = queries.shape[1] - keys.shape[1]
         if more:
-            seen = real_tokens(real(key_lengths, keys), keys)
+            seen = real_tokens(token_mask(key_lengths, keys), keys)
             key_lengths = FullMask(functional.pad(seen, (0, more)))
             keys, values = (functional.pad(x, (0, 0, 0, 0, 0, more)) for x in (keys, values))
         return super().forward(queries, keys, values, attn_mask, query_lengths, key_lengths)
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         if q.shape[1] == 1:  # the only mask that is both
-            return self._causal(q, k, v, real_q, real_k)
-        return super()._bidirectional(q, k, v, real_q, real_k)
+            return self._causal(q, k, v, real)
+        return super()._bidirectional(q, k, v, real)
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._sum(q, k, v, real_q, real_k, causal=True)
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        return self._sum(q, k, v, real)
 
 
 AttentionRegistry.register("causal-linear", CausalLinearAttention, FEATURES)

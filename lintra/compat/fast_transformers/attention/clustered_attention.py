@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from lintra.attention import clustered
-from lintra.compat.fast_transformers._inner import CLUSTERED, SOFTMAX, ScoredInnerAttention
+from lintra.compat.fast_transformers._inner import CLUSTERED, SOFTMAX, Real, ScoredInnerAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.events import EventDispatcher
 
@@ -32,11 +32,9 @@ class ClusteredAttention(ScoredInnerAttention):
         sizes = {"clusters": self.clusters, "iterations": self.iterations}
         return self._scores() | sizes | hashes | {"improved": False}
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         attention = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
-        return attention.cross_attend(q, attention.encode_memory(k, v, real_k), real_q)
+        return attention.cross_attend(q, attention.encode_memory(k, v, real.k), real.q)
 
 
 AttentionRegistry.register("clustered", ClusteredAttention, [*CLUSTERED, *SOFTMAX])

@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, pairs
+from lintra.compat.fast_transformers._inner import SOFTMAX, MaskedAttention, Real, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.ops.softmax_attention import fused_attention
 
 
-class ExactTopKAttention(ScoredInnerAttention):
+class ExactTopKAttention(MaskedAttention, ScoredInnerAttention):
     """Every query sees, of the keys it may see, the `topk` with the largest scores; any mask."""
 
     def __init__(
@@ -24,18 +24,8 @@ class ExactTopKAttention(ScoredInnerAttention):
             raise ValueError(f"topk must be at least 1 key, got {topk}")
         self.topk = topk
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real_k)
-
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(), real_k)
-
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
-        visible = pairs(visible, real_k, q, k)
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
+        visible = pairs(visible, real.k, q, k)
         with torch.no_grad():
             scores = torch.einsum("nlhe,nshe->nhls", q, k).masked_fill(~visible, -torch.inf)
             best = scores.topk(min(self.topk, k.shape[1]), -1, sorted=False).indices

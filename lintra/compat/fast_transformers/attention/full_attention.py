@@ -3,34 +3,30 @@
 import torch
 from torch import Tensor
 
-from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, pairs
+from lintra.compat.fast_transformers._inner import SOFTMAX, MaskedAttention, Real, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry
 from lintra.compat.fast_transformers.events import AttentionEvent
 from lintra.ops.softmax_attention import fused_attention
 
 
-class FullAttention(ScoredInnerAttention):
+class FullAttention(MaskedAttention, ScoredInnerAttention):
     """Softmax attention; any mask.
 
     Its weights are made only where somebody listens, and looks at them or there is dropout.
     """
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         if self.event_dispatcher.listening:
-            return self._masked(q, k, v, _everything(q, k), real_k)
-        return self._fused(q, k, v, None if real_k is None else real_k[:, None, None])
+            return super()._bidirectional(q, k, v, real)
+        return self._fused(q, k, v, None if real.k is None else real.k[:, None, None])
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        if self.event_dispatcher.listening or real_k is not None:
-            return self._masked(q, k, v, _everything(q, k).tril(), real_k)
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        if self.event_dispatcher.listening or real.k is not None:
+            return super()._causal(q, k, v, real)
         return self._fused(q, k, v, None, causal=True)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
-        visible = pairs(visible, real_k, q, k)
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
+        visible = pairs(visible, real.k, q, k)
         if not self.event_dispatcher.listening:
             return self._fused(q, k, v, visible)
         made: list[Tensor] = []
@@ -56,10 +52,6 @@ class FullAttention(ScoredInnerAttention):
         by_head = (x.movedim(1, 2) for x in (q, k, v))
         y = fused_attention(*by_head, visible=visible, causal=causal, **self._weighing())
         return y.movedim(1, 2)
-
-
-def _everything(q: Tensor, k: Tensor) -> Tensor:
-    return torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
 
 
 AttentionRegistry.register("full", FullAttention, SOFTMAX)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lintra.attention import clustered
-from lintra.compat.fast_transformers._inner import InnerAttention
+from lintra.compat.fast_transformers._inner import InnerAttention, Real
 from lintra.compat.fast_transformers.attention.improved_clustered_attention import (
     IMPROVED,
     ImprovedClusteredAttention,
@@ -22,30 +22,26 @@ from lintra.ops.softmax_attention import softmax_attention
 class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
     """The `topk` keys of a query's cluster, of them those up to its own place; memory grows by l topk e."""
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         if q.shape[1] == k.shape[1] == 1:  # the only mask that is both
-            return self._causal(q, k, v, real_q, real_k)
-        return InnerAttention._bidirectional(self, q, k, v, real_q, real_k)
+            return self._causal(q, k, v, real)
+        return InnerAttention._bidirectional(self, q, k, v, real)
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         hashes = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
         assert isinstance(hashes, clustered.ClusteredAttention)
         codes = clustering.sign_codes(q, hashes.planes, hashes.bias)
-        cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real_q)  # [b h t]
-        real = real_tokens(real_k, k)
+        cluster = clustering.cluster(codes, hashes.draws, iterations=self.iterations, mask=real.q)  # [b h t]
+        known = real_tokens(real.k, k)
         q, k, v = (x.movedim(1, 2) for x in (q, k, v))
         with torch.no_grad():
             # The sum over a cluster ranks keys as its mean does.
             total = torch.zeros_like(q[:, :, :1]).repeat(1, 1, self.clusters, 1)
             total.scatter_add_(2, cluster[..., None].expand_as(q), q)
-            scores = (total @ k.mT).masked_fill(~real[:, None, None], -torch.inf)
+            scores = (total @ k.mT).masked_fill(~known[:, None, None], -torch.inf)
             top = scores.topk(min(self.topk, k.shape[2]), -1).indices  # [b h c k]
             top = top.gather(2, cluster[..., None].expand(-1, -1, -1, top.shape[3]))  # [b h t k]
-            seen = real[:, None, None].expand(*top.shape[:3], -1).gather(3, top)
+            seen = known[:, None, None].expand(*top.shape[:3], -1).gather(3, top)
             visible = seen & (top <= torch.arange(q.shape[2], device=q.device)[:, None])
         keys, values = (
             x.gather(2, top.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])).unflatten(2, top.shape[2:])

@@ -4,7 +4,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, matrix
+from lintra.compat.fast_transformers._inner import (
+    SOFTMAX,
+    MaskedAttention,
+    Real,
+    ScoredInnerAttention,
+    matrix,
+)
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.ops.banded import banded_attention, windows
@@ -14,7 +20,7 @@ from lintra.ops.softmax_attention import softmax_attention
 SMALLEST = 16  # queries to a block where a mask says who sees whom
 
 
-class LocalAttention(ScoredInnerAttention):
+class LocalAttention(MaskedAttention, ScoredInnerAttention):
     """Softmax over the `local_context` keys around each query: the c / 2 before it, itself, those after.
 
     Any mask, of which only what lies in that neighbourhood is read. Query i stands at the place of key i, of
@@ -33,31 +39,27 @@ class LocalAttention(ScoredInnerAttention):
             raise ValueError(f"local_context must be at least 1 key, got {local_context}")
         self.local_context = local_context
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         if q.shape[1] == k.shape[1]:
-            return self._band(q, k, v, real_k, (self.local_context + 1) // 2 - 1)
-        return self._masked(q, k, v, q.new_ones(q.shape[1], k.shape[1], dtype=torch.bool), real_k)
+            return self._band(q, k, v, real.k, (self.local_context + 1) // 2 - 1)
+        return super()._bidirectional(q, k, v, real)
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._band(q, k, v, real_k, 0)
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        return self._band(q, k, v, real.k, 0)
 
     def _band(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None, after: int) -> Tensor:
         before = self.local_context // 2
         piece = banded_attention(q, k, v, before=before, after=after, visible=real_k, **self._weighing())
         return piece.o.to(v.dtype)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
         """By blocks of c queries, each with the j keys that are near one of them."""
         visible = matrix(visible, q, k)
         (time, keys), before = visible.shape, self.local_context // 2
         after = self.local_context - before - 1
         block = max(SMALLEST, self.local_context)
         width = before + block + after
-        seen = functional.pad(real_tokens(real_k, k), (before, -time % block + time + after - keys))
+        seen = functional.pad(real_tokens(real.k, k), (before, -time % block + time + after - keys))
         k, v = (functional.pad(x, (0, 0, 0, 0, before, -time % block + time + after - keys)) for x in (k, v))
         q = functional.pad(q, (0, 0, 0, 0, 0, -time % block)).unflatten(1, (-1, block))
         seen, k, v = (windows(x, 1, width, block) for x in (seen, k, v))

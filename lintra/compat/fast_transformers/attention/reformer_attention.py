@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from lintra.attention import lsh
-from lintra.compat.fast_transformers._inner import SOFTMAX, ScoredInnerAttention, matrix
+from lintra.compat.fast_transformers._inner import SOFTMAX, Real, ScoredInnerAttention, matrix
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Bool, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.ops.lsh import buckets, lsh_attention
@@ -46,21 +46,17 @@ class ReformerAttention(ScoredInnerAttention):
         assert isinstance(attention, lsh.LshAttention)
         return attention
 
-    def _bidirectional(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
+    def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         if q.shape[:2] != k.shape[:2]:
             raise ValueError(f"reformer is self-attention, got {q.shape[1]} queries and {k.shape[1]} keys")
-        return self._lsh(q, v, False)(q, q, v, mask=real_k)
+        return self._lsh(q, v, False)(q, q, v, mask=real.k)
 
-    def _causal(
-        self, q: Tensor, k: Tensor, v: Tensor, real_q: Tensor | None, real_k: Tensor | None
-    ) -> Tensor:
-        return self._lsh(q, v, True)(q, q, v, mask=real_k)
+    def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        return self._lsh(q, v, True)(q, q, v, mask=real.k)
 
-    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real_k: Tensor | None) -> Tensor:
+    def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
         attention = self._lsh(q, v, False)
-        options = attention.weighing() | {"mask": real_k, "allowed": matrix(visible, q, k)}
+        options = attention.weighing() | {"mask": real.k, "allowed": matrix(visible, q, k)}
         bucket = buckets(q, attention.rotations, attention.levels)[..., 0]
         return lsh_attention(q, v, bucket, attention.pattern, **options)
 

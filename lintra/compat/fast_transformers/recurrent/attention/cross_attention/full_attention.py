@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from lintra.compat.fast_transformers._inner import SOFTMAX, real
+from lintra.compat.fast_transformers._inner import SOFTMAX, token_mask
 from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
 from lintra.compat.fast_transformers.masking import BaseMask
 from lintra.compat.fast_transformers.recurrent._utils import State, open_state
@@ -30,15 +30,11 @@ class RecurrentCrossFullAttention(RecurrentSoftmax):
             keys, values = open_state(state, query)
         assert keys is not None
         assert values is not None
-        mask = real(key_lengths, keys)
+        mask = token_mask(key_lengths, keys)
         if state is None:
             keys, values = zero_padding(mask, keys, values)
         y = self._attend(query, keys.transpose(1, 2), values.transpose(1, 2), mask)
         return y, [keys, values]
 
 
-RecurrentCrossAttentionRegistry.register(
-    "full",
-    RecurrentCrossFullAttention,
-    SOFTMAX,
-)
+RecurrentCrossAttentionRegistry.register("full", RecurrentCrossFullAttention, SOFTMAX)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.compat.fast_transformers._features import FEATURES, Features, features
-from lintra.compat.fast_transformers._inner import real
+from lintra.compat.fast_transformers._inner import token_mask
 from lintra.compat.fast_transformers.attention_registry import RecurrentCrossAttentionRegistry
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.masking import BaseMask
@@ -33,7 +33,7 @@ class RecurrentCrossLinearAttention(Features):
             assert keys is not None
             assert values is not None
             begin(self.feature_map, query.device)
-            mask = real(key_lengths, keys)
+            mask = token_mask(key_lengths, keys)
             keys, values = zero_padding(mask, keys, values)  # a map may look at all keys of a sequence
             q, k, fused = features(self.feature_map, query, keys)
             y, (kv, z) = ops.linear_attention(
@@ -48,8 +48,4 @@ class RecurrentCrossLinearAttention(Features):
         return y.to(query.dtype), [vk, z]
 
 
-RecurrentCrossAttentionRegistry.register(
-    "linear",
-    RecurrentCrossLinearAttention,
-    FEATURES,
-)
+RecurrentCrossAttentionRegistry.register("linear", RecurrentCrossLinearAttention, FEATURES)

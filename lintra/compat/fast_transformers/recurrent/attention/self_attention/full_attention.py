@@ -25,8 +25,4 @@ class RecurrentFullAttention(RecurrentSoftmax):
         return self._attend(query, keys, values), [keys, values]
 
 
-RecurrentAttentionRegistry.register(
-    "full",
-    RecurrentFullAttention,
-    SOFTMAX,
-)
+RecurrentAttentionRegistry.register("full", RecurrentFullAttention, SOFTMAX)

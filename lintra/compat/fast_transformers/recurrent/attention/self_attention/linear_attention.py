@@ -1,13 +1,10 @@
 """Causal linear attention as an RNN with a state of constant size."""
 
-from collections.abc import Callable
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from lintra import ops
-from lintra.compat.fast_transformers._features import FEATURES, Features, by_position_only, features
+from lintra.compat.fast_transformers._features import FEATURES, Features, features
 from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
-from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
 from lintra.ops.checks import sum_dtype
@@ -21,15 +18,7 @@ class RecurrentLinearAttention(Features):
     State: the sums of phi(k) v^T [n h f d] and of phi(k) [n h f] so far, in float32 (float64 for float64
     inputs)."""
 
-    def __init__(
-        self,
-        query_dimensions: int,
-        feature_map: Callable[[int], nn.Module] | None = None,
-        eps: float = 1e-6,
-        event_dispatcher: str | EventDispatcher = "",
-    ):
-        super().__init__(query_dimensions, feature_map, eps, event_dispatcher)
-        by_position_only(self.feature_map)
+    _past_only = True
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, state: State = None, memory: State = None
@@ -51,8 +40,4 @@ class RecurrentLinearAttention(Features):
 
 
 for _name in ("linear", "causal-linear"):
-    RecurrentAttentionRegistry.register(
-        _name,
-        RecurrentLinearAttention,
-        FEATURES,
-    )
+    RecurrentAttentionRegistry.register(_name, RecurrentLinearAttention, FEATURES)
