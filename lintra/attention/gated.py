@@ -14,7 +14,7 @@ holds d e numbers whatever the length.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,44 +82,34 @@ class GatedLinearAttention(Attention):
         return GatedState(torch.zeros(shape, device=device, dtype=dtype))
 
     def _extend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: GatedState,
-        layout: Layout,
-        *,
-        decay: Tensor,
-        gate: Tensor,
-        rope: RotaryEmbedding | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, state: GatedState, layout: Layout, **extra: Any
     ) -> tuple[Tensor, GatedState]:
         dtype = v.dtype
-        q, k, v, log_decay, gate = self._enter(q, k, v, rope, decay, gate)
+        q, k, v, log_decay, gate = self._enter(q, k, v, **extra)
         options = {"mask": layout.mask, "chunk": self.config.chunk}
         y, kv = gated_attention(q, k, v, log_decay, state=state.kv, **options)
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _step(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: GatedState,
-        *,
-        decay: Tensor,
-        gate: Tensor,
-        rope: RotaryEmbedding | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, state: GatedState, **extra: Any
     ) -> tuple[Tensor, GatedState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         dtype = v.dtype
-        q, k, v, log_decay, gate = self._enter(q, k, v, rope, decay, gate)
+        q, k, v, log_decay, gate = self._enter(q, k, v, **extra)
         written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
         kv = log_decay[:, 0].exp()[..., None] * state.kv + written
         y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _enter(
-        self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None, decay: Tensor, gate: Tensor
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        decay: Tensor,
+        gate: Tensor,
+        rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """In the dtype of sums, rotated and scaled; the logarithm of the decays [b t g d]."""
         q, k, v, low, gate = widened(q, k, v, decay, gate)

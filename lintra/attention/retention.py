@@ -113,9 +113,7 @@ class Retention(Attention):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, LinearState]:
         dtype, config = v.dtype, self.config
-        q, k, v = widened(q, k, v)
-        q, k = (q, k) if rope is None else (rope(q), rope(k))
-        k, v = self._for_each_rate(k * self.dim**-0.5), self._for_each_rate(v)
+        q, k, v = self._enter(q, k, v, rope)
         log_decay = self.log_decay.to(q.dtype).expand(*q.shape[:2], -1)
         options = {"layout": layout, "normalize": False, "chunk": config.chunk, "impl": config.impl}
         y, state = ops.linear_attention(q, k, v, log_decay=log_decay, state=state, **options)
@@ -133,19 +131,23 @@ class Retention(Attention):
     ) -> tuple[Tensor, LinearState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         dtype = v.dtype
-        q, k, v = widened(q, k, v)
-        q, k = (q, k) if rope is None else (rope(q), rope(k))
-        k, v = self._for_each_rate(k * self.dim**-0.5)[:, 0], self._for_each_rate(v)[:, 0]
+        q, k, v = self._enter(q, k, v, rope)
+        k, v = k[:, 0], v[:, 0]
         decay = self.log_decay.to(k.dtype).exp()[:, None]
         kv = decay[..., None] * state.kv + torch.einsum("bnd,bne->bnde", k, v)
         z = decay * state.z + k
         y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.heads // self.rates, 1))
         return self._finish(y, gate).to(dtype), LinearState(kv, z)
 
-    def _for_each_rate(self, x: Tensor) -> Tensor:
-        """Keys or values [b t g d] -> [b t n d], those of a key-value head for each of its rates."""
-        repeated = x[:, :, :, None].expand(-1, -1, -1, self.rates // self.kv_heads, -1)
-        return repeated.flatten(2, 3)
+    def _enter(
+        self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """In the dtype of sums, rotated; keys, scaled, and values [b t n d] for each rate of their head."""
+        q, k, v = widened(q, k, v)
+        q, k = (q, k) if rope is None else (rope(q), rope(k))
+        times = self.rates // self.kv_heads
+        k, v = (x[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3) for x in (k * self.dim**-0.5, v))
+        return q, k, v
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
         return finish(y, gate, norm=self.config.normalize_heads, centre=self.config.centre_heads)
