@@ -9,6 +9,7 @@ from lintra.attention._state import State, map_state
 from lintra.attention.base import Attention
 from lintra.ops import checks
 from lintra.ops.layout import Layout
+from lintra.ops.softmax_attention import PartialAttention, fused_attention, softmax_attention
 
 
 class TokenMemory(NamedTuple):
@@ -41,6 +42,23 @@ class ScoredAttention(Attention):
             torch.empty(batch, 0, self.kv_heads, self.dim, device=device, dtype=dtype),
             torch.empty(batch, 0, self.kv_heads, self.value_dim, device=device, dtype=dtype),
         )
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, causal: bool = False, **options: Any
+    ) -> Tensor:
+        """Return softmax attention [b t h e] to the keys that are `visible` [b t s] or [b 1 s]; 0 where there
+        are none. `options` stand for those of `weighing`."""
+        q, k, v = (x.movedim(1, 2) for x in (q, k, v))
+        visible = None if visible is None else visible[:, None]
+        options = self.weighing() | options
+        return fused_attention(q, k, v, visible=visible, causal=causal, **options).movedim(1, 2)
+
+    def partial_attention(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> PartialAttention:
+        """Return attention [b t h e] to some of the keys a query sees, to be merged with that to others."""
+        q = q.unflatten(2, (self.kv_heads, self.group)).movedim(1, 3)
+        k, v = (x.movedim(1, 2)[:, :, None] for x in (k, v))
+        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
+        return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
 
     def check_memory(self, memory: State, q: Tensor) -> None:
         """Raise as for any mechanism, and unless q has the device and dtype of the keys that are kept."""

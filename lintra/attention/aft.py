@@ -84,7 +84,7 @@ class AttentionFree(Attention):
             return self._local(q, k, v, layout)
         if self.causal:
             return super()._forward(q, k, v, layout)
-        return self._gate(q, self._totals(k, v, layout).mean()[:, None])
+        return self._gate(q, self._encode_memory(k, v, layout).mean()[:, None])
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -113,14 +113,11 @@ class AttentionFree(Attention):
         return self._gate(q, after.mean()[:, None]), after
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> ExpSums:
-        return self._totals(k, v, layout)
+        k, v = widened(k, v)
+        return total_sums(k, v, layout.mask)
 
     def _cross_attend(self, q: Tensor, memory: ExpSums, layout: Layout) -> Tensor:
         return self._gate(q, memory.mean()[:, None])
-
-    def _totals(self, k: Tensor, v: Tensor, layout: Layout) -> ExpSums:
-        k, v = widened(k, v)
-        return total_sums(k, v, layout.mask)
 
     def _gate(self, q: Tensor, mean: Tensor) -> Tensor:
         """sigmoid(q) times the mean [b t g d] of its key-value head."""

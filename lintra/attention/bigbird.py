@@ -31,7 +31,7 @@ from lintra.config import fields
 from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
 from lintra.ops.layout import Layout
 from lintra.ops.padding import real_tokens, take
-from lintra.ops.softmax_attention import fused_attention, softmax_attention
+from lintra.ops.softmax_attention import softmax_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,10 +239,7 @@ class BigBirdAttention(ScoredAttention):
 
     def _everything(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """All real keys, or all so far where causal."""
-        visible = None if real is None else real[:, None, None]
-        q, k, v = (x.movedim(1, 2) for x in (q, k, v))
-        y = fused_attention(q, k, v, visible=visible, causal=self.causal, **self.weighing())
-        return y.movedim(1, 2)
+        return self.attend(q, k, v, None if real is None else real[:, None], causal=self.causal)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         shape = (self.kv_heads, self.config.random_blocks)

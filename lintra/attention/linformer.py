@@ -26,7 +26,6 @@ from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 from lintra.ops.padding import real_tokens
-from lintra.ops.softmax_attention import fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +92,12 @@ class LinformerAttention(ScoredAttention):
             self.projections.append(nn.Parameter(weight.uniform_(-bound, bound)))
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
-        return self._attend(q, self._compress(k, v, layout), layout.mask is not None)
-
-    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> LinformerMemory:
-        return self._compress(k, v, layout)
+        return self._attend(q, self._encode_memory(k, v, layout), layout.mask is not None)
 
     def _cross_attend(self, q: Tensor, memory: LinformerMemory, layout: Layout) -> Tensor:
         return self._attend(q, memory, True)
 
-    def _compress(self, k: Tensor, v: Tensor, layout: Layout) -> LinformerMemory:
+    def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> LinformerMemory:
         """Keys and values, padding zero, as rows. Raises ValueError above the declared length."""
         config, length = self.config, k.shape[1]
         if length > config.max_length:
@@ -123,12 +119,8 @@ class LinformerAttention(ScoredAttention):
 
     def _attend(self, q: Tensor, memory: LinformerMemory, padded: bool) -> Tensor:
         """y [b t h e]; `padded`: some rows may stand for no token."""
-        y = fused_attention(
-            *(x.movedim(1, 2) for x in (q, memory.k, memory.v)),
-            visible=memory.real[:, None, None] if padded and self.config.projection != "learned" else None,
-            **self.weighing(),
-        )
-        return y.movedim(1, 2)
+        visible = memory.real[:, None] if padded and self.config.projection != "learned" else None
+        return self.attend(q, memory.k, memory.v, visible)
 
 
 def _mix(weight: Tensor, x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import LeftAlign, put_last, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
-from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, merge_lse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,8 +273,8 @@ class LongformerAttention(ScoredAttention):
             place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(x.local.q.shape[0], -1)
             sees_columns = sees_columns & (_behind(x.at, columns)[:, None] <= place[:, :, None])
             sees_rows = sees_rows & (_behind(place, rows)[:, None] <= x.at[:, :, None])
-        y = merge_lse(piece, self._exact(x.local.q, columns, sees_columns)).o
-        of_all = self._exact(take(x.wide.q, x.at), rows, sees_rows).o
+        y = merge_lse(piece, self.partial_attention(x.local.q, columns.k, columns.v, sees_columns)).o
+        of_all = self.partial_attention(take(x.wide.q, x.at), rows.k, rows.v, sees_rows).o
         of_all = torch.zeros_like(y).scatter(1, x.at[..., None, None].expand_as(of_all), of_all)
         return torch.where(x.chosen[..., None, None], of_all, y).to(x.local.v.dtype)
 
@@ -283,13 +283,6 @@ class LongformerAttention(ScoredAttention):
         before, after = self.config.window, 0 if self.causal else self.config.window
         options = {"dilation": self.config.dilations, "visible": near.seen, **self.weighing()}
         return banded_attention(q, near.k, near.v, before=before, after=after, **options)
-
-    def _exact(self, q: Tensor, tokens: Tokens, visible: Tensor) -> PartialAttention:
-        """Attention of q [b t h d] to what is `visible` [b t s] or [b 1 s] of all the tokens."""
-        q = q.movedim(1, 2).unflatten(1, (self.kv_heads, self.group))
-        k, v = (x.movedim(1, 2)[:, :, None] for x in tokens[:2])
-        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
-        return PartialAttention(*(x.flatten(1, 2).movedim(1, 2) for x in piece))
 
     def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
         """The global tokens, those of the piece behind those of the state."""

@@ -40,7 +40,7 @@ from lintra.ops.layout import Layout
 from lintra.ops.padding import LeftAlign, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
-from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, merge_lse
 
 # So many queries at a time look back: those of a block are not shown the summaries that all of them precede.
 _BLOCK = 512
@@ -235,14 +235,7 @@ class LongShortAttention(ScoredAttention):
         return LongShortMemory(k, v, real.any(1))
 
     def _read(self, q: Tensor, memory: LongShortMemory) -> PartialAttention:
-        return self._attend(q, memory.k, memory.v, memory.real[:, None, None])
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> PartialAttention:
-        """Queries [b t h d] to all keys [b s g d] that are `visible` [b t s] -> o [b t h e]."""
-        q = q.unflatten(2, (self.kv_heads, -1)).movedim(1, 3)
-        k, v = k.movedim(1, 2)[:, :, None], v.movedim(1, 2)[:, :, None]
-        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
-        return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
+        return self.partial_attention(q, memory.k, memory.v, memory.real[:, None, None])
 
     def _slide(
         self,
@@ -259,7 +252,7 @@ class LongShortAttention(ScoredAttention):
         place = torch.arange(-held, q.shape[1], device=q.device)
         real = (place >= -state.seen[:, None]) & (place < count[:, None])
         if q.shape[1] == 1:
-            piece = self._attend(q, k, v, (real & (place > -self.config.window))[:, None])
+            piece = self.partial_attention(q, k, v, (real & (place > -self.config.window))[:, None])
         else:
             band = {"before": self.config.window - 1, "after": 0, "visible": real}
             piece = banded_attention(q, k, v, **band, **self.weighing())
@@ -311,7 +304,7 @@ class LongShortAttention(ScoredAttention):
             finished = torch.arange(few, device=q.device) < own[:, first:last, None]
             keys, values = k[:, :few].flatten(1, 2), v[:, :few].flatten(1, 2)
             visible = finished.repeat_interleave(self.rank, 2)
-            pieces.append(self._attend(q[:, first:last], keys, values, visible))
+            pieces.append(self.partial_attention(q[:, first:last], keys, values, visible))
         return PartialAttention(*(torch.cat(x, 1) for x in zip(*pieces, strict=True)))
 
     def _kept(self, held: int) -> int:

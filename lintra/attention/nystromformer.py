@@ -25,7 +25,6 @@ from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.layout import Layout
-from lintra.ops.softmax_attention import fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,27 +111,27 @@ class NystromAttention(ScoredAttention):
         """
         count, dtype = self.config.landmarks, memory.key_means.dtype
         q, k, v = q.to(dtype), memory.k.to(dtype), memory.v.to(dtype)
+        visible = None if real is None else real[:, None]
         if min(q.shape[1], k.shape[1]) <= count:
-            return self._softmax(q, k, v, real, **self.weighing())
+            return self.attend(q, k, v, visible)
         queries = None if mask is None else Segments.of(mask, count)
         q_means = segment_means(q, count, queries)  # [b m h d]
         k_means, v_means = (x.repeat_interleave(self.group, 2) for x in memory[3:])
         among = torch.einsum("bihd,bjhd->bhij", q_means * self.scale, k_means).softmax(-1)  # A
-        weights = self.weighing()
         # Weights of F alone are dropped: A^+ would multiply what is missing in F by what is missing in B.
-        read = self._softmax(q_means, k, v, real, **weights | {"dropout": 0.0})  # B v [b m h e]
+        read = self.attend(q_means, k, v, visible, dropout=0.0)  # B v [b m h e]
         values = torch.einsum("bhji,bihe->bjhe", self._inverse(among), read)  # A^+ B v
         # A sample with fewer queries or keys than landmarks has segments without tokens, and does not need A:
         # such keys are their own landmarks, with F the softmax over them; such queries too, with B theirs.
         used = None
         if real is not None:
             keys = real.sum(1, keepdim=True)
-            used = torch.arange(count, device=q.device) < keys
+            used = (torch.arange(count, device=q.device) < keys)[:, None]
             values = torch.where((keys <= count)[..., None, None], v_means, values)
-        y = self._softmax(q, k_means, values, used, **weights)
+        y = self.attend(q, k_means, values, used)
         if queries is not None:
             few = queries.real.sum(1, keepdim=True) <= count
-            read = self._softmax(q_means, k, v, real, **weights) if weights["dropout"] else read
+            read = self.attend(q_means, k, v, visible) if self.weighing()["dropout"] else read
             y = torch.where(few[..., None, None], queries.spread(read), y)
         return y
 
@@ -140,18 +139,6 @@ class NystromAttention(ScoredAttention):
         if self.config.inverse == "exact":
             return exact_inverse(among)
         return iterative_inverse(among, self.config.iterations)
-
-    def _softmax(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, *, scale: float | None, dropout: float
-    ) -> Tensor:
-        """Softmax attention to the keys that are `visible` [b s]; 0 where there are none."""
-        y = fused_attention(
-            *(x.movedim(1, 2) for x in (q, k, v)),
-            visible=None if visible is None else visible[:, None, None],
-            scale=scale,
-            dropout=dropout,
-        )
-        return y.movedim(1, 2)
 
     def _convolve(self, weight: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """v [b t g e] with the kernel [g c] of its head over its real neighbours -> [b t h e]."""

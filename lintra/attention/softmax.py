@@ -23,7 +23,6 @@ from lintra.config import fields
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import put_last, take
-from lintra.ops.softmax_attention import fused_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +69,11 @@ class SoftmaxAttention(ScoredAttention):
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
         if not self.causal:
-            return self._attend(q, k, v, None if layout.mask is None else layout.mask[:, None])
+            return self.attend(q, k, v, None if layout.mask is None else layout.mask[:, None])
         if layout.mask is None:
             window = self.config.window
             if window is None or window >= layout.time:
-                return self._attend(q, k, v, None, causal=True)
+                return self.attend(q, k, v, None, causal=True)
             return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)
         return super()._forward(q, k, v, layout)
 
@@ -94,11 +93,11 @@ class SoftmaxAttention(ScoredAttention):
         window = self.config.window
         fresh = state.k.shape[1] == 0
         if fresh and layout.mask is None and (window is None or window >= q.shape[1]):
-            y = self._attend(q, k, v, None, causal=True)
+            y = self.attend(q, k, v, None, causal=True)
         elif window is not None and q.shape[1] > 1:
             y = self._band(q, k, v, state, layout)
         else:
-            y = self._attend(q, after.k, after.v, self._visible(here, after.position))
+            y = self.attend(q, after.k, after.v, self._visible(here, after.position))
         return y, after if window is None else _latest(after, window - 1)
 
     def _step(
@@ -113,25 +112,13 @@ class SoftmaxAttention(ScoredAttention):
         return y, after if self.config.window is None else _latest(after, self.config.window - 1)
 
     def _cross_attend(self, q: Tensor, memory: TokenMemory, layout: Layout) -> Tensor:
-        return self._attend(q, memory.k, memory.v, memory.real[:, None])
+        return self.attend(q, memory.k, memory.v, memory.real[:, None])
 
     def _visible(self, query: Tensor, key: Tensor) -> Tensor:
         """Return which keys [b s] a query [b t] may see, by their positions -> [b t s]."""
         distance = query[:, :, None] - key[:, None]
         visible = (distance >= 0) & (key >= 0)[:, None]
         return visible if self.config.window is None else visible & (distance < self.config.window)
-
-    def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, causal: bool = False
-    ) -> Tensor:
-        """y [b t h e]; 0 in a row of `visible` [b t s] or [b 1 s] that is all False."""
-        y = fused_attention(
-            *(x.movedim(1, 2) for x in (q, k, v)),
-            visible=None if visible is None else visible[:, None],
-            causal=causal,
-            **self.weighing(),
-        )
-        return y.movedim(1, 2)
 
     def _band(self, q: Tensor, k: Tensor, v: Tensor, state: SoftmaxState, layout: Layout) -> Tensor:
         """y [b t h e] of tokens after `state`, each from the window before it."""
