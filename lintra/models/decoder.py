@@ -96,10 +96,7 @@ class Decoder(TransformerBase):
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
         x, _ = self.embed(tokens, None, layout)
-        run = self.block_runner()
-        for block in self.blocks:
-            x = run(block, x, layout=layout)
-        return self.head(self.norm(layout.zero(x)))
+        return self.head(self.run_parallel(x, layout))
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
         """Return what the network reads to predict `targets`: the start symbol, then all but the last of
