@@ -6,6 +6,8 @@ Whoever reads the weight of a layer, and does not call it, passes over all of th
 import torch
 from torch import Tensor, nn
 
+from lintra.ops.autocast import in_autocast
+
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether calling the module is more than the forward of its class: it has hooks, or one of its
@@ -21,12 +23,8 @@ def check_dtype(name: str, x: Tensor, module: nn.Module) -> None:
         return  # what a layer of every step pays: one look at one weight
     if type(module) not in (nn.Linear, nn.LSTM) or x.dtype == reference_param(module).dtype:
         return
-    device, dtypes = x.device.type, (x.dtype, reference_param(module).dtype)
-    if (
-        torch.float64 not in dtypes
-        and torch.amp.is_autocast_available(device)
-        and torch.is_autocast_enabled(device)
-    ):
+    dtypes = x.dtype, reference_param(module).dtype
+    if torch.float64 not in dtypes and in_autocast(x):
         return
     raise TypeError(
         f"{name} must have the dtype of the weights, {dtypes[1]}, got {dtypes[0]}: call "
