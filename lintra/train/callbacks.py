@@ -50,9 +50,7 @@ class StopCallback(Callback):
         self.noted = signum
         signal.signal(signum, signal.SIG_DFL)  # the second one ends the program at once
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         anywhere = trainer.strategy.reduce_boolean_decision  # processes must stop at the same step
         if anywhere(self.noted is not None, all=False):
             self.signum = self.noted or signal.SIGTERM
@@ -75,9 +73,7 @@ class CheckpointCallback(Checkpoint):
         self.run, self.stop = run, stop
         self.saved = -1
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step % self.run.train.validate_every:
             self._after_step(trainer)
 
@@ -113,9 +109,7 @@ class MetricLogger(Callback):
     def __init__(self, stop: StopCallback):
         self.stop = stop
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
         if trainer.global_step % LOG_EVERY == 0:
             lr = trainer.optimizers[0].param_groups[0]["lr"]
             minutes = self.stop.elapsed() / 60
@@ -128,8 +122,6 @@ class MetricLogger(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=trainer.global_step)
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: pl.Trainer, *_: Any) -> None:
         for logger in trainer.loggers:
             logger.save()

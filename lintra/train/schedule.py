@@ -40,9 +40,7 @@ class LearningRateSchedule(Callback):
         self.waited = 0  # validations since the lowest, or since the last halving
         self.seen = 0  # the step of the latest validation that counted
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
         for group in trainer.optimizers[0].param_groups:
             group["lr"] = self.factor * learning_rate(self.config, trainer.global_step)
 
