@@ -1,5 +1,5 @@
-"""The old place of `lintra.speech.transcribe`."""
+"""The old place of `lintra.speech.transcription`."""
 
 from lintra.legacy import moved_module
 
-__getattr__ = moved_module(__name__, "lintra.speech.transcribe")
+__getattr__ = moved_module(__name__, "lintra.speech.transcription")

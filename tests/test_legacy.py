@@ -98,7 +98,7 @@ def test_weights_of_parts_keep_loading():
         (lambda: lintra.generate.begin, r"generate\.begin is now lintra\.generation\.prepare_inputs"),
         (lambda: lintra.generate.Options, r"generate\.Options is now lintra\.generation\.GenerationOptions"),
         (lambda: lintra.beam.beam_search, r"is now lintra\.generation\.beam\.beam_search"),
-        (lambda: lintra.transcribe.Search, r"is now lintra\.speech\.transcribe\.Search"),
+        (lambda: lintra.transcribe.Search, r"is now lintra\.speech\.transcription\.Search"),
     ],
 )
 def test_an_old_name_warns_with_the_new_one(use, message):

@@ -20,9 +20,8 @@ from lintra.allocator import keep_freed_memory
 from lintra.bench import reports
 from lintra.bench.reports import Row
 from lintra.models import CTC
-from lintra.speech import corpora
+from lintra.speech import Search, corpora
 from lintra.speech.corpus import prepare
-from lintra.speech.transcribe import Search
 
 RESULTS = "arrangements.json"  # in the model's folder
 DIGITS = ((1, 7), (20, 20), (50, 50))  # the fewest and the most of a string

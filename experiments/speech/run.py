@@ -19,10 +19,9 @@ from lintra.allocator import keep_freed_memory
 from lintra.bench import reports
 from lintra.bench.reports import Row
 from lintra.evaluate import UtteranceSet
-from lintra.speech import transcribe
+from lintra.speech import Search, transcription
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
-from lintra.speech.transcribe import Search
 from lintra.tasks import speech
 
 HERE = Path(__file__).parent
@@ -176,9 +175,9 @@ def alignment(data: Path) -> dict[str, Any]:
     model = checkpoint.load(checkpoint.find("spoken-digits"))
     corpus, _ = prepare(problem(task("fsdd", "linear", data)).tested, model.config.features, cache=None)
     place = max(range(len(corpus)), key=corpus.frames)
-    found = transcribe.log_probs(model, [corpus.array(place)])[0]
+    found = transcription.log_probs(model, [corpus.array(place)])[0]
     ids = Search()(found)
-    words = transcribe.words(model.config, found, ids, frames=corpus.frames(place))
+    words = transcription.words(model.config, found, ids, frames=corpus.frames(place))
     return {
         "said": corpus.texts[place],
         "shift": model.config.features.seconds,

@@ -10,8 +10,8 @@ from lintra.audio.lines import lines
 from lintra.audio.symbols import Symbols
 from lintra.cli.arguments import UsageError
 from lintra.models import CTC
+from lintra.speech import Search
 from lintra.speech.ngram import NGram
-from lintra.speech.transcribe import Search
 
 ORDER = 5  # symbols of an n-gram, unless said
 

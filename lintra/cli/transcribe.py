@@ -14,16 +14,14 @@ import numpy as np
 import tyro
 
 from lintra import checkpoint
-from lintra.audio import features, waveform
+from lintra.audio import waveform
 from lintra.audio.errors import SpeechError
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.model import Device, chosen
 from lintra.cli.search import DecodingOptions
 from lintra.models import CTC
-from lintra.speech.arrays import arrays
-from lintra.speech.manifest import Utterance
+from lintra.speech import Search, transcribe
 from lintra.speech.streaming import Transcriber
-from lintra.speech.transcribe import Search, log_probs, words
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
 
@@ -92,23 +90,17 @@ def names(files: Sequence[Path]) -> list[str]:
 
 def _whole(file: Path, name: str, model: CTC, search: Search, options: Options) -> None:
     """Hears a file and prints what was said, in the form that was asked for."""
-    config, frames = model.config, frames_of(file, model.config.features)
-    found = log_probs(model, [frames])[0]
-    ids = search(found)
-    text = config.symbols.decode(ids)
-    if not (options.json or options.ctm):
-        print(text if len(options.files) == 1 else f"{file}: {text}", flush=True)
-        return
-    said = [
-        x._replace(start=round(x.start, 3), end=round(x.end, 3))
-        for x in words(config, found, ids, frames=len(frames))
-    ]
+    found = transcribe(model, file, search=search, timestamps=options.json or options.ctm)
     if options.json:
-        told = [{"word": x.text, "start": x.start, "end": x.end} for x in said]
-        print(json.dumps({"audio": str(file), "text": text, "words": told}, ensure_ascii=False), flush=True)
-        return
-    for x in said:
-        print(f"{name} 1 {x.start:.3f} {x.end - x.start:.3f} {x.text}", flush=True)
+        said = [{"word": x.text, "start": round(x.start, 3), "end": round(x.end, 3)} for x in found.words]
+        content = {"audio": str(file), "text": found.text, "words": said}
+        print(json.dumps(content, ensure_ascii=False), flush=True)
+    elif options.ctm:
+        for x in found.words:
+            start = round(x.start, 3)
+            print(f"{name} 1 {start:.3f} {round(x.end, 3) - start:.3f} {x.text}", flush=True)
+    else:
+        print(found.text if len(options.files) == 1 else f"{file}: {found.text}", flush=True)
 
 
 def _stream(file: Path, model: CTC, options: Options) -> None:
@@ -141,15 +133,3 @@ def _with_end(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray | None]:
     """None after the last one."""
     yield from blocks
     yield None
-
-
-def frames_of(file: Path, config: features.Config) -> np.ndarray:
-    """The features of a file [t i]. Raises SpeechError."""
-    if config.kind == "fbank":
-        return arrays(Utterance(id=str(file), audio=file), config, (1.0,))[0]
-    if file.suffix not in (".npy", ".npz"):
-        raise SpeechError(
-            f"this model was trained on features of {config.bins} numbers a frame, not on audio: it hears "
-            "such arrays [t i] in .npy files"
-        )
-    return arrays(Utterance(id=str(file), features=file), config, (1.0,))[0]

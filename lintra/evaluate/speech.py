@@ -13,7 +13,7 @@ from lintra.generation.sampling import evaluation
 from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped
 from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
-from lintra.speech.transcribe import Search, log_probs
+from lintra.speech.transcription import Search, log_probs
 from lintra.tasks import Report
 
 # What is counted as an error, by what a model writes.

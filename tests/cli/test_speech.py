@@ -25,7 +25,7 @@ from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
 from lintra.speech.scoring import character_edits
 from lintra.speech.streaming import Transcriber
-from lintra.speech.transcribe import Search, log_probs, words
+from lintra.speech.transcription import Search, log_probs, words
 from lintra.tasks import digits, speech
 from tests.tasks.speech import RATE, text_of, tones, write_kaldi, write_manifest, write_wave
 from tests.train.conftest import assert_same_weights
