@@ -26,11 +26,13 @@ SEED = 1
 
 def learn(folder: Path, *, quick: bool) -> Decoder:
     """Train a model of linear attention as a run in `folder`, which may be killed and resumed; return it."""
-    model = digits.Config().build().model(linear.Config())
-    settings = train.Config(**{**digits.TRAINING, "steps": 20 if quick else 500}, precision="32")
+    task = digits.Config()
+    model = task.build().model(linear.Config())
+    preset = task.training_preset() | {"steps": 20 if quick else 500}
+    settings = train.Config(**preset, precision="32")
     if quick:
         model = dataclasses.replace(model, layers=1, heads=2, width=32)
-    run = train.Run.create(folder, task=digits.Config(), model=model, train=settings)
+    run = train.Run.create(folder, task=task, model=model, train=settings)
     train.fit(run)
     return checkpoint.load(folder)
 

@@ -296,8 +296,7 @@ def _command(run: train.Run) -> str:
     """What trains it again: with the flags in which it differs from what its task is preset to."""
     task = tasks.load(to_json(run.task)["name"])
     flags = _changed(run.task, task.Config(), leave=("data_dir",))
-    given = {name: " ".join(words) for name, words in flags.items()}
-    flags |= _changed(run.train, train.Config(**task.training(given)))
+    flags |= _changed(run.train, train.Config(**run.task.training_preset()))
     attention = (getattr(run.model, "encoder", None) or run.model).attention
     if (name := to_json(attention)["name"]) != "linear":
         flags["attention"] = [name]

@@ -115,7 +115,7 @@ def _best_threads(task: digits.Config) -> int:
     """All, or one: beside other programs, a network this small would mostly wait for the second."""
     data = task.build()
     model = data.model(linear.Config()).build()
-    batch = data.train.__getitems__(range(digits.TRAINING["batch"]))
+    batch = data.train.__getitems__(range(task.training_preset()["batch"]))
 
     def step(threads: int) -> None:
         torch.set_num_threads(threads)
@@ -133,7 +133,7 @@ def _train(config: Config, task: digits.Config) -> train.Run:
     _clear(folder)
     model = task.build().model(linear.Config())
     settings = train.Config(
-        **digits.TRAINING, seed=config.seed, precision="32", max_minutes=config.seconds / 600
+        **task.training_preset(), seed=config.seed, precision="32", max_minutes=config.seconds / 600
     )
     run = train.Run.create(folder, task=task, model=model, train=settings)
     _mark(run, settings)

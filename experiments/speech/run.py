@@ -22,7 +22,6 @@ from lintra.evaluate import UtteranceSet
 from lintra.speech import Search, transcription
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
-from lintra.tasks import speech
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -53,7 +52,7 @@ def trial(corpus: str, model: str, seed: int, data: Path, lr: float | None = Non
     """A model to train; at its preset's learning rate, unless another is given."""
     config = task(corpus, model, data)
     changed = {} if lr is None else {"lr": lr}
-    preset = speech.training({"encoder": config.encoder}) | {"steps": STEPS[corpus], **changed}
+    preset = config.training_preset() | {"steps": STEPS[corpus], **changed}
     names = [model, *(f"{name} {x:g}" for name, x in changed.items()), f"seed {seed}"]
     return Trial(
         name=", ".join([CORPORA[corpus], *names]),

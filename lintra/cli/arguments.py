@@ -7,7 +7,7 @@ import re
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -25,17 +25,10 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
 
     Prints the help and raises SystemExit(0) for --help. Raises UsageError with one line.
     """
-    import tyro
-
     printed, errors = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-            return tyro.cli(
-                form,
-                prog=prog,
-                args=list(args),
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-            )
+            return _cli(form, args, prog=prog)
     except SystemExit as end:
         if end.code in (0, None):
             print("\n".join(textwrap.wrap(description, _width())))
@@ -43,6 +36,23 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
             print("\n".join(_help_lines(printed.getvalue())))
             raise SystemExit(0) from None
         raise UsageError(f"{_reason(errors.getvalue())} (see {prog} --help)") from None
+
+
+def parse_known(form: type[T], args: Sequence[str]) -> T:
+    """An instance of the dataclass `form` out of those of the flags that are its own; without any where they
+    are wrong, which `parse` reports."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            return _cli(form, args, return_unknown_args=True, add_help=False)[0]
+    except SystemExit:
+        return form()
+
+
+def _cli(form: Any, args: Sequence[str], **options: Any) -> Any:
+    import tyro
+
+    config = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    return tyro.cli(form, args=list(args), config=config, **options)
 
 
 def _width() -> int:

@@ -143,7 +143,7 @@ def _table(scores: dict[str, Estimate], model: Any) -> str:
 
 def _save(
     options: Options,
-    task: Any,
+    task: Task,
     scores: dict[str, Estimate],
     off: float | None,
     seconds: float,
@@ -159,7 +159,7 @@ def _save(
         options.json,
         model=str(options.model),
         parameters=parameters,
-        task=to_json(task.config) if hasattr(task, "config") else {"name": task.name},
+        task=to_json(task.config),
         test_samples=len(task.test),
         partial=partial,
         scores=found,

@@ -23,7 +23,8 @@ from lintra.generation import GenerationOptions, prepare_inputs, sampling
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.native.quantize import Weights
-from lintra.tasks import DataError, PixelTask, check_fraction
+from lintra.tasks import DataError, PixelTask, Task, check_fraction
+from lintra.tasks.text import Text
 
 COMPLETE = 8  # test images
 OF_COMPLETIONS = ("completions", "fraction", "data")  # who changes one of these wants test images completed
@@ -94,7 +95,7 @@ def generate_command(args: Sequence[str]) -> int:
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
     for name in ("prompt", "length"):
-        if getattr(options, name) is not None and not hasattr(task, "to_text"):
+        if getattr(options, name) is not None and not isinstance(task, Text):
             raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")
     of_images = options.given("complete", "completions", "fraction", "out")
     refuse_unless_images(task, options.model, dict.fromkeys(of_images, True))
@@ -103,7 +104,7 @@ def generate_command(args: Sequence[str]) -> int:
     drawing = Drawing(options, model)
     if isinstance(task, PixelTask):
         _images(options, drawing, task)
-    elif hasattr(task, "to_text"):
+    elif isinstance(task, Text):
         _text(options, drawing, task)
     else:
         _sequences(options, drawing, task)
@@ -237,7 +238,7 @@ def _at_hand(task: PixelTask) -> bool:
         return False
 
 
-def _text(options: Options, drawing: Drawing, task: Any) -> None:
+def _text(options: Options, drawing: Drawing, task: Text) -> None:
     given = task.to_tokens(options.prompt or "")
     length, prompt = options.length or task.length, given.shape[1]
     if length <= prompt:
@@ -258,7 +259,7 @@ def shown(text: str) -> str:
     return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
-def _sequences(options: Options, drawing: Drawing, task: Any) -> None:
+def _sequences(options: Options, drawing: Drawing, task: Task) -> None:
     drawing.check(options.samples, 0, task.length)
     nothing = torch.empty(options.samples, 0, dtype=torch.int64)
     for row in drawing(nothing, task.length).tolist():

@@ -1,6 +1,5 @@
 """A trained model with its task, for the commands that use one."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +18,11 @@ def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Tas
     """The model in a run, in one of its checkpoints or beside a run.json of its own, in evaluation mode, and
     its task, whose data is where it was in training or in `data`.
 
-    Raises checkpoint.Error and UsageError.
+    Raises checkpoint.Error, UsageError, and DataError for `data` of a task that reads no files.
     """
     model = checkpoint.load(folder, chosen(device))
     config = train.Run.around(folder).task
-    return model, (config if data is None else _relocated(config, data)).build()
+    return model, (config if data is None else config.with_data(data)).build()
 
 
 def chosen(device: Device) -> str:
@@ -50,14 +49,3 @@ def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) 
         for name, value in asked.items():
             if value:
                 raise UsageError(f"{name} is for models of images, {folder} is of the task {task.name}")
-
-
-def _relocated(config: Any, data: str) -> Any:
-    """The configuration of a task with its data elsewhere. Raises UsageError if it has none."""
-    if hasattr(config, "moved"):
-        return config.moved(data)
-    has = {field.name for field in dataclasses.fields(config)}
-    for name in ("data_dir", "data"):
-        if name in has:
-            return dataclasses.replace(config, **{name: data})
-    raise UsageError(f"data is for tasks that read files, not {config.build().name}: leave --data out")

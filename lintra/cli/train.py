@@ -1,10 +1,8 @@
 """`lintra train TASK` and `lintra train --resume DIR`."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -12,7 +10,7 @@ import torch
 from lintra import tasks, train
 from lintra.checkpoint import step_of
 from lintra.cli import memory
-from lintra.cli.arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, parse, parse_known
 from lintra.cli.mechanism import mechanism
 from lintra.cli.model import chosen
 from lintra.cli.progress import progress
@@ -68,7 +66,7 @@ def train_command(args: Sequence[str]) -> int:
 
 def _refuse_moved(run: train.Run) -> None:
     """Raises UsageError where what the run reads is no longer where it was: no flag says where it is now."""
-    for name in getattr(run.task, "PATHS", ()):
+    for name in run.task.PATHS:
         place = getattr(run.task, name)
         made = name == "cache"  # where there is none
         if place is not None and not made and not Path(place).expanduser().exists():
@@ -99,7 +97,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
         [
             ("model", Model, Model()),
             ("task", task.Config, task.Config()),
-            ("train", train.Config, train.Config(**_preset(task, args))),
+            ("train", train.Config, train.Config(**parse_known(task.Config, args).training_preset())),
         ],
         frozen=True,
     )
@@ -141,8 +139,9 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
         if model.subsample > 1:  # convolutions as wide as what they lead to
             encoder = dataclasses.replace(encoder, inputs=encoder.width)
         return dataclasses.replace(model, encoder=encoder)
+    own = {field.name for field in dataclasses.fields(model)}
     for name in changes:
-        if not hasattr(model, name):
+        if name not in own:
             raise UsageError(f"{name} is nothing this model has: leave --{name} out")
     return dataclasses.replace(model, **changes)
 
@@ -164,15 +163,3 @@ def _weights(model: Any) -> int:
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _preset(task: ModuleType, args: Sequence[str]) -> dict[str, Any]:
-    """Return what training is preset to: by the task, or by what the task makes of the flags."""
-    if not hasattr(task, "training"):
-        return task.TRAINING
-    flags = {}
-    for arg, following in itertools.zip_longest(args, args[1:], fillvalue=""):
-        flag, given, value = arg.partition("=")
-        if flag.startswith("--"):
-            flags[flag[2:]] = value if given else following
-    return task.training(flags)

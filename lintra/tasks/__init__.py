@@ -5,7 +5,18 @@ from types import ModuleType
 
 from lintra.config import registry
 from lintra.tasks._pixels import PixelTask, check_fraction
-from lintra.tasks.base import Batch, DataError, Report, Samples, Task, Watch, predict, predicted, read
+from lintra.tasks.base import (
+    Batch,
+    DataError,
+    Report,
+    Samples,
+    Task,
+    TaskConfig,
+    Watch,
+    predict,
+    predicted,
+    read,
+)
 
 __all__ = [
     "Batch",
@@ -14,6 +25,7 @@ __all__ = [
     "Report",
     "Samples",
     "Task",
+    "TaskConfig",
     "Watch",
     "check_fraction",
     "load",

@@ -1,11 +1,11 @@
-"""What every task is: data, a default network, a loss and a score."""
+"""The base classes of tasks: data, a default network, a loss and a score, and the settings of all that."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -48,10 +48,30 @@ def unwatched(what: str, total: int, unit: str) -> AbstractContextManager[Report
     return nullcontext(lambda done: None)
 
 
+class TaskConfig(ABC):
+    """Settings of a task: the base class of each task's `Config`, a frozen dataclass."""
+
+    PATHS: ClassVar[Sequence[str]] = ()  # fields that are places of files
+
+    @abstractmethod
+    def build(self) -> "Task":
+        """The task with these settings, its data not read yet."""
+
+    def training_preset(self) -> dict[str, Any]:
+        """Return the settings of lintra.train.Config that the task is usually trained with."""
+        return {}
+
+    def with_data(self, data: str) -> "TaskConfig":
+        """Return these settings with the data in the file or folder `data`. Raises DataError for a task that
+        reads no files."""
+        raise DataError(f"data is for tasks that read files, not {self.build().name}: leave --data out")
+
+
 class Task(ABC):
     """One problem: its data, the network it is usually solved with, its loss and its score."""
 
     name: str
+    config: Any  # the TaskConfig that has built it
     watch: Watch = staticmethod(unwatched)  # shows how far it is with what takes long
     # Where lengths differ much: as many samples of similar length make a batch as have together at most so
     # many tokens, padding included. None: as many samples as training is told.

@@ -6,6 +6,7 @@ only its second appearance. Katharopoulos et al. 2020, arXiv:2006.16236, section
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +15,13 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._numbered import NumberedSamples, check, generator
-from lintra.tasks.base import AccuracyTask, Batch
+from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
 
-# What lintra.train.Config is preset to: the paper's.
-TRAINING = {"steps": 10_000, "batch": 64, "lr": 1e-3, "schedule": "step", "drop_at": 3_000}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Copy a random sequence of symbols (the paper's)."""
 
     symbols: int = 10  # how many different symbols
@@ -38,6 +36,10 @@ class Config:
         if self.length < 8:
             raise ValueError(f"length must be at least 8 tokens, got {self.length}")
         check(self.train_samples, self.validate_samples, self.data_seed)
+
+    def training_preset(self) -> dict[str, Any]:
+        """The paper's settings."""
+        return {"steps": 10_000, "batch": 64, "lr": 1e-3, "schedule": "step", "drop_at": 3_000}
 
     def build(self) -> "Copy":
         return Copy(self)

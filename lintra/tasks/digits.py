@@ -6,38 +6,44 @@ the test. Their source and licence are in data/README.md. Nothing is augmented.
 
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
 from lintra.attention import AttentionConfig
 from lintra.models import decoder
 from lintra.tasks._pixels import PixelTask, Split
+from lintra.tasks.base import TaskConfig
 
 _ENDS = (1_500, 1_647)  # of the images to train and to validate on
 
-# What lintra.train.Config is preset to: about a minute on two cores.
-TRAINING = {
-    "steps": 2_000,
-    "batch": 16,
-    "lr": 4e-3,
-    "weight_decay": 0.1,
-    "schedule": "cosine",
-    "warmup": 50,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Draw 8 x 8 handwritten digits (1,797 real ones, bundled)."""
 
+    def training_preset(self) -> dict[str, Any]:
+        """Settings for about a minute on two cores."""
+        return {
+            "steps": 2_000,
+            "batch": 16,
+            "lr": 4e-3,
+            "weight_decay": 0.1,
+            "schedule": "cosine",
+            "warmup": 50,
+        }
+
     def build(self) -> "Digits":
-        return Digits()
+        return Digits(self)
 
 
 class Digits(PixelTask):
     name = "digits"
     image_shape = (8, 8, 1)
     levels = 17
+
+    def __init__(self, config: Config):
+        self.config = config
 
     def images(self, split: Split) -> np.ndarray:
         with (files("lintra.tasks") / "data" / "digits.npz").open("rb") as file:

@@ -7,8 +7,7 @@ first one out (783 and 3,071 predictions).
 The last training images are held out to validate on; test images are for scores alone.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
@@ -19,7 +18,7 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._pixels import PixelTask, Split
-from lintra.tasks.base import DataError
+from lintra.tasks.base import DataError, TaskConfig
 from lintra.tasks.datasets import cifar10, data_files, mnist
 
 Data = Literal["mnist", "cifar10"]
@@ -28,7 +27,7 @@ _SOURCES: dict[Data, ModuleType] = {"mnist": mnist, "cifar10": cifar10}
 Preset = Literal["best", "small", "paper"]
 
 # Settings of lintra.train.Config.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[Preset, dict[str, Any]] = {
     "best": {
         "steps": 12_000,
         "batch": 8,
@@ -42,21 +41,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 PRESETS["small"] = PRESETS["best"]
 # Of the paper's released code; for MNIST 250 epochs, of which the paper's text takes 10 images a step.
-PAPER: dict[str, dict[str, Any]] = {
+PAPER: dict[Data, dict[str, Any]] = {
     "mnist": {"steps": 937_500, "batch": 16, "lr": 1e-4},
     "cifar10": {"steps": 500_000, "batch": 10, "lr": 2e-4},
 }
 
 
-def training(flags: Mapping[str, str]) -> dict[str, Any]:
-    """Return what lintra.train.Config is preset to, by the flags --preset and --data, as far as they are
-    given."""
-    preset, data = flags.get("preset", Config().preset), flags.get("data", Config().data)
-    return PRESETS.get(preset, {}) | (PAPER.get(data, {}) if preset == "paper" else {})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Draw MNIST or CIFAR-10 images (the paper's)."""
 
     PATHS: ClassVar = ("data_dir",)
@@ -87,6 +79,12 @@ class Config:
     def held_out(self) -> int:
         """Return how many of the last training images are not trained on."""
         return (self.validate_images or 0) if self.validate_on == "train" else 0
+
+    def training_preset(self) -> dict[str, Any]:
+        return PRESETS[self.preset] | (PAPER[self.data] if self.preset == "paper" else {})
+
+    def with_data(self, data: str) -> "Config":
+        return replace(self, data_dir=data)
 
     def build(self) -> "Images":
         return Images(self)

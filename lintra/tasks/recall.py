@@ -11,6 +11,7 @@ arXiv:2102.11174, section 6.1.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +20,11 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._numbered import NumberedSamples, check, generator
-from lintra.tasks.base import AccuracyTask, Batch
-
-# What lintra.train.Config is preset to.
-TRAINING = {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}
+from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Recall which value stood beside a key (synthetic)."""
 
     pairs: int = 16  # keys with a value in one sequence
@@ -43,6 +41,9 @@ class Config:
             raise ValueError(f"pairs must lie in 1 .. keys={self.keys}, got {self.pairs}")
         fields.at_least(self, values=1)
         check(self.train_samples, self.validate_samples, self.data_seed)
+
+    def training_preset(self) -> dict[str, Any]:
+        return {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}
 
     def build(self) -> "Recall":
         return Recall(self)

@@ -6,7 +6,7 @@ What cannot be learned from is left out and counted: no transcript, unknown symb
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -27,7 +27,7 @@ from lintra.speech.corpus import describe_skipped, prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.scoring import Edits
-from lintra.tasks.base import Batch, DataError, Samples, Task
+from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig
 from lintra.tasks.datasets import speech_splits
 
 Data = Literal["an4", "fsdd"]
@@ -40,8 +40,8 @@ BAND, SHARE = 0.2, 0.1
 _RATES = {"fsdd": 8_000}  # Hz
 _BINS = 40  # as the paper
 
-# What lintra.train.Config is preset to, for a transformer and for a Bi-LSTM.
-PRESETS: dict[tuple[str, str], dict[str, Any]] = {
+# Settings of lintra.train.Config, for a transformer and for a Bi-LSTM.
+PRESETS: dict[tuple[Preset, Kind], dict[str, Any]] = {
     ("small", "transformer"): {
         "steps": 4_000,
         "optimizer": "muon",
@@ -83,15 +83,8 @@ BATCHES: dict[Preset, int] = {"small": 2_000, "paper": 16_000}  # frames in a st
 SUBSAMPLES: dict[Preset, int] = {"small": 4, "paper": 1}
 
 
-def training(flags: Mapping[str, str]) -> dict[str, Any]:
-    """Return what lintra.train.Config is preset to, by the flags --preset and --encoder as far as they are
-    given."""
-    own = Config()
-    return PRESETS.get((flags.get("preset", own.preset), flags.get("encoder", own.encoder)), {})
-
-
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Write down speech (AN4, spoken digits, or your own)."""
 
     PATHS: ClassVar = ("manifest", "kaldi", "test", "data_dir", "cache", "lexicon")
@@ -138,7 +131,10 @@ class Config:
         if 1.0 not in self.speeds or not all(0.5 <= speed <= 2 for speed in self.speeds):
             raise ValueError(f"speeds must lie in 0.5 .. 2 and hold 1, got {self.speeds}")
 
-    def moved(self, data: str) -> "Config":
+    def training_preset(self) -> dict[str, Any]:
+        return PRESETS[self.preset, self.encoder]
+
+    def with_data(self, data: str) -> "Config":
         """This configuration with its corpus in the folder `data`, or, where it has no corpus but files of
         its own, with `data` as the one to test on."""
         return replace(self, **{"test" if self.data is None else "data_dir": data})

@@ -6,10 +6,10 @@ first nine tenths of the bytes are for training, the last tenth for validation.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,24 +19,14 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._numbered import generator
-from lintra.tasks.base import Batch, BitsTask, DataError, Samples
+from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig
 from lintra.tasks.datasets import text_files
 
 _CROPS = 1_000_000  # in an epoch
 
-# What lintra.train.Config is preset to: about an hour on two cores.
-TRAINING = {
-    "steps": 5_000,
-    "batch": 16,
-    "lr": 2e-3,
-    "weight_decay": 0.1,
-    "schedule": "cosine",
-    "warmup": 100,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Write text byte by byte (your own: --data PATH)."""
 
     PATHS: ClassVar = ("data",)
@@ -50,6 +40,20 @@ class Config:
         fields.at_least(self, length=1)
         if not 0 <= self.data_seed < 2**64:
             raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
+
+    def training_preset(self) -> dict[str, Any]:
+        """Settings for about an hour on two cores."""
+        return {
+            "steps": 5_000,
+            "batch": 16,
+            "lr": 2e-3,
+            "weight_decay": 0.1,
+            "schedule": "cosine",
+            "warmup": 100,
+        }
+
+    def with_data(self, data: str) -> "Config":
+        return replace(self, data=data)
 
     def build(self) -> "Text":
         return Text(self)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -22,25 +22,15 @@ from lintra.attention import AttentionConfig
 from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
-from lintra.tasks.base import Batch, DataError, Samples, Task
+from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig
 from lintra.tasks.datasets import text_files
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
 _HELD_BACK = 10  # one line of so many is validated on
 
-# What lintra.train.Config is preset to: about an hour on two cores.
-TRAINING = {
-    "steps": 3_000,
-    "batch": 16,
-    "lr": 1e-3,
-    "weight_decay": 0.1,
-    "schedule": "cosine",
-    "warmup": 100,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(TaskConfig):
     """Say which class a text is of (--data TSV)."""
 
     PATHS: ClassVar = ("data", "test")
@@ -59,10 +49,21 @@ class Config:
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"classes must all be different, got {self.classes}")
 
-    def moved(self, data: str) -> "Config":
+    def with_data(self, data: str) -> "Config":
         """This configuration with its file to test on at `data`, or, where it has none, with the file there
         whose every tenth line is held out."""
         return replace(self, **{"data" if self.test is None else "test": data})
+
+    def training_preset(self) -> dict[str, Any]:
+        """Settings for about an hour on two cores."""
+        return {
+            "steps": 3_000,
+            "batch": 16,
+            "lr": 1e-3,
+            "weight_decay": 0.1,
+            "schedule": "cosine",
+            "warmup": 100,
+        }
 
     def build(self) -> "TextClassification":
         return TextClassification(self)

@@ -13,6 +13,7 @@ import lintra
 from lintra import attention, train
 from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.mechanism import mechanism
+from lintra.tasks import copy, images, speech
 from lintra.train import data as training_data
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
@@ -47,6 +48,24 @@ def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     assert all(len(line) <= 80 for line in out.splitlines())
     for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
+
+
+@pytest.mark.parametrize(
+    ("args", "settings"),
+    [
+        (["speech"], speech.PRESETS["small", "transformer"]),
+        (["speech", "--steps", "9", "--encoder=bilstm"], speech.PRESETS["small", "bilstm"]),
+        (["images", "--preset", "paper", "--data", "cifar10"], images.PAPER["cifar10"]),
+        (["images", "--preset", "paper", "--data", "nothing"], images.PRESETS["best"]),
+        (["copy", "--length", "1"], copy.Config().training_preset()),
+    ],
+)
+def test_training_help_shows_what_the_settings_of_the_task_preset(lintra_says, args, settings):
+    """Without flags that are wrong, which the error is about where no help is asked for."""
+    _, out, _ = lintra_says("train", *args[:1], "--help", *args[1:])
+    for name, value in settings.items():
+        told = out.partition(f"\n  --{name.replace('_', '-')} ")[2].partition("\n  --")[0]
+        assert told.endswith(f"({value})")
 
 
 @pytest.mark.parametrize("command", ["export", "generate"])

@@ -169,7 +169,7 @@ def test_a_test_set_with_symbols_that_were_not_learned(tmp_path):
     assert [(x.id, "'D'" in x.reason) for x in task.test.heard.skipped] == [("u1", True)]
     assert [x.id for x in task.tested] == ["u0", "u1", "u2"]
     assert speech.Config(kaldi=str(folder)).build().test.heard.places == task.validate.heard.places
-    moved = dataclasses.replace(task.config, test=None).moved(str(other))
+    moved = dataclasses.replace(task.config, test=None).with_data(str(other))
     assert moved == task.config
 
 
@@ -215,9 +215,8 @@ def test_models(task):
     assert (made.encoder.layers, made.encoder.width) == (3, 320)
     with pytest.raises(ValueError, match="attention is for encoder='transformer', a Bi-LSTM has none"):
         lstm.model(softmax.Config())
-    assert speech.training({"preset": "paper"})["schedule"] == "plateau"
-    assert speech.training({"preset": "paper", "encoder": "bilstm"})["lr"] == 1e-3
-    assert speech.training({"preset": "none"}) == {}
+    assert paper.config.training_preset()["schedule"] == "plateau"
+    assert lstm.config.training_preset()["lr"] == 1e-3
 
 
 def test_audio(tmp_path):

@@ -1,9 +1,11 @@
+import dataclasses
+
 import pytest
 import torch
 
-from lintra import tasks
+from lintra import tasks, train
 from lintra.attention import linear
-from lintra.tasks import copy, digits, recall
+from lintra.tasks import copy, digits, images, recall, text
 
 BUNDLED = [copy.Config(train_samples=10), digits.Config(), recall.Config(train_samples=10)]
 
@@ -13,6 +15,34 @@ def test_the_folder_is_the_registry():
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name
     assert tasks.load("text-classification") is tasks.load("text_classification")
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_a_task_knows_its_settings(name):
+    """Those it was built of, and those it is usually trained with."""
+    config = tasks.load(name).Config()
+    assert isinstance(config, tasks.TaskConfig)
+    assert config.build().config == config
+    assert train.Config(**config.training_preset()) != train.Config()
+
+
+def test_settings_with_data_elsewhere():
+    assert text.Config(length=8).with_data("a.txt") == text.Config(length=8, data="a.txt")
+    assert images.Config(data="cifar10").with_data("x") == images.Config(data="cifar10", data_dir="x")
+    with pytest.raises(tasks.DataError, match="data is for tasks that read files, not digits: leave --data"):
+        digits.Config().with_data("x")
+
+
+def test_a_task_needs_no_more_than_build():
+    """It is trained as training is by default then, and reads no files."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Config(tasks.TaskConfig):
+        def build(self):
+            return digits.Config().build()
+
+    assert Config().training_preset() == {}
+    assert Config().PATHS == ()
 
 
 def test_an_unknown_task():

@@ -125,9 +125,9 @@ def test_a_run_keeps_its_classes(file):
 
 def test_its_files_elsewhere(file):
     config = text_classification.Config(data="old.tsv")
-    assert config.moved("new.tsv") == dataclasses.replace(config, data="new.tsv")
+    assert config.with_data("new.tsv") == dataclasses.replace(config, data="new.tsv")
     config = dataclasses.replace(config, test="old-test.tsv")
-    assert config.moved("new.tsv") == dataclasses.replace(config, test="new.tsv")
+    assert config.with_data("new.tsv") == dataclasses.replace(config, test="new.tsv")
 
 
 def test_padding_is_at_the_end_and_masked(file):
