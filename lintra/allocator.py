@@ -48,14 +48,14 @@ def available(device: torch.device) -> int | None:
     """The bytes that are free there, for this process; None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    told = [x for x in (_of_machine(), *map(_of_container, _CONTAINERS)) if x is not None]
-    return min(told, default=None)
+    limits = [x for x in (_of_machine(), *map(_of_container, _CONTAINERS)) if x is not None]
+    return min(limits, default=None)
 
 
 def _of_machine() -> int | None:
     try:
-        told = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-        return int(told[1]) * 1024 if told else None
+        match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        return int(match[1]) * 1024 if match else None
     except OSError:
         pass
     try:
@@ -65,7 +65,7 @@ def _of_machine() -> int | None:
 
 
 def _of_container(files: tuple[str, str, str]) -> int | None:
-    """The bytes a control group may still use, told by its files of limit, use and statistics; None where
+    """The bytes a control group may still use, from its files of limit, use and statistics; None where
     there is no such group or no limit. Its cache of files counts as free, as it can give that back."""
     try:
         limit, used, parts = ((Path("/sys/fs/cgroup") / file).read_text() for file in files)

@@ -140,7 +140,7 @@ def _check_device(device: str | torch.device) -> None:
 
 
 def with_weights(config: Any, tensors: dict[str, torch.Tensor], file: Path) -> Any:
-    """The model of a configuration with these tensors as its weights; no others are drawn first.
+    """The model of a configuration with these tensors as its weights; none are initialised first.
 
     Raises Error, which names `file`, for a missing or unknown tensor, one of another shape, weights of
     several types and types nothing is computed in; ValueError for sizes that no tensor can have.

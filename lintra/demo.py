@@ -23,7 +23,7 @@ from lintra.models import decoder
 from lintra.models.decoder import Decoder
 from lintra.tasks import digits
 
-SAMPLES, COMPLETED, TIMES = 48, 8, 4  # images drawn; images completed, and how often each
+SAMPLES, COMPLETED, TIMES = 48, 8, 4  # images sampled; images completed, and how often each
 GIVEN = 0.5  # the part of an image that is given to complete it
 RUN = "run"  # the folder of the training run within the demo's
 MARK = "demo.json"  # in it, says that the demo may replace it
@@ -73,16 +73,16 @@ def _run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
 
     draw = partial(_draw, config, model)
     start = time.perf_counter()
-    drawn = images.draw(images.blank(model, SAMPLES), draw)
+    sampled = images.draw(images.blank(model, SAMPLES), draw)
     seconds = time.perf_counter() - start
-    figures.append(("images drawn as an RNN", f"{SAMPLES / seconds:.1f} a second, {SAMPLES} at once"))
+    figures.append(("images sampled as an RNN", f"{SAMPLES / seconds:.1f} a second, {SAMPLES} at once"))
     samples = config.dir / "samples.png"
-    pictures.samples(samples, drawn, f"{SAMPLES} digits drawn by an RNN")
+    pictures.samples(samples, sampled, f"{SAMPLES} digits sampled by an RNN")
 
     prompts, originals = images.prompts(COMPLETED, GIVEN)
     completed = images.complete(prompts, TIMES, draw)
     completions = config.dir / "completions.png"
-    title = "Test digits, lower half drawn by an RNN"
+    title = "Test digits, lower half sampled by an RNN"
     whole = images.to_images(originals)
     pictures.completions(completions, whole, images.rows(prompts), completed, title)
 

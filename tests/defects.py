@@ -223,13 +223,13 @@ TABLE = """
 ?tests/attention/test_lsh.py::test_defect_23_what_later_tokens_decide_is_declared
 
 24 lintra/attention/softmax.py: the future is hidden only if there is another mask
--                return self._attend(q, k, v, None, causal=True)
-+                return self._attend(q, k, v, None)
+-                return self.attend(q, k, v, None, causal=True)
++                return self.attend(q, k, v, None)
 ?tests/attention/test_softmax.py::test_defect_24_the_future_is_hidden_without_another_mask
 
 24 lintra/attention/softmax.py: the first token after a cache sees the first key alone
--            y = self._attend(q, after.k, after.v, self._visible(here, after.position))
-+            y = self._attend(q, after.k, after.v, None, causal=True)
+-            y = self.attend(q, after.k, after.v, self._visible(here, after.position))
++            y = self.attend(q, after.k, after.v, None, causal=True)
 ?tests/attention/test_softmax.py::test_defect_24_tokens_after_a_cache_stand_at_its_end
 
 25 lintra/native/__init__.py: the kernel takes float32 only

@@ -9,7 +9,7 @@ from lintra.attention.base import Attention
 
 
 def redraw(model: nn.Module, step: int, generator: torch.Generator) -> None:
-    """Before a step of training, the first one 0: random features and the like anew, layer by layer, where
+    """Before a step of training, the first one 0: random features and the like again, layer by layer, where
     the `redraw_every` of a mechanism's configuration divides a `step` above 0.
     """
     for module in _mechanisms(model):

@@ -330,13 +330,13 @@ class Attention(nn.Module):
         extra: dict[str, Any],
     ) -> Tensor:
         """A packed batch as padded batches of similar length. Causal, no token sees the padding behind it, so
-        that it need not be told from tokens."""
+        that it need not be distinguished from tokens."""
         unmasked = self.causal and not self.can.lookahead
 
         def padded(layout: Layout, position: Tensor | None = None, **tensors: Any) -> Tensor:
-            turned = None if rope is None or position is None else rope.moved(position)
+            moved = None if rope is None or position is None else rope.moved(position)
             layout = Layout(layout.rows, layout.time, layout.device) if unmasked else layout
-            return self.forward(layout=layout, rope=turned, **tensors)
+            return self.forward(layout=layout, rope=moved, **tensors)
 
         return layout.pad_bucketed().each(padded, q=q, k=k, v=v, **_by_token(rope, extra))
 
@@ -355,8 +355,8 @@ class Attention(nn.Module):
         given = {"q": q, "k": k, "v": v, **_by_token(rope, extra)}
         tensors: dict[str, Any] = {name: padded.unpack(x)[0] for name, x in given.items()}
         position = tensors.pop("position", None)
-        turned = None if rope is None or position is None else rope.moved(position)
-        y, after = self.extend(**tensors, state=state, layout=padded.layouts[0], rope=turned)
+        moved = None if rope is None or position is None else rope.moved(position)
+        y, after = self.extend(**tensors, state=state, layout=padded.layouts[0], rope=moved)
         return padded.pack([y]), after
 
     # What the verbs check, where tensors come from outside.

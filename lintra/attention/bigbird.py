@@ -2,7 +2,7 @@
 
 Tokens stand in blocks of c. A query of block i sees the keys of a set of blocks,
 
-    the first and the last (global), i - 1, i, i + 1 (window), and r drawn at random from the others,
+    the first and the last (global), i - 1, i, i + 1 (window), and r sampled at random from the others,
 
 and softmax attention over them gives y; queries of the global blocks see all keys. Blocks are counted in real
 tokens: the last one is that of the sample's own length. The random ones are fixed when it is built, by a few
@@ -165,9 +165,9 @@ class BigBirdAttention(ScoredAttention):
         resume = high.clamp(min=left)
         others = before + (end - resume).clamp(min=0)
         rank, beyond = random_ranks(self.seeds, row, others), (resume - before)[:, None, :, None]
-        drawn = torch.where(rank < before[:, None, :, None], left + rank, beyond + rank)
+        sampled = torch.where(rank < before[:, None, :, None], left + rank, beyond + rank)
         enough = torch.arange(self.config.random_blocks, device=row.device) < others[..., None]
-        blocks = torch.cat((fixed[:, None].expand(-1, self.kv_heads, -1, -1), drawn), -1)
+        blocks = torch.cat((fixed[:, None].expand(-1, self.kv_heads, -1, -1), sampled), -1)
         listed = torch.cat((counts, enough), -1)[:, None]
         return blocks.masked_fill(~listed, 0), listed
 

@@ -99,9 +99,9 @@ class ClusteredAttention(ScoredAttention):
         self.register_buffer("bias", bias.to(torch.get_default_dtype()) if config.hash_bias else None)
 
     def redraw(self, generator: torch.Generator) -> None:
-        for buffer, drawn in zip((self.planes, self.draws, self.bias), self._draw(generator), strict=True):
+        for buffer, sampled in zip((self.planes, self.draws, self.bias), self._draw(generator), strict=True):
             if buffer is not None:
-                buffer.copy_(drawn)
+                buffer.copy_(sampled)
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
         return self._attend(q, k, v, layout.mask, layout.mask)
@@ -110,7 +110,7 @@ class ClusteredAttention(ScoredAttention):
         return self._attend(q, *memory[:2], layout.mask, memory.real)
 
     def _draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Planes, draws and the bias, which is drawn last: a seed gives the same planes without it."""
+        """Planes, draws and the bias, which is sampled last: a seed gives the same planes without it."""
         size = (self.heads, self.config.bits, self.dim)
         planes = torch.randn(size, generator=generator, device="cpu", dtype=torch.float64)
         draws = torch.randint(2**31, (self.heads, self.config.clusters), generator=generator, device="cpu")

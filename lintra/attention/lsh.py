@@ -111,8 +111,8 @@ class LshAttention(ScoredAttention):
         )
         sizes = [lsh.columns(level) for level in self.levels]
         self.shape = (self.heads, config.rounds, max(map(len, sizes)), self.dim, max(map(max, sizes)))
-        drawn = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self.register_buffer("rotations", drawn.to(torch.get_default_dtype()))
+        sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
+        self.register_buffer("rotations", sampled.to(torch.get_default_dtype()))
 
     def redraw(self, generator: torch.Generator) -> None:
         """New hashes, between sequences: the keys in a state keep the buckets they were put into."""

@@ -117,8 +117,8 @@ class Performer(KernelAttention):
         rows = config.features
         self.rows = max(1, int(self.dim * math.log(self.dim))) if rows is None else rows
         self.features = 2 * self.rows if config.kernel == "hyperbolic" else self.rows
-        drawn = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self.register_buffer("weight", drawn.to(torch.get_default_dtype()))
+        sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
+        self.register_buffer("weight", sampled.to(torch.get_default_dtype()))
 
     def redraw(self, generator: torch.Generator) -> None:
         self.weight.copy_(self._draw(generator))

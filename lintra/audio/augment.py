@@ -28,7 +28,7 @@ def spec_augment(
     A band has 0 to the part `band` of the bins. A span has 0 to `span` frames, and at most the part `share`
     of its utterance; each number is as likely, and each place. Both may overlap. mask [b t]: True for real
     frames, which come first; what stands in padding stays as it is and changes nothing. The generator is
-    drawn from as often whatever the lengths are. Raises TypeError or ValueError.
+    sampled from as often whatever the lengths are. Raises TypeError or ValueError.
     """
     for name, value in (("bands", bands), ("spans", spans), ("span", span)):
         if value < 0:
@@ -58,8 +58,8 @@ def _intervals(longest: Tensor, room: Tensor, number: int, size: int, generator:
 
     longest, room [b]: an interval has 0 to `longest` places, somewhere in the first `room`.
     """
-    drawn = torch.rand(2, len(room), number, 1, generator=generator, device=generator.device)
-    width, start = drawn.to(room.device)
+    sampled = torch.rand(2, len(room), number, 1, generator=generator, device=generator.device)
+    width, start = sampled.to(room.device)
     width = (width * (longest[:, None, None] + 1)).long()
     start = (start * (room[:, None, None] - width + 1)).long()
     places = torch.arange(size, device=room.device)

@@ -159,7 +159,7 @@ def _section(
 
 
 def _check_end(here: int, end: int, rate: int, name: Path | str) -> None:
-    """Raises SpeechError where a section goes on after the recording."""
+    """Raises SpeechError where a section extends beyond the recording."""
     if here + _OVERSHOOT * rate < end < _ALL:
         raise SpeechError(f"{name} ends after {here / rate:g} seconds, before the {end / rate:g} asked for")
 
@@ -177,7 +177,7 @@ def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
 @contextmanager
 def _silenced() -> Iterator[None]:
     """Keeps off the terminal what the MP3 decoder in libsndfile writes to the process' standard error about
-    files that it then reads or refuses; it has no other way to be told not to. Only around that decoder, and
+    files that it then reads or refuses; it has no other way to be silenced. Only around that decoder, and
     not across a yield: what other threads write there meanwhile is lost."""
     with _ONE_AT_A_TIME:
         try:

@@ -127,7 +127,7 @@ def sweep(
 ) -> tuple[dict[int, Cost], list[Row]]:
     """The cost of a call at each length within `sizes.seconds` and `most` bytes; a row for each that is not.
 
-    What it will be is told from the length before it: softmax grows with the square of the length, the memory
+    It is estimated from the length before it: softmax grows with the square of the length, the memory
     of the fused one not, everything else hardly more than linearly (Long-Short more, within one doubling).
     A call of one of `others` that fails is a row too."""
     costs: dict[int, Cost] = {}
@@ -168,9 +168,9 @@ def _contestants(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Everything that could be measured, on the same queries, keys and values."""
     every = [sizes.point("", length) for length in sizes.lengths]
-    drawn = points.draw(max(every, key=lambda point: point.batch * point.tokens))
+    longest = points.draw(max(every, key=lambda point: point.batch * point.tokens))
     for length in sizes.lengths:
-        inputs = points.cut(drawn, sizes.point("", length))
+        inputs = points.cut(longest, sizes.point("", length))
         for who in costs:
             if length in costs[who]:
                 yield f"{who} {length}", call(sizes.point(who, length), inputs)
@@ -253,18 +253,18 @@ def picture(
     title = f"forward + backward of one sequence, {sizes.heads} heads of {sizes.dim}"
     if others:
         title += "; dashed: other libraries"
-    drawn = []
+    saved = []
     for what, unit in ((_TIME, "ms"), (_MEMORY, "MB")):
         found = lines(rows, what)
         if what == _TIME and (last := _once_measured(rows, sizes)) is not None:
             found.setdefault(FUSED, {})[max(sizes.lengths)] = last
         before = {name: found.pop(name) for name in (LINEAR, FUSED, WRITTEN_OUT) if name in found}
         dashed = {name: found.pop(name) for name in others if name in found}
-        drawn.append(path.with_stem(f"{path.stem}-{what}"))
+        saved.append(path.with_stem(f"{path.stem}-{what}"))
         pictures.logarithmic(
-            drawn[-1], before, others=[found, dashed], x="tokens", y=f"{what} ({unit})", title=title
+            saved[-1], before, others=[found, dashed], x="tokens", y=f"{what} ({unit})", title=title
         )
-    return drawn
+    return saved
 
 
 def lines(rows: list[Row], what: str) -> dict[str, dict[int, float]]:

@@ -34,7 +34,7 @@ _HELP = (
 usage: lintra COMMAND [--flag value ...]
 
 """
-    + "\n".join(f"  {name:<12}{told}" for name, (*_, told) in COMMANDS.items())
+    + "\n".join(f"  {name:<12}{purpose}" for name, (*_, purpose) in COMMANDS.items())
     + """
 
   lintra COMMAND --help    the flags of a command

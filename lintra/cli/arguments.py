@@ -81,10 +81,10 @@ def _help_lines(printed: str) -> Iterator[str]:
     flags: list[list[str]] = []
     for line in itertools.chain.from_iterable(_paragraphs(printed)):
         text = line.strip()
-        told = line.startswith("      ")  # a text, whatever sign its line begins with
-        if text.startswith("-") and not told:
+        is_text = line.startswith("      ")  # a text, whatever sign its line begins with
+        if text.startswith("-") and not is_text:
             flags.append(re.split(r"\s{2,}", text, maxsplit=1))
-        elif told and flags:
+        elif is_text and flags:
             flags[-1].append(text)
     for flag, *words in flags:
         flag = flag.replace("-h, --help", "--help").replace("{None}|", "")

@@ -37,8 +37,8 @@ def choose(prog: str, package: str, benches: Mapping[str, str], args: Sequence[s
     """
     if not args or args[0] in ("-h", "--help"):
         wide = max(map(len, benches)) + 2
-        told = "\n".join(f"  {name:<{wide}}{what}" for name, what in benches.items())
-        print(f"Measure: {prog} NAME [--out FILE] [--quick]\n\n{told}")
+        listed = "\n".join(f"  {name:<{wide}}{what}" for name, what in benches.items())
+        print(f"Measure: {prog} NAME [--out FILE] [--quick]\n\n{listed}")
         return 0
     name = args[0]
     if name not in benches:
@@ -73,6 +73,6 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
         reports.write(path, rows, timings, command=" ".join([prog, *args]), **details)
         print(f"\nsaved in {path}")
         if hasattr(module, "picture"):
-            for drawn in module.picture(path.with_suffix(".png"), rows, timings, sizes):
-                print(f"drawn in {drawn}")
+            for file in module.picture(path.with_suffix(".png"), rows, timings, sizes):
+                print(f"saved in {file}")
     return 0

@@ -14,7 +14,7 @@ from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli import evaluate_speech, memory
 from lintra.cli.arguments import UsageError, parse
-from lintra.cli.model import SPLITS, Device, drawn, open_model, refuse_unless_images
+from lintra.cli.model import SPLITS, Device, open_model, refuse_unless_images, sampled
 from lintra.cli.progress import progress
 from lintra.cli.search import DecodingOptions
 from lintra.cli.stopping import cut_short, stopping
@@ -39,9 +39,9 @@ class Options:
     """Score a trained model on its whole test set: exact likelihood, or error rates of speech."""
 
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
-    limit: int | None = None  # only so many samples, drawn from all
+    limit: int | None = None  # only so many samples, chosen at random
     batch: int = 32  # samples at once: changes memory and time, not the result
-    seed: int = 0  # of what is drawn
+    seed: int = 0  # of that choice
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)
@@ -68,7 +68,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     task.check(model.config)
     refuse_unwritable(options.pictures and options.pictures / "any.png")
-    chosen = drawn(len(task.test), options.limit, options.seed)
+    chosen = sampled(len(task.test), options.limit, options.seed)
     if isinstance(model, Decoder):
         memory.check_batch(model, min(options.batch, len(chosen)), task.length, 0)
     off = _checked(model, task, chosen, options)
@@ -106,7 +106,7 @@ def evaluate_command(args: Sequence[str]) -> int:
         images, more = task.test.values[chosen], {"batch": batch, "seed": options.seed}
         print()
         for path in evaluate.draw(model, task, images, nats, options.pictures, watch=progress, **more):
-            print(f"drawn in {path}")
+            print(f"saved in {path}")
     return 0
 
 

@@ -10,7 +10,7 @@ from lintra.audio import features
 from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli.arguments import UsageError
-from lintra.cli.model import SPLITS, drawn
+from lintra.cli.model import SPLITS, sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.evaluate import ErrorRate
@@ -71,10 +71,10 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
 
 
 def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus, list[Skipped]]:
-    """The features of what is drawn of the test set. Where the run keeps features in a folder that is there,
+    """The features of the chosen test samples. Where the run keeps features in a folder that is there,
     those of the whole set are read there, and kept if it can be written to.
     """
-    chosen = [task.tested[i] for i in drawn(len(task.tested), options.limit, options.seed)]
+    chosen = [task.tested[i] for i in sampled(len(task.tested), options.limit, options.seed)]
     cache = task.cached(task.judged_by) if options.limit is None else None
     if cache is not None and not cache.parent.is_dir():
         cache = None

@@ -42,7 +42,7 @@ def _runtime(model: Any, options: Options) -> None:
 
 
 def _onnx(model: Any, options: Options) -> None:
-    """Every form there is of the model; what its mechanism has no parallel form for is told."""
+    """Every form there is of the model; what its mechanism has no parallel form for is reported."""
     forms = onnx.forms(model)
     reasons = {form: onnx.why_not(model, form) for form in forms[1:]}  # for the first one `write` raises
     # All places are known before anything is written.

@@ -50,7 +50,7 @@ class Options:
     complete: int | tuple[Path, ...] | None = None  # so many test images, or files; else 8 if at hand
     completions: int = 3  # of each of them
     fraction: float = 0.5  # the part of them that is given, from the top
-    prompt: str | None = None  # what a text goes on from
+    prompt: str | None = None  # what a text continues
     length: int | None = None  # bytes of a text, the prompt's too; None: as many as were learned at once
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     data: str | None = None  # file or folder of its data; else that of training
@@ -128,10 +128,10 @@ class Drawing:
         with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
-                drawn = self._batch(given, steps, number, lambda n: report(before + n), stopped)  # noqa: B023
-                if drawn is None:
+                sampled = self._batch(given, steps, number, lambda n: report(before + n), stopped)  # noqa: B023
+                if sampled is None:
                     break
-                done.append(drawn)
+                done.append(sampled)
                 seconds = time.perf_counter() - start
         self.exit_code, finished = stopped.exit_code, sum(map(len, done))
         if stopped():
@@ -161,10 +161,10 @@ class Drawing:
         )
         if self.runtime is None:
             weights: Any = options.weights
-            drawn = sampling.stream(self.model, prompts, dataclasses.replace(asked, weights=weights))
+            sampled = sampling.stream(self.model, prompts, dataclasses.replace(asked, weights=weights))
         else:
-            drawn = runtime.stream(self.runtime, prepare_inputs(self.model, prompts, asked))
-        for token in drawn:
+            sampled = runtime.stream(self.runtime, prepare_inputs(self.model, prompts, asked))
+        for token in sampled:
             if stopped():
                 return None
             tokens.append(token)
@@ -195,19 +195,19 @@ def _images(options: Options, drawing: Drawing, task: PixelTask) -> None:
     if options.samples:
         drawing.check(options.samples, 0, task.length)
         blank = task.blank(drawing.model, options.samples, options.sampling.seed)
-    refuse_unwritable(options.out)  # before anything is drawn
+    refuse_unwritable(options.out)  # before anything is sampled
     if blank is not None:
-        drawn = task.draw(blank, drawing)
-        pictures.samples(options.out, drawn, f"{len(drawn)} samples, drawn as an RNN")
+        sampled = task.draw(blank, drawing)
+        pictures.samples(options.out, sampled, f"{len(sampled)} samples, generated as an RNN")
         print(f"samples: {options.out}")
     if given is None or drawing.exit_code:
         return
     prompts, originals = given
-    drawn = task.complete(prompts, options.completions, drawing)
+    sampled = task.complete(prompts, options.completions, drawing)
     out = options.out.with_name(f"{options.out.stem}-completions.png")
     whose = "Images" if isinstance(options.complete, tuple) else "Test images"
-    whole = task.to_images(originals[: len(drawn)])
-    pictures.completions(out, whole, task.rows(prompts), drawn, f"{whose} completed as an RNN")
+    whole = task.to_images(originals[: len(sampled)])
+    pictures.completions(out, whole, task.rows(prompts), sampled, f"{whose} completed as an RNN")
     print(f"completions: {out}")
 
 

@@ -11,7 +11,7 @@ from lintra.nn.parameters import reference_param
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
 _MADE = 4_096  # tokens at most that are read to see how far a state grows: the time is that of their squares
-_DONE = 48  # bytes that a token takes when it is drawn: with its batch, with all, and as a part of a picture
+_DONE = 48  # bytes that a sampled token takes: with its batch, with all, and as a part of a picture
 
 
 def check_training(weights: int, device: torch.device) -> None:
@@ -37,7 +37,7 @@ def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
 
 
 def check_all(n: int, tokens: int) -> None:
-    """Raises UsageError if n sequences of so many tokens would not find room when they are drawn."""
+    """Raises UsageError if n sequences of so many tokens would not find room when they are sampled."""
     free = available(torch.device("cpu"))
     _check_one(tokens * _DONE, tokens, free)
     if free is not None and n * tokens * _DONE > _MODEST * free:
@@ -57,7 +57,7 @@ def _check_one(needed: int, tokens: int, free: int | None) -> None:
 
 @torch.no_grad()
 def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
-    """About how many bytes one more sequence takes while it is drawn: twice its state at the end, that of
+    """About how many bytes one more sequence takes while it is sampled: twice its state at the end, that of
     before and that of after a token, and what the prompt passes through on its way, or else one token.
     """
     config = model.config

@@ -11,7 +11,7 @@ from lintra.cli.arguments import UsageError
 from lintra.tasks import PixelTask, Task
 
 Device = Literal["auto", "cpu", "cuda"]
-SPLITS = {"test": "test", "validate": "validation"}  # how a task's `judged_by` is told
+SPLITS = {"test": "test", "validate": "validation"}  # what a task's `judged_by` is called
 
 
 def open_model(folder: Path, device: Device, data: str | None) -> tuple[Any, Task]:
@@ -34,8 +34,8 @@ def chosen(device: Device) -> str:
     return device
 
 
-def drawn(n: int, limit: int | None, seed: int) -> list[int]:
-    """The places of `limit` of n samples, drawn, in their order; None: all. Raises UsageError."""
+def sampled(n: int, limit: int | None, seed: int) -> list[int]:
+    """Return the places of `limit` of n samples, chosen at random, in order; None: all. Raises UsageError."""
     if limit is None:
         return list(range(n))
     if limit > n:

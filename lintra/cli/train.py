@@ -35,7 +35,7 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume:
-    resume: Path  # the folder of the run to go on with
+    resume: Path  # the folder of the run to resume
     steps: int | None = None  # train to this step instead
     max_minutes: float | None = None  # stop after so many minutes, instead of as before
 
@@ -86,7 +86,7 @@ def _print_help() -> None:
     for name in names:
         print(f"  {name:<{wide}}{tasks.load(name).Config.__doc__}")
     print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
-    print(f"  {'lintra train --resume DIR':<28}go on with a run (--steps, --max-minutes)")
+    print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes)")
 
 
 def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:

@@ -58,7 +58,7 @@ def scores(
 ) -> dict[str, Estimate]:
     """Score a model on the samples of the task's test set at these places -> an estimate for each score.
 
-    report is told how many samples are done; once `stopped` says so, the rest of them is left out.
+    report is called with how many samples are done; once `stopped` says so, the rest of them is left out.
     split: "validate" for the scores that models are chosen by.
     """
     sums: dict[str, list[Tensor]] = {}

@@ -37,7 +37,7 @@ def draw(
         folder / f"{name}.png" for name in ("temperatures", "completions", "bits-per-pixel", "out-of-domain")
     ]
     pictures.rows(
-        paths[0], _temperatures(model, task, watch, seed), "Samples, by temperature (left), drawn as an RNN"
+        paths[0], _temperatures(model, task, watch, seed), "Samples, by temperature (left), sampled as an RNN"
     )
     few = images[:COMPLETED].long()
     prompts = task.upper(few, 0.5)

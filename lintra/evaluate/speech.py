@@ -38,7 +38,7 @@ class ErrorRate:
 
     @classmethod
     def of(cls, edits: Sequence[Edits]) -> "ErrorRate":
-        """Of the edits of each utterance: the interval is drawn by resampling these."""
+        """Of the edits of each utterance: the interval comes from resampling these."""
         total = sum(edits, Edits())
         return cls(total.rate, *bootstrap(edits), **asdict(total))
 

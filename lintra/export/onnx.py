@@ -43,7 +43,7 @@ _MECHANISMS = {
 }
 _WHY = {
     "delta": "it solves a triangle of tokens in each chunk, for which ONNX has no operator",
-    "window": "its cache is a window that is sorted anew at each token, whose length a graph cannot tell",
+    "window": "its cache is a window that is sorted again at each token, whose length a graph cannot know",
 }
 
 

@@ -92,7 +92,7 @@ def beam_search(
 
 
 def _once_done(following: Tensor, done: Tensor, end: int | None) -> Tensor:
-    """The log-probabilities [b k n] of what follows: a complete hypothesis can only go on as it is."""
+    """The log-probabilities [b k n] of what follows: a complete hypothesis can only continue as it is."""
     if end is None:
         return following
     stays = following.new_full(following.shape[2:], -math.inf)

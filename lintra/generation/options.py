@@ -16,7 +16,7 @@ _ZERO = 2.0**-150  # what is not above it is 0 in float32
 
 @dataclass(frozen=True, kw_only=True)
 class Sampler:
-    """Rule by which a symbol is drawn from a distribution.
+    """Rule by which a symbol is sampled from a distribution.
 
     temperature divides the log-probabilities, 0 takes the most probable symbol; top_k keeps the k most
     probable symbols, and those as probable as the last of them; top_p the fewest that hold at least that
@@ -36,7 +36,7 @@ class Sampler:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
 
     def probabilities(self, log_probs: Float[Tensor, "b n"]) -> Float[Tensor, "b n"]:
-        """Return the probabilities that are drawn from."""
+        """Return the probabilities that are sampled from."""
         if self.temperature <= _ZERO:
             return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
         # Relative to the largest: a tiny temperature must not make all of them -inf.

@@ -146,14 +146,14 @@ def _recomputed(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
 
 
 def _collect(tokens: Iterator[Tensor], begun: GenerationInputs) -> Tensor:
-    drawn = list(tokens)
-    if drawn:
-        return torch.stack(drawn, 1)
+    sampled = list(tokens)
+    if sampled:
+        return torch.stack(sampled, 1)
     return torch.empty(len(begun.tokens), 0, dtype=torch.int64, device=begun.tokens.device)
 
 
 def check_recurrent(model: Decoder) -> None:
-    """Raises ValueError for a decoder that has no state to go on from."""
+    """Raises ValueError for a decoder that has no state to resume from."""
     for block in model.blocks:
         attention = block.attn.attention
         if not attention.can.recurrent:

@@ -20,10 +20,10 @@ def independent_gaussian(
 ) -> Float[Tensor, "m d"]:
     """Rows of independent directions, float64 on the CPU. "chi": standard normal entries; "constant": of
     length sqrt(dim)."""
-    drawn = _normal(rows, dim, generator=generator)
+    sampled = _normal(rows, dim, generator=generator)
     if norms == "chi":
-        return drawn
-    return drawn * (math.sqrt(dim) / drawn.norm(dim=1, keepdim=True))
+        return sampled
+    return sampled * (math.sqrt(dim) / sampled.norm(dim=1, keepdim=True))
 
 
 def orthogonal_gaussian(

@@ -151,8 +151,8 @@ class Sequence:
         uniform = self.uniform() if uniform is None else uniform
         top_k = min(sampler.top_k or 0, self.model.facts["vocabulary"])
         top_p = 1.0 if sampler.top_p is None else sampler.top_p
-        drawn = self.library.lrt_sample(self.address, sampler.temperature, top_k, top_p, uniform)
-        return self.model.check(drawn)
+        sampled = self.library.lrt_sample(self.address, sampler.temperature, top_k, top_p, uniform)
+        return self.model.check(sampled)
 
     def seed(self, seed: int) -> None:
         """Sets the sequence's own generator."""
@@ -191,14 +191,14 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
     for i, sequence in enumerate(sequences):
         real = begun.tokens[i] if begun.mask is None else begun.tokens[i][begun.mask[i]]
         sequence.prefill(real.tolist())
-    drawn: list[int] = []
+    sampled: list[int] = []
     sampler = begun.options.sampler
     for uniforms in begun.uniforms:
-        for sequence, token in zip(sequences, drawn, strict=False):  # none before the first
+        for sequence, token in zip(sequences, sampled, strict=False):  # none before the first
             sequence.step(token)
         pairs = zip(sequences, uniforms.tolist(), strict=True)
-        drawn = [sequence.sample(uniform, sampler) for sequence, uniform in pairs]
-        yield torch.tensor(drawn)
+        sampled = [sequence.sample(uniform, sampler) for sequence, uniform in pairs]
+        yield torch.tensor(sampled)
 
 
 def _aligned(size: int) -> Any:

@@ -42,7 +42,7 @@ def align(log_probs: Float[Tensor, "t n"], ids: Sequence[int]) -> list[tuple[int
     leap = np.zeros(len(places), bool)
     leap[2:] = (places[2:] > 0) & (places[2:] != places[:-2])
     best = np.full(len(places), -np.inf)
-    best[0] = 0.0  # before the first frame: then a path goes on there, or one place farther, as ever
+    best[0] = 0.0  # before the first frame: then a path continues there, or one place farther, as ever
     moves = np.zeros((len(table), len(places)), np.uint8)
     for t, frame in enumerate(table):
         one, two = np.roll(best, 1), np.where(leap, np.roll(best, 2), -np.inf)

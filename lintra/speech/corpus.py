@@ -83,8 +83,8 @@ def prepare(
     """The features of those that can be used, and the others with the reason.
 
     cache: a file *.safetensors to keep them in, from which they are then mapped into memory, however many;
-    one that was made of other audio or settings, or is damaged, is made anew. speeds: each utterance is
-    there once for each, called id@1.1 and so on. report: is told how many utterances are done. Raises
+    one that was made of other audio or settings, or is damaged, is computed again. speeds: each utterance is
+    there once for each, called id@1.1 and so on. report: is called with how many utterances are done. Raises
     SpeechError if no utterance can be used, files.Error if the cache cannot be written.
     """
     if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):

@@ -133,7 +133,7 @@ class NGram:
         began = False
         for number in gram[:-1]:
             if began and not number:
-                raise ValueError(f"an n-gram must not go on behind the end of a text, got {gram}")
+                raise ValueError(f"an n-gram must not continue after the end of a text, got {gram}")
             began = began or number > 0
         if type(count) is not int or not 1 <= count <= MOST:
             raise ValueError(f"the count of an n-gram must be an integer in 1 .. {MOST}, got {count!r}")

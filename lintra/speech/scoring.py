@@ -72,7 +72,7 @@ def bootstrap(
 ) -> tuple[float, float]:
     """The interval in which the error rate of utterances like these lies, at the given level.
 
-    Percentiles of the rates of so many samples of as many utterances, drawn with replacement: an utterance
+    Percentiles of the rates of so many samples of as many utterances, sampled with replacement: an utterance
     goes in as a whole, since errors within one depend on each other. Bisani and Ney 2004, ICASSP. Raises
     ValueError without an utterance, for a level outside (0, 1) and resamples below 1.
     """

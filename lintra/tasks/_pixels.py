@@ -91,7 +91,7 @@ class PixelTask(BitsTask):
         return self.train.__getitems__(images.tolist())["tokens"][:, :1]
 
     def blank(self, model: Decoder, n: int, seed: int | None = None) -> Tensor:
-        """Return what stands before n images that are drawn from nothing -> [n 0], or `beginnings` [n 1] for
+        """Return what stands before n images without a prompt -> [n 0], or `beginnings` [n 1] for
         a model that needs them."""
         if model.start_token is None:
             try:

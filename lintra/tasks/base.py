@@ -15,7 +15,7 @@ from lintra.attention import AttentionConfig
 from lintra.models import Decoder, Model
 
 Batch = dict[str, Tensor]
-Report = Callable[[int], object]  # is told how many are done
+Report = Callable[[int], object]  # is called with how many are done
 # what is done, how many in all, of what -> a context that gives whom to tell how many are done
 Watch = Callable[[str, int, str], AbstractContextManager[Report]]
 
@@ -74,7 +74,7 @@ class Task(ABC):
     config: Any  # the TaskConfig that has built it
     watch: Watch = staticmethod(unwatched)  # shows how far it is with what takes long
     # Where lengths differ much: as many samples of similar length make a batch as have together at most so
-    # many tokens, padding included. None: as many samples as training is told.
+    # many tokens, padding included. None: as many samples as training has.
     batch_tokens: int | None = None
     # Whether its configuration says how many samples it validates on; else training looks at the first only.
     validates_all: bool = False

@@ -28,7 +28,7 @@ class Config(TaskConfig):
     """Recall which value stood beside a key (synthetic)."""
 
     pairs: int = 16  # keys with a value in one sequence
-    joined: bool = False  # a pair is told by one symbol
+    joined: bool = False  # a pair is one symbol
     keys: int = 64  # different keys, of which a sequence has some
     values: int = 64  # different values
     train_samples: int = 1_000_000  # sequences in an epoch
@@ -65,8 +65,8 @@ class RecallSamples(NumberedSamples):
         keys = draw.permutation(config.keys)[: config.pairs]
         values = draw.integers(config.values, size=config.pairs)
         pairs = np.stack((keys, config.keys + values), 1)
-        told = config.keys + config.values * (1 + keys) + values if config.joined else pairs.reshape(-1)
-        return np.concatenate((told, draw.permutation(pairs).reshape(-1)))
+        shown = config.keys + config.values * (1 + keys) + values if config.joined else pairs.reshape(-1)
+        return np.concatenate((shown, draw.permutation(pairs).reshape(-1)))
 
 
 class Recall(AccuracyTask):

@@ -341,7 +341,7 @@ class Speech(Task):
 
 
 def _turned(config: encoder.Config) -> encoder.Config:
-    """With rotary positions, unless the mechanism takes none: speech is told by what is near, and with
+    """With rotary positions, unless the mechanism takes none: in speech the near matters most, and with
     sinusoidal ones it takes twice as long to learn that."""
     rotated = replace(config, position="rotary")
     try:

@@ -34,7 +34,7 @@ class Config(TaskConfig):
     """Say which class a text is of (--data TSV)."""
 
     PATHS: ClassVar = ("data", "test")
-    # Version 0.1 held no lines out where it was told a test file, and validated on that one.
+    # Version 0.1 held no lines out where it was given a test file, and validated on that one.
     ABSENT: ClassVar = {"validate_on": "test"}
 
     data: str | None = None  # lines label TAB ... TAB text (.gz, .xz too)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lintra.testing.report import Finding, meaning, told
+from lintra.testing.report import Finding, meaning, message
 
 Law = Callable[..., None]
 C = TypeVar("C")
@@ -60,7 +60,7 @@ def find(
     }
     if fixed is not None:
         sizes["time"] = fixed
-    return Finding(*about, "failed", sizes, getattr(case, "seed", 0), told(error))
+    return Finding(*about, "failed", sizes, getattr(case, "seed", 0), message(error))
 
 
 def _error(call: Law, case: Any) -> Exception | None:

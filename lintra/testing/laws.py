@@ -72,13 +72,13 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed + seed)
         shapes = [(self.heads, self.dim), (self.kv_heads, self.dim), (self.kv_heads, self.value_dim)]
         shapes += [(width,) for width in reads(self).values()]
-        drawn = [
+        sampled = [
             torch.randn(self.batch, time, *shape, generator=generator, dtype=torch.float64).to(dtype)
             for shape in shapes
         ]
         if type(self.build()).shared_key:
-            drawn[1] = drawn[0].clone()
-        return [x.requires_grad_() for x in drawn]
+            sampled[1] = sampled[0].clone()
+        return [x.requires_grad_() for x in sampled]
 
     def fits(self, time: int) -> bool:
         """Return whether sequences of that length go."""
@@ -304,14 +304,14 @@ def dropout_does_not_see_padding(case: Case) -> None:
     """Dropping weights in training: what stands in padded places still changes nothing."""
     attention = replace(case, config=replace(case.config, dropout=0.4)).build()
 
-    def drawn(inputs: list[Tensor], mask: Tensor) -> Tensor:
+    def sampled(inputs: list[Tensor], mask: Tensor) -> Tensor:
         torch.manual_seed(2)
         return forward(case, attention.train(), *inputs, mask=mask)
 
     for mask in case.masks():
         inputs = case.draw()
         dirty = [x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_() for x in inputs]
-        y, clean = drawn(dirty, mask), drawn(inputs, mask)
+        y, clean = sampled(dirty, mask), sampled(inputs, mask)
         assert not torch.allclose(clean, forward(case, attention.eval(), *inputs, mask=mask))
         assert_close(y, clean, rtol=0, atol=0)
         assert_close(gradients(y, dirty), gradients(clean, inputs), rtol=0, atol=0)
@@ -350,7 +350,7 @@ def padding_between_states_changes_nothing(case: Case) -> None:
 
 
 def padding_leaves_the_state(case: Case) -> None:
-    """Extending by padded tokens in between goes on as if they had not been there."""
+    """Extending by padded tokens in between changes nothing, as if they had not been there."""
     attention, inputs = case.build(), case.draw()
     after = case.draw(5, seed=9)
     for mask in case.masks():
@@ -382,7 +382,7 @@ def padding_alone_keeps_the_state(case: Case) -> None:
 def packed(
     case: Case, lengths: list[int], seed: int = 0
 ) -> tuple[list[Tensor], Tensor, RotaryEmbedding | None]:
-    """Inputs [1 t ...] of sequences of these lengths in a row, cu_seqlens, a rotation that starts anew."""
+    """Inputs [1 t ...] of sequences of these lengths in a row, cu_seqlens, a rotation that starts again."""
     inputs = [x[:1].detach().requires_grad_() for x in case.draw(sum(lengths), seed)]
     position = torch.cat([torch.arange(length) for length in lengths])[None]
     rope = RotaryEmbedding(position, 100.0) if case.rotary else None
@@ -427,7 +427,7 @@ def packed_is_each_alone(case: Case) -> None:
 
 
 def packed_after_states(case: Case) -> None:
-    """Two rows, one after the other: each sequence goes on from its own state, values and gradients."""
+    """Two rows, one after the other: each sequence continues from its own state, values and gradients."""
     attention = case.build()
     first, second = ([case.sized(length) for length in each] for each in ([7, 0, 3, 4], [2, 5, 0, 1]))
     start = attention.start(len(first), dtype=torch.float64)
@@ -785,7 +785,7 @@ def extremes_stay_finite(case: Case) -> None:
 
 
 def training_is_evaluation(case: Case) -> None:
-    """Without dropout both modes give the same, and so does a second call: nothing is drawn in between."""
+    """Without dropout both modes give the same, and so does a second call: nothing is sampled in between."""
     attention, inputs = case.build(), case.draw()
     y = forward(case, attention.train(), *inputs)
     assert_close(forward(case, attention.eval(), *inputs), y, rtol=0, atol=0)

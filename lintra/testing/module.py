@@ -41,8 +41,8 @@ class Trial:
         """Return q, k, v."""
         generator = torch.Generator().manual_seed(self.seed)
         shape = (self.batch, self.time if time is None else time, self.heads, self.dim)
-        drawn = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
-        return [x.to(dtype).requires_grad_() for x in drawn]
+        sampled = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+        return [x.to(dtype).requires_grad_() for x in sampled]
 
     def __call__(self, *given: Tensor | None) -> Tensor:
         """Return y of copies of q, k, v and perhaps a mask: writing into inputs breaks one law and not all.
@@ -164,10 +164,10 @@ def padding_may_hold_nan(trial: Trial) -> None:
 def _padding_as_zeros(trial: Trial, others: tuple[float, ...]) -> None:
     """Other padding than zeros gives the real outputs and all gradients that zeros give."""
     for mask in trial.masks():
-        drawn = trial.draw()
+        sampled = trial.draw()
         found = []
         for junk in (0.0, *others):
-            inputs = [x.detach().masked_fill(~spread(mask, x), junk).requires_grad_() for x in drawn]
+            inputs = [x.detach().masked_fill(~spread(mask, x), junk).requires_grad_() for x in sampled]
             y = trial(*inputs, mask)[mask]
             found.append((junk, y, gradients(y, inputs)))
         (_, y, expected), *rest = found
@@ -220,10 +220,10 @@ def a_sample_does_not_see_its_neighbours(trial: Trial) -> None:
 
 
 def leaves_the_random_generator_alone(trial: Trial) -> None:
-    """In evaluation nothing is drawn from PyTorch's global generator, forward or backward."""
+    """In evaluation nothing is sampled from PyTorch's global generator, forward or backward."""
     inputs, before = trial.draw(), torch.get_rng_state()
     gradients(trial(*inputs), inputs)
-    assert torch.equal(torch.get_rng_state(), before), "numbers were drawn"
+    assert torch.equal(torch.get_rng_state(), before), "numbers were sampled"
 
 
 def evaluation_is_deterministic(trial: Trial) -> None:

@@ -107,7 +107,7 @@ def meaning(law: object) -> str:
     return text.split(". ")[0].rstrip(".") + "."
 
 
-def told(error: Exception) -> str:
+def message(error: Exception) -> str:
     """Return what an exception says, or the line of code where it says nothing, as a bare assertion does."""
     if str(error):
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "

@@ -18,7 +18,7 @@ def seed_of(*numbers: int) -> int:
 class StepSampler(Sampler[list[int]]):
     """The sample numbers of every step from `start` on, without end.
 
-    Epoch after epoch of `samples` numbers, each in the order of a permutation drawn from (seed, epoch), is
+    Epoch after epoch of `samples` numbers, each in the order of a permutation sampled from (seed, epoch), is
     laid out in one line and cut into batches of `batch`; a batch may reach into the next epoch. Of each
     batch, the process `rank` of `world` gets its contiguous share. Raises ValueError if there are no
     samples or `world` does not divide `batch`.
@@ -50,8 +50,8 @@ class LengthSampler(Sampler[list[int]]):
     """Sampler of batches of samples of different lengths: every step takes at most `tokens`, padding
     included.
 
-    Each epoch is a permutation drawn from (seed, epoch), sorted by length inside buckets of it and cut into
-    batches of similar lengths, in an order drawn likewise. Laid out in one line, epoch after epoch, every
+    Each epoch is a permutation sampled from (seed, epoch), sorted by length inside buckets of it and cut into
+    batches of similar lengths, in an order sampled likewise. Laid out in one line, epoch after epoch, every
     process takes of it one batch a step, of its share of the tokens. Where a step is found by counting
     the batches of all epochs before it, which takes milliseconds an epoch of 10,000 samples. Raises
     ValueError if there are no samples or fewer tokens than processes.

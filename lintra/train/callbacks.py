@@ -17,12 +17,12 @@ LOG_EVERY = 10  # steps
 
 
 class Interrupted(Exception):
-    """The run was told to stop by a signal, and saved what it had."""
+    """A signal stopped the run, and saved what it had."""
 
     def __init__(self, signum: int, run: Run, step: int):
         name = signal.Signals(signum).name
         super().__init__(
-            f"stopped by {name} after step {step:,}: go on with lintra train --resume {run.folder}"
+            f"stopped by {name} after step {step:,}: resume it with lintra train --resume {run.folder}"
         )
         self.exit_code = 128 + signum
 

@@ -1,4 +1,4 @@
-"""How time is told while something lasts; commands that train nothing tell it so too, without Lightning."""
+"""Times in progress reports; commands that train nothing show them so too, without Lightning."""
 
 SECONDS_PER_LINE = 10  # where there is no terminal to draw a bar on
 

@@ -54,8 +54,8 @@ class Config:
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
         if self.strategy == "fsdp" and (self.optimizer == "muon" or self.ema is not None):
-            told = "ema" if self.ema is not None else "optimizer='muon'"
-            raise ValueError(f"{told} needs whole matrices, which strategy='fsdp' does not keep")
+            asked = "ema" if self.ema is not None else "optimizer='muon'"
+            raise ValueError(f"{asked} needs whole matrices, which strategy='fsdp' does not keep")
         if self.strategy != "auto" and self.devices == 1:
             raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
 

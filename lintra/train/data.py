@@ -19,17 +19,17 @@ def fingerprint(task: Task) -> dict[str, Any]:
     """Return how many samples there are, how long the longest is, and a digest of some of them.
 
     Files may move, and numbers computed on another machine may differ in their last bits, so paths are not in
-    it and of floats only the shapes are. Nor is a tensor that a task draws anew at each look in it.
+    it and of floats only the shapes are. Nor is a tensor that a task samples again at each look in it.
     """
     digest = hashlib.sha256()
     for samples in (task.train, task.validate):
         digest.update(f"{len(samples)}".encode())
         places = _looked_at(samples)
         looks, again = ([_content(_batch(samples, [place])) for place in places] for _ in range(2))
-        # Left out in every sample: of few choices, the same one may be drawn twice in some of them.
-        drawn = {name for a, b in zip(looks, again, strict=True) for name in a if b.get(name) != a[name]}
+        # Left out in every sample: of few choices, the same one may be sampled twice in some of them.
+        sampled = {name for a, b in zip(looks, again, strict=True) for name in a if b.get(name) != a[name]}
         for look in looks:
-            for name in sorted(look.keys() - drawn):
+            for name in sorted(look.keys() - sampled):
                 digest.update(look[name])
     return {"samples": len(task.train), "length": task.length, "digest": digest.hexdigest()[:16]}
 

@@ -22,4 +22,4 @@ class WeightEMA(WeightAveraging):
         super().__init__(use_buffers=False, multi_avg_fn=update)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leaves the weights that learn as they are: the checkpoint at the end is one to go on from."""
+        """Leaves the weights that learn as they are: the checkpoint at the end is one to resume from."""

@@ -78,13 +78,13 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         except SystemExit as end:  # what Lightning makes of Ctrl-C before the first step
             raise KeyboardInterrupt from end
         except _MISFITS as error:  # of what Lightning and the optimizer put back where they keep it
-            told = isinstance(error, (Error, torch.OutOfMemoryError))
-            if start is None or learner.restored or told or not _restoring(error):
+            reported = isinstance(error, (Error, torch.OutOfMemoryError))
+            if start is None or learner.restored or reported or not _restoring(error):
                 raise
             reason = " ".join(str(error).split())[:80]
             raise Error(f"{start / TREE} does not fit this run: {type(error).__name__}, {reason}") from error
     step = trainer.global_step
-    what = "done" if step >= run.train.steps else f"time is up, --resume {run.folder} goes on"
+    what = "done" if step >= run.train.steps else f"time is up, --resume {run.folder} resumes it"
     console.print(f"{what}: step {step:,}, saved in {run.checkpoints()[-1]}")
 
 

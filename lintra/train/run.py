@@ -1,4 +1,4 @@
-"""What a run is: a folder, and in its run.json all that is needed to go on with it."""
+"""Runs: folders whose run.json holds all that is needed to resume them."""
 
 import contextlib
 import dataclasses
@@ -53,7 +53,7 @@ class Run:
             return cls.read(folder)
         if (run.folder / RUN).exists() or checkpoints(run.folder):
             raise Error(
-                f"{folder} holds a run already: go on with --resume {folder}, or choose another folder"
+                f"{folder} holds a run already: resume it with --resume {folder}, or choose another folder"
             )
         run.write()
         return run
@@ -161,7 +161,7 @@ def from_anywhere(settings: Any) -> Any:
 
 
 def first_model(config: Any, settings: Config) -> Any:
-    """The model before its first step: as it is drawn, or with the weights of the trained one it starts from.
+    """The model before its first step: as initialised, or with the weights of the trained one it starts from.
 
     Raises Error if that is not there, has other tensors, or is a recogniser of other symbols or features.
     """

@@ -1,7 +1,7 @@
 """Lightning's checkpoints as safetensors and JSON: nothing is pickled.
 
 A checkpoint is the folder step-00001200 of a run: config.json and model.safetensors as lintra.checkpoint
-writes them, and what is needed to go on as training.json (the tree) and training.safetensors (its tensors).
+writes them, and what is needed to resume as training.json (the tree) and training.safetensors (its tensors).
 Large files come in parts: see lintra.io.tensors.
 """
 

@@ -71,7 +71,7 @@ def page(model: Any, task: Any, name: str, weights: export.Weights = "float16") 
         "height": height,
         "width": width,
         "levels": task.levels,
-        "first": int(model.start_token is None),  # values that are not drawn
+        "first": int(model.start_token is None),  # values that are not sampled
         "state_bytes": 4 * numbers * (heads.dim + 1),
         "cache_bytes": 4 * numbers * 2,
     }

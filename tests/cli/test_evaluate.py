@@ -219,7 +219,7 @@ def test_pictures_of_images_only(lintra_says, folder, tmp_path, monkeypatch):
     folder("run", digits.Config())
     code, out, err = lintra_says("evaluate", "--model", "run", "--limit", "3", "--pictures", "p")
     assert (code, err) == (0, "")
-    assert out.endswith("drawn in p/a.png\n")
+    assert out.endswith("saved in p/a.png\n")
     folder("copy", copy.Config(length=16))
     code, out, err = lintra_says("evaluate", "--model", "copy", "--pictures", "p")
     assert (code, out) == (2, "")

@@ -368,9 +368,9 @@ def test_a_failure_names_the_smallest_input():
     assert str(report) == (
         "draws_where_large: 13 of 14 applicable laws passed\n"
         "leaves_the_random_generator_alone [bidirectional]: failed\n"
-        "    In evaluation nothing is drawn from PyTorch's global generator, forward or backward.\n"
+        "    In evaluation nothing is sampled from PyTorch's global generator, forward or backward.\n"
         "    smallest input: batch 2, time 5, heads 3, seed 0\n"
-        "    numbers were drawn\n"
+        "    numbers were sampled\n"
         "not applicable: equals_its_definition, blind_to_the_future"
     )
     assert check_module(draws_where_large, fixed_heads=True).failures[0].sizes["heads"] == 4

@@ -41,7 +41,7 @@ MECHANISMS = 8  # that one module keeps; with a temperature that falls each step
 
 
 class Dispatching(nn.Module):
-    """Base of what tells listeners what goes on in it."""
+    """Base of attentions that report to listeners."""
 
     def __init__(self, event_dispatcher: str | EventDispatcher = ""):
         super().__init__()
@@ -63,7 +63,7 @@ class InnerAttention(Dispatching):
         self._mechanisms: dict[Any, Attention] = {}  # by shape; they have no parameters of their own
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves the mechanisms out: they are on one device, and are built anew where they are missing."""
+        """Leaves the mechanisms out: they are on one device, and are built again where they are missing."""
         return {name: x for name, x in vars(self).items() if name != "_mechanisms"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ class FullAttention(MaskedAttention, ScoredInnerAttention):
                 )  # before a listener can write into them
             return shown
 
-        # Read after the forward pass, dropout would be drawn a second time: it is drawn at once.
+        # Read after the forward pass, dropout would be sampled a second time: it is sampled at once.
         event = AttentionEvent(self, weights() if self._weighing()["dropout"] else weights)
         self.event_dispatcher.dispatch(event)
         if made:  # of the weights that were shown, dropout included

@@ -104,7 +104,7 @@ class BaseTransformerBuilder(BaseBuilder):
         self._final_normalization = bool(value)
 
     def get(self) -> nn.Module:
-        """The model, with weights drawn anew."""
+        """The model, with fresh random weights."""
         raise NotImplementedError
 
     def _inner(
@@ -174,7 +174,7 @@ class BaseTransformerEncoderBuilder(StrictBuilder):
     attention_type = _attention_type("attention")
 
     def get(self) -> nn.Module:
-        """The model, with weights drawn anew."""
+        """The model, with fresh random weights."""
         events = {"event_dispatcher": self.event_dispatcher}
         attention_layer, encoder_layer = self._get_attention_layer_class(), self._get_encoder_layer_class()
         layers = [
@@ -272,7 +272,7 @@ class BaseTransformerDecoderBuilder(StrictBuilder):
     cross_attention_type = _attention_type("cross_attention")
 
     def get(self) -> nn.Module:
-        """The model, with weights drawn anew."""
+        """The model, with fresh random weights."""
         events = {"event_dispatcher": self.event_dispatcher}
         layers = [self._layer(**events) for _ in range(self.n_layers)]
         return self._get_decoder_class()(layers, self._norm(), **events)

@@ -1,4 +1,4 @@
-"""What goes on inside the layers, told to whoever listens while a model runs."""
+"""Events inside the layers, reported to listeners while a model runs."""
 
 from lintra.compat.fast_transformers.events.event import (
     AttentionEvent,

@@ -1,7 +1,7 @@
 """Feature maps: `map(query_dimensions)` gives a module of x [n l h d] -> [n l h f].
 
-Random ones are drawn when they are built and kept in the buffer `omega`, which is saved; the forward pass
-draws nothing. `new_feature_map(device)` draws anew.
+Random ones are sampled when they are built and kept in the buffer `omega`, which is saved; the forward pass
+draws nothing. `new_feature_map(device)` samples again.
 """
 
 from lintra.compat.fast_transformers.feature_maps.base import (

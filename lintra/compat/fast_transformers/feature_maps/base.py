@@ -31,7 +31,7 @@ class FeatureMap(nn.Module):
         return build
 
     def new_feature_map(self, device: torch.device | str | None = None) -> None:
-        """Draws a random map anew: attention calls it before each sequence. Any other map stays."""
+        """Sample a random map again: attention calls it before each sequence. Any other map stays."""
 
     def forward_queries(self, x: Tensor) -> Tensor:
         return self(x)

@@ -1,4 +1,4 @@
-"""Random features. They are drawn when a map is built and kept in the buffer `omega`, which is saved."""
+"""Random features. They are sampled when a map is built and kept in the buffer `omega`, which is saved."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class RandomFourierFeatures(FeatureMap):
     """cos and sin of random projections: estimates exp(-t |x - y|^2 / 2), t being `softmax_temp`.
 
     n_dims features (default query_dimensions), made of `omega` [query_dimensions n_dims/2]. Of the calls of
-    `new_feature_map` the first and every `redraw`-th after it draw anew; none does in evaluation mode with
+    `new_feature_map` the first and every `redraw`-th after it sample again; none does in evaluation mode with
     `deterministic_eval`.
     """
 
@@ -51,7 +51,7 @@ class RandomFourierFeatures(FeatureMap):
         self._draw()
 
     def new_feature_map(self, device: torch.device | str | None = None) -> None:
-        """Draws anew, if `redraw` and `deterministic_eval` say so, on that device (default: where it is).
+        """Sample again, if `redraw` and `deterministic_eval` say so, on that device (default: where it is).
 
         Attention never calls it. Do so between steps of training, not in the middle of a sequence.
         """
@@ -152,7 +152,7 @@ class GeneralizedRandomFeatures(RandomFourierFeatures):
 def begin(feature_map: nn.Module, device: torch.device) -> None:
     """Calls `new_feature_map`, as attention does before a sequence, unless it is the one above.
 
-    A map of somebody's own may draw each time; those of this file are drawn when they are built.
+    A map of somebody's own may draw each time; those of this file are sampled when they are built.
     """
     draw = getattr(feature_map, "new_feature_map", None)
     if draw is not None and getattr(draw, "__func__", None) is not RandomFourierFeatures.new_feature_map:

@@ -17,7 +17,7 @@ class RecurrentFullAttention(RecurrentSoftmax):
     ) -> tuple[Tensor, list[Tensor]]:
         state = check_state(state, memory)
         keys, values = key[:, :, None], value[:, :, None]
-        if state is None:  # a copy: the caller may go on writing into its tensors
+        if state is None:  # a copy: the caller may keep writing into its tensors
             keys, values = keys.clone(), values.clone()
         else:
             before = open_state(state, query)
