@@ -29,9 +29,9 @@ from lintra.generation.cuda_graph import Replay, record
 from lintra.generation.sampling import cast_state
 
 MEASURES = (
-    "lintra/ops/linear_attention_triton.py",
-    "lintra/ops/_triton_kernels.py",
-    "lintra/ops/_triton_gradients.py",
+    "lintra/ops/linear_attention/triton.py",
+    "lintra/ops/linear_attention/triton_kernels.py",
+    "lintra/ops/linear_attention/triton_gradients.py",
     "lintra/generation/cuda_graph.py",
 )
 DEVICE = "cuda"  # what the results are named after

@@ -17,7 +17,7 @@ from lintra.bench.timing import Timing, interleaved
 
 MEASURES = (
     "lintra/native",
-    "lintra/ops/linear_attention.py",
+    "lintra/ops/linear_attention",
     "lintra/attention/linear.py",
     "lintra/attention/softmax.py",
     "lintra/nn",

@@ -20,7 +20,7 @@ from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
 from lintra.ops import LinearState
 
-MEASURES = ("lintra/native", "lintra/ops/linear_attention.py")
+MEASURES = ("lintra/native", "lintra/ops/linear_attention")
 FLOAT = 4  # bytes
 
 

@@ -33,7 +33,7 @@ def _read(entry: str) -> Defect:
 
 
 TABLE = """
-01 lintra/ops/linear_attention.py: padding is zero before the feature map only, and phi(0) is 1
+01 lintra/ops/linear_attention/__init__.py: padding is zero before the feature map only, and phi(0) is 1
 -    k = select(apply_feature_map(feature_map, select(k)))
 +    k = apply_feature_map(feature_map, select(k))
 ?tests/attention/test_linear.py::test_defect_01_padded_keys_are_not_in_the_denominator
@@ -80,7 +80,7 @@ TABLE = """
 +        kv = state.kv.add_(torch.einsum("btgf,btge->bgfe", rotated_k, v.to(dtype)))
 ?tests/attention/test_linear.py::test_defect_07_a_state_serves_two_continuations
 
-08 lintra/ops/linear_attention.py: gradients see earlier states as later ones less what was added since
+08 lintra/ops/linear_attention/chunked.py: gradients see earlier states as later ones less what came since
 -    numerator = scores @ v + q @ kv[:, :, :-1]
 +    found = [kv[:, :, -1]]
 +    for i in reversed(range(kv.shape[2] - 1)):
@@ -154,7 +154,7 @@ TABLE = """
 +    o = ((weights / total.masked_fill(empty, 0.0)).to(v.dtype) @ v).to(dtype).nan_to_num(0.0)
 ?tests/attention/test_longshort.py::test_defect_16_rows_that_see_nothing_have_no_gradient
 
-17 lintra/ops/linear_attention.py: differences of decays, the future struck out after the exponential
+17 lintra/ops/linear_attention/chunked.py: differences of decays, the future struck out after the exponential
 -        weight = weight if log_decay is None else weight + _faded(log_decay)
 -        # Struck out before the exponential: after it, inf * 0 would be NaN in the gradient.
 -        scores = scores * weight.repeat_interleave(r, -2).masked_fill(future, -math.inf).exp()
@@ -205,7 +205,7 @@ TABLE = """
 +        config, dtype = self.config, sum_dtype(v.dtype)
 ?tests/attention/test_performer.py::test_defect_21_features_are_drawn_when_asked_only
 
-22 lintra/ops/linear_attention.py: there is a state for every token
+22 lintra/ops/linear_attention/chunked.py: there is a state for every token
 -    r, c = h // g, max(1, min(chunk, t))
 +    r, c = h // g, 1
 ?tests/attention/test_performer.py::test_defect_22_no_state_for_every_token
@@ -237,7 +237,7 @@ TABLE = """
 +DTYPES = {torch.float32: 0}
 ?tests/attention/test_linear.py::test_defect_25_every_precision_has_values_and_gradients[native]
 
-25 lintra/ops/linear_attention.py: sums are in float32 whatever comes
+25 lintra/ops/linear_attention/__init__.py: sums are in float32 whatever comes
 -    dtype = checks.sum_dtype(q.dtype)
 -    q, k, v = (x.to(dtype) for x in (q, k, v))
 +    dtype, state = torch.float32, LinearState(*(x.float() for x in state))

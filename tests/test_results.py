@@ -12,6 +12,11 @@ ROOT = Path(__file__).parents[1]
 AGE = 20
 OLDER = "older than the code"
 WITHOUT = "before reports named their commit"
+# Where the code is now of a path that a report names and that has gone since.
+MOVED = {
+    "lintra/fused.py": "lintra/generation/native_decode.py",
+    "lintra/ops/linear_attention.py": "lintra/ops/linear_attention",
+}
 PAGES = [
     *(ROOT / name for name in ("README.md",)),
     *(ROOT / "docs").rglob("*.md"),
@@ -36,8 +41,11 @@ def git(*words: str) -> str:
 
 
 def age(commit: str, paths: list[str]) -> int:
-    """Commits since this one that touch these files. Raises CalledProcessError if it is unknown."""
+    """Commits since this one that touch these files, under their old names and their new ones.
+
+    Raises CalledProcessError if the commit is unknown, KeyError for a path that has gone unexplained."""
     git("merge-base", "--is-ancestor", commit, "HEAD")
+    paths = paths + [MOVED[path] for path in paths if not (ROOT / path).exists()]
     return int(git("rev-list", "--count", f"{commit}..HEAD", "--", *paths))
 
 

@@ -18,7 +18,7 @@ from lintra.bench.memory import peak_of
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
 
-MEASURES = ("lintra/native", "lintra/ops/linear_attention.py", "lintra/nn", "lintra/models/decoder.py")
+MEASURES = ("lintra/native", "lintra/ops/linear_attention", "lintra/nn", "lintra/models/decoder.py")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,6 +126,21 @@ def symbols(name: str, x: Tensor, last: int) -> None:
         raise ValueError(f"{name} must be between 0 and {last}, got {low if low < 0 else high}")
 
 
+def decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
+    """Raise ValueError where a decay [b t ...] is above 1 or, if it must be `finite`, 0; where readable."""
+    if not readable(log_decay, mask):
+        return
+    with torch.no_grad():
+        wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else log_decay > 0
+        if mask is not None:
+            wrong = wrong & mask.reshape(*mask.shape, *[1] * (log_decay.dim() - 2))
+        if bool(wrong.any()):
+            raise ValueError(
+                f"log_decay must be {'finite and ' if finite else ''}at most 0 (a decay of at most 1), got "
+                f"{log_decay[wrong][0].item():g}"
+            )
+
+
 def heads(query_heads: int, kv_heads: int) -> None:
     """Raises ValueError unless the key-value heads divide the query heads."""
     if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:

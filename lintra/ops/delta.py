@@ -25,7 +25,7 @@ from torch import Tensor
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
 from lintra.ops.gated import check_state
-from lintra.ops.linear_attention import check_decay, fading, into_chunks
+from lintra.ops.linear_attention.chunked import fading, into_chunks
 from lintra.ops.padding import zero_padding
 
 
@@ -135,4 +135,4 @@ def _validate(
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
     if log_decay is not None:
-        check_decay(log_decay, mask, finite=False)
+        checks.decay(log_decay, mask, finite=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
-from lintra.ops.linear_attention import check_decay, into_chunks, scan_chunks
+from lintra.ops.linear_attention.chunked import into_chunks, scan_chunks
 from lintra.ops.padding import zero_padding
 
 
@@ -166,7 +166,7 @@ def _validate(
     check_state(state, q, sizes)
     if chunk < 1 or chunk & (chunk - 1):
         raise ValueError(f"chunk must be a power of two, got {chunk}")
-    check_decay(log_decay, mask, finite=False)
+    checks.decay(log_decay, mask, finite=False)
 
 
 def check_state(state: Tensor | None, q: Tensor, sizes: dict[str, int]) -> None:

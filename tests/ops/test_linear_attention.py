@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from lintra import native
 from lintra.ops import LinearState, linear_attention
-from lintra.ops.linear_attention_native import native_step
+from lintra.ops.linear_attention.native import native_step
 
 FAST = ["torch", *(["native"] if native.available() else [])]
 # The second writes C++ and compiles that too, which takes minutes for a sum in chunks.

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.ops import LinearState, dispatch, linear_attention, linear_attention_triton
+from lintra.ops import LinearState, dispatch, linear_attention
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import divide, linear_attention_reference
+from lintra.ops.linear_attention import triton as linear_attention_triton
 from tests.ops.test_layout import alone, gradients, places, sequences
 from tests.ops.test_linear_attention import (
     accepted,
@@ -91,7 +92,7 @@ def cut(monkeypatch):
 def cut_like(patch, widest, programs, chunk=C):
     patch.setattr(linear_attention_triton, "CHUNK", chunk)
     patch.setattr(linear_attention_triton, "WIDEST", widest)
-    patch.setattr(linear_attention_triton, "_programs", lambda x: programs)
+    patch.setattr(linear_attention_triton, "target_programs", lambda x: programs)
 
 
 def moved(arguments, dtype=torch.float32):

@@ -13,7 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from lintra.ops import linear_attention_triton
+from lintra.ops.linear_attention import triton as linear_attention_triton
 
 KINDS = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
@@ -21,8 +21,8 @@ KINDS = {
 }
 LEAST = 99 * 1024  # bytes of shared memory to a program on the smallest GPUs that are served
 launched = []
-linear_attention_triton._launch = lambda kernel, grid, **arguments: launched.append((kernel, arguments))
-linear_attention_triton._programs = lambda x: 528
+linear_attention_triton.launch = lambda kernel, grid, **arguments: launched.append((kernel, arguments))
+linear_attention_triton.target_programs = lambda x: 528
 
 
 def compiled(kernel, arguments, capability):
@@ -58,8 +58,8 @@ def go(
     kv, z = torch.zeros(2, g, f, e, dtype=kept), torch.zeros(2, g, f)
     logarithm = torch.zeros(b, t, g) if decay else None
     others = (logarithm, logarithm, kv, z, mask, cu_seqlens, *options.values())
-    y, kv, z, denominator = linear_attention_triton._forward(q, k, v, *others)
-    linear_attention_triton._backward(y, kv, z, q, k, v, y, denominator, *others)
+    y, kv, z, denominator = linear_attention_triton.forward(q, k, v, *others)
+    linear_attention_triton.backward(y, kv, z, q, k, v, y, denominator, *others)
     return {compiled(kernel, arguments, capability) for kernel, arguments in launched}
 
 

@@ -9,7 +9,7 @@ from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
 from lintra.ops.checks import sum_dtype
 from lintra.ops.linear_attention import LinearState
-from lintra.ops.linear_attention_native import native_step
+from lintra.ops.linear_attention.native import native_step
 
 
 class RecurrentLinearAttention(Features):

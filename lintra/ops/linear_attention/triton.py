@@ -1,4 +1,4 @@
-"""The linear attention sum in Triton, for NVIDIA GPUs: what `_triton_kernels` is launched with.
+"""Linear attention in Triton, for NVIDIA GPUs: cuts a call into spans and launches `triton_kernels`.
 
 Nothing but the inputs, y and the denominators is kept for the backward pass: it sums the states again. No
 value is read back from the GPU, so that a call may be captured in a CUDA graph, after one that has compiled
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra.ops import _operator
+from lintra.ops.linear_attention import operator
 
 # Larger blocks do not fit into registers (nor, on small GPUs, into shared memory). Without tensor cores, half
 # of these: there every thread holds whole rows of what it multiplies.
@@ -53,7 +53,7 @@ def _limited(log_decay: Tensor | None) -> Tensor | None:
 
 
 class _Call:
-    """One call of the operator or of its backward: sizes, and what several kernels are told."""
+    """One call of the operator or of its backward: sizes, and the arguments that kernels share."""
 
     def __init__(
         self, q, k, v, log_decay, log_input, kv, z, mask, cu_seqlens, causal, normalize, eps, feature_map
@@ -78,7 +78,7 @@ class _Call:
         multiplied = half and (q.is_cuda or q.dtype != torch.bfloat16)
         self.exact = multiplied and feature_map != "elu+1"
         self.precision = "tf32" if half or _tf32_allowed() else "ieee"
-        wanted = _programs(q)
+        wanted = target_programs(q)
         part = 2 if self.precision == "ieee" else 1
         self.tile_f, self.tile_e = (_block(width, WIDEST // part) for width in (self.f, self.e))
         self.tiles_f, self.tiles_e = -(-self.f // self.tile_f), -(-self.e // self.tile_e)
@@ -125,7 +125,7 @@ class _Call:
     def sum_states(self, start: tuple[Tensor | None, Tensor | None], gradient: dict[str, Any] | None = None):
         """The states that spans start from and the one behind all; of the state's gradients if what makes
         them is given, backwards in time. -> states [units g f*(e+1)] (not causal: [n g f*(e+1)]), kv, z"""
-        from lintra.ops import _triton_kernels as kernels
+        from lintra.ops.linear_attention import triton_kernels as kernels
 
         backward = gradient is not None
         spans = self.queries if backward else self.keys
@@ -135,17 +135,17 @@ class _Call:
         kv, z = torch.empty(self.kv.shape, **like), torch.empty(self.z.shape, **like)
         decays = None if self.logarithms["log_decay"] is None else torch.empty((spans.units, self.g), **like)
         ends = {"start_kv": start[0], "start_z": start[1], "final_kv": kv, "final_z": z}
-        told = self.side(backward)
+        arguments = self.side(backward)
         if gradient is None:
-            told |= _strided("a", self.k) | _strided("c", self.v) | {"denominator": None, "dd": None}
+            arguments |= _strided("a", self.k) | _strided("c", self.v) | {"denominator": None, "dd": None}
         else:
-            told |= _strided("a", self.q) | gradient | {"log_input": None}
+            arguments |= _strided("a", self.q) | gradient | {"log_input": None}
         if self.serial:
-            told["SPAN"] = max(self.t, 1)
-        _launch(
+            arguments["SPAN"] = max(self.t, 1)
+        launch(
             kernels.sum_spans,
             (self.n if self.serial else spans.units, self.g, self.tiles_f * self.tiles_e),
-            **told | {"READERS": self.h // self.g if backward else 1},
+            **arguments | {"READERS": self.h // self.g if backward else 1},
             **self.constants(),
             **ends,
             states=states,
@@ -155,7 +155,7 @@ class _Call:
             SERIAL=self.serial,
         )
         if not self.serial:
-            _launch(
+            launch(
                 kernels.scan_spans,
                 (self.n, self.g, -(-size // SCAN)),
                 states=states,
@@ -174,7 +174,7 @@ class _Call:
         return states, kv, z
 
 
-def _forward(q, k, v, *others):
+def forward(q, k, v, *others):
     with _on(q):
         call = _Call(q, k, v, *others)
         y = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
@@ -182,10 +182,10 @@ def _forward(q, k, v, *others):
         results = {"y": y, "denominator": denominator, "eps": call.eps, "NORMALIZE": call.normalize}
         if call.causal and call.t == 1 and call.cu_seqlens is None:
             return y, *_step(call, results), denominator
-        from lintra.ops import _triton_kernels as kernels
+        from lintra.ops.linear_attention import triton_kernels as kernels
 
         states, wide, z = call.sum_states((call.kv.float(), call.z))
-        _launch(
+        launch(
             kernels.outputs,
             (call.queries.units, call.h, call.tiles_e),
             **_strided("q", call.q),
@@ -202,13 +202,13 @@ def _forward(q, k, v, *others):
 
 def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """One token: everything in one launch."""
-    from lintra.ops import _triton_kernels as kernels
+    from lintra.ops.linear_attention import triton_kernels as kernels
 
     kv, z = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (call.kv, call.z))
     given: dict[str, Any] = {}
     for name, x in (("q", call.q), ("k", call.k), ("v", call.v)):
         given |= {name: x, f"{name}_batch": x.stride(0), f"{name}_head": x.stride(2)}
-    _launch(
+    launch(
         kernels.step,
         (call.b, call.h, call.tiles_e),
         **given,
@@ -230,8 +230,8 @@ def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return kv, z
 
 
-def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
-    from lintra.ops import _triton_gradients as kernels
+def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
+    from lintra.ops.linear_attention import triton_gradients as kernels
 
     with _on(q):
         call = _Call(q, k, v, *others)
@@ -239,7 +239,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         dy, y, denominator = _rows(dy), y.contiguous(), denominator.contiguous()
         dkv, dz = (None if x is None else x.float().contiguous() for x in (dkv, dz))
         dd = torch.empty(denominator.shape, **like)
-        _launch(
+        launch(
             kernels.denominator_gradients,
             (-(-denominator.numel() // ROWS),),
             **_strided("dy", dy),
@@ -265,7 +265,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         decays, inputs = (x is not None for x in call.logarithms.values())
         query_dots = torch.empty((call.tiles_f, *q.shape[:3]), **like) if decays else None
         key_dots = torch.empty((call.tiles_f, *k.shape[:3]), **like) if decays or inputs else None
-        _launch(
+        launch(
             kernels.query_gradients,
             (call.queries.units, call.h, call.tiles_f),
             **tensors,
@@ -278,7 +278,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
             dots=query_dots,
             rows=denominator.numel(),
         )
-        _launch(
+        launch(
             kernels.key_gradients,
             (call.keys.units, call.g, call.tiles_f),
             **tensors,
@@ -291,7 +291,7 @@ def _backward(dy, dkv, dz, q, k, v, y, denominator, *others):
             dots=key_dots,
             rows=call.b * call.s * call.g,
         )
-        _launch(
+        launch(
             kernels.value_gradients,
             (call.keys.units, call.g, call.tiles_e),
             **tensors,
@@ -313,19 +313,19 @@ def _logarithm_gradients(
     call: _Call, query_dots: Tensor | None, key_dots: Tensor | None, states: dict[str, Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Those of log_decay and log_input [b s g], each None if it was not given."""
-    from lintra.ops import _triton_gradients as kernels
+    from lintra.ops.linear_attention import triton_gradients as kernels
 
     made = [
         None if x is None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
         for x in call.logarithms.values()
     ]
-    told = {name: x for name, x in call.side(False).items() if name not in call.logarithms}
-    _launch(
+    arguments = {name: x for name, x in call.side(False).items() if name not in call.logarithms}
+    launch(
         kernels.logarithm_gradients,
         (call.keys.units, call.g),
         query_dots=query_dots,
         key_dots=key_dots,
-        **told,
+        **arguments,
         **states,
         dlog_decay=made[0],
         dlog_input=made[1],
@@ -339,7 +339,7 @@ def _logarithm_gradients(
     return tuple(made)
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
     """An empty grid is nothing to do."""
     if all(grid):
         kernel[grid](**arguments)
@@ -361,7 +361,7 @@ def _on(x: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def _programs(x: Tensor) -> int:
+def target_programs(x: Tensor) -> int:
     """Return how many programs keep the GPU busy. (The interpreter runs one after another.)"""
     return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
 
@@ -377,6 +377,6 @@ def _tf32_allowed() -> bool:
     return bool(setting.allow_tf32) if precision is None else precision == "tf32"
 
 
-linear_attention_triton = _operator.register(
-    "linear_attention_triton", "triton", _forward, _backward, ["CUDA", "CPU"]
+linear_attention_triton = operator.register(
+    "linear_attention_triton", "triton", forward, backward, ["CUDA", "CPU"]
 )

@@ -1,11 +1,11 @@
-"""The Triton kernels of the gradients of the linear attention sum; `_triton_kernels` has the formulas."""
+"""The Triton kernels of the gradients of linear attention; `triton_kernels` has the formulas."""
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 # Triton annotates what its compiler makes of a kernel, not what is written.
 import triton
 import triton.language as tl
 
-from lintra.ops._triton_kernels import (
+from lintra.ops.linear_attention.triton_kernels import (
     _advance,
     _chunks,
     _features,

@@ -1,4 +1,4 @@
-"""The Triton kernels of the linear attention sum, which `linear_attention_triton` launches.
+"""The Triton kernels of linear attention, which `triton` launches.
 
 Time is cut into spans, and a span into chunks of C tokens; a sequence begins with a span of its own. What
 each span adds to the state is summed for all of them at once (`sum_spans`), a scan over the spans turns that

@@ -9,15 +9,15 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from lintra import native
-from lintra.ops import _operator
 from lintra.ops.features import FeatureMapName
+from lintra.ops.linear_attention import operator
 
-# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is told then.
+# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is reported then.
 with suppress(ValueError):
     native.available()
 
 
-linear_attention_native = _operator.register(
+linear_attention_native = operator.register(
     "linear_attention", "native", native.forward, native.backward, ["CPU"]
 )
 
@@ -33,8 +33,8 @@ def native_step(
     """One token of causal linear attention: y [b 1 h e], kv, z as `lintra.ops.linear_attention` gives them.
 
     None where more than numbers is asked for: gradients, autocast, graphs, other devices, errors. q, k
-    [b 1 h f], v [b 1 h e]. All the checks and PyTorch's dispatcher take longer than the sum of one token,
-    which is why a loop over tokens asks here first."""
+    [b 1 h f], v [b 1 h e]. All the checks and PyTorch's dispatcher take longer than the arithmetic of one
+    token, which is why a loop over tokens asks here first."""
     kv, z = (None, None) if state is None else state
     given = [x for x in (q, k, v, kv, z) if x is not None]
     if not numbers_alone(given):

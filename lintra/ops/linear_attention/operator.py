@@ -1,4 +1,4 @@
-"""The linear attention sum as a PyTorch operator: autograd, torch.compile, shapes without data.
+"""Linear attention as a PyTorch operator: autograd, torch.compile, shapes without data.
 
 Forward and backward are one operator each, so a compiled graph keeps them whole. Second derivatives, vmap and
 the other transforms are not offered here: `impl="torch"` has them.
@@ -26,7 +26,7 @@ _LIBRARY = torch.library.Library("lintra", "FRAGMENT")
 def register(
     name: str, impl: str, forward: Callable[..., Any], backward: Callable[..., Any], devices: Sequence[str]
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Makes the operators lintra::`name` and lintra::`name`_backward of functions that compute them, with the
+    """Make the operators lintra::`name` and lintra::`name`_backward of functions that compute them, with the
     arguments in the order of the schemas; `backward` may give None for log_decay and log_input.
 
     Return the first: y [b t h e], kv [b g f e] and z [b g f] after the last token, and denominators; packed,

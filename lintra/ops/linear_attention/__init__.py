@@ -1,0 +1,212 @@
+"""Linear attention over features: one function, its state and the choice of the implementation.
+
+`reference` has the definition and the formulas, `chunked` plain PyTorch, `native` the C++ kernels for the
+CPU, `triton` those for NVIDIA GPUs.
+"""
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lintra.native import forward as native_forward
+from lintra.ops import checks, dispatch
+from lintra.ops.autocast import follow_autocast, no_autocast
+from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
+from lintra.ops.layout import CuSeqlens, Layout
+from lintra.ops.linear_attention.chunked import (
+    linear_attention_bidirectional,
+    linear_attention_chunked,
+    linear_attention_step,
+)
+from lintra.ops.linear_attention.native import linear_attention_native, numbers_alone
+from lintra.ops.linear_attention.reference import (
+    LinearAttentionInputs,
+    LinearState,
+    divide,
+    linear_attention_reference,
+)
+from lintra.ops.linear_attention.triton import linear_attention_triton
+from lintra.ops.padding import zero_padding
+
+__all__ = ["Impl", "LinearState", "divide", "linear_attention", "linear_attention_reference"]
+
+Impl = Literal["auto", "reference", "torch", "native", "triton"]
+_OPERATORS = {"native": linear_attention_native, "triton": linear_attention_triton}
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    log_input: Tensor | None = None,
+    state: LinearState | None = None,
+    mask: Tensor | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    layout: Layout | None = None,
+    causal: bool = True,
+    normalize: bool = True,
+    eps: float = 1e-6,
+    feature_map: FeatureMapName | None = None,
+    chunk: int = 64,
+    impl: Impl = "auto",
+) -> tuple[Tensor, LinearState]:
+    """Linear attention over features, its denominator inside, from a state and to a state.
+
+    q [b t h f], k [b s g f], v [b s g e] -> y [b t h e] in v's dtype and the state after the last token.
+    Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are natural
+    logarithms; `state` is what came before (None: nothing), and its dtypes stay. `mask` [b s] is True for
+    real tokens: padded ones count as zero features and do not decay the state, and when causal their y is 0.
+    `cu_seqlens` [n+1] (`lintra.ops.layout`): n sequences are packed one behind the other, b = 1, s = t, and
+    the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they lie,
+    the others padded, in buckets of similar length. A `layout` of k says both for a caller that has validated
+    everything: nothing is checked again.
+    causal: token t reads tokens up to and including t (s = t). Otherwise every query reads all keys.
+    normalize divides by the sum of the weights plus `eps` (no unit); where that is exactly 0, y is 0. With
+    eps = 0 the sums must not be so small that their inverse overflows.
+    `feature_map` ("elu+1" or "relu") is applied to q and k inside; None means they are features already.
+    chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
+    impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU), "triton" (NVIDIA
+    GPUs, no float64) or "auto".
+    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
+    """
+    if layout is None:
+        q, k, v = follow_autocast(q, k, v)
+        layout = _validate(
+            q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk
+        )
+    mask = layout.mask
+    if state is None:
+        g, f = k.shape[2:]
+        state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
+    given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
+    if impl in ("auto", "native") and numbers_alone(given):
+        # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
+        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
+        logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
+        y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
+        return y, LinearState(kv, z)
+    chosen = dispatch.choose("linear_attention", impl, *given)
+    kept = state.kv.dtype
+    if chosen != "triton":  # whose step reads and writes kv as it is kept
+        state = LinearState(state.kv.to(checks.sum_dtype(q.dtype)), state.z)
+    if chosen in _OPERATORS:
+        bounds = layout.cu_seqlens
+        dtype = state.z.dtype
+        log_decay = log_decay if log_decay is None else log_decay.to(dtype)
+        log_input = log_input if log_input is None else log_input.to(dtype)
+        y, kv, z, _ = _OPERATORS[chosen](
+            q, k, v, log_decay, log_input, *state, mask, bounds, causal, normalize, eps, feature_map
+        )
+    elif layout.packed:
+        tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
+        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
+        y, (kv, z) = _padded(layout, tensors, state, **options, chunk=chunk, impl=chosen)
+    else:
+        with no_autocast(q):
+            arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
+            if chosen == "reference":
+                numerator, denominator, (kv, z) = linear_attention_reference(*arguments, causal)
+            elif not causal:
+                numerator, denominator, (kv, z) = linear_attention_bidirectional(*arguments)
+            elif q.shape[1] == 1:
+                numerator, denominator, (kv, z) = linear_attention_step(*arguments)
+            else:
+                numerator, denominator, (kv, z) = linear_attention_chunked(*arguments, chunk)
+            y = (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype)
+    return y, LinearState(kv.to(kept), z)
+
+
+def _padded(
+    layout: Layout, packed: dict[str, Tensor | None], state: LinearState, **options: Any
+) -> tuple[Tensor, LinearState]:
+    """Run packed sequences, tensors by name, as padded ones."""
+    padded = layout.pad_bucketed()
+    given = {name: padded.unpack(x) for name, x in packed.items() if x is not None}
+    ys, states = [], []
+    for i, (sequences, bucket) in enumerate(zip(padded.sequences, padded.layouts, strict=True)):
+        tensors = {name: parts[i] for name, parts in given.items()}
+        before = LinearState(*(x[sequences] for x in state))
+        y, after = linear_attention(**tensors, state=before, layout=bucket, **options)
+        ys.append(y)
+        states.append(after)
+    return padded.pack(ys), LinearState(*(padded.in_order(x) for x in zip(*states, strict=True)))
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    log_input: Tensor | None,
+    state: LinearState,
+    mask: Tensor | None,
+    causal: bool,
+    feature_map: FeatureMapName | None,
+) -> LinearAttentionInputs:
+    """Features in the sum dtype, padded places zero whatever stood there, NaN included.
+
+    Padding is selected away on both sides of the feature map: before it so that no NaN meets a gradient,
+    after it because a feature map may send 0 to something else.
+    """
+    dtype = checks.sum_dtype(q.dtype)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    log_decay, log_input = (x if x is None else x.to(dtype) for x in (log_decay, log_input))
+    if mask is None:
+        q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
+        return LinearAttentionInputs(q, k, v, log_decay, log_input, state)
+
+    def select(x: Tensor) -> Tensor:
+        return zero_padding(mask, x)[0]
+
+    log_decay, log_input = (x if x is None else select(x) for x in (log_decay, log_input))
+    k = select(apply_feature_map(feature_map, select(k)))
+    q = select(apply_feature_map(feature_map, select(q))) if causal else apply_feature_map(feature_map, q)
+    return LinearAttentionInputs(q, k, select(v), log_decay, log_input, state)
+
+
+def _validate(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    log_input: Tensor | None,
+    state: LinearState | None,
+    mask: Tensor | None,
+    cu_seqlens: CuSeqlens | None,
+    causal: bool,
+    eps: float,
+    feature_map: str | None,
+    chunk: int,
+) -> Layout:
+    """Return the layout of k, or raise ValueError or TypeError for arguments that disagree."""
+    sizes: dict[str, int] = {}
+    checks.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
+    layout = Layout.of("k" if cu_seqlens is None else "q", k, mask, cu_seqlens)
+    checks.heads(sizes["h"], sizes["g"])
+    if sizes["d"] < 1 or sizes["e"] < 1:
+        raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
+    for name, x in (("log_decay", log_decay), ("log_input", log_input)):
+        if x is not None:
+            checks.shape(name, x, "b s g", sizes)
+            checks.floating(name, x)
+            if x.device != q.device:
+                raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    if state is not None:
+        of_all = sizes | {"b": layout.n}
+        checks.parts("state", state, LinearState, ("b g d e", "b g d"), of_all)
+        checks.state_dtype("state.kv", state.kv, q)
+        checks.state_dtype("state.z", state.z, q, narrow=False)
+    if log_decay is not None:
+        if not causal:
+            raise ValueError("log_decay needs causal=True: without an order of time nothing decays")
+        checks.decay(log_decay, mask, finite=True)
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be at least 0 and finite, got {eps}")
+    if feature_map is not None and feature_map not in FUSED:
+        raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1 token, got {chunk}")
+    return layout
