@@ -11,8 +11,8 @@ typedef int64_t i64;
 
 enum { LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16, LINTRA_INT8 };  // element types
 enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU };                         // feature maps
-enum { LINTRA_FEED_GELU, LINTRA_FEED_SWIGLU, LINTRA_FEED_RELU };                    // feed-forwards
-enum { LINTRA_OK, LINTRA_NO_MEMORY, LINTRA_BAD_CALL };                              // what a call returns
+enum { LINTRA_MLP_GELU, LINTRA_MLP_SWIGLU, LINTRA_MLP_RELU };                    // activations of the MLP
+enum { LINTRA_OK, LINTRA_NO_MEMORY, LINTRA_BAD_CALL };                              // return values
 enum { LINTRA_BASELINE, LINTRA_AVX2, LINTRA_AVX512, LINTRA_NEON, LINTRA_ISA_COUNT };  // instruction sets
 
 // Strides count elements. The last axis, if the tensor has one beyond these, is contiguous. data == 0: absent.
@@ -44,7 +44,7 @@ typedef struct {
   void *dkv_in, *dz_in;      // s: gradients of the state before
 } lintra_call;
 
-// One token through a whole decoder. float32 throughout, but for the weights.
+// Decoding of one token by a whole model. float32 throughout, but for the weights.
 
 // y = scale (W x) + bias, with the weights of LINTRA_PANEL outputs one behind the other: [panels][inputs / n][outputs][n]
 // in words of 32 bits, which hold n = 1 float32, 2 bfloat16 or 4 int8. Zeros fill up the last word of inputs and the last
@@ -55,25 +55,25 @@ typedef struct {
   i64 inputs, outputs;
 } lintra_map;
 
-// Filled up with zeros to whole panels. bias: of LayerNorm alone; weight absent: no norm.
+// Padded with zeros to whole panels. bias: of LayerNorm alone; weight absent: no norm.
 typedef struct {
   const float *weight, *bias;
 } lintra_norm;
 
 typedef struct {
-  lintra_map inward, outward;  // to q, k, v side by side, and from the heads
-  lintra_map up, down;         // SwiGLU: a panel of gates, one of what they open, and so on
-  lintra_norm norm_mix, norm_feed;
+  lintra_map qkv_proj, out_proj;  // to q, k, v side by side, and from the heads
+  lintra_map up, down;            // SwiGLU: panels of gates and of values alternate
+  lintra_norm attn_norm, mlp_norm;
   float *kv, *z;  // [b g d d] [b g d]: the state, changed in place
 } lintra_layer;
 
 typedef struct {
   i64 isa, threads;
-  const float* x;                    // [b c]: what enters the first layer
-  float* params;                     // [b, whole panels]: what leaves the head
+  const float* x;                    // [b c]: input of the first layer
+  float* params;                     // [b, padded to panels]: output of the head
   i64 dtype;                         // of the weights: float32, bfloat16 or int8
-  i64 b, layers, c, h, g, d, hidden;  // hidden: what goes down
-  i64 feature_map, normalize, norm_first, feed;
+  i64 b, layers, c, h, g, d, hidden;  // hidden: width of the MLP
+  i64 feature_map, normalize, norm_first, activation;
   double eps, norm_eps;
   const lintra_layer* layer;
   lintra_norm norm;

@@ -1,5 +1,5 @@
-// One token of a whole decoder. Its phases follow each other without going back to Python: threads take shares of a phase
-// as they come and wait for the last share of it. Compiled once per instruction set, as kernel.cpp is.
+// Decoding of one token. Its phases follow each other without going back to Python: threads take shares of a phase as
+// they come and wait for its last share. Compiled once per instruction set, as kernel.cpp is.
 #include <sched.h>
 
 #include "kernel.h"
@@ -13,10 +13,10 @@ namespace lintra {
 namespace LINTRA_ISA {
 
 // Below about this many multiply-adds waking another thread costs more than it saves.
-constexpr i64 kWorthThreads = 1 << 17;
-constexpr i64 kShares = 4;  // of a worker's part of a phase: one that comes late leaves them to the others
-constexpr i64 kSpins = 2000;  // about the length of a phase; then the core may be needed by whom one waits for
-constexpr i64 kPhases = 7;    // of a layer, and at most two behind them
+constexpr i64 kMinParallelWork = 1 << 17;
+constexpr i64 kSharesPerWorker = 4;  // of a worker's part of a phase: the others take those of a late worker
+constexpr i64 kSpins = 2000;  // about the length of a phase; then another worker may need the core
+constexpr i64 kPhases = 7;    // of a layer, and at most two after the last
 
 LINTRA_INLINE void relax() {
 #if defined(__x86_64__)
@@ -28,7 +28,7 @@ LINTRA_INLINE void relax() {
 
 // A worker's part of one phase, in a cache line of its own: passing a line from core to core takes as long as a share.
 struct alignas(64) Part {
-  i64 taken;  // of its tasks, by whomever
+  i64 taken;  // of its tasks, by any worker
   i64 done;   // of all tasks, by this worker; written once
 };
 
@@ -37,7 +37,7 @@ struct alignas(64) Part {
 template <class F>
 void run_phase(Part* parts, i64 workers, i64 worker, i64 n, const F& task) {
   auto first = [&](i64 part) { return (n * part + workers - 1) / workers; };
-  const i64 wanted = n / (workers * kShares), share = wanted > 1 ? wanted : 1;
+  const i64 wanted = n / (workers * kSharesPerWorker), share = wanted > 1 ? wanted : 1;
   i64 done = 0;
   for (i64 i = 0; i < workers; ++i) {
     const i64 part = (worker + i) % workers, begin = first(part), size = first(part + 1) - begin;
@@ -57,71 +57,71 @@ void run_phase(Part* parts, i64 workers, i64 worker, i64 n, const F& task) {
   }
 }
 
-// Rows of whole panels, which the products fill. A power of two between rows would put them all into one set of the cache.
+// Rows padded to whole panels, which the products fill. A power of two as stride would put them all into one cache set.
 struct Rows {
   float* data;
   i64 step;
 
   float* row(i64 i) const { return data + i * step; }
-  static i64 step_of(i64 width) { return round_up(width, kOutputs) + 16; }
+  static i64 row_stride(i64 width) { return round_up(width, kOutputs) + 16; }
 };
 
-// What one thread knows: all but the last three are the same for all.
+// The view of one thread: all but the last three members are the same in every thread.
 struct Worker {
   const lintra_decoder& call;
   i64 threads;
   Rows x, normed, qkv, heads, hidden;
   i64 index;
-  float* own;  // k, v, q, y of one head
-  Part* at;    // the next phase: [threads]
+  float* scratch;    // k, v, q, y of one head
+  Part* next_phase;  // [threads]
 
-  static i64 wide(const lintra_decoder& call) { return round_up(call.d, 16); }
+  static i64 padded_dim(const lintra_decoder& call) { return round_up(call.d, 16); }
 
   template <class F>
   void phase(i64 n, const F& task) {
-    run_phase(at, threads, index, n, task);
-    at += threads;
+    run_phase(next_phase, threads, index, n, task);
+    next_phase += threads;
   }
 
-  void token() {
-    for (i64 i = 0; i < call.layers; ++i) layer(call.layer[i]);
+  void decode_token() {
+    for (i64 i = 0; i < call.layers; ++i) run_layer(call.layer[i]);
     if (call.norm.weight) phase(call.b, [&](i64 b) { norm(call.norm, x.row(b), normed.row(b)); });
     const Rows out = {call.params, round_up(call.head.outputs, kOutputs)};
-    product(call.head, call.norm.weight ? normed : x, out, keep);
+    product(call.head, call.norm.weight ? normed : x, out, assign);
   }
 
-  void layer(const lintra_layer& layer) {
-    const Rows& seen = call.norm_first ? normed : x;
+  void run_layer(const lintra_layer& layer) {
+    const Rows& input = call.norm_first ? normed : x;
     auto norms = [&](const lintra_norm& which) {
-      phase(call.b, [&](i64 b) { norm(which, x.row(b), seen.row(b)); });
+      phase(call.b, [&](i64 b) { norm(which, x.row(b), input.row(b)); });
     };
-    if (call.norm_first) norms(layer.norm_mix);
-    product(layer.inward, seen, qkv, keep);
+    if (call.norm_first) norms(layer.attn_norm);
+    product(layer.qkv_proj, input, qkv, assign);
     phase(call.b * call.g, [&](i64 item) { attend(layer, item / call.g, item % call.g); });
-    product(layer.outward, heads, x, add);
-    norms(call.norm_first ? layer.norm_feed : layer.norm_mix);
-    if (call.feed == LINTRA_FEED_SWIGLU)
-      gated_product(layer.up, seen, hidden);
-    else if (call.feed == LINTRA_FEED_GELU)
-      product(layer.up, seen, hidden, [](float* to, Vec<float> y) { store(to, gelu(y)); });
+    product(layer.out_proj, heads, x, accumulate);
+    norms(call.norm_first ? layer.mlp_norm : layer.attn_norm);
+    if (call.activation == LINTRA_MLP_SWIGLU)
+      gated_product(layer.up, input, hidden);
+    else if (call.activation == LINTRA_MLP_GELU)
+      product(layer.up, input, hidden, [](float* to, Vec<float> y) { store(to, gelu(y)); });
     else
-      product(layer.up, seen, hidden, [](float* to, Vec<float> y) { store(to, relu(y)); });
-    product(layer.down, hidden, x, add);
-    if (!call.norm_first) norms(layer.norm_feed);
+      product(layer.up, input, hidden, [](float* to, Vec<float> y) { store(to, relu(y)); });
+    product(layer.down, hidden, x, accumulate);
+    if (!call.norm_first) norms(layer.mlp_norm);
   }
 
-  static LINTRA_INLINE void keep(float* to, Vec<float> y) { store(to, y); }
-  static LINTRA_INLINE void add(float* to, Vec<float> y) { store(to, load(to) + y); }
+  static LINTRA_INLINE void assign(float* to, Vec<float> y) { store(to, y); }
+  static LINTRA_INLINE void accumulate(float* to, Vec<float> y) { store(to, load(to) + y); }
 
   // Beyond its width a row is 0, and so is the norm's weight.
   void norm(const lintra_norm& norm, const float* from, float* to) const {
     constexpr i64 W = kLanes<float>;
-    const i64 n = call.c, whole = round_up(n, W);
+    const i64 n = call.c, padded = round_up(n, W);
     Vec<float> total{};
-    for (i64 i = 0; norm.bias && i < whole; i += W) total += load(from + i);
+    for (i64 i = 0; norm.bias && i < padded; i += W) total += load(from + i);
     const float mean = sum<float>(total) / float(n);
     Vec<float> squares{};
-    for (i64 i = 0; i < whole; i += W) {
+    for (i64 i = 0; i < padded; i += W) {
       const Vec<float> off = select<float>(iota<float>() < int32_t(n - i), load(from + i) - mean, Vec<float>{});
       squares += off * off;
     }
@@ -132,7 +132,7 @@ struct Worker {
     }
   }
 
-  // Tiles of about as many rows each.
+  // Calls f(first, rows) for tiles of nearly equal size.
   template <class F>
   void each_tile(const F& f) const {
     const i64 tiles = (call.b + kTileRows - 1) / kTileRows;
@@ -142,7 +142,7 @@ struct Worker {
     }
   }
 
-  // write(place, values) for a panel of outputs of each row.
+  // Calls write(to, values) for a panel of outputs of each row.
   template <class F>
   void product(const lintra_map& map, const Rows& from, const Rows& to, const F& write) {
     phase(round_up(map.outputs, kOutputs) / kOutputs, [&](i64 panel) {
@@ -170,71 +170,71 @@ struct Worker {
     });
   }
 
-  // The state of one key head, and what its query heads read.
+  // Updates the state of one key-value head and computes the output of its query heads.
   void attend(const lintra_layer& layer, i64 b, i64 g) const {
     const i64 d = call.d, group = call.h / call.g, item = b * call.g + g;
-    float *k = own, *v = k + wide(call), *q = v + wide(call), *y = q + wide(call);
+    float *k = scratch, *v = k + padded_dim(call), *q = v + padded_dim(call), *y = q + padded_dim(call);
     const float *queries = qkv.row(b), *keys = queries + call.h * d, *values = keys + call.g * d;
     float *kv = layer.kv + item * d * d, *z = layer.z + item * d;
-    read(keys + g * d, k, call.feature_map);
-    read(values + g * d, v, LINTRA_IDENTITY);
+    load_features(keys + g * d, k, call.feature_map);
+    load_features(values + g * d, v, LINTRA_IDENTITY);
     for (i64 i = 0; i < d; ++i) z[i] += k[i];
     for (i64 head = g * group; head < (g + 1) * group; ++head) {
-      read(queries + head * d, q, call.feature_map);
+      load_features(queries + head * d, q, call.feature_map);
       if (head == g * group)
         step_matrix(Step<float>{kv, k, v, q, kv, y, d, d, 1.0f});
       else
         read_matrix(kv, q, y, d, d);
-      if (call.normalize) divide_row(y, d, sum_of_weights(q, z, d, float(call.eps)));
+      if (call.normalize) divide_row(y, d, denominator(q, z, d, float(call.eps)));
       memcpy(heads.row(b) + head * d, y, size_t(d) * sizeof(float));
     }
   }
-  void read(const float* from, float* to, i64 map) const {
+  void load_features(const float* from, float* to, i64 map) const {
     memcpy(to, from, size_t(call.d) * sizeof(float));
     apply_feature_map(to, call.d, map);
   }
 };
 
 struct Team {
-  const Worker& like;
-  i64 come;
+  const Worker& prototype;
+  i64 joined;
   float* scratch;
   i64 scratch_size;
 
   static void work(void* context) {
     Team& team = *(Team*)context;
-    Worker worker = team.like;
-    worker.index = __atomic_fetch_add(&team.come, 1, __ATOMIC_RELAXED);
-    worker.own = team.scratch + worker.index * team.scratch_size;
-    worker.token();
+    Worker worker = team.prototype;
+    worker.index = __atomic_fetch_add(&team.joined, 1, __ATOMIC_RELAXED);
+    worker.scratch = team.scratch + worker.index * team.scratch_size;
+    worker.decode_token();
   }
 };
 
 int decode(const lintra_decoder& call, lintra_launch launch) {
   if (call.b == 0) return LINTRA_OK;
-  const i64 attended = (call.h + 2 * call.g) * call.d, mixed = call.h * call.d;
-  const i64 maps = call.feed == LINTRA_FEED_SWIGLU ? 3 : 2;  // of the feed-forward
-  const double layer = double(call.c) * double(attended + mixed + maps * call.hidden);
+  const i64 qkv_width = (call.h + 2 * call.g) * call.d, heads_width = call.h * call.d;
+  const i64 maps = call.activation == LINTRA_MLP_SWIGLU ? 3 : 2;  // of the MLP
+  const double layer = double(call.c) * double(qkv_width + heads_width + maps * call.hidden);
   const double work = double(call.b) * double(call.layers) * layer;
-  const i64 threads = work < kWorthThreads ? 1 : call.threads, parts = (kPhases * call.layers + 2) * threads;
-  const i64 widths[] = {call.c, call.c, attended, mixed, call.hidden};
+  const i64 threads = work < kMinParallelWork ? 1 : call.threads, parts = (kPhases * call.layers + 2) * threads;
+  const i64 widths[] = {call.c, call.c, qkv_width, heads_width, call.hidden};
   i64 size = 0;
-  for (i64 width : widths) size += call.b * Rows::step_of(width);
-  const i64 scratch_size = 4 * Worker::wide(call) + 16;
+  for (i64 width : widths) size += call.b * Rows::row_stride(width);
+  const i64 scratch_size = 4 * Worker::padded_dim(call) + 16;
   Memory memory, counters;
-  // Zeros: what stands beyond a row's width meets weights of 0, and must not be NaN.
+  // Zeros: the padding of a row is multiplied by weights of 0, and must not be NaN.
   float* rows = (float*)memory.get((size + threads * scratch_size) * i64(sizeof(float)), true);
   Part* part = (Part*)counters.get(parts * i64(sizeof(Part)), true);
   if (!rows || !part) return LINTRA_NO_MEMORY;
   Rows buffers[5];
   for (i64 i = 0; i < 5; ++i) {
-    buffers[i] = {rows, Rows::step_of(widths[i])};
+    buffers[i] = {rows, Rows::row_stride(widths[i])};
     rows += call.b * buffers[i].step;
   }
   for (i64 b = 0; b < call.b; ++b) memcpy(buffers[0].row(b), call.x + b * call.c, size_t(call.c) * sizeof(float));
-  const Worker like = {call,       threads,    buffers[0], buffers[1], buffers[2],
-                       buffers[3], buffers[4], 0,          nullptr,    part};
-  Team team = {like, 0, rows, scratch_size};
+  const Worker prototype = {call,       threads,    buffers[0], buffers[1], buffers[2],
+                            buffers[3], buffers[4], 0,          nullptr,    part};
+  Team team = {prototype, 0, rows, scratch_size};
   if (threads == 1)
     Team::work(&team);
   else

@@ -31,7 +31,7 @@ struct Split {
   State<T> state(i64 part) const { return shape.state_at(states, part); }
 
   void segment(i64 i, i64* from, i64* to) const {
-    const i64 t = problem.stretch(b).t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
+    const i64 t = problem.span(b).t, chunks = (t + kChunk - 1) / kChunk, pieces = 2 * parts + 1;
     auto bound = [&](i64 piece) {  // backwards the pieces come from the end; all cut between chunks
       const i64 chunk = chunks * piece / pieces, token = (s.backwards ? chunks - chunk : chunk) * kChunk;
       return token < t ? token : t;
@@ -49,15 +49,15 @@ struct Split {
   void first_round(i64 i, Scratch<T>& r) const {
     i64 from, to;
     if (!s.causal) {
-      share(problem.written(s, b), i, parts, &from, &to);
+      share(problem.write_length(s, b), i, parts, &from, &to);
       if (i == 0) problem.start(pass, b, g, s, state(0));
-      Lane<T> lane = {s, state(i)};
-      problem.one_way(&lane, 1, from, to, kWrite, r);
+      HeadSweep<T> head_sweep = {s, state(i)};
+      problem.sweep_mode(&head_sweep, 1, from, to, kWrite, r);
     } else {
       segment(i, &from, &to);
       if (i == 0) problem.start(pass, b, g, s, state(0));
-      const Lane<T> lane = {s, state(i)};
-      sweep(&lane, 1, from, to, i == 0 ? kRead | kWrite : kWrite, r);
+      const HeadSweep<T> head_sweep = {s, state(i)};
+      sweep(&head_sweep, 1, from, to, i == 0 ? kRead | kWrite : kWrite, r);
     }
   }
   void combine() const {
@@ -73,16 +73,16 @@ struct Split {
   void second_round(i64 i, Scratch<T>& r) const {
     i64 from, to;
     if (!s.causal) {
-      share(problem.read(s, b), i, parts, &from, &to);
-      Lane<T> lane = {s, state(0)};
-      problem.one_way(&lane, 1, from, to, kRead, r);
+      share(problem.read_length(s, b), i, parts, &from, &to);
+      HeadSweep<T> head_sweep = {s, state(0)};
+      problem.sweep_mode(&head_sweep, 1, from, to, kRead, r);
       if (i == 0) problem.finish(pass, b, g, s, state(0));
     } else {
       segment(i + 1, &from, &to);
-      const Lane<T> lane = {s, shape.state_at(r.states, 0)};
-      memcpy(lane.state.sum, state(i).sum, size_t(shape.state()) * sizeof(T));
-      sweep(&lane, 1, from, to, kRead | kWrite, r);
-      if (i + 1 == parts) problem.finish(pass, b, g, s, lane.state);
+      const HeadSweep<T> head_sweep = {s, shape.state_at(r.states, 0)};
+      memcpy(head_sweep.state.sum, state(i).sum, size_t(shape.state()) * sizeof(T));
+      sweep(&head_sweep, 1, from, to, kRead | kWrite, r);
+      if (i + 1 == parts) problem.finish(pass, b, g, s, head_sweep.state);
     }
   }
 };
@@ -99,31 +99,31 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
   const i64 threads = work < kParallelWork ? 1 : call.threads;
 
   // Jobs that do not go evenly over the threads are cut in time.
-  i64 rest = jobs % threads, parts = rest ? threads / rest : 1;
-  if (problem.packed() || parts < 2 || tokens / kChunk < kShortestSegment * (2 * parts + 1)) rest = 0;
-  const i64 uncut = jobs - rest;
+  i64 split_jobs = jobs % threads, parts = split_jobs ? threads / split_jobs : 1;
+  if (problem.packed() || parts < 2 || tokens / kChunk < kShortestSegment * (2 * parts + 1)) split_jobs = 0;
+  const i64 whole_jobs = jobs - split_jobs;
 
   i64 scratch_size = 0, state_size = 0;
   for (i64 i = 0; i < count; ++i) {
     const i64 state = Shape::of(problem.make(passes[i], 0, 0)).template state_step<T>();
     state_size = state > state_size ? state : state_size;
   }
-  // Heads taken together: as many as leave every thread the same number of tasks; of sequences of different lengths,
-  // the same number of each.
-  const i64 even = problem.packed() ? call.g : uncut;
-  i64 together = kLanesTogether;
-  while (together > 1 && (call.g % together || even % together || even / together % threads ||
-                          together * state_size * i64(sizeof(T)) > kStatesBytes))
-    --together;
+  // How many heads a task sweeps: as many as leave every thread the same number of tasks; of sequences of different
+  // lengths, the same number of each.
+  const i64 even = problem.packed() ? call.g : whole_jobs;
+  i64 heads_together = kMaxHeads;
+  while (heads_together > 1 && (call.g % heads_together || even % heads_together || even / heads_together % threads ||
+                                heads_together * state_size * i64(sizeof(T)) > kMaxStateBytes))
+    --heads_together;
   for (i64 i = 0; i < count; ++i) {
-    const i64 size = Scratch<T>::layout(problem.make(passes[i], 0, 0), together, nullptr, nullptr);
+    const i64 size = Scratch<T>::layout(problem.make(passes[i], 0, 0), heads_together, nullptr, nullptr);
     scratch_size = size > scratch_size ? size : scratch_size;
   }
-  const i64 tasks = uncut / together + rest * parts, workers = threads < tasks ? threads : tasks;
+  const i64 tasks = whole_jobs / heads_together + split_jobs * parts, workers = threads < tasks ? threads : tasks;
   Memory scratch_memory, state_memory, split_memory;
   char* scratch = scratch_memory.get(workers * scratch_size * i64(sizeof(T)), false);
-  char* states = state_memory.get(rest * parts * state_size * i64(sizeof(T)), true);
-  Split<T>* splits = (Split<T>*)split_memory.get(rest * i64(sizeof(Split<T>)), false);
+  char* states = state_memory.get(split_jobs * parts * state_size * i64(sizeof(T)), true);
+  Split<T>* splits = (Split<T>*)split_memory.get(split_jobs * i64(sizeof(Split<T>)), false);
   if (!scratch || !states || !splits) return LINTRA_NO_MEMORY;
 
   auto job = [&](i64 i, Pass* pass, i64* b, i64* g) {
@@ -133,33 +133,33 @@ int run(const Problem<T>& problem, const Pass* passes, i64 count, lintra_launch 
   };
   auto buffers = [&](const Sweep<T>& s, i64 worker) {
     Scratch<T> r;
-    Scratch<T>::layout(s, together, (T*)scratch + worker * scratch_size, &r);
+    Scratch<T>::layout(s, heads_together, (T*)scratch + worker * scratch_size, &r);
     return r;
   };
-  for (i64 i = 0; i < rest; ++i) {
+  for (i64 i = 0; i < split_jobs; ++i) {
     Pass pass;
     i64 b, g;
-    job(uncut + i, &pass, &b, &g);
+    job(whole_jobs + i, &pass, &b, &g);
     const Sweep<T> s = problem.make(pass, b, g);
     const Split<T> split = {problem, pass, b, g, parts, s, Shape::of(s), (T*)states + i * parts * state_size};
     memcpy((void*)(splits + i), &split, sizeof split);
   }
   parallel(launch, workers, tasks, [&](i64 task, i64 worker) {
-    if (task < uncut / together) {
+    if (task < whole_jobs / heads_together) {
       Pass pass;
       i64 b, g;
-      job(task * together, &pass, &b, &g);
+      job(task * heads_together, &pass, &b, &g);
       Scratch<T> r = buffers(problem.make(pass, b, g), worker);
-      problem.whole(pass, b, g, together, r);
+      problem.sweep_heads(pass, b, g, heads_together, r);
     } else {
-      const i64 part = task - uncut / together;
+      const i64 part = task - whole_jobs / heads_together;
       const Split<T>& split = splits[part / parts];
       Scratch<T> r = buffers(split.s, worker);
       split.first_round(part % parts, r);
     }
   });
-  for (i64 i = 0; i < rest; ++i) splits[i].combine();
-  parallel(launch, workers, rest * parts, [&](i64 task, i64 worker) {
+  for (i64 i = 0; i < split_jobs; ++i) splits[i].combine();
+  parallel(launch, workers, split_jobs * parts, [&](i64 task, i64 worker) {
     const Split<T>& split = splits[task / parts];
     Scratch<T> r = buffers(split.s, worker);
     split.second_round(task % parts, r);
@@ -179,22 +179,22 @@ template <class T>
 int run_step(const Problem<T>& problem, lintra_launch launch) {
   const lintra_call& call = problem.call;
   const i64 f = call.f, e = call.e, items = call.b * call.g;
-  const i64 wide = round_up(f > e ? f : e, 16);
+  const i64 padded = round_up(f > e ? f : e, 16);
   const i64 threads = double(items) * double(f) * double(e) * 2 < kParallelWork ? 1 : call.threads;
   const i64 workers = threads < items ? threads : items;
   Memory memory;
-  T* rows = (T*)memory.get(workers * 4 * wide * i64(sizeof(T)), false);
+  T* rows = (T*)memory.get(workers * 4 * padded * i64(sizeof(T)), false);
   if (!rows) return LINTRA_NO_MEMORY;
   parallel(launch, workers, items, [&](i64 item, i64 worker) {
     const Sweep<T> s = problem.make(kForward, item / call.g, item % call.g);
-    T *k = rows + worker * 4 * wide, *v = k + wide, *q = v + wide, *y = q + wide;
+    T *k = rows + worker * 4 * padded, *v = k + padded, *q = v + padded, *y = q + padded;
     const bool real = s.write_tokens.real(0);
     T decay = 1, input = 1;
-    memset(k, 0, size_t(wide) * sizeof(T));
-    memset(v, 0, size_t(wide) * sizeof(T));
+    memset(k, 0, size_t(padded) * sizeof(T));
+    memset(v, 0, size_t(padded) * sizeof(T));
     if (real) {
-      read_token(s.b, 0, k, wide);
-      read_token(s.c, 0, v, wide);
+      read_token(s.b, 0, k, padded);
+      read_token(s.c, 0, v, padded);
       if (s.log_decay) decay = exp<T>(splat(scalar<T>(s.log_decay, 0, 0)))[0];
       if (s.log_input) input = exp<T>(splat(scalar<T>(s.log_input, 0, 0)))[0];
     }
@@ -203,23 +203,23 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
     T* z = (T*)call.z_out + item * f;
     const T* kv_in = call.kv ? (const T*)call.kv + item * f * e : nullptr;
     const T* z_in = call.z ? (const T*)call.z + item * f : nullptr;
-    if (!kv_in) {  // a fresh state: zeros written first are in the cache when they are read
+    if (!kv_in) {  // a fresh state: zeros stored first are in the cache when they are read
       memset(kv, 0, size_t(f * e) * sizeof(T));
       kv_in = kv;
     }
     for (i64 i = 0; i < f; ++i) z[i] = (z_in ? z_in[i] * decay : 0) + k[i];
     for (i64 head = 0; head < s.readers; ++head) {
       if (real)
-        read_token(s.a, head, q, wide);
+        read_token(s.a, head, q, padded);
       else
-        memset(q, 0, size_t(wide) * sizeof(T));
+        memset(q, 0, size_t(padded) * sizeof(T));
       if (head == 0)
         step_matrix(Step<T>{kv_in, k, v, q, kv, y, f, e, decay});
       else
         read_matrix(kv, q, y, f, e);
       T den = 1;
       if (s.normalize) {
-        den = sum_of_weights(q, z, f, s.eps);
+        den = denominator(q, z, f, s.eps);
         divide_row(y, e, den);
       }
       if (!real) memset(y, 0, size_t(e) * sizeof(T));
@@ -230,28 +230,28 @@ int run_step(const Problem<T>& problem, lintra_launch launch) {
   return LINTRA_OK;
 }
 
-// d log_decay and d log_input from q . dq and k . dk. The decay of a token has for its gradient <the state before it,
-// that state's gradient>, which is computed as such at marks, and from there on back summed up of what tokens add to it.
-// In double; but the terms are of float32, and without marks their roundings would add up over the whole sequence.
+// d log_decay and d log_input from q . dq and k . dk. The gradient of a token's decay is <the state before it, the gradient
+// of that state>, which is computed as such at checkpoints and, from there backwards, by adding the terms of tokens.
+// In double; but the terms are of float32, and without checkpoints their roundings would add up over the sequence.
 template <class T>
 void weight_gradients(const Problem<T>& problem) {
   const lintra_call& call = problem.call;
-  const i64 size = problem.marked_size();
+  const i64 size = problem.checkpoint_size();
   for (i64 item = 0; item < call.b * call.g; ++item) {
     const i64 b = item / call.g, g = item % call.g;
-    const i64 first = problem.token(b, call.s), dots = problem.token(b, g, call.s);
-    const T* states = problem.marked(problem.states, b, g);
-    const T* gradients = problem.marked(problem.gradients, b, g);
-    double total = problem.ends ? problem.ends[item] : 0;
-    for (i64 token = problem.stretch(b).s - 1; token >= 0; --token) {
+    const i64 first = problem.first_token(b, call.s), dots = problem.first_token(b, g, call.s);
+    const T* states = problem.checkpoints(problem.states, b, g);
+    const T* gradients = problem.checkpoints(problem.gradients, b, g);
+    double total = problem.final_dots ? problem.final_dots[item] : 0;
+    for (i64 token = problem.span(b).s - 1; token >= 0; --token) {
       const bool real = problem.mask(b).real(token);
       const double key = problem.key_dots[dots + token];
       const i64 at = (first + token) * call.g + g;
       if (call.dlog_input) ((T*)call.dlog_input)[at] = T(key);
       if (call.dlog_decay) {
         total += problem.query_dots[dots + token] - key;
-        if (token % problem.mark == 0) {
-          const i64 place = token / problem.mark * size;
+        if (token % problem.checkpoint_interval == 0) {
+          const i64 place = token / problem.checkpoint_interval * size;
           total = 0;
           for (i64 n = 0; n < size; ++n) total += double(states[place + n]) * double(gradients[place + n]);
         }
@@ -265,7 +265,7 @@ template <class T>
 int run_backward(const lintra_call& call, lintra_launch launch) {
   const i64 items = call.b * call.g;
   Problem<T> problem = {call, call.g ? call.h / call.g : 1};
-  Memory memory, marked;
+  Memory memory, checkpoints;
   const bool wanted = call.dlog_decay || call.dlog_input;
   if (wanted) {
     const i64 rows = lintra_rows(call) * call.g;
@@ -274,11 +274,11 @@ int run_backward(const lintra_call& call, lintra_launch launch) {
     problem.key_dots = dots;
     if (call.dlog_decay) {
       problem.query_dots = dots + rows * call.s;
-      problem.ends = problem.query_dots + rows * call.t;
+      problem.final_dots = problem.query_dots + rows * call.t;
       // A quarter of the memory of the keys.
-      problem.mark = round_up(8 * (call.e + 1), kChunk);
-      const i64 size = problem.marked_size() * problem.marks() * call.g;
-      problem.states = (T*)marked.get(2 * size * i64(sizeof(T)), false);
+      problem.checkpoint_interval = round_up(8 * (call.e + 1), kChunk);
+      const i64 size = problem.checkpoint_size() * problem.checkpoint_count() * call.g;
+      problem.states = (T*)checkpoints.get(2 * size * i64(sizeof(T)), false);
       if (!problem.states) return LINTRA_NO_MEMORY;
       problem.gradients = problem.states + size;
     }

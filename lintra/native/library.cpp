@@ -51,8 +51,8 @@ Kernels kernels(i64 isa) {
   return {nullptr, nullptr, nullptr};
 }
 
-// Where a graph is compiled this is the only look at the values.
-bool packed_well(const lintra_call& c) {
+// In a compiled graph nothing else checks these values.
+bool valid_cu_seqlens(const lintra_call& c) {
   if (!c.cu_seqlens) return true;
   if (c.b < 0 || c.t != c.s || c.mask.data || c.cu_seqlens[0] != 0 || c.cu_seqlens[c.b] != c.t) return false;
   for (i64 i = 0; i < c.b; ++i)
@@ -64,7 +64,7 @@ bool packed_well(const lintra_call& c) {
 bool plausible(const lintra_call& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.f > 0 && c.e > 0 && c.h % c.g == 0;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
-  return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data) && packed_well(c);
+  return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data) && valid_cu_seqlens(c);
 }
 
 bool plausible(const lintra_decoder& c) {
@@ -81,21 +81,22 @@ pid_t openmp_process = 0;
 
 void launch_openmp(void (*work)(void*), void* context, i64 threads) { openmp(work, context, unsigned(threads), 0); }
 
-struct Start {
+struct ThreadStart {
   void (*work)(void*);
   void* context;
 };
-void* enter(void* start) {
-  ((Start*)start)->work(((Start*)start)->context);
+void* thread_main(void* start) {
+  ((ThreadStart*)start)->work(((ThreadStart*)start)->context);
   return nullptr;
 }
 
-// Threads made for one call. Where the system refuses more, those there are do all the work.
+// Threads created for one call. Where the system refuses more, the existing ones do all the work.
 void launch_threads(void (*work)(void*), void* context, i64 threads) {
-  Start start = {work, context};
+  ThreadStart start = {work, context};
   pthread_t* others = (pthread_t*)malloc(size_t(threads) * sizeof(pthread_t));
   i64 started = 0;
-  while (others && started < threads - 1 && pthread_create(&others[started], nullptr, enter, &start) == 0) ++started;
+  while (others && started < threads - 1 && pthread_create(&others[started], nullptr, thread_main, &start) == 0)
+    ++started;
   work(context);
   for (i64 i = 0; i < started; ++i) pthread_join(others[i], nullptr);
   free(others);

@@ -7,54 +7,55 @@ namespace LINTRA_ISA {
 
 enum Pass { kForward, kQueryGradient, kKeyGradient, kValueGradient };
 
-// Where the tokens of one sequence are: from place `first` of a row of the batch, t queries and s keys.
-struct Stretch {
+// The tokens of one sequence: t queries and s keys from position `first` of a row of the batch.
+struct SequenceSpan {
   i64 row, first, t, s;
 };
 
 template <class T>
 struct Problem {
   const lintra_call& call;
-  i64 group;            // query heads per key head
+  i64 group;                     // query heads per key-value head
   double* query_dots = nullptr;  // [b g t]: q . dq and
   double* key_dots = nullptr;    // [b g s]: k . dk, for the gradients of log_decay and log_input
-  double* ends = nullptr;        // [b g]: <gradient of the final state, final state>
-  T* states = nullptr;           // [g marks size] before every `mark`th token, as the sweep of dq has them, and
-  T* gradients = nullptr;        // those of these states, which the sweep of dk lays out alike
-  i64 mark = 0;
+  double* final_dots = nullptr;  // [b g]: <gradient of the final state, final state>
+  T* states = nullptr;           // [g checkpoints size]: the states of the sweep of dq, and
+  T* gradients = nullptr;        // their gradients, which the sweep of dk lays out alike
+  i64 checkpoint_interval = 0;
 
   static constexpr i64 kSize = sizeof(T);
 
   bool packed() const { return call.cu_seqlens && call.b > 1; }
-  Stretch stretch(i64 b) const {
+  SequenceSpan span(i64 b) const {
     if (!call.cu_seqlens) return {b, 0, call.t, call.s};
     const i64 first = call.cu_seqlens[b], tokens = call.cu_seqlens[b + 1] - first;
     return {0, first, tokens, tokens};
   }
   // The number of the sequence's first token among those of an array [b t], or of one [b g t] the head's.
-  i64 token(i64 b, i64 tokens) const {
-    const Stretch at = stretch(b);
+  i64 first_token(i64 b, i64 tokens) const {
+    const SequenceSpan at = span(b);
     return at.row * tokens + at.first;
   }
-  i64 token(i64 b, i64 g, i64 tokens) const {
-    const Stretch at = stretch(b);
+  i64 first_token(i64 b, i64 g, i64 tokens) const {
+    const SequenceSpan at = span(b);
     return (at.row * call.g + g) * tokens + at.first;
   }
-  // Marks of all sequences for one head; a sequence of t tokens has at most t / mark + 1.
-  i64 marks() const { return lintra_rows(call) * call.t / mark + call.b; }
-  i64 marked_size() const {
+  // Checkpoints of all sequences for one head; a sequence of t tokens has at most t / checkpoint_interval + 1.
+  i64 checkpoint_count() const { return lintra_rows(call) * call.t / checkpoint_interval + call.b; }
+  i64 checkpoint_size() const {
     Sweep<T> s = {};
     s.inner = call.e + 1;
     s.outer = call.f;
     return Shape::of(s).state();
   }
-  // The first of a sequence's.
-  T* marked(T* states, i64 b, i64 g) const {
-    return states ? states + (g * marks() + token(b, call.t) / mark + b) * marked_size() : nullptr;
+  // The first checkpoint of a sequence.
+  T* checkpoints(T* states, i64 b, i64 g) const {
+    return states ? states + (g * checkpoint_count() + first_token(b, call.t) / checkpoint_interval + b) * checkpoint_size()
+                  : nullptr;
   }
 
   char* first_row(const lintra_tensor& x, i64 b, i64 head, i64 size) const {
-    const Stretch at = stretch(b);
+    const SequenceSpan at = span(b);
     return x.data + (at.row * x.b + at.first * x.t + head * x.h) * size;
   }
 
@@ -81,7 +82,7 @@ struct Problem {
     const i64 size = element_size(call.dtype), head = g * group;
     Operand o = operand(kind, call.dy, b, head, call.e, LINTRA_IDENTITY);
     if (call.normalize) {
-      const i64 first = token(b, call.t) * call.h + head;
+      const i64 first = first_token(b, call.t) * call.h + head;
       o.y = (const char*)call.y + first * call.e * size;
       o.y_token = call.h * call.e * size;
       o.y_head = call.e * size;
@@ -93,7 +94,7 @@ struct Problem {
   }
   Output output(void* data, i64 b, i64 tokens, i64 head, i64 heads, i64 width) const {
     const i64 size = element_size(call.dtype);
-    return {(char*)data + (token(b, tokens) * heads + head) * width * size, heads * width * size, width * size,
+    return {(char*)data + (first_token(b, tokens) * heads + head) * width * size, heads * width * size, width * size,
             call.dtype};
   }
   Tokens mask(i64 b) const {
@@ -126,7 +127,7 @@ struct Problem {
         s.denominators = true;
         s.normalize = call.normalize;
         s.eps = T(call.eps);
-        s.den = (char*)call.den + (token(b, call.t) * call.h + g * group) * kSize;
+        s.den = (char*)call.den + (first_token(b, call.t) * call.h + g * group) * kSize;
         s.den_token = call.h * kSize;
         s.den_head = kSize;
         break;
@@ -137,7 +138,7 @@ struct Problem {
         s.out = output(call.dq, b, call.t, g * group, call.h, call.f);
         s.features = query(b, g);
         s.chain = call.feature_map != LINTRA_IDENTITY;
-        s.dots = query_dots ? query_dots + token(b, g, call.t) : nullptr;
+        s.dots = query_dots ? query_dots + first_token(b, g, call.t) : nullptr;
         break;
       case kKeyGradient:
         s.a = value(Operand::ones, b, g);
@@ -146,7 +147,7 @@ struct Problem {
         s.out = output(call.dk, b, call.s, g, call.g, call.f);
         s.features = key(b, g);
         s.chain = call.feature_map != LINTRA_IDENTITY;
-        s.dots = key_dots ? key_dots + token(b, g, call.s) : nullptr;
+        s.dots = key_dots ? key_dots + first_token(b, g, call.s) : nullptr;
         break;
       case kValueGradient:
         s.a = key(b, g);
@@ -155,9 +156,9 @@ struct Problem {
         s.out = output(call.dv, b, call.s, g, call.g, call.e);
         break;
     }
-    s.mark = mark;
-    if (pass == kQueryGradient) s.marks = marked(states, b, g);
-    if (pass == kKeyGradient) s.marks = marked(gradients, b, g);
+    s.checkpoint_interval = checkpoint_interval;
+    if (pass == kQueryGradient) s.checkpoints = checkpoints(states, b, g);
+    if (pass == kKeyGradient) s.checkpoints = checkpoints(gradients, b, g);
     return s;
   }
 
@@ -193,7 +194,7 @@ struct Problem {
   void finish(Pass pass, i64 b, i64 g, const Sweep<T>& s, State<T> state) const {
     const i64 item = b * call.g + g, e = call.e, f = call.f;
     if (pass == kQueryGradient) {
-      if (!ends) return;
+      if (!final_dots) return;
       const T* dkv = call.dkv ? (const T*)call.dkv + item * f * e : nullptr;
       const T* dz = call.dz ? (const T*)call.dz + item * f : nullptr;
       double total = 0;
@@ -201,7 +202,7 @@ struct Problem {
         const double gradient = n < e ? (dkv ? dkv[i * e + n] : 0) : (dz ? dz[i] : 0);
         total += gradient * double(state.sum[at]);
       });
-      ends[item] = total;
+      final_dots[item] = total;
       return;
     }
     T* kv = (T*)(pass == kForward ? call.kv_out : call.dkv_in) + item * f * e;
@@ -215,33 +216,33 @@ struct Problem {
     });
   }
 
-  // One mode of a bidirectional sweep. Weights belong to keys: they apply where the keys are.
-  void one_way(Lane<T>* lanes, i64 count, i64 from, i64 to, int mode, Scratch<T>& r) const {
-    Lane<T> plain[kLanesTogether];
+  // Sweeps in one mode, for bidirectional attention. Weights belong to keys: they apply where the keys are.
+  void sweep_mode(HeadSweep<T>* heads, i64 count, i64 from, i64 to, int mode, Scratch<T>& r) const {
+    HeadSweep<T> plain[kMaxHeads];
     for (i64 i = 0; i < count; ++i) {
-      plain[i] = lanes[i];
-      if ((mode == kRead) != lanes[i].sweep.backwards) plain[i].sweep.log_input = nullptr;
+      plain[i] = heads[i];
+      if ((mode == kRead) != heads[i].sweep.backwards) plain[i].sweep.log_input = nullptr;
     }
     sweep(plain, count, from, to, mode, r);
   }
-  i64 written(const Sweep<T>& s, i64 b) const { return s.backwards ? stretch(b).t : stretch(b).s; }
-  i64 read(const Sweep<T>& s, i64 b) const { return s.backwards ? stretch(b).s : stretch(b).t; }
+  i64 write_length(const Sweep<T>& s, i64 b) const { return s.backwards ? span(b).t : span(b).s; }
+  i64 read_length(const Sweep<T>& s, i64 b) const { return s.backwards ? span(b).s : span(b).t; }
 
-  // The whole of time for `count` key heads from g.
-  void whole(Pass pass, i64 b, i64 g, i64 count, Scratch<T>& r) const {
-    Lane<T> lanes[kLanesTogether];
+  // Sweeps all tokens for `count` key-value heads from g.
+  void sweep_heads(Pass pass, i64 b, i64 g, i64 count, Scratch<T>& r) const {
+    HeadSweep<T> heads[kMaxHeads];
     for (i64 i = 0; i < count; ++i) {
-      lanes[i].sweep = make(pass, b, g + i);
-      lanes[i].state = Shape::of(lanes[i].sweep).state_at(r.states, i);
-      start(pass, b, g + i, lanes[i].sweep, lanes[i].state);
+      heads[i].sweep = make(pass, b, g + i);
+      heads[i].state = Shape::of(heads[i].sweep).state_at(r.states, i);
+      start(pass, b, g + i, heads[i].sweep, heads[i].state);
     }
     if (call.causal) {
-      sweep(lanes, count, 0, stretch(b).t, kRead | kWrite, r);
+      sweep(heads, count, 0, span(b).t, kRead | kWrite, r);
     } else {
-      one_way(lanes, count, 0, written(lanes[0].sweep, b), kWrite, r);
-      one_way(lanes, count, 0, read(lanes[0].sweep, b), kRead, r);
+      sweep_mode(heads, count, 0, write_length(heads[0].sweep, b), kWrite, r);
+      sweep_mode(heads, count, 0, read_length(heads[0].sweep, b), kRead, r);
     }
-    for (i64 i = 0; i < count; ++i) finish(pass, b, g + i, lanes[i].sweep, lanes[i].state);
+    for (i64 i = 0; i < count; ++i) finish(pass, b, g + i, heads[i].sweep, heads[i].state);
   }
 
   T decay_over(const Sweep<T>& s, i64 from, i64 to) const {

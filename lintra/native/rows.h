@@ -106,7 +106,7 @@ LINTRA_INLINE Vec<T> feature_slope(Vec<T> phi, i64 map) {
   return select<T>(phi > one, one, phi);
 }
 
-// What one operand of the sum is made of. Steps count bytes.
+// One operand of a sweep and how its rows are computed. Steps count bytes.
 struct Operand {
   enum Kind {
     plain,     // features or values: x, through the feature map
@@ -164,10 +164,10 @@ template <class T>
 void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, T* rows, i64 step, i64 padded,
                T* spare) {
   constexpr i64 W = kLanes<T>;
-  const i64 n = o.width, whole = round_up(n, W);
+  const i64 n = o.width, padded_n = round_up(n, W);
   const char* x = o.x + start * o.token + head * o.head;
   for (i64 i = 0; i < count; ++i, x += o.token) read_row(x, rows + i * step, n, o.dtype);
-  if (o.map != LINTRA_IDENTITY) apply_feature_map(rows, (count - 1) * step + whole, o.map);
+  if (o.map != LINTRA_IDENTITY) apply_feature_map(rows, (count - 1) * step + padded_n, o.map);
 
   T last[kChunk];  // the column after the width
   for (i64 i = 0; i < kChunk; ++i) last[i] = o.kind == Operand::ones;
@@ -177,10 +177,10 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
       T den, *row = rows + i * step;
       memcpy(&den, o.den + (start + i) * o.den_token + head * o.den_head, sizeof den);
       inverse[i] = den == 0 ? 0 : 1 / den;
-      clear_tail(row, n, whole);
+      clear_tail(row, n, padded_n);
       if (o.kind == Operand::extended) {
         read_row(o.y + (start + i) * o.y_token + head * o.y_head, spare, n, o.dtype);
-        clear_tail(spare, n, whole);
+        clear_tail(spare, n, padded_n);
         Vec<T> dot{};
         for (i64 k = 0; k < n; k += W) dot -= load(row + k) * load(spare + k);
         store(dots + i * W, dot * inverse[i]);
@@ -200,7 +200,7 @@ void read_rows(const Operand& o, Tokens tokens, i64 start, i64 count, i64 head, 
   }
 }
 
-// Asks for a token's row before it is needed: rows of one head lie far apart, which defeats the hardware's prefetching.
+// Prefetches a token's row: rows of one head lie far apart, which defeats the hardware's prefetching.
 LINTRA_INLINE void prefetch_row(const Operand& o, i64 token, i64 head) {
   const i64 bytes = o.width * element_size(o.dtype);
   const char* x = o.x + token * o.token + head * o.head;

@@ -63,9 +63,9 @@ inline void read_matrix(const T* state, const T* q, T* y, i64 f, i64 e) {
   }
 }
 
-// The sum of the weights of all keys for one query.
+// The denominator of one query: the sum of the weights of all keys.
 template <class T>
-inline T sum_of_weights(const T* q, const T* z, i64 f, T eps) {
+inline T denominator(const T* q, const T* z, i64 f, T eps) {
   Vec<T> dot{};
   i64 i = 0;
   for (; i + kLanes<T> <= f; i += kLanes<T>) dot += load(q + i) * load(z + i);

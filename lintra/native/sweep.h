@@ -1,4 +1,4 @@
-// The sum itself, over a stretch of tokens:
+// The recurrence itself, over a range of tokens:
 //
 //   state_t = decay_t state_{t-1} + b_t c_t^T        out_t = a_t^T state_t
 //
@@ -46,8 +46,8 @@ struct Sweep {
   Operand features;   // of out's tokens, when a feature map has to be differentiated or `dots` is wanted
   bool chain;         // multiply by the slope of features.map
   double* dots;       // dots[token] += out . features over the reading heads; 0: not wanted
-  T* marks;           // the state before each token whose number is a multiple of `mark`; 0: not wanted
-  i64 mark;           // tokens from one to the next: whole chunks
+  T* checkpoints;           // the state before each token at a multiple of the interval; 0: not wanted
+  i64 checkpoint_interval;  // tokens from one to the next: whole chunks
 
   bool weighted() const { return log_decay || log_input; }
 };
@@ -134,8 +134,8 @@ inline T scalar(const char* data, i64 step, i64 token) {
 }
 
 // The decay and input weights of a chunk of `count` tokens from `start`.
-//   early[i] = exp(decays of tokens ..i), what the state before the chunk is worth at i
-//   late[j]  = exp(decays of tokens j+1.. + log_input[j]), what token j is worth after the chunk
+//   early[i] = exp(decays of tokens ..i), the weight at i of the state before the chunk
+//   late[j]  = exp(decays of tokens j+1.. + log_input[j]), the weight of token j after the chunk
 //   weights[writer][reader] = exp(decays between + log_input of the key)
 // Returns early of the last token. Sums of decays run from the near end, so nothing cancels and a decay of -inf, which
 // empties the state, gives 0 and not NaN; products of steps <= 1 cannot overflow where a difference of sums could.
@@ -231,7 +231,7 @@ void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Sta
       transpose(r.a + i * shape.b_step + k, shape.b_step, r.at + k * kChunk + i, kChunk);
   if (s.causal) chunk_scores(s, shape, count, r);
 
-  const T* reach = s.backwards ? r.late : r.early;
+  const T* scales = s.backwards ? r.late : r.early;
   Read<T> read;
   read.writers = s.causal ? s.writers : 0;
   read.c_step = read.y_step = shape.c_step;
@@ -244,7 +244,7 @@ void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Sta
         read.at = r.at + k * kChunk + i;
         read.rows = s.inner - k < piece ? s.inner - k : piece;
         read.state = state.sum + column * shape.rows + k * vectors * kLanes<T>;
-        read.scale = s.weighted() ? reach + i : nullptr;
+        read.scale = s.weighted() ? scales + i : nullptr;
         read.scores = r.scores + i;
         read.c = r.c + column;
         read.first_reader = i;
@@ -260,7 +260,7 @@ void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Sta
   }
 }
 
-// Sends the chunk's rows of y to the caller.
+// Writes the chunk's rows of y to the caller's tensor.
 template <class T>
 void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, State<T> state, Scratch<T>& r, i64 head) {
   constexpr i64 W = kLanes<T>;
@@ -305,9 +305,9 @@ void write_out(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, Stat
   }
 }
 
-// The rows of the chunk after the present one, asked for a few at a time while the present one is worked on.
+// Prefetches the rows of the next chunk, a few at a time while the present one is worked on.
 template <class T>
-struct Ahead {
+struct Prefetcher {
   const Sweep<T>& s;
   int mode;
   i64 token, end;
@@ -330,13 +330,13 @@ struct Ahead {
 
 template <class T>
 void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, State<T> state, Scratch<T>& r,
-                 Ahead<T>& ahead) {
+                 Prefetcher<T>& prefetcher) {
   if (s.weighted()) {
-    const T* worth = s.backwards ? r.early : r.late;
+    const T* scales = s.backwards ? r.early : r.late;
     for (i64 j = 0; j < s.writers * kChunk; ++j)
       for (i64 k = 0; k < shape.inner; k += kLanes<T>) {
         T* b = r.b + j * shape.b_step + k;
-        store(b, load(b) * worth[j % kChunk]);
+        store(b, load(b) * scales[j % kChunk]);
       }
   }
   Write<T> write;
@@ -353,7 +353,7 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
       write.b = r.b + k;
       write.c = r.c + column;
       write_panel(write, vectors);
-      ahead.fetch((kChunk + blocks - 1) / blocks);
+      prefetcher.fetch((kChunk + blocks - 1) / blocks);
     }
   }
   if (!s.denominators) return;
@@ -364,20 +364,20 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
   }
 }
 
-// One state and what reads and writes it.
+// The state of one key-value head and the sweep over it.
 template <class T>
-struct Lane {
+struct HeadSweep {
   Sweep<T> sweep;
   State<T> state;
 };
 
-// At most this many lanes go through time together, in this many bytes of states (half of a small second-level cache).
-constexpr i64 kLanesTogether = 8, kStatesBytes = 256 * 1024;
+// At most this many heads are swept together, with this many bytes of states (half of a small second-level cache).
+constexpr i64 kMaxHeads = 8, kMaxStateBytes = 256 * 1024;
 
 template <class T>
-void sweep_chunk(const Lane<T>& lane, const Shape& shape, i64 start, i64 count, int mode, Scratch<T>& r,
-                 Ahead<T>& ahead) {
-  const Sweep<T>& s = lane.sweep;
+void sweep_chunk(const HeadSweep<T>& head_sweep, const Shape& shape, i64 start, i64 count, int mode, Scratch<T>& r,
+                 Prefetcher<T>& prefetcher) {
+  const Sweep<T>& s = head_sweep.sweep;
   const T decay = s.weighted() ? chunk_weights(s, start, count, r) : T(1);
   if (s.causal || mode & kWrite)
     for (i64 head = 0; head < s.writers; ++head) {
@@ -385,42 +385,44 @@ void sweep_chunk(const Lane<T>& lane, const Shape& shape, i64 start, i64 count, 
       read_rows(s.b, s.write_tokens, start, count, head, b, shape.b_step, shape.inner, r.spare);
       read_rows(s.c, s.write_tokens, start, count, head, c, shape.c_step, shape.outer, r.spare);
     }
-  if (!(mode & kWrite)) ahead.fetch(kChunk);
+  if (!(mode & kWrite)) prefetcher.fetch(kChunk);
   if (mode & kRead)
     for (i64 head = 0; head < s.readers; ++head) {
-      read_chunk(s, shape, start, count, lane.state, r, head);
-      write_out(s, shape, start, count, lane.state, r, head);
+      read_chunk(s, shape, start, count, head_sweep.state, r, head);
+      write_out(s, shape, start, count, head_sweep.state, r, head);
     }
-  if (mode & kWrite) write_chunk(s, shape, count, decay, lane.state, r, ahead);
+  if (mode & kWrite) write_chunk(s, shape, count, decay, head_sweep.state, r, prefetcher);
 }
 
-// The state before token `start`: what came earlier has been summed up, or backwards what comes later.
+// Saves the state before token `start`: the sum of earlier tokens, or backwards that of later ones.
 template <class T>
-void keep_state(const Lane<T>& lane, const Shape& shape, i64 start) {
-  const Sweep<T>& s = lane.sweep;
-  if (s.marks && start % s.mark == 0)
-    memcpy(s.marks + start / s.mark * shape.state(), lane.state.sum, size_t(shape.state()) * sizeof(T));
+void save_checkpoint(const HeadSweep<T>& head_sweep, const Shape& shape, i64 start) {
+  const Sweep<T>& s = head_sweep.sweep;
+  if (s.checkpoints && start % s.checkpoint_interval == 0)
+    memcpy(s.checkpoints + start / s.checkpoint_interval * shape.state(), head_sweep.state.sum,
+           size_t(shape.state()) * sizeof(T));
 }
 
-// Tokens from..to of some lanes, which differ only in where their rows are; the states come in and go out. Neighbouring
-// heads share pages and, where rows are short, cache lines: taking them chunk by chunk together uses each while it is
-// at hand.
+// Sweeps tokens from..to of some heads, which differ only in the addresses of their rows, and updates their states.
+// Neighbouring heads share pages and, where rows are short, cache lines: sweeping them together, chunk by chunk, uses
+// each while it is in the cache.
 template <class T>
-void sweep(const Lane<T>* lanes, i64 lane_count, i64 from, i64 to, int mode, Scratch<T>& r) {
-  const Shape shape = Shape::of(lanes[0].sweep);
+void sweep(const HeadSweep<T>* heads, i64 head_count, i64 from, i64 to, int mode, Scratch<T>& r) {
+  const Shape shape = Shape::of(heads[0].sweep);
   const i64 chunks = (to - from + kChunk - 1) / kChunk;
   for (i64 n = 0; n < chunks; ++n) {
-    const bool backwards = lanes[0].sweep.backwards;
+    const bool backwards = heads[0].sweep.backwards;
     const i64 start = from + (backwards ? chunks - 1 - n : n) * kChunk;
     const i64 count = to - start < kChunk ? to - start : kChunk;
-    for (i64 i = 0; i < lane_count; ++i) {
+    for (i64 i = 0; i < head_count; ++i) {
       i64 next = start;
-      if (i + 1 == lane_count) next = n + 1 == chunks ? to : backwards ? start - kChunk : start + kChunk;
-      Ahead<T> ahead = {lanes[(i + 1) % lane_count].sweep, mode, next, next + kChunk < to ? next + kChunk : to};
+      if (i + 1 == head_count) next = n + 1 == chunks ? to : backwards ? start - kChunk : start + kChunk;
+      Prefetcher<T> prefetcher = {heads[(i + 1) % head_count].sweep, mode, next,
+                                  next + kChunk < to ? next + kChunk : to};
       const bool kept = mode == (kRead | kWrite);  // of a sum of its own the state is not that of the sequence
-      if (kept && !backwards) keep_state(lanes[i], shape, start);
-      sweep_chunk(lanes[i], shape, start, count, mode, r, ahead);
-      if (kept && backwards) keep_state(lanes[i], shape, start);
+      if (kept && !backwards) save_checkpoint(heads[i], shape, start);
+      sweep_chunk(heads[i], shape, start, count, mode, r, prefetcher);
+      if (kept && backwards) save_checkpoint(heads[i], shape, start);
     }
   }
 }

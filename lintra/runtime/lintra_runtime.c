@@ -1,9 +1,9 @@
 // See lintra_runtime.h. Compile with -O3 -ffp-contract=fast -fno-math-errno, and the instruction set named: the vectors
-// below are as wide as the compiler is told the registers are.
+// below are as wide as the registers of the instruction set that is compiled for.
 #include "lintra_runtime.h"
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "the files hold little-endian numbers, which are read where they lie"
+#error "the files hold little-endian numbers, which are read in place"
 #endif
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -38,18 +38,18 @@ enum { LANES = 16, W = VECTOR / 4, PARTS = LANES / W };
 // Of fewer it waits for memory, and of more their sums do not fit into its registers.
 enum { ROWS = PARTS == 4 ? 3 : PARTS == 2 ? 4 : 8 };
 
-// Of weights of 8 bits the sums are whole numbers, which a register or two hold LANES of. BLOCK columns are summed before
+// Of weights of 8 bits the sums are integers, of which a register or two hold LANES. BLOCK columns are summed before
 // they become a float: 512 * 2^7 * (2^15 - 1) < 2^31.
 enum { PIECE = VECTOR < 32 ? 16 : 32, PIECES = 2 * LANES / PIECE, BLOCK = 512 };
 typedef int16_t shorts __attribute__((vector_size(PIECE)));
 typedef int32_t pairs __attribute__((vector_size(PIECE)));
 
-enum { HEADER = 320, STATE_HEADER = 64, AXES = 8, PLACES = 32 };
+enum { HEADER = 320, STATE_HEADER = 64, AXES = 8, LOOKBACKS = 32 };
 enum { FLOAT32, FLOAT16, INT8 };
-enum { GELU, SWIGLU, RELU_FEED };
+enum { GELU, SWIGLU, RELU_MLP };
 enum { PRE, POST };
 enum { LAYER_NORM, RMS_NORM };
-enum { NOWHERE, SINUSOIDAL, CONCATENATED, TABLES, ROTARY };
+enum { NO_POSITION, SINUSOIDAL, CONCATENATED, LEARNED, ROTARY };
 enum { IDENTITY, ELU_PLUS_ONE, RELU, SQUARED_RELU, TRIGONOMETRIC, ARC_COSINE };
 enum { NO_DECAY, FIXED, GATED };
 enum { NO_DENOMINATOR, SUM, BOUNDED };
@@ -66,9 +66,9 @@ typedef struct {
 } table;
 
 typedef struct {
-  table inward, gate, keep, outward, up, down;
-  uint64_t inward_bias, gate_bias, keep_bias, outward_bias, up_bias, down_bias;
-  uint64_t mix_weight, mix_bias, feed_weight, feed_bias, decay;
+  table qkv_proj, gate_proj, decay_proj, out_proj, up, down;
+  uint64_t qkv_bias, gate_bias, decay_bias, out_bias, up_bias, down_bias;
+  uint64_t attn_norm_weight, attn_norm_bias, mlp_norm_weight, mlp_norm_bias, decay;
   table projection;
   uint64_t bytes;
 } layer_map;
@@ -76,36 +76,36 @@ typedef struct {
 struct lrt_model {
   const char *file;
   uint32_t checksum;
-  uint32_t weights, vocabulary, start, layers, width, heads, kv_heads, projected, hidden;
-  uint32_t feed_kind, norm_place, norm_kind, final_norm;
-  uint32_t position, axes, axis[AXES], places, place[PLACES];
+  uint32_t weights, vocabulary, start, layers, width, heads, kv_heads, projections, hidden;
+  uint32_t activation, norm_order, norm_kind, final_norm;
+  uint32_t position, axes, axis[AXES], lookbacks, lookback[LOOKBACKS];
   uint32_t feature_map, decay, denominator, head_norm, head_gate, output, components;
   float eps, norm_eps;
-  // What follows from these.
-  uint32_t dim, features, embedded, attended, symbols, params, reach, last;
-  table embedding, earlier[PLACES], code[AXES], head;
+  // Derived from these.
+  uint32_t dim, features, embedding_width, qkv_width, symbols, params, max_lookback, max_positions;
+  table embedding, lookback_embedding[LOOKBACKS], axis_embedding[AXES], head;
   uint64_t frequencies, final_weight, final_bias, head_bias;
-  uint64_t layers_at, back_at;  // in the file
+  uint64_t layers_offset, head_offset;  // in the file
   layer_map layer;              // of each alike
-  uint64_t kv_floats, layer_floats, state_floats;  // of a key head, a layer, and all of them with `recent`
+  uint64_t kv_floats, layer_floats, state_floats;  // of a key-value head, a layer, and all layers with `recent`
 };
 
-// Its state lies behind it: `recent`, then for each layer and key head kv, z and n. Then the working memory.
+// Followed in memory by the state (`recent`, then for each layer and key-value head kv, z and n) and scratch buffers.
 struct lrt_sequence {
   const lrt_model *model;
   uint64_t generator;
   uint32_t seen, ready;  // ready: whether params are those of the last token
-  uint32_t *recent;      // a ring
-  float *state, *x, *normed, *qkv, *mixed, *gates, *keeps, *hidden;
-  float *k, *q, *turned_k, *turned_q, *v, *y, *unit, *sine, *cosine;
+  uint32_t *recent;      // ring buffer of tokens
+  float *state, *x, *normed, *qkv, *attn_out, *gates, *decay_logits, *hidden;
+  float *k, *q, *rotated_k, *rotated_q, *v, *y, *unit, *sine, *cosine;
   float *params, *mixture, *scores, *sorted;
-  int16_t *rounded;  // what INT8 weights are multiplied with
+  int16_t *quantized;  // the input of a product with INT8 weights
 };
 
 // Numbers.
 
 INLINE uint64_t round_up(uint64_t n, uint64_t unit) { return (n + unit - 1) / unit * unit; }
-INLINE uint64_t whole(uint64_t n) { return round_up(n, LANES); }
+INLINE uint64_t pad_to_lanes(uint64_t n) { return round_up(n, LANES); }
 
 INLINE void copy(void *to, const void *from, uint64_t bytes) { __builtin_memcpy(to, from, (size_t)bytes); }
 INLINE void clear(float *x, uint64_t from, uint64_t to) {
@@ -123,8 +123,8 @@ INLINE vf load(const float *from) {
 }
 INLINE void store(float *to, vf x) { copy(to, &x, sizeof x); }
 INLINE vf splat(float x) { return x - (vf){0}; }  // x + 0 would lose the sign of -0
-INLINE vf pick(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
-INLINE vf larger(vf a, vf b) { return pick(a > b, a, b); }
+INLINE vf blend(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf larger(vf a, vf b) { return blend(a > b, a, b); }
 INLINE vf multiply_add(vf a, vf b, vf c) {
 #if defined(__wasm_relaxed_simd__)
   return __builtin_wasm_relaxed_madd_f32x4(a, b, c);
@@ -134,7 +134,7 @@ INLINE vf multiply_add(vf a, vf b, vf c) {
 }
 
 // Lanes 0 .. 15 in halves: i with i + 8, then i + 4, i + 2, i + 1.
-INLINE float add_up(const vf *x) {
+INLINE float horizontal_sum(const vf *x) {
   union {
     vf parts[PARTS];
     quad quads[4];
@@ -148,8 +148,8 @@ INLINE float add_up(const vf *x) {
 // exp(x) to about 1 unit in the last place: x = n ln 2 + r and the Taylor series in |r| <= 0.35, whose first dropped term
 // is below a tenth of that unit. NaN stays NaN, too small becomes 0. Not inlined: that makes the WebAssembly a tenth larger.
 static __attribute__((noinline)) vf exponential(vf x) {
-  x = pick(x < -104.0f, splat(-104.0f), x);
-  x = pick(x > 89.0f, splat(89.0f), x);
+  x = blend(x < -104.0f, splat(-104.0f), x);
+  x = blend(x > 89.0f, splat(89.0f), x);
   const float magic = 12582912.0f;  // 1.5 2^23: added, it leaves the nearest integer in the low bits
   const vf shifted = x * 1.44269504f + magic, n = shifted - magic;
   vf r = x - n * 0.693359375f;
@@ -179,8 +179,8 @@ INLINE vf logarithm(vf x) {
 }
 
 INLINE vf log_sigmoid(vf x) {
-  const vf size = pick(x < 0.0f, x, -x);
-  return pick(x < 0.0f, x, (vf){0}) - logarithm(exponential(size) + 1.0f);
+  const vf size = blend(x < 0.0f, x, -x);
+  return blend(x < 0.0f, x, (vf){0}) - logarithm(exponential(size) + 1.0f);
 }
 
 // 1 - exp(-x) for x >= 0, without taking the difference of near numbers.
@@ -193,7 +193,7 @@ INLINE vf one_minus_exp(vf x) {
   p = p * x + 1.0f / 6;
   p = p * x - 0.5f;
   p = p * x * x + x;
-  return pick(x < 0.5f, p, 1.0f - exponential(-x));
+  return blend(x < 0.5f, p, 1.0f - exponential(-x));
 }
 
 INLINE vf sigmoid(vf x) { return 1.0f / (exponential(-x) + 1.0f); }
@@ -202,7 +202,7 @@ INLINE vf sigmoid(vf x) { return 1.0f / (exponential(-x) + 1.0f); }
 // et al., Numerical Recipes, section 6.2: within 1.2e-7 of itself for every z >= 0.
 INLINE vf gelu(vf x) {
   const vi positive = x > 0.0f;
-  const vf z = pick(positive, x, -x) * 0.70710678f, t = 1.0f / (z * 0.5f + 1.0f);
+  const vf z = blend(positive, x, -x) * 0.70710678f, t = 1.0f / (z * 0.5f + 1.0f);
   vf p = splat(0.17087277f);
   p = p * t - 0.82215223f;
   p = p * t + 1.48851587f;
@@ -214,12 +214,12 @@ INLINE vf gelu(vf x) {
   p = p * t + 1.00002368f;
   p = p * t - 1.26551223f;
   const vf tail = x * 0.5f * t * exponential(p - z * z);  // x times the smaller share
-  return pick(positive, x - tail, tail);
+  return blend(positive, x - tail, tail);
 }
 
 // sin and cos of an angle below 2^32 in size, to about 1e-13; NaN beyond. pi / 2 is taken off in three parts, of which the
 // first two have 21 bits: their multiples are exact.
-static void turn(double angle, float *sine, float *cosine) {
+static void sin_cos(double angle, float *sine, float *cosine) {
   if (!(angle > -4294967296.0 && angle < 4294967296.0)) {
     *sine = *cosine = __builtin_nanf("");
     return;
@@ -248,7 +248,7 @@ static void turn(double angle, float *sine, float *cosine) {
 }
 
 uint32_t lrt_checksum(const void *data, size_t bytes) {
-  uint32_t tables[4][256];  // what a byte does, one to four places before the end
+  uint32_t tables[4][256];  // what a byte does, one to four bytes before the end
   for (uint32_t i = 0; i < 256; ++i) {
     uint32_t x = i;
     for (int bit = 0; bit < 8; ++bit) x = x & 1 ? 0xedb88320u ^ (x >> 1) : x >> 1;
@@ -271,7 +271,7 @@ uint32_t lrt_checksum(const void *data, size_t bytes) {
 
 // Weights.
 
-INLINE uint64_t bytes_of(uint32_t kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
+INLINE uint64_t element_size(uint32_t kind) { return kind == FLOAT32 ? 4 : kind == FLOAT16 ? 2 : 1; }
 
 // W weights as floats, of FLOAT32 or FLOAT16; `kind` is known when this is compiled.
 INLINE vf widen(uint32_t kind, const char *from) {
@@ -289,18 +289,18 @@ INLINE vf widen(uint32_t kind, const char *from) {
   const vu x = __builtin_convertvector(packed, vu), bits = (x & 0x7fffu) << 13;
   const vf normal = (vf)(bits + (112u << 23)), subnormal = (vf)(bits + (113u << 23)) - 0x1p-14f;
   const vi small = (vi)bits < 1 << 23;
-  return (vf)((vi)pick(small, subnormal, normal) | (vi)((x & 0x8000u) << 16));
+  return (vf)((vi)blend(small, subnormal, normal) | (vi)((x & 0x8000u) << 16));
 #endif
 }
 
 #if defined(__wasm_simd128__)
-// LANES halves as floats, unless zeros or subnormal ones are among them -> whether. Whole registers take fewer steps than
+// LANES halves as floats; returns 0 where zeros or subnormal ones are among them. Whole registers take fewer steps than
 // parts of them: the upper and the lower 16 bits of each float, put together.
 INLINE int widen_normal(const char *from, vf *to) {
   typedef uint16_t halves __attribute__((vector_size(16)));
   typedef int8_t bytes __attribute__((vector_size(16)));
   uint16_t exponent = 0x7c00, others = 0x8fff, bias = 112 << 7;
-  __asm__("" : "+r"(exponent), "+r"(others), "+r"(bias));  // no constants: V8 would put them together in every turn
+  __asm__("" : "+r"(exponent), "+r"(others), "+r"(bias));  // no constants: V8 would materialise them in every iteration
   halves x[2];
   copy(x, from, sizeof x);
   if (__builtin_wasm_any_true_v128((bytes)(((x[0] & exponent) == 0) | ((x[1] & exponent) == 0)))) return 0;
@@ -314,17 +314,17 @@ INLINE int widen_normal(const char *from, vf *to) {
 }
 #endif
 
-// LANES of them.
-INLINE void widen_all(uint32_t kind, const char *from, vf *to) {
+// LANES weights as floats.
+INLINE void widen_lanes(uint32_t kind, const char *from, vf *to) {
 #if defined(__wasm_simd128__)
   if (kind == FLOAT16 && widen_normal(from, to)) return;
 #endif
   UNROLL
-  for (int i = 0; i < PARTS; ++i) to[i] = widen(kind, from + (uint64_t)(i * W) * bytes_of(kind));
+  for (int i = 0; i < PARTS; ++i) to[i] = widen(kind, from + (uint64_t)(i * W) * element_size(kind));
 }
 
-// sums[r] = row r . x for `rows` rows of `columns` weights, a multiple of LANES; a row begins `apart` bytes from the next.
-INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t apart, const float *x, uint64_t columns,
+// sums[r] = row r . x for `rows` rows, `stride` bytes apart, of `columns` weights, a multiple of LANES.
+INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t stride, const float *x, uint64_t columns,
                      float *sums) {
   vf totals[ROWS][PARTS];
   UNROLL
@@ -339,39 +339,39 @@ INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t apar
     UNROLL
     for (int r = 0; r < rows; ++r) {
       vf row[PARTS];
-      widen_all(kind, weights + (uint64_t)r * apart + at * bytes_of(kind), row);
+      widen_lanes(kind, weights + (uint64_t)r * stride + at * element_size(kind), row);
       UNROLL
       for (int i = 0; i < PARTS; ++i) totals[r][i] = multiply_add(row[i], values[i], totals[r][i]);
     }
   }
   UNROLL
-  for (int r = 0; r < rows; ++r) sums[r] = add_up(totals[r]);
+  for (int r = 0; r < rows; ++r) sums[r] = horizontal_sum(totals[r]);
 }
 
-// x as whole numbers up to 32767 -> what one of them is worth, which is NaN or infinite where a number of x is. All are
-// 0 where no number of x is above 1e-30.
-static float round_all(const float *x, uint64_t columns, int16_t *to) {
+// Quantizes x to integers of at most 32767; returns their scale, NaN or infinite where a number of x is. All are 0 where
+// no number of x is above 1e-30.
+static float quantize(const float *x, uint64_t columns, int16_t *to) {
   vi sizes = {0};  // as bits, of which NaN has the largest
   for (uint64_t at = 0; at < columns; at += W) {
     const vi size = (vi)load(x + at) & 0x7fffffff;
-    sizes = (vi)pick(size > sizes, (vf)size, (vf)sizes);
+    sizes = (vi)blend(size > sizes, (vf)size, (vf)sizes);
   }
   int32_t most = 0;
   for (int i = 0; i < W; ++i) most = sizes[i] > most ? sizes[i] : most;
   float size;
   copy(&size, &most, 4);
-  const int sound = size > 1e-30f && size <= __FLT_MAX__;
+  const int finite = size > 1e-30f && size <= __FLT_MAX__;
   const float inverse = 32767 / size, magic = 12582912.0f;  // as in exponential
   for (uint64_t at = 0; at < columns; at += W) {
     typedef int16_t narrow __attribute__((vector_size(2 * W)));
     const vu shifted = (vu)(load(x + at) * inverse + magic) - (vu)splat(magic);
-    const narrow whole_ones = __builtin_convertvector((vi)shifted & -sound, narrow);
-    copy(to + at, &whole_ones, sizeof whole_ones);
+    const narrow integers = __builtin_convertvector((vi)shifted & -finite, narrow);
+    copy(to + at, &integers, sizeof integers);
   }
   return size / 32767;
 }
 
-INLINE int32_t add_up_pairs(pairs x) {
+INLINE int32_t horizontal_sum_pairs(pairs x) {
   typedef int32_t four __attribute__((vector_size(16)));
   union {
     pairs all;
@@ -410,8 +410,8 @@ INLINE pairs multiply_pairs(shorts a, shorts b) {
 #endif
 }
 
-// The same as dot_rows for INT8 weights and whole numbers.
-INLINE void dot_bytes(int rows, const char *weights, uint64_t apart, const int16_t *x, uint64_t columns, float *sums) {
+// dot_rows for INT8 weights and quantized x.
+INLINE void dot_bytes(int rows, const char *weights, uint64_t stride, const int16_t *x, uint64_t columns, float *sums) {
   UNROLL
   for (int r = 0; r < rows; ++r) sums[r] = 0;
   for (uint64_t begin = 0; begin < columns; begin += BLOCK) {
@@ -426,41 +426,41 @@ INLINE void dot_bytes(int rows, const char *weights, uint64_t apart, const int16
         copy(&values, x + at + i * PIECE / 2, sizeof values);
         UNROLL
         for (int r = 0; r < rows; ++r)
-          totals[r] += multiply_pairs(widen_bytes(weights + (uint64_t)r * apart + at + i * PIECE / 2), values);
+          totals[r] += multiply_pairs(widen_bytes(weights + (uint64_t)r * stride + at + i * PIECE / 2), values);
       }
     }
     UNROLL
-    for (int r = 0; r < rows; ++r) sums[r] += (float)add_up_pairs(totals[r]);
+    for (int r = 0; r < rows; ++r) sums[r] += (float)horizontal_sum_pairs(totals[r]);
   }
 }
 
-// What a matrix is multiplied with, and where the product goes.
+// The arguments of a product of a matrix and a vector.
 typedef struct {
   const table *map;
   const char *base;
-  const float *bias, *x;   // bias may be null
-  const int16_t *rounded;  // x for INT8, and
-  float worth;             // what 1 of it is
+  const float *bias, *x;     // bias may be null
+  const int16_t *quantized;  // x for INT8, and
+  float x_scale;             // its scale
   float *y;
-  int add;  // whether to what stands in y
+  int add;  // to y, instead of overwriting it
 } operands;
 
-// Rows `first`, first + apart, ... of scale (W x) + bias.
-INLINE void product_rows(uint32_t kind, int rows, const operands *o, uint64_t first, uint64_t apart) {
-  const uint64_t columns = whole(o->map->columns), step = columns * bytes_of(kind);
+// Rows `first`, first + stride, ... of scale (W x) + bias.
+INLINE void matvec_rows(uint32_t kind, int rows, const operands *o, uint64_t first, uint64_t stride) {
+  const uint64_t columns = pad_to_lanes(o->map->columns), step = columns * element_size(kind);
   const char *weights = o->base + o->map->at + first * step;
   const float *scale = (const float *)(o->base + o->map->scale);
   float sums[ROWS];
   if (kind == INT8)
-    dot_bytes(rows, weights, apart * step, o->rounded, columns, sums);
+    dot_bytes(rows, weights, stride * step, o->quantized, columns, sums);
   else
-    dot_rows(kind, rows, weights, apart * step, o->x, columns, sums);
+    dot_rows(kind, rows, weights, stride * step, o->x, columns, sums);
   UNROLL
   for (int r = 0; r < rows; ++r) {
-    const uint64_t row = first + (uint64_t)r * apart;
+    const uint64_t row = first + (uint64_t)r * stride;
     float sum = sums[r];
     if (kind == INT8) {
-      sum *= o->worth * scale[row];
+      sum *= o->x_scale * scale[row];
       __asm__("" : "+r"(sum));  // rounded here: compilers would fuse it with the next sum for some processors only
     }
     if (o->bias) sum += o->bias[row];
@@ -468,52 +468,52 @@ INLINE void product_rows(uint32_t kind, int rows, const operands *o, uint64_t fi
   }
 }
 
-INLINE void product_of(uint32_t kind, const operands *o) {
-  const uint64_t apart = o->map->rows / ROWS;
-  for (uint64_t row = 0; row < apart; ++row) product_rows(kind, ROWS, o, row, apart);
-  for (uint64_t row = apart * ROWS; row < o->map->rows; ++row) product_rows(kind, 1, o, row, 0);
+INLINE void matvec_kind(uint32_t kind, const operands *o) {
+  const uint64_t stride = o->map->rows / ROWS;
+  for (uint64_t row = 0; row < stride; ++row) matvec_rows(kind, ROWS, o, row, stride);
+  for (uint64_t row = stride * ROWS; row < o->map->rows; ++row) matvec_rows(kind, 1, o, row, 0);
 }
 
-static void product(const lrt_sequence *s, const table *map, const char *base, const float *bias, const float *x,
+static void matvec(const lrt_sequence *s, const table *map, const char *base, const float *bias, const float *x,
                     float *y, int add) {
-  operands o = {map, base, bias, x, s->rounded, 0, y, add};
-  if (map->kind == INT8) o.worth = round_all(x, whole(map->columns), s->rounded);
+  operands o = {map, base, bias, x, s->quantized, 0, y, add};
+  if (map->kind == INT8) o.x_scale = quantize(x, pad_to_lanes(map->columns), s->quantized);
   if (map->kind == FLOAT32)
-    product_of(FLOAT32, &o);
+    matvec_kind(FLOAT32, &o);
   else if (map->kind == FLOAT16)
-    product_of(FLOAT16, &o);
+    matvec_kind(FLOAT16, &o);
   else
-    product_of(INT8, &o);
+    matvec_kind(INT8, &o);
 }
 
 // Adds a row of a table, FLOAT32 or FLOAT16.
 static void add_row(const table *map, const char *base, uint32_t row, float *x) {
-  const uint64_t columns = whole(map->columns);
-  const char *from = base + map->at + row * columns * bytes_of(map->kind);
+  const uint64_t columns = pad_to_lanes(map->columns);
+  const char *from = base + map->at + row * columns * element_size(map->kind);
   for (uint64_t i = 0; i < columns; i += W)
     store(x + i, load(x + i) + (map->kind == FLOAT32 ? widen(FLOAT32, from + 4 * i) : widen(FLOAT16, from + 2 * i)));
 }
 
-// The file. What it holds follows from its header; a walk over it finds where, and with `base` checks what lies there.
+// The file. The header determines the sections; a walk finds where each begins and, given `base`, checks its contents.
 
 typedef struct {
   const char *base;
   uint64_t at;
-  int wrong;
+  int error;
 } walk;
 
-// Everything in the file begins at a multiple of LRT_ALIGN, with zeros up to there.
-static uint64_t pass(walk *w, uint64_t bytes) {
+// Moves past a section of the file and the zeros up to the next multiple of LRT_ALIGN; returns where it begins.
+static uint64_t section(walk *w, uint64_t bytes) {
   const uint64_t at = w->at;
   w->at += round_up(bytes, LRT_ALIGN);
   if (w->base)
     for (uint64_t i = at + bytes; i < w->at; ++i)
-      if (w->base[i]) w->wrong = LRT_BAD_PADDING;
+      if (w->base[i]) w->error = LRT_BAD_PADDING;
   return at;
 }
 
-// Whether the exponent of some of these is that of NaN and infinities. Not inlined, as what calls it: see exponential.
-static __attribute__((noinline)) int unsound(uint32_t kind, const char *from, uint64_t count) {
+// Returns whether some of these are NaN or infinite. Not inlined, and neither is its caller: see exponential.
+static __attribute__((noinline)) int has_nonfinite(uint32_t kind, const char *from, uint64_t count) {
   uint32_t found = 0;
   if (kind == FLOAT32)
     for (uint64_t i = 0; i < count; ++i) found |= (word_at(from + 4 * i) & 0x7f800000u) == 0x7f800000u;
@@ -526,52 +526,53 @@ static __attribute__((noinline)) int unsound(uint32_t kind, const char *from, ui
   return found != 0;
 }
 
-// Where they end.
+// Checks rows of numbers and their padding; returns where they end.
 static __attribute__((noinline)) uint64_t check_rows(walk *w, uint32_t kind, uint64_t at, uint64_t rows,
                                                      uint64_t columns) {
-  const uint64_t size = bytes_of(kind), step = whole(columns) * size;
+  const uint64_t size = element_size(kind), step = pad_to_lanes(columns) * size;
   for (uint64_t row = 0; row < rows; ++row) {
     const char *from = w->base + at + row * step;
-    if (unsound(kind, from, columns)) w->wrong = LRT_BAD_NUMBER;
+    if (has_nonfinite(kind, from, columns)) w->error = LRT_BAD_NUMBER;
     for (uint64_t i = columns * size; i < step; ++i)
-      if (from[i]) w->wrong = LRT_BAD_PADDING;
+      if (from[i]) w->error = LRT_BAD_PADDING;
   }
   return at + rows * step;
 }
 
-// Numbers between least and most; -0 is not below 0.
-static uint64_t numbers(walk *w, uint64_t count, float least, float most) {
-  const uint64_t at = pass(w, whole(count) * 4);
+// A vector of numbers from least to most; -0 is not below 0.
+static uint64_t bounded_vector(walk *w, uint64_t count, float least, float most) {
+  const uint64_t at = section(w, pad_to_lanes(count) * 4);
   if (w->base) {
     check_rows(w, FLOAT32, at, 1, count);
     const float *x = (const float *)(w->base + at);
     for (uint64_t i = 0; i < count; ++i)
-      if (!(x[i] >= least && x[i] <= most)) w->wrong = LRT_BAD_NUMBER;
+      if (!(x[i] >= least && x[i] <= most)) w->error = LRT_BAD_NUMBER;
   }
   return at;
 }
 
-static uint64_t vector(walk *w, uint64_t count) { return numbers(w, count, -__FLT_MAX__, __FLT_MAX__); }
+static uint64_t vector(walk *w, uint64_t count) { return bounded_vector(w, count, -__FLT_MAX__, __FLT_MAX__); }
 
 static table matrix(walk *w, uint32_t kind, uint32_t rows, uint32_t columns) {
   table map = {.rows = rows, .columns = columns, .kind = kind};
-  if (kind == INT8) map.scale = numbers(w, rows, 0, __FLT_MAX__);
-  map.at = pass(w, rows * whole(columns) * bytes_of(kind));
+  if (kind == INT8) map.scale = bounded_vector(w, rows, 0, __FLT_MAX__);
+  map.at = section(w, rows * pad_to_lanes(columns) * element_size(kind));
   if (w->base) check_rows(w, kind, map.at, rows, columns);
   return map;
 }
 
-static void walk_front(lrt_model *m, walk *w) {
+static void walk_embeddings(lrt_model *m, walk *w) {
   const uint32_t kind = m->weights == FLOAT32 ? FLOAT32 : FLOAT16;  // a row is read at a time: int8 would gain nothing
-  m->embedding = matrix(w, kind, m->symbols, m->embedded);
-  for (uint32_t i = 0; i < m->places; ++i) m->earlier[i] = matrix(w, kind, m->symbols, m->embedded);
-  for (uint32_t i = 0; i < m->axes; ++i) m->code[i] = matrix(w, kind, m->axis[i], m->width);
+  m->embedding = matrix(w, kind, m->symbols, m->embedding_width);
+  for (uint32_t i = 0; i < m->lookbacks; ++i)
+    m->lookback_embedding[i] = matrix(w, kind, m->symbols, m->embedding_width);
+  for (uint32_t i = 0; i < m->axes; ++i) m->axis_embedding[i] = matrix(w, kind, m->axis[i], m->width);
   if (m->position == SINUSOIDAL || m->position == CONCATENATED || m->position == ROTARY) {
-    const uint64_t count = (m->position == ROTARY ? m->dim : m->embedded) / 2;
-    m->frequencies = pass(w, count * 8);
+    const uint64_t count = (m->position == ROTARY ? m->dim : m->embedding_width) / 2;
+    m->frequencies = section(w, count * 8);
     for (uint64_t i = 0; w->base && i < count; ++i) {
       const double x = ((const double *)(w->base + m->frequencies))[i];
-      if (!(x >= 0 && x <= 1)) w->wrong = LRT_BAD_NUMBER;  // so that no angle reaches 2^32
+      if (!(x >= 0 && x <= 1)) w->error = LRT_BAD_NUMBER;  // so that no angle reaches 2^32
     }
   }
 }
@@ -583,31 +584,31 @@ static void walk_norm(const lrt_model *m, walk *w, uint64_t *weight, uint64_t *b
 
 static void walk_layer(lrt_model *m, walk *w) {
   layer_map *l = &m->layer;
-  walk_norm(m, w, &l->mix_weight, &l->mix_bias);
-  l->inward = matrix(w, m->weights, m->attended, m->width);
-  l->inward_bias = vector(w, m->attended);
+  walk_norm(m, w, &l->attn_norm_weight, &l->attn_norm_bias);
+  l->qkv_proj = matrix(w, m->weights, m->qkv_width, m->width);
+  l->qkv_bias = vector(w, m->qkv_width);
   if (m->head_gate) {
-    l->gate = matrix(w, m->weights, m->width, m->width);
+    l->gate_proj = matrix(w, m->weights, m->width, m->width);
     l->gate_bias = vector(w, m->width);
   }
   if (m->decay == GATED) {
-    l->keep = matrix(w, m->weights, m->kv_heads, m->width);
-    l->keep_bias = vector(w, m->kv_heads);
+    l->decay_proj = matrix(w, m->weights, m->kv_heads, m->width);
+    l->decay_bias = vector(w, m->kv_heads);
   }
-  if (m->decay == FIXED) l->decay = numbers(w, m->kv_heads, 0, 1);
-  if (m->projected) l->projection = matrix(w, FLOAT32, m->kv_heads * m->projected, m->dim);
-  l->outward = matrix(w, m->weights, m->width, m->width);
-  l->outward_bias = vector(w, m->width);
-  walk_norm(m, w, &l->feed_weight, &l->feed_bias);
-  const uint32_t raised = m->hidden * (m->feed_kind == SWIGLU ? 2 : 1);
-  l->up = matrix(w, m->weights, raised, m->width);
-  l->up_bias = vector(w, raised);
+  if (m->decay == FIXED) l->decay = bounded_vector(w, m->kv_heads, 0, 1);
+  if (m->projections) l->projection = matrix(w, FLOAT32, m->kv_heads * m->projections, m->dim);
+  l->out_proj = matrix(w, m->weights, m->width, m->width);
+  l->out_bias = vector(w, m->width);
+  walk_norm(m, w, &l->mlp_norm_weight, &l->mlp_norm_bias);
+  const uint32_t up_rows = m->hidden * (m->activation == SWIGLU ? 2 : 1);
+  l->up = matrix(w, m->weights, up_rows, m->width);
+  l->up_bias = vector(w, up_rows);
   l->down = matrix(w, m->weights, m->width, m->hidden);
   l->down_bias = vector(w, m->width);
   l->bytes = w->at;
 }
 
-static void walk_back(lrt_model *m, walk *w) {
+static void walk_head(lrt_model *m, walk *w) {
   if (m->final_norm) walk_norm(m, w, &m->final_weight, &m->final_bias);
   m->head = matrix(w, m->weights, m->params, m->width);
   m->head_bias = vector(w, m->params);
@@ -615,126 +616,128 @@ static void walk_back(lrt_model *m, walk *w) {
 
 typedef struct {
   const char *at;
-  int wrong;
+  int error;
 } reader;
 
-static uint32_t take(reader *r, uint32_t least, uint32_t most, int otherwise) {
+static uint32_t read_word(reader *r, uint32_t least, uint32_t most, int error) {
   const uint32_t x = word_at(r->at);
   r->at += 4;
-  if (!r->wrong && (x < least || x > most)) r->wrong = otherwise;
+  if (!r->error && (x < least || x > most)) r->error = error;
   return x;
 }
 
-static uint32_t choice(reader *r, uint32_t last) { return take(r, 0, last, LRT_UNKNOWN_KIND); }
-static uint32_t size_of(reader *r, uint32_t least, uint32_t most) { return take(r, least, most, LRT_BAD_SIZES); }
+static uint32_t read_enum(reader *r, uint32_t last) { return read_word(r, 0, last, LRT_UNKNOWN_KIND); }
+static uint32_t read_size(reader *r, uint32_t least, uint32_t most) { return read_word(r, least, most, LRT_BAD_SIZES); }
 
-static float number(reader *r) {
+static float read_float(reader *r) {
   float x;
   copy(&x, r->at, 4);
   r->at += 4;
-  if (!r->wrong && !(x >= 0 && x <= __FLT_MAX__)) r->wrong = LRT_BAD_NUMBER;
+  if (!r->error && !(x >= 0 && x <= __FLT_MAX__)) r->error = LRT_BAD_NUMBER;
   return x;
 }
 
 // The fields, each within bounds that keep every product below within 64 bits.
 static int read_header(lrt_model *m, const char *file) {
   reader r = {file + 24, LRT_OK};
-  m->weights = choice(&r, INT8);
-  m->vocabulary = size_of(&r, 1, 1 << 24);
-  m->start = choice(&r, 1);
-  m->layers = size_of(&r, 1, 1 << 12);
-  m->width = size_of(&r, 1, 1 << 16);
-  m->heads = size_of(&r, 1, 1 << 16);
-  m->kv_heads = size_of(&r, 1, 1 << 16);
-  m->projected = size_of(&r, 0, 1 << 15);
-  m->hidden = size_of(&r, 1, 1 << 20);
-  m->feed_kind = choice(&r, RELU_FEED);
-  m->norm_place = choice(&r, POST);
-  m->norm_kind = choice(&r, RMS_NORM);
-  m->final_norm = choice(&r, 1);
-  m->position = choice(&r, ROTARY);
-  m->axes = size_of(&r, 0, AXES);
-  for (uint32_t i = 0; i < AXES; ++i) m->axis[i] = size_of(&r, i < m->axes, i < m->axes ? 1 << 24 : 0);
-  m->places = size_of(&r, 0, PLACES);
-  for (uint32_t i = 0; i < PLACES; ++i) m->place[i] = size_of(&r, i < m->places, i < m->places ? 1 << 16 : 0);
-  m->feature_map = choice(&r, ARC_COSINE);
-  m->decay = choice(&r, GATED);
-  m->denominator = choice(&r, BOUNDED);
-  m->head_norm = choice(&r, 1);
-  m->head_gate = choice(&r, 1);
-  m->output = choice(&r, MIXTURE);
-  m->components = size_of(&r, 0, 1 << 16);
-  m->eps = number(&r);
-  m->norm_eps = number(&r);
-  while (r.at < file + HEADER) take(&r, 0, 0, LRT_BAD_PADDING);
-  return r.wrong;
+  m->weights = read_enum(&r, INT8);
+  m->vocabulary = read_size(&r, 1, 1 << 24);
+  m->start = read_enum(&r, 1);
+  m->layers = read_size(&r, 1, 1 << 12);
+  m->width = read_size(&r, 1, 1 << 16);
+  m->heads = read_size(&r, 1, 1 << 16);
+  m->kv_heads = read_size(&r, 1, 1 << 16);
+  m->projections = read_size(&r, 0, 1 << 15);
+  m->hidden = read_size(&r, 1, 1 << 20);
+  m->activation = read_enum(&r, RELU_MLP);
+  m->norm_order = read_enum(&r, POST);
+  m->norm_kind = read_enum(&r, RMS_NORM);
+  m->final_norm = read_enum(&r, 1);
+  m->position = read_enum(&r, ROTARY);
+  m->axes = read_size(&r, 0, AXES);
+  for (uint32_t i = 0; i < AXES; ++i) m->axis[i] = read_size(&r, i < m->axes, i < m->axes ? 1 << 24 : 0);
+  m->lookbacks = read_size(&r, 0, LOOKBACKS);
+  for (uint32_t i = 0; i < LOOKBACKS; ++i)
+    m->lookback[i] = read_size(&r, i < m->lookbacks, i < m->lookbacks ? 1 << 16 : 0);
+  m->feature_map = read_enum(&r, ARC_COSINE);
+  m->decay = read_enum(&r, GATED);
+  m->denominator = read_enum(&r, BOUNDED);
+  m->head_norm = read_enum(&r, 1);
+  m->head_gate = read_enum(&r, 1);
+  m->output = read_enum(&r, MIXTURE);
+  m->components = read_size(&r, 0, 1 << 16);
+  m->eps = read_float(&r);
+  m->norm_eps = read_float(&r);
+  while (r.at < file + HEADER) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  return r.error;
 }
 
-// What the fields must be to each other, and what follows from them.
+// Checks the fields against each other and computes what follows from them.
 static int derive(lrt_model *m) {
   const int projects = m->feature_map == TRIGONOMETRIC || m->feature_map == ARC_COSINE;
-  if (m->width % m->heads || m->heads % m->kv_heads || (m->projected != 0) != projects ||
-      (m->position == TABLES) != (m->axes != 0) || (m->places && !m->start) ||
+  if (m->width % m->heads || m->heads % m->kv_heads || (m->projections != 0) != projects ||
+      (m->position == LEARNED) != (m->axes != 0) || (m->lookbacks && !m->start) ||
       (m->output == MIXTURE) != (m->components != 0) || (m->output == MIXTURE && m->vocabulary < 2))
     return LRT_BAD_SIZES;
   m->dim = m->width / m->heads;
-  m->features = !projects ? m->dim : m->feature_map == TRIGONOMETRIC ? 2 * m->projected : m->projected;
-  m->embedded = m->position == CONCATENATED ? m->width / 2 : m->width;
+  m->features = !projects ? m->dim : m->feature_map == TRIGONOMETRIC ? 2 * m->projections : m->projections;
+  m->embedding_width = m->position == CONCATENATED ? m->width / 2 : m->width;
   if ((m->position == SINUSOIDAL && m->width % 2) || (m->position == CONCATENATED && m->width % 4) ||
       (m->position == ROTARY && m->dim % 2))
     return LRT_BAD_SIZES;
-  m->attended = (m->heads + 2 * m->kv_heads) * m->dim;
+  m->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
   m->symbols = m->vocabulary + m->start;
   m->params = m->output == MIXTURE ? 3 * m->components : m->vocabulary;
-  for (uint32_t i = 0; i < m->places; ++i) m->reach = m->place[i] > m->reach ? m->place[i] : m->reach;
+  for (uint32_t i = 0; i < m->lookbacks; ++i)
+    m->max_lookback = m->lookback[i] > m->max_lookback ? m->lookback[i] : m->max_lookback;
   uint64_t last = m->axes ? 1 : LAST_POSITION;
   for (uint32_t i = 0; i < m->axes; ++i) {
     last *= m->axis[i];
     if (last > LAST_POSITION) last = LAST_POSITION;
   }
-  m->last = (uint32_t)last;
-  m->kv_floats = m->features * whole(m->dim);
-  m->layer_floats = m->kv_heads * (m->kv_floats + whole(m->features)) + whole(m->kv_heads);
-  m->state_floats = whole(m->reach) + m->layers * m->layer_floats;
+  m->max_positions = (uint32_t)last;
+  m->kv_floats = m->features * pad_to_lanes(m->dim);
+  m->layer_floats = m->kv_heads * (m->kv_floats + pad_to_lanes(m->features)) + pad_to_lanes(m->kv_heads);
+  m->state_floats = pad_to_lanes(m->max_lookback) + m->layers * m->layer_floats;
   return LRT_OK;
 }
 
-static float *cut(float *base, uint64_t *at, uint64_t floats) {
+static float *carve(float *base, uint64_t *at, uint64_t floats) {
   float *const here = base ? base + *at : 0;
-  *at += whole(floats);
+  *at += pad_to_lanes(floats);
   return here;
 }
 
-// The parts of a sequence behind its struct, from `base` on (null: none are made) -> how many floats they take.
+// Lays out the buffers of a sequence from `base` on (null: only counts); returns how many floats they take.
 static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   uint64_t at = 0;
-  s->recent = (uint32_t *)cut(base, &at, m->reach);
-  s->state = cut(base, &at, m->layers * m->layer_floats);
-  s->x = cut(base, &at, m->width);
-  s->normed = cut(base, &at, m->width);
-  s->qkv = cut(base, &at, m->attended);
-  s->mixed = cut(base, &at, m->width);
-  s->gates = cut(base, &at, m->width);
-  s->keeps = cut(base, &at, m->kv_heads);
-  s->hidden = cut(base, &at, 2 * m->hidden + LANES);
-  s->k = cut(base, &at, m->features);
-  s->q = cut(base, &at, m->features);
-  s->turned_k = cut(base, &at, m->features);
-  s->turned_q = cut(base, &at, m->features);
-  s->v = cut(base, &at, m->dim);
-  s->y = cut(base, &at, m->dim);
-  s->unit = cut(base, &at, m->dim);
-  s->sine = cut(base, &at, m->dim);
-  s->cosine = cut(base, &at, m->dim);
-  s->params = cut(base, &at, m->params);
-  s->mixture = cut(base, &at, 4 * whole(m->components));
-  s->scores = cut(base, &at, m->vocabulary);
-  s->sorted = cut(base, &at, m->vocabulary);
-  s->rounded = (int16_t *)cut(base, &at, whole(m->hidden > m->width ? m->hidden : m->width) / 2);
+  s->recent = (uint32_t *)carve(base, &at, m->max_lookback);
+  s->state = carve(base, &at, m->layers * m->layer_floats);
+  s->x = carve(base, &at, m->width);
+  s->normed = carve(base, &at, m->width);
+  s->qkv = carve(base, &at, m->qkv_width);
+  s->attn_out = carve(base, &at, m->width);
+  s->gates = carve(base, &at, m->width);
+  s->decay_logits = carve(base, &at, m->kv_heads);
+  s->hidden = carve(base, &at, 2 * m->hidden + LANES);
+  s->k = carve(base, &at, m->features);
+  s->q = carve(base, &at, m->features);
+  s->rotated_k = carve(base, &at, m->features);
+  s->rotated_q = carve(base, &at, m->features);
+  s->v = carve(base, &at, m->dim);
+  s->y = carve(base, &at, m->dim);
+  s->unit = carve(base, &at, m->dim);
+  s->sine = carve(base, &at, m->dim);
+  s->cosine = carve(base, &at, m->dim);
+  s->params = carve(base, &at, m->params);
+  s->mixture = carve(base, &at, 4 * pad_to_lanes(m->components));
+  s->scores = carve(base, &at, m->vocabulary);
+  s->sorted = carve(base, &at, m->vocabulary);
+  s->quantized = (int16_t *)carve(base, &at, pad_to_lanes(m->hidden > m->width ? m->hidden : m->width) / 2);
   return at;
 }
 
-static int same(const char *a, const char *b) {  // of the eight bytes of a magic
+static int same_magic(const char *a, const char *b) {  // of the eight bytes of a magic
   return word_at(a) == word_at(b) && word_at(a + 4) == word_at(b + 4);
 }
 
@@ -742,15 +745,15 @@ static int aligned(const void *at) { return (uintptr_t)at % LRT_ALIGN == 0; }
 
 size_t lrt_model_size(void) { return (size_t)round_up(sizeof(lrt_model), LRT_ALIGN); }
 
-// Whether a file or state is whole. otherwise: what is wrong with one that has another magic.
-static int check_whole(const char *file, uint64_t size, const char *magic, uint64_t header, int otherwise) {
-  if (size < 8 || !same(file, magic)) return otherwise;
+// Checks the header and the checksum of a file or state. bad_magic: the error where it begins with other bytes.
+static int check_file(const char *file, uint64_t size, const char *magic, uint64_t header, int bad_magic) {
+  if (size < 8 || !same_magic(file, magic)) return bad_magic;
   if (size < 12) return LRT_WRONG_SIZE;
   if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
   if (size < header) return LRT_WRONG_SIZE;
-  uint64_t told;
-  copy(&told, file + 16, 8);
-  if (told != size) return LRT_WRONG_SIZE;
+  uint64_t declared;
+  copy(&declared, file + 16, 8);
+  if (declared != size) return LRT_WRONG_SIZE;
   return word_at(file + 12) == lrt_checksum(file + 16, (size_t)(size - 16)) ? LRT_OK : LRT_DAMAGED;
 }
 
@@ -758,30 +761,30 @@ int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
   const char *file = data;
   if (!aligned(memory) || !aligned(file)) return LRT_NOT_ALIGNED;
   if (size < sizeof(lrt_model)) return LRT_NO_ROOM;
-  int wrong = check_whole(file, bytes, MODEL_MAGIC, HEADER, LRT_NOT_A_MODEL);
-  if (wrong) return wrong;
+  int error = check_file(file, bytes, MODEL_MAGIC, HEADER, LRT_NOT_A_MODEL);
+  if (error) return error;
   lrt_model m = {.file = file, .checksum = word_at(file + 12)};
-  wrong = read_header(&m, file);
-  if (!wrong) wrong = derive(&m);
-  if (wrong) return wrong;
+  error = read_header(&m, file);
+  if (!error) error = derive(&m);
+  if (error) return error;
   walk front = {0, HEADER, LRT_OK}, layer = {0, 0, LRT_OK}, back = {0, 0, LRT_OK};
-  walk_front(&m, &front);
+  walk_embeddings(&m, &front);
   walk_layer(&m, &layer);
-  walk_back(&m, &back);
-  m.layers_at = front.at;
-  m.back_at = front.at + m.layers * layer.at;
-  if (m.back_at + back.at != bytes) return LRT_WRONG_SIZE;
+  walk_head(&m, &back);
+  m.layers_offset = front.at;
+  m.head_offset = front.at + m.layers * layer.at;
+  if (m.head_offset + back.at != bytes) return LRT_WRONG_SIZE;
   walk check = {file, HEADER, LRT_OK};
-  walk_front(&m, &check);
+  walk_embeddings(&m, &check);
   for (uint32_t i = 0; i < m.layers; ++i) {
-    check.base = file + m.layers_at + i * layer.at;
+    check.base = file + m.layers_offset + i * layer.at;
     check.at = 0;
     walk_layer(&m, &check);
   }
-  check.base = file + m.back_at;
+  check.base = file + m.head_offset;
   check.at = 0;
-  walk_back(&m, &check);
-  if (check.wrong) return check.wrong;
+  walk_head(&m, &check);
+  if (check.error) return check.error;
   copy(memory, &m, sizeof m);
   return LRT_OK;
 }
@@ -792,7 +795,7 @@ int lrt_fact(const lrt_model *m, int which) {
     case LRT_START: return m->start ? (int)m->vocabulary : -1;
     case LRT_PARAMS: return (int)m->params;
     case LRT_COMPONENTS: return (int)m->components;
-    case LRT_POSITIONS: return m->last > INT32_MAX ? -1 : (int)m->last;
+    case LRT_POSITIONS: return m->max_positions > INT32_MAX ? -1 : (int)m->max_positions;
     case LRT_LAYERS: return (int)m->layers;
     case LRT_WIDTH: return (int)m->width;
     case LRT_HEADS: return (int)m->heads;
@@ -811,9 +814,9 @@ static uint64_t sequence_bytes(const lrt_model *m) {
   return SEQUENCE_BYTES + 4 * lay_out(&unused, m, 0);
 }
 
-static size_t fitting(uint64_t bytes) { return bytes <= SIZE_MAX / 2 ? (size_t)bytes : 0; }
+static size_t as_size_t(uint64_t bytes) { return bytes <= SIZE_MAX / 2 ? (size_t)bytes : 0; }
 
-size_t lrt_sequence_size(const lrt_model *m) { return fitting(sequence_bytes(m)); }
+size_t lrt_sequence_size(const lrt_model *m) { return as_size_t(sequence_bytes(m)); }
 
 int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
   const size_t needed = lrt_sequence_size(m);
@@ -822,7 +825,7 @@ int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
   __builtin_memset(s, 0, needed);
   s->model = m;
   lay_out(s, m, (float *)((char *)s + SEQUENCE_BYTES));
-  for (uint32_t i = 0; i < m->reach; ++i) s->recent[i] = m->vocabulary;
+  for (uint32_t i = 0; i < m->max_lookback; ++i) s->recent[i] = m->vocabulary;
   return LRT_OK;
 }
 
@@ -834,10 +837,10 @@ static void norm(const lrt_model *m, const char *base, uint64_t weight, uint64_t
   const float *scale_of = (const float *)(base + weight), *shift = (const float *)(base + bias);
   const int centred = m->norm_kind == LAYER_NORM;
   vf totals[PARTS] = {{0}}, squares[PARTS] = {{0}};
-  for (uint64_t at = 0; centred && at < whole(n); at += LANES)
+  for (uint64_t at = 0; centred && at < pad_to_lanes(n); at += LANES)
     for (int i = 0; i < PARTS; ++i) totals[i] += load(from + at + i * W);
-  const float mean = add_up(totals) / (float)n;
-  for (uint64_t at = 0; at < whole(n); at += LANES) {
+  const float mean = horizontal_sum(totals) / (float)n;
+  for (uint64_t at = 0; at < pad_to_lanes(n); at += LANES) {
     float tail[LANES];
     const float *here = from + at;
     if (at + LANES > n) {  // beyond the width there is nothing off the mean
@@ -849,15 +852,15 @@ static void norm(const lrt_model *m, const char *base, uint64_t weight, uint64_t
       squares[i] = multiply_add(x, x, squares[i]);
     }
   }
-  const float scale = 1 / __builtin_sqrtf(add_up(squares) / (float)n + m->norm_eps);
-  for (uint64_t at = 0; at < whole(n); at += W) {
+  const float scale = 1 / __builtin_sqrtf(horizontal_sum(squares) / (float)n + m->norm_eps);
+  for (uint64_t at = 0; at < pad_to_lanes(n); at += W) {
     const vf y = (load(from + at) - mean) * scale * load(scale_of + at);
     store(to + at, centred ? y + load(shift + at) : y);
   }
 }
 
-// Pairs (i, i + d/2) by the angles of this position.
-static void rotate(const lrt_sequence *s, const float *from, float *to) {
+// Rotary embedding: rotates the pairs (i, i + d/2) by the angles of this position.
+static void apply_rope(const lrt_sequence *s, const float *from, float *to) {
   const uint32_t half = s->model->dim / 2;
   for (uint32_t i = 0; i < half; ++i) {
     const float a = from[i], b = from[i + half];
@@ -866,39 +869,39 @@ static void rotate(const lrt_sequence *s, const float *from, float *to) {
   }
 }
 
-// The features of a query or key x [d] of key head g.
+// to = the features of a query or key x [d] of key-value head g.
 static void map_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to) {
   const lrt_model *m = s->model;
   copy(s->unit, x, m->dim * sizeof *x);
-  clear(s->unit, m->dim, whole(m->dim));
-  if (!m->projected) {
-    for (uint64_t at = 0; at < whole(m->dim); at += W) {
+  clear(s->unit, m->dim, pad_to_lanes(m->dim));
+  if (!m->projections) {
+    for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) {
       const vf y = load(s->unit + at);
       vf mapped = y;
-      if (m->feature_map == ELU_PLUS_ONE) mapped = pick(y > 0.0f, y + 1.0f, exponential(y));
-      if (m->feature_map == RELU) mapped = pick(y < 0.0f, (vf){0}, y);  // NaN stays
-      if (m->feature_map == SQUARED_RELU) mapped = pick(y < 0.0f, (vf){0}, y * y);
+      if (m->feature_map == ELU_PLUS_ONE) mapped = blend(y > 0.0f, y + 1.0f, exponential(y));
+      if (m->feature_map == RELU) mapped = blend(y < 0.0f, (vf){0}, y);  // NaN stays
+      if (m->feature_map == SQUARED_RELU) mapped = blend(y < 0.0f, (vf){0}, y * y);
       store(to + at, mapped);
     }
-    clear(to, m->dim, whole(m->dim));
+    clear(to, m->dim, pad_to_lanes(m->dim));
     return;
   }
-  if (m->position == ROTARY) rotate(s, x, s->unit);
+  if (m->position == ROTARY) apply_rope(s, x, s->unit);
   vf squares[PARTS] = {{0}};
-  for (uint64_t at = 0; at < whole(m->dim); at += LANES)
+  for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += LANES)
     for (int i = 0; i < PARTS; ++i) {
       const vf y = load(s->unit + at + i * W);
       squares[i] = multiply_add(y, y, squares[i]);
     }
-  const float length = __builtin_sqrtf(add_up(squares)), inverse = 1 / (length < 1e-6f ? 1e-6f : length);
-  for (uint64_t at = 0; at < whole(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
+  const float length = __builtin_sqrtf(horizontal_sum(squares)), inverse = 1 / (length < 1e-6f ? 1e-6f : length);
+  for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
   table rows = m->layer.projection;
-  rows.rows = m->projected;
-  rows.at += (uint64_t)g * m->projected * whole(m->dim) * sizeof(float);
-  product(s, &rows, base, 0, s->unit, to, 0);
-  for (uint32_t i = 0; i < m->projected; ++i) {
+  rows.rows = m->projections;
+  rows.at += (uint64_t)g * m->projections * pad_to_lanes(m->dim) * sizeof(float);
+  matvec(s, &rows, base, 0, s->unit, to, 0);
+  for (uint32_t i = 0; i < m->projections; ++i) {
     if (m->feature_map == TRIGONOMETRIC)
-      turn(to[i], to + i, to + m->projected + i);
+      sin_cos(to[i], to + i, to + m->projections + i);
     else
       to[i] = to[i] < 0 ? 0 : to[i];
   }
@@ -919,30 +922,30 @@ static void read_state(const float *kv, const float *q, uint64_t features, uint6
 
 static float dot(const float *a, const float *b, uint64_t n) {
   vf totals[PARTS] = {{0}};
-  for (uint64_t at = 0; at < whole(n); at += LANES)
+  for (uint64_t at = 0; at < pad_to_lanes(n); at += LANES)
     for (int i = 0; i < PARTS; ++i)
       totals[i] = multiply_add(load(a + at + i * W), load(b + at + i * W), totals[i]);
-  return add_up(totals);
+  return horizontal_sum(totals);
 }
 
-// The state of a key head takes in its key and value.
+// Updates the state of a key-value head with its key and value.
 static void write_state(const lrt_sequence *s, float keep, float write, float *kv, float *z, const float *k,
-                        const float *turned) {
-  const uint64_t width = whole(s->model->dim);
+                        const float *rotated) {
+  const uint64_t width = pad_to_lanes(s->model->dim);
   for (uint64_t i = 0; i < s->model->features; ++i) {
-    const vf weight = splat(turned[i] * write);
+    const vf weight = splat(rotated[i] * write);
     z[i] = z[i] * keep + k[i] * write;
     for (uint64_t at = 0; at < width; at += W)
       store(kv + i * width + at, multiply_add(weight, load(s->v + at), load(kv + i * width + at) * keep));
   }
 }
 
-// What a query head read becomes what it says: its denominator, norm and gate.
-static void finish(const lrt_sequence *s, uint32_t head, float weight) {
+// Applies the denominator, the norm and the gate to the output of a query head.
+static void finish_head(const lrt_sequence *s, uint32_t head, float denominator) {
   const lrt_model *m = s->model;
   float *y = s->y;
   if (m->denominator != NO_DENOMINATOR)
-    for (uint32_t i = 0; i < m->dim; ++i) y[i] = weight == 0 ? 0 : y[i] / weight;  // 0: there is nothing to read
+    for (uint32_t i = 0; i < m->dim; ++i) y[i] = denominator == 0 ? 0 : y[i] / denominator;
   if (m->head_norm) {
     const float scale = 1 / __builtin_sqrtf(dot(y, y, m->dim) / (float)m->dim + 1e-6f);
     for (uint32_t i = 0; i < m->dim; ++i) y[i] *= scale;
@@ -951,133 +954,136 @@ static void finish(const lrt_sequence *s, uint32_t head, float weight) {
     const float *gate = s->gates + head * m->dim;
     for (uint32_t i = 0; i < m->dim; ++i) y[i] *= gate[i];
   }
-  copy(s->mixed + head * m->dim, y, m->dim * sizeof *y);
+  copy(s->attn_out + head * m->dim, y, m->dim * sizeof *y);
 }
 
-// A key head, and the query heads that read it.
-static void attend(const lrt_sequence *s, const char *base, float *state, uint32_t g) {
+// A key-value head, and the query heads that share it.
+static void attend_head(const lrt_sequence *s, const char *base, float *state, uint32_t g) {
   const lrt_model *m = s->model;
   const uint32_t d = m->dim, group = m->heads / m->kv_heads;
   const float *queries = s->qkv, *keys = queries + m->heads * d, *values = keys + m->kv_heads * d;
-  float *kv = state + g * m->kv_floats, *z = state + m->kv_heads * m->kv_floats + g * whole(m->features);
-  float *n = state + m->layer_floats - whole(m->kv_heads) + g;
-  const int turned = m->position == ROTARY && !m->projected;
+  float *kv = state + g * m->kv_floats, *z = state + m->kv_heads * m->kv_floats + g * pad_to_lanes(m->features);
+  float *n = state + m->layer_floats - pad_to_lanes(m->kv_heads) + g;
+  const int rotated = m->position == ROTARY && !m->projections;
   float keep = 1, write = 1;
   if (m->decay == FIXED) keep = ((const float *)(base + m->layer.decay))[g];
   if (m->decay == GATED) {
-    const float x = s->keeps[g], steep = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
-    keep = sigmoid(splat(steep))[0];
-    write = sigmoid(splat(-steep))[0];
+    const float x = s->decay_logits[g], logit = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
+    keep = sigmoid(splat(logit))[0];
+    write = sigmoid(splat(-logit))[0];
   }
   map_features(s, base, g, keys + g * d, s->k);
-  if (turned) rotate(s, s->k, s->turned_k);
+  if (rotated) apply_rope(s, s->k, s->rotated_k);
   copy(s->v, values + g * d, d * sizeof *values);
-  write_state(s, keep, write, kv, z, s->k, turned ? s->turned_k : s->k);
+  write_state(s, keep, write, kv, z, s->k, rotated ? s->rotated_k : s->k);
   *n = *n * keep + write;
   for (uint32_t head = g * group; head < (g + 1) * group; ++head) {
     map_features(s, base, g, queries + head * d, s->q);
-    if (turned) rotate(s, s->q, s->turned_q);
-    read_state(kv, turned ? s->turned_q : s->q, m->features, whole(d), s->y);
-    float weight = dot(s->q, z, m->features);
-    if (m->denominator == SUM) weight += m->eps;
-    if (m->denominator == BOUNDED && !(weight > m->eps * *n)) weight = m->eps * *n;
-    finish(s, head, weight);
+    if (rotated) apply_rope(s, s->q, s->rotated_q);
+    read_state(kv, rotated ? s->rotated_q : s->q, m->features, pad_to_lanes(d), s->y);
+    float denominator = dot(s->q, z, m->features);
+    if (m->denominator == SUM) denominator += m->eps;
+    if (m->denominator == BOUNDED && !(denominator > m->eps * *n)) denominator = m->eps * *n;
+    finish_head(s, head, denominator);
   }
 }
 
-static void mix(const lrt_sequence *s, const char *base, float *state, const float *seen, float *to) {
+static void attention_layer(const lrt_sequence *s, const char *base, float *state, const float *input, float *to) {
   const lrt_model *m = s->model;
   const layer_map *l = &m->layer;
-  product(s, &l->inward, base, (const float *)(base + l->inward_bias), seen, s->qkv, 0);
+  matvec(s, &l->qkv_proj, base, (const float *)(base + l->qkv_bias), input, s->qkv, 0);
   if (m->head_gate) {
-    product(s, &l->gate, base, (const float *)(base + l->gate_bias), seen, s->gates, 0);
-    for (uint64_t at = 0; at < whole(m->width); at += W) {
+    matvec(s, &l->gate_proj, base, (const float *)(base + l->gate_bias), input, s->gates, 0);
+    for (uint64_t at = 0; at < pad_to_lanes(m->width); at += W) {
       const vf x = load(s->gates + at);
       store(s->gates + at, x * sigmoid(x));
     }
   }
-  if (m->decay == GATED) product(s, &l->keep, base, (const float *)(base + l->keep_bias), seen, s->keeps, 0);
-  for (uint32_t g = 0; g < m->kv_heads; ++g) attend(s, base, state, g);
-  product(s, &l->outward, base, (const float *)(base + l->outward_bias), s->mixed, to, 1);
+  if (m->decay == GATED)
+    matvec(s, &l->decay_proj, base, (const float *)(base + l->decay_bias), input, s->decay_logits, 0);
+  for (uint32_t g = 0; g < m->kv_heads; ++g) attend_head(s, base, state, g);
+  matvec(s, &l->out_proj, base, (const float *)(base + l->out_bias), s->attn_out, to, 1);
 }
 
-static void feed(const lrt_sequence *s, const char *base, const float *seen, float *to) {
+static void mlp(const lrt_sequence *s, const char *base, const float *input, float *to) {
   const lrt_model *m = s->model;
   const layer_map *l = &m->layer;
   const uint64_t n = m->hidden;
   float *hidden = s->hidden;
-  product(s, &l->up, base, (const float *)(base + l->up_bias), seen, hidden, 0);
-  if (m->feed_kind == GELU) {
+  matvec(s, &l->up, base, (const float *)(base + l->up_bias), input, hidden, 0);
+  if (m->activation == GELU) {
     for (uint64_t at = 0; at < n; at += W) store(hidden + at, gelu(load(hidden + at)));
-  } else if (m->feed_kind == RELU_FEED) {
+  } else if (m->activation == RELU_MLP) {
     for (uint64_t at = 0; at < n; at += W) {
       const vf x = load(hidden + at);
-      store(hidden + at, pick(x < 0.0f, splat(0.0f), x));
+      store(hidden + at, blend(x < 0.0f, splat(0.0f), x));
     }
   } else {
     for (uint64_t at = 0; at < n; at += W) {
-      const vf gate = load(hidden + at), opened = load(hidden + n + at);
-      store(hidden + at, gate * sigmoid(gate) * opened);  // the gates behind it are read already
+      const vf gate = load(hidden + at), value = load(hidden + n + at);
+      store(hidden + at, gate * sigmoid(gate) * value);  // in place: the gates up to here are read already
     }
   }
-  clear(hidden, n, whole(n));
-  product(s, &l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
+  clear(hidden, n, pad_to_lanes(n));
+  matvec(s, &l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
 }
 
-// The embedding of a token, of those `places` earlier, and of its position.
-static void enter(const lrt_sequence *s, uint32_t token) {
+// s->x = the embeddings of a token, of those `lookback` tokens before it, and of its position.
+static void embed(const lrt_sequence *s, uint32_t token) {
   const lrt_model *m = s->model;
   const char *base = m->file;
-  clear(s->x, 0, whole(m->width));
+  clear(s->x, 0, pad_to_lanes(m->width));
   add_row(&m->embedding, base, token, s->x);
-  for (uint32_t i = 0; i < m->places; ++i)
-    add_row(&m->earlier[i], base, s->recent[(s->seen + (uint64_t)m->reach - m->place[i]) % m->reach], s->x);
+  for (uint32_t i = 0; i < m->lookbacks; ++i)
+    add_row(&m->lookback_embedding[i], base,
+            s->recent[(s->seen + (uint64_t)m->max_lookback - m->lookback[i]) % m->max_lookback], s->x);
   for (uint32_t i = m->axes, rest = s->seen; i--; rest /= m->axis[i])
-    add_row(&m->code[i], base, rest % m->axis[i], s->x);
+    add_row(&m->axis_embedding[i], base, rest % m->axis[i], s->x);
   if (m->position != SINUSOIDAL && m->position != CONCATENATED && m->position != ROTARY) return;
   const double *frequency = (const double *)(base + m->frequencies);
   if (m->position == ROTARY) {
-    for (uint32_t i = 0; i < m->dim / 2; ++i) turn(s->seen * frequency[i], s->sine + i, s->cosine + i);
+    for (uint32_t i = 0; i < m->dim / 2; ++i) sin_cos(s->seen * frequency[i], s->sine + i, s->cosine + i);
     return;
   }
-  float *to = m->position == CONCATENATED ? s->x + m->embedded : s->x;
-  for (uint32_t i = 0; i < m->embedded / 2; ++i) {
+  float *to = m->position == CONCATENATED ? s->x + m->embedding_width : s->x;
+  for (uint32_t i = 0; i < m->embedding_width / 2; ++i) {
     float sine, cosine;
-    turn(s->seen * frequency[i], &sine, &cosine);
+    sin_cos(s->seen * frequency[i], &sine, &cosine);
     to[2 * i] += sine;
     to[2 * i + 1] += cosine;
   }
 }
 
-// One token, which is a symbol and has a position. Without `last` no params come of it.
-static void token_through(lrt_sequence *s, uint32_t token, int last) {
+// Decodes one token, which is a valid symbol at a valid position; computes params where `last`.
+static void decode_token(lrt_sequence *s, uint32_t token, int last) {
   const lrt_model *m = s->model;
-  const int pre = m->norm_place == PRE;
-  enter(s, token);
+  const int pre = m->norm_order == PRE;
+  embed(s, token);
   for (uint32_t i = 0; i < m->layers; ++i) {
-    const char *base = m->file + m->layers_at + i * m->layer.bytes;
+    const char *base = m->file + m->layers_offset + i * m->layer.bytes;
     const layer_map *l = &m->layer;
-    if (pre) norm(m, base, l->mix_weight, l->mix_bias, s->x, s->normed);
-    mix(s, base, s->state + i * m->layer_floats, pre ? s->normed : s->x, s->x);
-    norm(m, base, pre ? l->feed_weight : l->mix_weight, pre ? l->feed_bias : l->mix_bias, s->x, pre ? s->normed : s->x);
-    feed(s, base, pre ? s->normed : s->x, s->x);
-    if (!pre) norm(m, base, l->feed_weight, l->feed_bias, s->x, s->x);
+    if (pre) norm(m, base, l->attn_norm_weight, l->attn_norm_bias, s->x, s->normed);
+    attention_layer(s, base, s->state + i * m->layer_floats, pre ? s->normed : s->x, s->x);
+    norm(m, base, pre ? l->mlp_norm_weight : l->attn_norm_weight, pre ? l->mlp_norm_bias : l->attn_norm_bias, s->x,
+         pre ? s->normed : s->x);
+    mlp(s, base, pre ? s->normed : s->x, s->x);
+    if (!pre) norm(m, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->x);
   }
-  if (m->reach) s->recent[s->seen % m->reach] = token;
+  if (m->max_lookback) s->recent[s->seen % m->max_lookback] = token;
   s->seen += 1;
   s->ready = (uint32_t)last;
   if (!last) return;
-  const char *base = m->file + m->back_at;
+  const char *base = m->file + m->head_offset;
   if (m->final_norm) norm(m, base, m->final_weight, m->final_bias, s->x, s->normed);
-  product(s, &m->head, base, (const float *)(base + m->head_bias), m->final_norm ? s->normed : s->x, s->params, 0);
+  matvec(s, &m->head, base, (const float *)(base + m->head_bias), m->final_norm ? s->normed : s->x, s->params, 0);
 }
 
 int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
   const lrt_model *m = s->model;
   for (size_t i = 0; i < count; ++i)
     if (tokens[i] >= m->symbols) return LRT_BAD_TOKEN;
-  if (count > m->last - s->seen) return LRT_TOO_LONG;
-  for (size_t i = 0; i < count; ++i) token_through(s, tokens[i], i + 1 == count);
+  if (count > m->max_positions - s->seen) return LRT_TOO_LONG;
+  for (size_t i = 0; i < count; ++i) decode_token(s, tokens[i], i + 1 == count);
   return LRT_OK;
 }
 
@@ -1085,16 +1091,16 @@ int lrt_step(lrt_sequence *s, uint32_t token) { return lrt_prefill(s, &token, 1)
 
 const float *lrt_params(const lrt_sequence *s) { return s->ready ? s->params : 0; }
 
-// What comes next.
+// Sampling.
 
 // lintra.nn.distributions.DiscretisedLogistics: the levels 0 .. n-1 stand on [-1, 1], each the mass of its interval under
 // a mixture of logistic densities, which Salimans et al. 2017, arXiv:1701.05517, section 2.1 give. In logarithms:
 // sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)).
-static void score_levels(const lrt_sequence *s) {
+static void mixture_scores(const lrt_sequence *s) {
   const lrt_model *m = s->model;
-  const uint64_t count = m->components, step = whole(count), n = m->vocabulary;
+  const uint64_t count = m->components, step = pad_to_lanes(count), n = m->vocabulary;
   const float *logits = s->params, *mean = logits + count, *log_scale = mean + count, half = 1.0f / (float)(n - 1);
-  float *weight = s->mixture, *inverse = weight + step, *reach = inverse + step, *between = reach + step;
+  float *weight = s->mixture, *inverse = weight + step, *half_width = inverse + step, *interior = half_width + step;
   float most = logits[0];
   for (uint64_t i = 0; i < count; ++i) most = logits[i] > most ? logits[i] : most;
   for (uint64_t i = 0; i < count; ++i) {
@@ -1104,20 +1110,20 @@ static void score_levels(const lrt_sequence *s) {
   for (uint64_t at = 0; at < count; at += W) {
     const vf scale = exponential(load(inverse + at)), wide = scale * half;
     store(inverse + at, scale);
-    store(reach + at, wide);
-    store(between + at, logarithm(one_minus_exp(wide * 2.0f)));
+    store(half_width + at, wide);
+    store(interior + at, logarithm(one_minus_exp(wide * 2.0f)));
   }
   for (uint64_t at = 0; at < n; at += W) {
     float level[W];
     for (int i = 0; i < W; ++i) level[i] = (float)(at + (uint64_t)i);
-    const vf here = load(level), place = here * (2 * half) - 1.0f;
+    const vf here = load(level), centre = here * (2 * half) - 1.0f;
     const vi first = here == 0.0f, last = here == (float)(n - 1);
     vf top = splat(-__builtin_inff()), sum = {0};
     for (uint64_t i = 0; i < count; ++i) {
-      const vf off = (place - mean[i]) * inverse[i];
-      const vf below = pick(last, (vf){0}, log_sigmoid(off + reach[i]));
-      const vf above = pick(first, (vf){0}, log_sigmoid(reach[i] - off));
-      const vf mass = below + above + pick(first | last, (vf){0}, splat(between[i])) + weight[i];
+      const vf off = (centre - mean[i]) * inverse[i];
+      const vf below = blend(last, (vf){0}, log_sigmoid(off + half_width[i]));
+      const vf above = blend(first, (vf){0}, log_sigmoid(half_width[i] - off));
+      const vf mass = below + above + blend(first | last, (vf){0}, splat(interior[i])) + weight[i];
       const vf higher = larger(mass, top);
       sum = sum * exponential(top - higher) + exponential(mass - higher);
       top = higher;
@@ -1126,10 +1132,10 @@ static void score_levels(const lrt_sequence *s) {
   }
 }
 
-// Logarithms of the probabilities of all symbols, without their common constant.
+// s->scores = the log-probabilities of all symbols, up to a common constant.
 static void score(const lrt_sequence *s) {
   if (s->model->output == MIXTURE)
-    score_levels(s);
+    mixture_scores(s);
   else
     copy(s->scores, s->params, s->model->vocabulary * sizeof(float));
 }
@@ -1140,8 +1146,8 @@ static float largest(const float *x, uint64_t n) {
   return most;
 }
 
-// x := exp((x - most) / temperature), and their sum.
-static double weigh(float *x, uint64_t n, float most, float temperature) {
+// Replaces x by the weights exp((x - most) / temperature) of its softmax; returns their sum.
+static double softmax_weights(float *x, uint64_t n, float most, float temperature) {
   for (uint64_t at = 0; at < n; at += W) store(x + at, exponential((load(x + at) - most) / temperature));
   double total = 0;
   for (uint64_t i = 0; i < n; ++i) total += x[i];
@@ -1153,13 +1159,13 @@ const float *lrt_log_probs(lrt_sequence *s) {
   if (!s->ready) return 0;
   score(s);
   copy(s->sorted, s->scores, n * sizeof(float));
-  const float most = largest(s->scores, n), total = (float)weigh(s->sorted, n, most, 1);
+  const float most = largest(s->scores, n), total = (float)softmax_weights(s->sorted, n, most, 1);
   const float shift = most + logarithm(splat(total))[0];
   for (uint64_t i = 0; i < n; ++i) s->scores[i] -= shift;
   return s->scores;
 }
 
-// The smallest in front: heapsort, which needs no memory and no luck.
+// Sorts in ascending order: heapsort, which needs no memory and has no bad case.
 static void sort(float *x, uint64_t n) {
   for (uint64_t begin = n / 2, end = n; end > 1;) {
     if (begin) {
@@ -1180,7 +1186,7 @@ static void sort(float *x, uint64_t n) {
   }
 }
 
-// Only those of n weights that hold the share top_p of `total` together, the largest first -> their sum.
+// Keeps the largest of n weights that together hold the share top_p of `total`, zeroes the others; returns their sum.
 static double keep_nucleus(const lrt_sequence *s, uint64_t n, double top_p, double total) {
   float *x = s->scores, *sorted = s->sorted;
   copy(sorted, x, n * sizeof(float));
@@ -1220,7 +1226,7 @@ int lrt_sample(lrt_sequence *s, double temperature, uint32_t top_k, double top_p
     for (uint64_t i = 0; i < n; ++i)
       if (x[i] < s->sorted[n - top_k]) x[i] = -__builtin_inff();
   }
-  double total = weigh(x, n, most, (float)temperature);
+  double total = softmax_weights(x, n, most, (float)temperature);
   if (top_p < 1) total = keep_nucleus(s, n, top_p, total);
   double passed = 0;
   for (uint64_t i = 0; i < n; ++i) {
@@ -1239,11 +1245,11 @@ double lrt_uniform(lrt_sequence *s) {
   return (double)((x ^ x >> 31) >> 11) * 0x1p-53;
 }
 
-// States as bytes: a header, then what lies from `recent` on, as it lies.
+// States as bytes: a header, then the memory from `recent` on.
 
 static uint64_t state_bytes(const lrt_model *m) { return STATE_HEADER + 4 * m->state_floats; }
 
-size_t lrt_state_size(const lrt_model *m) { return fitting(state_bytes(m)); }
+size_t lrt_state_size(const lrt_model *m) { return as_size_t(state_bytes(m)); }
 
 int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
   const lrt_model *m = s->model;
@@ -1268,18 +1274,18 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
   const lrt_model *m = s->model;
   const uint64_t bytes = state_bytes(m);
   const char *file = from;
-  const int wrong = check_whole(file, size, STATE_MAGIC, STATE_HEADER, LRT_NOT_A_STATE);
-  if (wrong) return wrong;
+  const int error = check_file(file, size, STATE_MAGIC, STATE_HEADER, LRT_NOT_A_STATE);
+  if (error) return error;
   if (word_at(file + 24) != m->checksum || size != bytes) return LRT_OTHER_MODEL;
   for (int i = 40; i < STATE_HEADER; ++i)
     if (file[i]) return LRT_BAD_PADDING;
   const uint32_t seen = word_at(file + 28);
-  if (seen > m->last) return LRT_TOO_LONG;
-  const char *recent = file + STATE_HEADER, *state = recent + 4 * whole(m->reach);
-  for (uint64_t i = 0; i < whole(m->reach); ++i) {
+  if (seen > m->max_positions) return LRT_TOO_LONG;
+  const char *recent = file + STATE_HEADER, *state = recent + 4 * pad_to_lanes(m->max_lookback);
+  for (uint64_t i = 0; i < pad_to_lanes(m->max_lookback); ++i) {
     const uint32_t token = word_at(recent + 4 * i);
-    if (i < m->reach && token >= m->symbols) return LRT_BAD_TOKEN;
-    if (i >= m->reach && token) return LRT_BAD_PADDING;
+    if (i < m->max_lookback && token >= m->symbols) return LRT_BAD_TOKEN;
+    if (i >= m->max_lookback && token) return LRT_BAD_PADDING;
   }
   walk w = {state, 0, LRT_OK};
   for (uint32_t i = 0; i < m->layers; ++i) {
@@ -1287,7 +1293,7 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
     w.at = check_rows(&w, FLOAT32, w.at, m->kv_heads, m->features);
     w.at = check_rows(&w, FLOAT32, w.at, 1, m->kv_heads);
   }
-  if (w.wrong) return w.wrong;
+  if (w.error) return w.error;
   copy(s->recent, recent, bytes - STATE_HEADER);
   copy(&s->generator, file + 32, 8);
   s->seen = seen;

@@ -3,7 +3,7 @@
 // format is docs/format.md.
 //
 //   lrt_model *model = aligned(lrt_model_size());              memory is the caller's, aligned to LRT_ALIGN bytes
-//   lrt_load(model, lrt_model_size(), file, bytes);            the file is read where it lies, and must stay there
+//   lrt_load(model, lrt_model_size(), file, bytes);            the file is read in place, and must stay there
 //   lrt_sequence *sequence = aligned(lrt_sequence_size(model));
 //   lrt_start(sequence, lrt_sequence_size(model), model);      any number of sequences may share a model
 //   lrt_step(sequence, lrt_fact(model, LRT_START));            the start symbol, then
@@ -45,11 +45,11 @@ enum {
   LRT_OTHER_MODEL = -17
 };
 
-// What lrt_fact tells of a model.
+// What lrt_fact reports of a model.
 enum {
   LRT_VOCABULARY,  // n: the symbols are 0 .. n-1
   LRT_START,       // the start symbol, n, which stands before the first; -1: there is none
-  LRT_PARAMS,      // numbers that say how the next symbol is distributed
+  LRT_PARAMS,      // parameters of the distribution of the next symbol
   LRT_COMPONENTS,  // of the mixture that these describe; 0: they are logits
   LRT_POSITIONS,   // the most tokens of a sequence, the start symbol included; -1: about 2^32
   LRT_LAYERS,
@@ -65,7 +65,7 @@ typedef struct lrt_sequence lrt_sequence;
 // LRT_FORMAT of the program.
 int lrt_format(void);
 
-// What a return value means, as a sentence without a full stop. Never null.
+// The meaning of a return value, as a sentence without a full stop. Never null.
 const char *lrt_error(int code);
 
 // Bytes of an lrt_model, whatever the file.
@@ -79,19 +79,19 @@ int lrt_fact(const lrt_model *model, int which);
 // Bytes of an lrt_sequence: the state and working memory. 0 where that is more than a size_t holds.
 size_t lrt_sequence_size(const lrt_model *model);
 
-// A sequence before any token, with the seed 0.
+// Makes a sequence before any token, with the seed 0.
 int lrt_start(lrt_sequence *memory, size_t size, const lrt_model *model);
 
-// One token; lrt_params then tells what comes next.
+// Decodes one token; lrt_params then has the distribution of the next.
 int lrt_step(lrt_sequence *sequence, uint32_t token);
 
-// The same for several, of which only the last one's params are computed.
+// Decodes several tokens; params are computed for the last one alone.
 int lrt_prefill(lrt_sequence *sequence, const uint32_t *tokens, size_t count);
 
-// The tokens read so far.
+// The number of tokens read so far.
 uint32_t lrt_seen(const lrt_sequence *sequence);
 
-// What the last token gave, LRT_PARAMS numbers; null before any.
+// The LRT_PARAMS parameters after the last token; null before any.
 const float *lrt_params(const lrt_sequence *sequence);
 
 // The natural logarithms of the probabilities of all symbols, until the next call; null before any token.
@@ -99,7 +99,7 @@ const float *lrt_log_probs(lrt_sequence *sequence);
 
 // The symbol at which the cumulative probability passes `uniform`, a number in [0, 1). temperature >= 0 divides the
 // log-probabilities, 0 takes the most probable symbol; top_k keeps the k most probable ones, 0 all; top_p in (0, 1] the
-// fewest that hold at least that share. Returns it, or an error.
+// fewest that hold at least that share. Returns the symbol, or an error.
 int lrt_sample(lrt_sequence *sequence, double temperature, uint32_t top_k, double top_p, double uniform);
 
 // Numbers in [0, 1) from a generator of the sequence's own: SplitMix64 (Steele et al. 2014), the upper 53 bits.
@@ -111,7 +111,7 @@ size_t lrt_state_size(const lrt_model *model);
 int lrt_save_state(const lrt_sequence *sequence, void *to, size_t size);
 int lrt_load_state(lrt_sequence *sequence, const void *from, size_t size);
 
-// CRC-32 as zlib, gzip and PNG have it; what files and states carry.
+// CRC-32 of zlib, gzip and PNG, which files and states carry.
 uint32_t lrt_checksum(const void *data, size_t bytes);
 
 #ifdef __cplusplus

@@ -57,7 +57,7 @@ static void compare_halves(void) {
   printf("halves %u\n", wrong);
 }
 
-// Sums of bytes times whole numbers, of which the largest fill a block of sums to the last bit and the last block is not
+// Sums of bytes times integers, of which the largest fill a block of sums to the last bit and the last block is not
 // full, in units of the last place of what the sizes of all products come to.
 static void compare_products(void) {
   enum { COLUMNS = 2 * BLOCK + 3 * LANES };
@@ -81,39 +81,39 @@ static void compare_products(void) {
   printf("products %.3f\n", worst);
 }
 
-// In units of what 1 is worth.
-static void compare_rounding(void) {
+// In units of the scale.
+static void compare_quantization(void) {
   float x[2 * LANES];
   int16_t found[2 * LANES];
   double worst = 0;
   for (uint32_t bits = 0x0da24261; bits < 0x7f000000; bits += 99991) {  // above 1e-30
     for (int i = 0; i < 2 * LANES; ++i) x[i] = (float)(from_bits(bits) * cos(i * 1.7));
-    const double worth = round_all(x, 2 * LANES, found);
-    for (int i = 0; i < 2 * LANES; ++i) worst = fmax(worst, fabs(found[i] - x[i] / worth));
+    const double scale = quantize(x, 2 * LANES, found);
+    for (int i = 0; i < 2 * LANES; ++i) worst = fmax(worst, fabs(found[i] - x[i] / scale));
   }
-  printf("rounding %.3f\n", worst);
+  printf("quantization %.3f\n", worst);
   const float odd[] = {0, 1e-36f, INFINITY, -INFINITY, NAN};
   int right = 0;
   for (int kind = 0; kind < 5; ++kind) {
     for (int i = 0; i < 2 * LANES; ++i) x[i] = i == 5 ? odd[kind] : kind < 2 ? 0 : 1;
-    const float worth = round_all(x, 2 * LANES, found);
-    right += kind < 2 ? worth < 1e-36f && !found[5] : !found[5] && !(worth <= __FLT_MAX__);
+    const float scale = quantize(x, 2 * LANES, found);
+    right += kind < 2 ? scale < 1e-36f && !found[5] : !found[5] && !(scale <= __FLT_MAX__);
   }
   printf("odd numbers %d\n", right);
 }
 
-static void compare_turns(void) {
+static void compare_sin_cos(void) {
   double worst = 0;
   for (uint32_t i = 0; i < 2000000; ++i) {
     const double angle = (i % 2 ? -1 : 1) * exp(i * (22.18 / 2000000)) * (1 - 1e-9 * i);
     float sine, cosine;
-    turn(angle, &sine, &cosine);
+    sin_cos(angle, &sine, &cosine);
     const double off = fmax(fabs(sine - sin(angle)), fabs(cosine - cos(angle)));
     worst = off > worst || off != off ? off : worst;
   }
   float sine, cosine;
-  turn(NAN, &sine, &cosine);
-  printf("turns %.3f\nno angle %d\n", worst * 0x1p24, sine != sine && cosine != cosine);
+  sin_cos(NAN, &sine, &cosine);
+  printf("sin_cos %.3f\nno angle %d\n", worst * 0x1p24, sine != sine && cosine != cosine);
 }
 
 int main(void) {
@@ -126,7 +126,7 @@ int main(void) {
   compare("one minus exp", one_minus_exp_of, exact_one_minus_exp, 0x1p-30f, 1e30f, 0, 1);
   compare_halves();
   compare_products();
-  compare_rounding();
-  compare_turns();
+  compare_quantization();
+  compare_sin_cos();
   return 0;
 }

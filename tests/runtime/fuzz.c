@@ -59,9 +59,9 @@ static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *s
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (size < 25) return 0;
   const int repair = !(data[0] & 1);
-  uint64_t told;
-  memcpy(&told, data + 17, 8);
-  const size_t bytes = told < size - 1 ? (size_t)told : size - 1;
+  uint64_t declared;
+  memcpy(&declared, data + 17, 8);
+  const size_t bytes = declared < size - 1 ? (size_t)declared : size - 1;
   uint8_t *file = exact(data + 1, bytes), *state = exact(data + 1 + bytes, size - 1 - bytes);
   if (repair) {
     put_right(file, bytes);
@@ -117,8 +117,8 @@ static size_t mutate(uint8_t *data, size_t size, size_t room) {
       }
       case 5: {  // cut off, with a header that knows
         size = draw(3) ? size - (size_t)draw(size / 2 + 1) : (size_t)draw(size) + 1;
-        const uint64_t told = size - 1;
-        if (draw(2) && size > 25) memcpy(data + 17, &told, 8);
+        const uint64_t declared = size - 1;
+        if (draw(2) && size > 25) memcpy(data + 17, &declared, 8);
         break;
       }
       default: {  // longer

@@ -55,9 +55,9 @@ def said(*command, expect=0):
 # Units in the last place; of 1 for the far tails of gelu and for what is added to a logarithm, whose sizes up
 # to 80 a float keeps 4 such units. gelu's tail is exp of a number, and multiplies its rounding: 32 at x = -5.
 BOUNDS = {"exponential": 1, "logarithm": 2, "sigmoid": 2, "gelu": 40, "far gelu": 4, "log sigmoid": 10}
-BOUNDS |= {"one minus exp": 2, "halves": 0, "turns": 0.51}
+BOUNDS |= {"one minus exp": 2, "halves": 0, "sin_cos": 0.51}
 # Each of three blocks becomes a float, and so does their sum; of a whole number a float keeps 9 bits more.
-BOUNDS |= {"products": 1.5, "rounding": 0.51}
+BOUNDS |= {"products": 1.5, "quantization": 0.51}
 
 
 @needs_compiler
