@@ -6,6 +6,7 @@ from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.mask import lengths_to_mask
 from lintra.nn.mlp import MLP
+from lintra.nn.multihead_attention import MultiheadAttention
 from lintra.nn.position import Learned, Sinusoidal
 
 __getattr__ = renamed_attribute(__name__, {"Heads": AttentionLayer, "Feed": MLP})
@@ -17,6 +18,7 @@ __all__ = [
     "Learned",
     "LogisticMixture",
     "Logits",
+    "MultiheadAttention",
     "Sinusoidal",
     "lengths_to_mask",
 ]
