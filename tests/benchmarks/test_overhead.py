@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks import overhead
+from benchmarks.checkout import ROOT
 
 
 def test_private_names_are_free_to_the_package_that_owns_them_alone(tmp_path):
@@ -17,7 +18,7 @@ def test_private_names_are_free_to_the_package_that_owns_them_alone(tmp_path):
 
 @pytest.mark.parametrize("part", overhead.FOLDERS)
 def test_no_package_imports_what_is_private_to_another(part):
-    assert overhead.private_imports(overhead.ROOT, part) == []
+    assert overhead.private_imports(ROOT, part) == []
 
 
 def test_frames_and_calls_are_counted():
