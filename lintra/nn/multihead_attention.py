@@ -152,7 +152,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _attend_nested(
         self, query: Tensor, key: Tensor, value: Tensor, *masks: Tensor | None, causal: bool
     ) -> Tensor:
-        """nn.TransformerEncoder makes a nested tensor of a padded batch in evaluation."""
+        """Return what nested sequences get: what nn.TransformerEncoder makes of padded ones in evaluation."""
         if not (query is key is value) or any(mask is not None for mask in masks):
             raise ValueError("a nested query must be key and value too, and go without masks")
         x, mask = padded(query.unbind())
@@ -162,10 +162,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _attend_across(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
         form = self._forms.get(False)
         if form is None or not form.can.cross:
-            raise ValueError(
-                f"key must be the tensor query, of a sequence that attends to itself: attention "
-                f"{self.attention.name!r} has no cross form with {self.attention.config}"
-            )
+            reason = f"attention {self.attention.name!r} has no cross form with {self.attention.config}"
+            raise ValueError(f"key must be the tensor query: {self._refused.get(False, reason)}")
         q, k, v = self._project(query, layout.zero(key), layout.zero(value))
         memory = form.encode_memory(k, v, layout=layout)
         return self.out_proj(form.cross_attend(q, memory, layout=Layout.of("query", query)).flatten(2))
@@ -184,7 +182,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 def _build(
     attention: AttentionConfig, causal: bool | None, **shape: int
 ) -> tuple[dict[bool, Attention], dict[bool, str]]:
-    """The forms of a mechanism, by whether they are causal, and why there is no other."""
+    """Return the forms of a mechanism, by whether they are causal, and why there is no other."""
     forms, refused = {}, {}
     for each in (False, True):
         if causal is not None and each != causal:
