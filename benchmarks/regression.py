@@ -28,8 +28,8 @@ class Sizes:
     """Amount of work that is timed."""
 
     against: str | None = None
-    tokens: int = 2048
-    rounds: int = 15
+    tokens: int = 1024
+    rounds: int = 9
     seconds: float = 0.05  # of a turn, at least
 
 
