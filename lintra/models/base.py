@@ -1,7 +1,7 @@
 """What the networks made of blocks share: their configuration, positions, blocks, and recomputing these."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -100,17 +100,14 @@ class TransformerBase(nn.Module):
         if isinstance(self.position, Bounded):
             self.position.check(tokens)
 
-    def run_parallel(self, x: Tensor, layout: Layout, *memories: Sequence[State], **extra: Any) -> Tensor:
-        """Return whole sequences x after all blocks, each of which may read its own of `memories`.
+    def block_runner(self) -> Callable[..., Tensor]:
+        """Return how a block is called: `run(block, x, ...)`.
 
         Where blocks are recomputed in the backward (activation checkpointing), with the dropout of the first
         time."""
-        run: Callable[..., Tensor] = nn.Module.__call__
         if self.config.checkpoint_blocks and torch.is_grad_enabled():
-            run = partial(checkpoint, use_reentrant=False)
-        for block, *memory in zip(self.blocks, *memories, strict=True):
-            x = run(block, x, *memory, layout=layout, **extra)
-        return self.norm(layout.zero(x))
+            return partial(checkpoint, use_reentrant=False)
+        return nn.Module.__call__
 
     def run_blocks(
         self, x: Tensor, layers: tuple[State, ...], layout: Layout, **extra: Tensor

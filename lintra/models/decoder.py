@@ -96,7 +96,10 @@ class Decoder(TransformerBase):
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
         x, _ = self.embed(tokens, None, layout)
-        return self.head(self.run_parallel(x, layout))
+        run = self.block_runner()
+        for block in self.blocks:
+            x = run(block, x, layout=layout)
+        return self.head(self.norm(layout.zero(x)))
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
         """Return what the network reads to predict `targets`: the start symbol, then all but the last of

@@ -94,7 +94,11 @@ class Encoder(TransformerBase):
 
     def _hidden(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
         warn_if_inverted(layout.mask)
-        return layout.zero(self.run_parallel(self._embed(x, layout), layout, **extra))
+        x = self._embed(x, layout)
+        run = self.block_runner()
+        for block in self.blocks:
+            x = run(block, x, layout=layout, **extra)
+        return layout.zero(self.norm(layout.zero(x)))
 
     def _embed(self, x: Tensor, layout: Layout) -> Tensor:
         """Return what goes into the first block; 0 in padded places."""

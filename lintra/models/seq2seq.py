@@ -111,7 +111,10 @@ class Seq2Seq(Decoder):
         warn_if_inverted(mask)
         self._check_memory(memory, layout.n)
         x, _ = self.embed(tokens, None, layout)
-        return self.head(self.run_parallel(x, layout, memory.layers))
+        run = self.block_runner()
+        for block, layer in zip(self.blocks, memory.layers, strict=True):
+            x = run(block, x, layer, layout=layout)
+        return self.head(self.norm(layout.zero(x)))
 
     def start(self, memory: Memory) -> DecoderState:
         """The state before any token."""
