@@ -6,20 +6,20 @@ import triton
 import triton.language as tl
 
 from lintra.ops.linear_attention.triton_kernels import (
-    _advance,
-    _chunks,
-    _features,
-    _logarithms,
-    _numerator_gradient,
-    _read,
-    _read_state,
-    _sequence,
-    _similarity,
-    _slope,
-    _span,
-    _tokens,
-    _tuned,
-    _weigh,
+    advance,
+    apply_map,
+    count_chunks,
+    decay_weights,
+    load_logarithms,
+    load_rows,
+    load_state,
+    locate_sequence,
+    locate_span,
+    locate_tokens,
+    numerator_gradient,
+    similarity,
+    slope,
+    tuned,
 )
 
 
@@ -27,9 +27,9 @@ from lintra.ops.linear_attention.triton_kernels import (
 def _write(total, raw, out, dots, line, column, inside, real, rows, F: tl.constexpr, MAP: tl.constexpr):
     """The gradient of queries or keys `raw` from that of their features; features . gradient as `dots`."""
     if dots is not None:
-        dot = tl.sum(total * _features(raw, column, real, F, MAP), 1)
+        dot = tl.sum(total * apply_map(raw, column, real, F, MAP), 1)
         tl.store(dots + tl.program_id(2).to(tl.int64) * rows + line, dot, mask=inside)
-    total = tl.where(real[:, None], total * _slope(raw, MAP), 0.0)
+    total = tl.where(real[:, None], total * slope(raw, MAP), 0.0)
     place = line[:, None] * F + column[None, :]
     tl.store(out + place, total, mask=inside[:, None] & (column < F)[None, :])
 
@@ -60,7 +60,7 @@ def denominator_gradients(
     tl.store(dd + line, total, mask=inside)
 
 
-@_tuned
+@tuned
 @triton.jit
 def query_gradients(
     q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
@@ -77,8 +77,8 @@ def query_gradients(
     unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     g, heads = head // READERS, G * READERS
     column_f = tl.program_id(2) * BF + tl.arange(0, BF)
-    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
-    batch, begin, count = _sequence(i, cu_seqlens, time)
+    i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + g * k_head
@@ -87,11 +87,11 @@ def query_gradients(
     z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
     kv = tl.zeros([BF, BE], tl.float32)
     if RESIDENT:
-        kv = _read_state(states, column_f, tl.arange(0, BE), E, F, E)
-    for chunk in range(_chunks(count, first, SPAN, C)):
-        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        kv = load_state(states, column_f, tl.arange(0, BE), E, F, E)
+    for chunk in range(count_chunks(count, first, SPAN, C)):
+        row, inside, real = locate_tokens(mask, batch, begin, count, first + chunk * C, time, C)
         at = (batch * time + row) * G + g
-        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        elapsed, inputs, whole = load_logarithms(log_decay, log_input, at, real, C)
         line = (batch * time + row) * heads + head
         weight = tl.load(denominator + line, mask=real, other=1.0)
         column_gradient = tl.load(dd + line, mask=real, other=0.0)
@@ -100,27 +100,27 @@ def query_gradients(
         total = column_gradient[:, None] * z[None, :]
         for tile in range(tl.cdiv(E, BE)):
             column_e = tile * BE + tl.arange(0, BE)
-            dn = _numerator_gradient(_read(dy, row, dy_token, column_e, real, E), weight)
+            dn = numerator_gradient(load_rows(dy, row, dy_token, column_e, real, E), weight)
             if CAUSAL:
-                values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+                values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
                 scores += tl.dot(dn, tl.trans(values), input_precision=PRECISION)
             if not RESIDENT:
-                kv = _read_state(states, column_f, column_e, E, F, E)
+                kv = load_state(states, column_f, column_e, E, F, E)
             total += tl.dot(dn, tl.trans(kv), input_precision=PRECISION)
         if log_decay is not None:
             total *= tl.exp(elapsed)[:, None]
         if CAUSAL:
-            keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+            keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
             scores += column_gradient[:, None]
-            scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
+            scores = decay_weights(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
             total += tl.dot(scores, keys, input_precision=PRECISION)
             if RESIDENT:
-                kv, z = _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
-        raw = _read(q, row, q_token, column_f, real, F)
+                kv, z = advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
+        raw = load_rows(q, row, q_token, column_f, real, F)
         _write(total, raw, dq, dots, line, column_f, inside, real, rows, F, MAP)
 
 
-@_tuned
+@tuned
 @triton.jit
 def key_gradients(
     q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
@@ -136,27 +136,27 @@ def key_gradients(
     """
     unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column_f = tl.program_id(2) * BF + tl.arange(0, BF)
-    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
-    batch, begin, count = _sequence(i, cu_seqlens, time)
+    i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
     k += batch * k_batch + g * k_head
     v += batch * v_batch + g * v_head
     dz = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
     dkv = tl.zeros([BF, BE], tl.float32)
     if RESIDENT:
-        dkv = _read_state(states, column_f, tl.arange(0, BE), E, F, E)
-    chunks = _chunks(count, first, SPAN, C)
+        dkv = load_state(states, column_f, tl.arange(0, BE), E, F, E)
+    chunks = count_chunks(count, first, SPAN, C)
     for step in range(chunks):
         chunk = chunks - 1 - step
-        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        row, inside, real = locate_tokens(mask, batch, begin, count, first + chunk * C, time, C)
         at = (batch * time + row) * G + g
-        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        elapsed, inputs, whole = load_logarithms(log_decay, log_input, at, real, C)
         total = tl.zeros([C, BF], tl.float32)
         for tile in range(tl.cdiv(E, BE)):
             column_e = tile * BE + tl.arange(0, BE)
-            values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+            values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
             if not RESIDENT:
-                dkv = _read_state(states, column_f, column_e, E, F, E)
+                dkv = load_state(states, column_f, column_e, E, F, E)
             total += tl.dot(values, tl.trans(dkv), input_precision=PRECISION)
         total += dz[None, :]
         if log_decay is not None or log_input is not None:
@@ -174,25 +174,29 @@ def key_gradients(
                 dn = tl.zeros([C, BE], tl.float32)
                 for tile in range(tl.cdiv(E, BE)):
                     column_e = tile * BE + tl.arange(0, BE)
-                    given = _read(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
-                    dn = _numerator_gradient(given, weight)
-                    values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
+                    given = load_rows(
+                        dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E
+                    )
+                    dn = numerator_gradient(given, weight)
+                    values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
                     scores += tl.dot(dn, tl.trans(values), input_precision=PRECISION)
                 scores += column_gradient[:, None]
-                scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
-                queries = _read(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
-                queries = _features(queries, column_f, real, F, MAP)
+                scores = decay_weights(
+                    scores, elapsed, inputs, log_decay is not None or log_input is not None, C
+                )
+                queries = load_rows(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
+                queries = apply_map(queries, column_f, real, F, MAP)
                 total += tl.dot(tl.trans(scores), queries, input_precision=PRECISION)
                 if RESIDENT:
                     if log_decay is not None:
                         queries *= tl.exp(elapsed)[:, None]
                     dkv += tl.dot(tl.trans(queries), dn, input_precision=PRECISION)
                     dz += tl.sum(queries * column_gradient[:, None], 0)
-        raw = _read(k, row, k_token, column_f, real, F)
+        raw = load_rows(k, row, k_token, column_f, real, F)
         _write(total, raw, dk, dots, at, column_f, inside, real, rows, F, MAP)
 
 
-@_tuned
+@tuned
 @triton.jit
 def value_gradients(
     q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, dy, dy_batch, dy_token, dy_head,
@@ -208,25 +212,25 @@ def value_gradients(
     """
     unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column_e = tl.program_id(2) * BE + tl.arange(0, BE)
-    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
-    batch, begin, count = _sequence(i, cu_seqlens, time)
+    i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
     k += batch * k_batch + g * k_head
     dkv = tl.zeros([BF, BE], tl.float32)
     if RESIDENT:
-        dkv = _read_state(states, tl.arange(0, BF), column_e, E, F, E)
-    chunks = _chunks(count, first, SPAN, C)
+        dkv = load_state(states, tl.arange(0, BF), column_e, E, F, E)
+    chunks = count_chunks(count, first, SPAN, C)
     for step in range(chunks):
         chunk = chunks - 1 - step
-        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        row, inside, real = locate_tokens(mask, batch, begin, count, first + chunk * C, time, C)
         at = (batch * time + row) * G + g
-        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        elapsed, inputs, whole = load_logarithms(log_decay, log_input, at, real, C)
         total = tl.zeros([C, BE], tl.float32)
         for tile in range(tl.cdiv(F, BF)):
             column_f = tile * BF + tl.arange(0, BF)
-            keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+            keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
             if not RESIDENT:
-                dkv = _read_state(states, column_f, column_e, E, F, E)
+                dkv = load_state(states, column_f, column_e, E, F, E)
             total += tl.dot(keys, dkv, input_precision=PRECISION)
         if log_decay is not None or log_input is not None:
             total *= tl.exp(whole - elapsed + inputs)[:, None]
@@ -241,13 +245,15 @@ def value_gradients(
                 queries = tl.zeros([C, BF], tl.float32)
                 for tile in range(tl.cdiv(F, BF)):
                     column_f = tile * BF + tl.arange(0, BF)
-                    keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
-                    queries = _read(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
-                    queries = _features(queries, column_f, real, F, MAP)
-                    scores += _similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
-                scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
-                given = _read(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
-                dn = _numerator_gradient(given, weight)
+                    keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+                    queries = load_rows(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
+                    queries = apply_map(queries, column_f, real, F, MAP)
+                    scores += similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
+                scores = decay_weights(
+                    scores, elapsed, inputs, log_decay is not None or log_input is not None, C
+                )
+                given = load_rows(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
+                dn = numerator_gradient(given, weight)
                 total += tl.dot(tl.trans(scores), dn, input_precision=PRECISION)
                 if RESIDENT:
                     if log_decay is not None:
@@ -271,9 +277,9 @@ def logarithm_gradients(
     Grid: spans of keys; key-value heads.
     """
     unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
-    batch, begin, count = _sequence(i, cu_seqlens, time)
-    chunks = _chunks(count, first, SPAN, C)
+    i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
+    chunks = count_chunks(count, first, SPAN, C)
     behind = tl.sum(tl.zeros([C], tl.float64), 0)
     if dlog_decay is not None:
         SIZE: tl.constexpr = F * E + F
@@ -288,7 +294,7 @@ def logarithm_gradients(
             state += tl.load(at_z, mask=last & counted, other=0.0)
             behind += tl.sum(state * gradient, 0)
     for step in range(chunks):
-        row, inside, real = _tokens(mask, batch, begin, count, first + (chunks - 1 - step) * C, time, C)
+        row, inside, real = locate_tokens(mask, batch, begin, count, first + (chunks - 1 - step) * C, time, C)
         at = (batch * time + row) * G + g
         key = tl.zeros([C], tl.float64)
         query = tl.zeros([C], tl.float64)

@@ -32,7 +32,7 @@ _TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_wa
 _KEY = ["F", "E", "C", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are part of it in any case
 
 
-def _tuned(kernel):
+def tuned(kernel):
     """Under the interpreter there is nothing to tune."""
     if INTERPRETED:
         return kernel
@@ -41,7 +41,7 @@ def _tuned(kernel):
 
 
 @triton.jit
-def _sequence(i, cu_seqlens, time):
+def locate_sequence(i, cu_seqlens, time):
     """Of a sequence: the row of the batch it lies in, its first token there, how many it has."""
     if cu_seqlens is not None:
         begin = tl.load(cu_seqlens + i)
@@ -50,7 +50,7 @@ def _sequence(i, cu_seqlens, time):
 
 
 @triton.jit
-def _span(unit, spans, sequence_of, first_of, SPAN):
+def locate_span(unit, spans, sequence_of, first_of, SPAN):
     """Of a span: its sequence and its first token in it, beyond the last where the span is a spare one."""
     if sequence_of is not None:
         i = tl.load(sequence_of + unit)
@@ -59,13 +59,13 @@ def _span(unit, spans, sequence_of, first_of, SPAN):
 
 
 @triton.jit
-def _chunks(count, start, SPAN, C: tl.constexpr):
+def count_chunks(count, start, SPAN, C: tl.constexpr):
     """Return how many chunks a span has."""
     return ((tl.minimum(tl.maximum(count - start, 0), SPAN) + C - 1) // C).to(tl.int32)
 
 
 @triton.jit
-def _tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
+def locate_tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
     """Of C tokens from `first`: their rows in the batch, which are in the sequence, which of those real."""
     token = first + tl.arange(0, C)
     inside = token < count
@@ -77,20 +77,20 @@ def _tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
 
 
 @triton.jit
-def _read(x, row, step, column, real, WIDTH: tl.constexpr):
+def load_rows(x, row, step, column, real, WIDTH: tl.constexpr):
     """Rows as they lie, 0 where not real."""
     inside = real[:, None] & (column < WIDTH)[None, :]
     return tl.load(x + row[:, None] * step + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def _read_state(state, row, column, step, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def load_state(state, row, column, step, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     inside = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
     return tl.load(state + row[:, None] * step + column[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
-def _features(x, column, real, WIDTH: tl.constexpr, MAP: tl.constexpr):
+def apply_map(x, column, real, WIDTH: tl.constexpr, MAP: tl.constexpr):
     """float32; 0 where there is nothing, whatever the map makes of 0. A NaN stays one."""
     x = x.to(tl.float32)
     if MAP == "elu+1":
@@ -102,7 +102,7 @@ def _features(x, column, real, WIDTH: tl.constexpr, MAP: tl.constexpr):
 
 
 @triton.jit
-def _slope(x, MAP: tl.constexpr):
+def slope(x, MAP: tl.constexpr):
     """The derivative of the feature map."""
     x = x.to(tl.float32)
     if MAP == "elu+1":
@@ -113,7 +113,7 @@ def _slope(x, MAP: tl.constexpr):
 
 
 @triton.jit
-def _similarity(q, k, kind, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+def similarity(q, k, kind, EXACT: tl.constexpr, PRECISION: tl.constexpr):
     """q k^T. EXACT: features are numbers of the 16 bits the inputs have, whose products lose nothing."""
     if EXACT:
         return tl.dot(q.to(kind), tl.trans(k.to(kind)))
@@ -121,7 +121,7 @@ def _similarity(q, k, kind, EXACT: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _logarithms(log_decay, log_input, at, real, C: tl.constexpr):
+def load_logarithms(log_decay, log_input, at, real, C: tl.constexpr):
     """Of a chunk, as logarithms: the decay from its beginning through each token, inputs, the whole decay."""
     elapsed = tl.zeros([C], tl.float32)
     inputs = tl.zeros([C], tl.float32)
@@ -137,7 +137,7 @@ def _logarithms(log_decay, log_input, at, real, C: tl.constexpr):
 
 
 @triton.jit
-def _weigh(scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr):
+def decay_weights(scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr):
     """Scores [query key] times w, the future struck out before the exponential: after it there may be inf."""
     place = tl.arange(0, C)
     seen = place[:, None] >= place[None, :]
@@ -148,7 +148,7 @@ def _weigh(scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION: tl.constexpr):
+def advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION: tl.constexpr):
     """The state behind a chunk."""
     if log_decay is not None:
         kv *= tl.exp(whole)
@@ -159,13 +159,13 @@ def _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, 
 
 
 @triton.jit
-def _numerator_gradient(dy, denominator):
+def numerator_gradient(dy, denominator):
     """dn; 0 where y was 0 for want of a denominator."""
     nothing = denominator == 0
     return tl.where(nothing[:, None], 0.0, dy.to(tl.float32) / tl.where(nothing, 1.0, denominator)[:, None])
 
 
-@_tuned
+@tuned
 @triton.jit
 def sum_spans(
     a, a_batch, a_token, a_head, c, c_batch, c_token, c_head,
@@ -192,8 +192,8 @@ def sum_spans(
         i, first = unit, unit * 0
         unit = tl.load(first_of + i) if first_of is not None else i * spans
     else:
-        i, first = _span(unit, spans, sequence_of, first_of, SPAN)
-    batch, begin, count = _sequence(i, cu_seqlens, time)
+        i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
     inside = (column_f < F)[:, None] & (column_e < E)[None, :]
     place = column_f[:, None] * E + column_e[None, :]
     kv = tl.zeros([BF, BE], tl.float32)
@@ -204,7 +204,7 @@ def sum_spans(
         z = tl.load(start_z + (i * G + g) * F + column_f, mask=column_f < F, other=0.0)
     left = tl.zeros([C], tl.float32)
     remaining = tl.sum(left, 0)
-    chunks = _chunks(count, first, SPAN, C)
+    chunks = count_chunks(count, first, SPAN, C)
     for step in range(chunks):
         chunk = chunks - 1 - step if BACKWARD else step
         if SERIAL:
@@ -212,21 +212,21 @@ def sum_spans(
             tl.store(state + place, kv, mask=inside)
             if tile_e == 0:
                 tl.store(state + F * E + column_f, z, mask=column_f < F)
-        row, _, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+        row, _, real = locate_tokens(mask, batch, begin, count, first + chunk * C, time, C)
         at = (batch * time + row) * G + g
-        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        elapsed, inputs, whole = load_logarithms(log_decay, log_input, at, real, C)
         remaining += whole
         if log_decay is not None:
             kv *= tl.exp(whole)
             z *= tl.exp(whole)
         for reader in range(READERS):
             head = g * READERS + reader
-            x = _read(a + batch * a_batch + head * a_head, row, a_token, column_f, real, F)
-            y = _read(c + batch * c_batch + head * c_head, row, c_token, column_e, real, E)
-            features = _features(x, column_f, real, F, MAP)
+            x = load_rows(a + batch * a_batch + head * a_head, row, a_token, column_f, real, F)
+            y = load_rows(c + batch * c_batch + head * c_head, row, c_token, column_e, real, E)
+            features = apply_map(x, column_f, real, F, MAP)
             if BACKWARD:
                 line = (batch * time + row) * (G * READERS) + head
-                y = _numerator_gradient(y, tl.load(denominator + line, mask=real, other=1.0))
+                y = numerator_gradient(y, tl.load(denominator + line, mask=real, other=1.0))
                 if log_decay is not None:
                     features *= tl.exp(elapsed)[:, None]
                 kv += tl.dot(tl.trans(features), y, input_precision=PRECISION)
@@ -288,7 +288,7 @@ def scan_spans(
     tl.store(final_z + (i * G + g) * F + place - F * E, state, mask=counted & inside)
 
 
-@_tuned
+@tuned
 @triton.jit
 def outputs(
     q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, v, v_batch, v_token, v_head,
@@ -305,8 +305,8 @@ def outputs(
     unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     g, heads = head // READERS, G * READERS
     column_e = tl.program_id(2) * BE + tl.arange(0, BE)
-    i, first = _span(unit, spans, sequence_of, first_of, SPAN)
-    batch, begin, count = _sequence(i, cu_seqlens, time)
+    i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + g * k_head
@@ -315,36 +315,36 @@ def outputs(
     z = tl.zeros([BF], tl.float32)
     if RESIDENT:
         column_f = tl.arange(0, BF)
-        kv = _read_state(states, column_f, column_e, E, F, E)
+        kv = load_state(states, column_f, column_e, E, F, E)
         z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
-    for chunk in range(_chunks(count, first, SPAN, C)):
-        row, inside, real = _tokens(mask, batch, begin, count, first + chunk * C, time, C)
+    for chunk in range(count_chunks(count, first, SPAN, C)):
+        row, inside, real = locate_tokens(mask, batch, begin, count, first + chunk * C, time, C)
         at = (batch * time + row) * G + g
-        elapsed, inputs, whole = _logarithms(log_decay, log_input, at, real, C)
+        elapsed, inputs, whole = load_logarithms(log_decay, log_input, at, real, C)
         scores = tl.zeros([C, C], tl.float32)
         total = tl.zeros([C, BE], tl.float32)
         weight = tl.zeros([C], tl.float32)
         keys = tl.zeros([C, BF], tl.float32)
         for tile in range(tl.cdiv(F, BF)):
             column_f = tile * BF + tl.arange(0, BF)
-            queries = _features(_read(q, row, q_token, column_f, real, F), column_f, real, F, MAP)
+            queries = apply_map(load_rows(q, row, q_token, column_f, real, F), column_f, real, F, MAP)
             if CAUSAL:
-                keys = _features(_read(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
-                scores += _similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
+                keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+                scores += similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
             if not RESIDENT:
-                kv = _read_state(states, column_f, column_e, E, F, E)
+                kv = load_state(states, column_f, column_e, E, F, E)
                 z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
             if log_decay is not None:
                 queries *= tl.exp(elapsed)[:, None]
             total += tl.dot(queries, kv, input_precision=PRECISION)
             weight += tl.sum(queries * z[None, :], 1)
         if CAUSAL:
-            values = _read(v, row, v_token, column_e, real, E).to(tl.float32)
-            scores = _weigh(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
+            values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
+            scores = decay_weights(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
             total += tl.dot(scores, values, input_precision=PRECISION)
             weight += tl.sum(scores, 1)
             if RESIDENT:
-                kv, z = _advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
+                kv, z = advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
         if NORMALIZE:
             weight += eps
             total /= tl.where(weight == 0, 1.0, weight)[:, None]
@@ -383,17 +383,17 @@ def step(
         kept = tl.exp(tl.load(log_decay + at + tl.arange(0, 1), mask=real, other=0.0))
     if log_input is not None:
         put = tl.exp(tl.load(log_input + at + tl.arange(0, 1), mask=real, other=0.0))
-    value = _read(v + i * v_batch + g * v_head, tl.arange(0, 1), 0, column_e, real, E).to(tl.float32)
+    value = load_rows(v + i * v_batch + g * v_head, tl.arange(0, 1), 0, column_e, real, E).to(tl.float32)
     value = tl.sum(value, 0)
     total = tl.zeros([BE], tl.float32)
     weight = tl.zeros([1], tl.float32)
     first = head % READERS == 0
     for tile in range(tl.cdiv(F, BF)):
         column_f = tile * BF + tl.arange(0, BF)
-        query = _read(q + i * q_batch + head * q_head, tl.arange(0, 1), 0, column_f, real, F)
-        key = _read(k + i * k_batch + g * k_head, tl.arange(0, 1), 0, column_f, real, F)
-        query = tl.sum(_features(query, column_f, real, F, MAP), 0)
-        key = tl.sum(_features(key, column_f, real, F, MAP), 0) * put
+        query = load_rows(q + i * q_batch + head * q_head, tl.arange(0, 1), 0, column_f, real, F)
+        key = load_rows(k + i * k_batch + g * k_head, tl.arange(0, 1), 0, column_f, real, F)
+        query = tl.sum(apply_map(query, column_f, real, F, MAP), 0)
+        key = tl.sum(apply_map(key, column_f, real, F, MAP), 0) * put
         wide = (column_f < F)[:, None] & (column_e < E)[None, :]
         place = at * F * E + column_f[:, None] * E + column_e[None, :]
         state = tl.load(kv + place, mask=wide, other=0.0).to(tl.float32) * kept[None, :]
