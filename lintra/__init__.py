@@ -11,7 +11,7 @@ from types import ModuleType
 
 from lintra import attention, checkpoint, generation, models, nn, ops
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["attention", "checkpoint", "generation", "models", "nn", "ops"]
 
