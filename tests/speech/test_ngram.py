@@ -159,7 +159,7 @@ def test_damage_is_named(tmp_path, damaged, message):
 
 
 def test_nothing_goes_on_behind_the_end():
-    with pytest.raises(ValueError, match=r"must not go on behind the end of a text, got \(1, 0, 2\)"):
+    with pytest.raises(ValueError, match=r"must not continue after the end of a text, got \(1, 0, 2\)"):
         NGram({(1, 0, 2): 1}, order=3, symbols=2)
 
 
