@@ -5,6 +5,7 @@
 Hochreiter and Schmidhuber 1997, Neural Computation 9(8); Graves and Schmidhuber 2005, Neural Networks 18(5).
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from jaxtyping import Bool, Float
@@ -15,6 +16,7 @@ from lintra.config import fields
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.nn.mask import warn_if_inverted
+from lintra.ops.autocast import no_autocast
 from lintra.ops.layout import Layout
 
 
@@ -69,9 +71,13 @@ class BiLSTM(nn.Module):
         x = self.dropout(self.embedding(_io.checked(self.config, self.lstm, x, layout)))
         if 0 in x.shape[:2]:
             return x.new_zeros(*x.shape[:2], 2 * self.config.width)
-        if mask is None or left is None:
-            return self.lstm(x)[0]
-        lengths = mask.sum(1).clamp(min=1).cpu()  # an empty sequence is run over one zero, and then zeroed
-        packed = pack_padded_sequence(left.gather(x), lengths, batch_first=True, enforce_sorted=False)
-        y, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
-        return left.restore(y)
+        autocast: AbstractContextManager[object] = nullcontext()
+        if x.device.type == "cpu":  # where not every processor has an LSTM of 16 bits
+            x, autocast = x.to(next(self.lstm.parameters()).dtype), no_autocast(x)
+        with autocast:
+            if mask is None or left is None:
+                return self.lstm(x)[0]
+            lengths = mask.sum(1).clamp(min=1).cpu()  # an empty one runs over one zero, which is then zeroed
+            packed = pack_padded_sequence(left.gather(x), lengths, batch_first=True, enforce_sorted=False)
+            y, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=mask.shape[1])
+            return left.restore(y)

@@ -173,7 +173,7 @@ class Drawing(digits.Digits):
 
 def test_what_is_drawn_anew_is_in_no_fingerprint():
     """Else a run on it could never go on; and what is not drawn still tells data apart."""
-    task = Drawing()
+    task = Drawing(digits.Config())
     found = [data.fingerprint(task) for _ in range(4)]
     assert all(each == found[0] for each in found)
     task.first = 1
@@ -182,7 +182,7 @@ def test_what_is_drawn_anew_is_in_no_fingerprint():
 
 def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
     """The first sample may be the one long one."""
-    task, model = Drawing(), digits.Config().build().model(linear.Config())
+    task, model = Drawing(digits.Config()), digits.Config().build().model(linear.Config())
 
     def read(samples, places):
         return {"tokens": torch.zeros(1, 1_000 if places == [0] else 20, dtype=torch.int64)}

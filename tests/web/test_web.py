@@ -35,7 +35,10 @@ def test_models_without_a_page(task, attention, reason):
 
 def test_images_that_are_too_large():
     model, _ = small_model()
-    assert web.why_not(model, Wide()) == "the page draws images of at most 64 x 64 pixels, these have 8 x 65"
+    assert (
+        web.why_not(model, Wide(digits.Config()))
+        == "the page draws images of at most 64 x 64 pixels, these have 8 x 65"
+    )
 
 
 def test_the_page_is_whole_and_asks_for_nothing():
