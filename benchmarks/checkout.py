@@ -39,13 +39,17 @@ def checkouts(against: str | None) -> dict[str, tuple[Path, str]]:
 
 @contextmanager
 def serving(folder: Path, python: str, program: Path, *arguments: object) -> Iterator[Callable[[str], Any]]:
-    """Run `serve(*arguments)` of a program with the lintra of a checkout -> a function that sends it a line
-    and returns its answer, which is a line of JSON. Raises RuntimeError where it ends instead."""
-    given = ", ".join(map(repr, arguments))
-    code = (
-        f"import runpy, sys; sys.path.insert(0, {str(folder)!r}); "
-        f"runpy.run_path({str(program)!r})['serve']({given})"
-    )
+    """Run a program with the lintra of a checkout -> a function that sends it a line and returns its answer.
+
+    `server(*arguments)` of the program returns the function that answers a line, with what JSON can hold.
+    Raises RuntimeError where the program ends instead."""
+    code = f"""
+import json, runpy, sys
+sys.path.insert(0, {str(folder)!r})
+answer = runpy.run_path({str(program)!r})["server"](*{arguments!r})
+for line in sys.stdin:
+    print(json.dumps(answer(line.rstrip())), flush=True)
+"""
     process = subprocess.Popen(
         [python, "-c", code],
         cwd=folder,

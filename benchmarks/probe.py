@@ -1,10 +1,9 @@
 """The program that benchmarks/overhead.py runs in a checkout, this one or an older one of lintra.
 
-It imports nothing of lintra but what 0.1 has too. Each line that it reads is answered with one line of JSON:
-`counts` with the calls and frames of a forward, `step N` with null after N tokens were decoded, one by one.
+It imports nothing of lintra but what 0.1 has too. It answers `counts` with the calls and frames of a forward,
+and `step N` with None after N tokens were decoded, one by one.
 """
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,23 +72,24 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def serve(layers: int, width: int) -> None:
-    """Answer the lines of the standard input."""
+def server(layers: int, width: int) -> Callable[[str], dict[str, float] | None]:
+    """Return the function that answers a line: `counts`, or `step N`."""
     network = model(layers, width)
     token = torch.zeros(1, 1, dtype=torch.int64)
     with torch.inference_mode():
         _, state = network.extend(torch.zeros(1, 8, dtype=torch.int64))
-    for line in sys.stdin:
-        what, *steps = line.split()
-        answer: dict[str, float] | None = None
-        if what == "counts":
+
+    def answer(line: str) -> dict[str, float] | None:
+        if line == "counts":
             opened, ours = frames(width)
-            answer = {"frames": opened, "frames of ours": ours}
+            found: dict[str, float] = {"frames": opened, "frames of ours": ours}
             for name, grad in (("no gradients", False), ("gradients", True)):
                 more = calls(8, width, grad=grad) - calls(4, width, grad=grad)
-                answer[f"calls a layer, {name}"] = more / 4
-        else:
-            with torch.inference_mode():
-                for _ in range(int(steps[0])):
-                    network.extend(token, state)
-        print(json.dumps(answer), flush=True)
+                found[f"calls a layer, {name}"] = more / 4
+            return found
+        with torch.inference_mode():
+            for _ in range(int(line.removeprefix("step "))):
+                network.extend(token, state)
+        return None
+
+    return answer

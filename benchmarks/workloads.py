@@ -1,11 +1,9 @@
 """The program that benchmarks/regression.py runs in a checkout, this one or an older one of lintra.
 
-It imports nothing of lintra but what 0.1 has too. Each line that it reads is answered with one line of JSON:
-`names` with the names of all workloads, `run N NAME` with the seconds that N calls of one took.
+It imports nothing of lintra but what 0.1 has too. It answers `names` with the names of all workloads, and
+`run N NAME` with the seconds that N calls of one took.
 """
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -138,16 +136,17 @@ def drop_in(tokens: int) -> dict[str, Call]:
     return found
 
 
-def serve(tokens: int) -> None:
-    """Answer the lines of the standard input."""
+def server(tokens: int) -> Callable[[str], Any]:
+    """Return the function that answers a line: `names`, or `run N NAME`."""
     calls = workloads(tokens)
-    for line in sys.stdin:
-        what, *rest = line.split(maxsplit=2)
-        if what == "names":
-            answer: object = list(calls)
-        else:
-            call, start = calls[rest[1].strip()], time.perf_counter()
-            for _ in range(int(rest[0])):
-                call()
-            answer = time.perf_counter() - start
-        print(json.dumps(answer), flush=True)
+
+    def answer(line: str) -> Any:
+        if line == "names":
+            return list(calls)
+        _, count, name = line.split(maxsplit=2)
+        call, start = calls[name], time.perf_counter()
+        for _ in range(int(count)):
+            call()
+        return time.perf_counter() - start
+
+    return answer

@@ -44,7 +44,7 @@ def train_command(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         _print_help()
     elif any(arg.partition("=")[0] == "--resume" for arg in args):
-        options = parse(Resume, args, prog="lintra train", description="Go on with a run.")
+        options = parse(Resume, args, prog="lintra train", description="Resume a run.")
         changes = {"steps": options.steps, "max_minutes": options.max_minutes}
         run = train.Run.read(options.resume)
         done = run.checkpoints()

@@ -11,7 +11,7 @@ const FEATURE_MAPS = [
   (x) => (x < 0 ? 0 : x * x),
 ];
 
-const whole = (n) => Math.ceil(n / 16) * 16; // rows are filled up to 16 numbers
+const padToLanes = (n) => Math.ceil(n / 16) * 16; // rows are filled up to 16 numbers
 
 function half(bits) {
   const exponent = (bits >> 10) & 31;
@@ -35,7 +35,7 @@ class Sections {
   }
 
   vector(count) {
-    const at = this.take(whole(count), 4);
+    const at = this.take(padToLanes(count), 4);
     return Float32Array.from({ length: count }, (_, i) => this.view.getFloat32(at + 4 * i, true));
   }
 
@@ -46,7 +46,7 @@ class Sections {
 
   matrix(kind, rows, columns) {
     const scale = kind === INT8 ? this.vector(rows) : null;
-    const size = [4, 2, 1][kind], step = whole(columns);
+    const size = [4, 2, 1][kind], step = padToLanes(columns);
     const first = this.take(rows * step, size), weights = new Float32Array(rows * columns), view = this.view;
     for (let row = 0, to = 0; row < rows; ++row) {
       for (let i = 0, at = first + row * step * size; i < columns; ++i, at += size, ++to) {
@@ -76,11 +76,11 @@ function readHeader(sections) {
   const words = (count) => Array.from({ length: count }, word);
   const header = {};
   const names = ["weights", "vocabulary", "start", "layers", "width", "heads", "kvHeads", "projected", "hidden"];
-  for (const name of [...names, "feed", "normPlace", "normKind", "finalNorm", "position"]) header[name] = word();
+  for (const name of [...names, "activation", "normOrder", "normKind", "finalNorm", "position"]) header[name] = word();
   const axes = word();
   header.axes = words(8).slice(0, axes);
-  const places = word();
-  header.places = words(32).slice(0, places);
+  const lookbacks = word();
+  header.lookbacks = words(32).slice(0, lookbacks);
   const kinds = ["featureMap", "decay", "denominator", "headNorm", "headGate", "output", "components"];
   for (const name of kinds) header[name] = word();
   header.eps = view.getFloat32(at, true);
@@ -126,18 +126,18 @@ class PlainModel {
     const m = (this.header = readHeader(sections));
     m.dim = m.width / m.heads;
     m.embedded = m.position === CONCATENATED ? m.width / 2 : m.width;
-    m.reach = Math.max(0, ...m.places);
+    m.maxLookback = Math.max(0, ...m.lookbacks);
     const symbols = m.vocabulary + m.start, tables = m.weights === FLOAT32 ? FLOAT32 : FLOAT16;
-    this.embedding = [0, ...m.places].map(() => sections.matrix(tables, symbols, m.embedded));
+    this.embedding = [0, ...m.lookbacks].map(() => sections.matrix(tables, symbols, m.embedded));
     this.code = m.axes.map((size) => sections.matrix(tables, size, m.width));
-    const turns = m.position === ROTARY ? m.dim / 2 : m.embedded / 2;
-    if ([SINUSOIDAL, CONCATENATED, ROTARY].includes(m.position)) this.frequencies = sections.doubles(turns);
+    const pairs = m.position === ROTARY ? m.dim / 2 : m.embedded / 2;
+    if ([SINUSOIDAL, CONCATENATED, ROTARY].includes(m.position)) this.frequencies = sections.doubles(pairs);
     this.layers = Array.from({ length: m.layers }, () => ({
-      normMix: sections.norm(m.width, m.normKind),
-      inward: sections.linear(m.weights, (m.heads + 2 * m.kvHeads) * m.dim, m.width),
-      outward: sections.linear(m.weights, m.width, m.width),
-      normFeed: sections.norm(m.width, m.normKind),
-      up: sections.linear(m.weights, m.hidden * (m.feed === SWIGLU ? 2 : 1), m.width),
+      attentionNorm: sections.norm(m.width, m.normKind),
+      qkvProjection: sections.linear(m.weights, (m.heads + 2 * m.kvHeads) * m.dim, m.width),
+      outProjection: sections.linear(m.weights, m.width, m.width),
+      mlpNorm: sections.norm(m.width, m.normKind),
+      up: sections.linear(m.weights, m.hidden * (m.activation === SWIGLU ? 2 : 1), m.width),
       down: sections.linear(m.weights, m.width, m.hidden),
     }));
     this.norm = m.finalNorm ? sections.norm(m.width, m.normKind) : null;
@@ -179,8 +179,8 @@ class LinearAttention {
     [...this.sums, ...this.weights].forEach((sum, i) => sum.set(saved[i]));
   }
 
-  // rotate: turns features in place by the angles of this position, or null.
-  mix(layer, q, k, v, to, rotate) {
+  // rotate: the function that rotates features in place by the angles of this position, or null.
+  step(layer, q, k, v, to, rotate) {
     const { heads, kvHeads, dim, phi, mapped } = this, sum = this.sums[layer], weights = this.weights[layer];
     for (let g = 0; g < kvHeads; ++g) {
       for (let i = 0; i < dim; ++i) mapped[i] = phi(k[g * dim + i]);
@@ -217,7 +217,7 @@ class SoftmaxAttention {
     this.counts.fill(0);
   }
 
-  mix(layer, q, k, v, to, rotate) {
+  step(layer, q, k, v, to, rotate) {
     const { heads, kvHeads, dim, scores } = this, step = kvHeads * dim, count = ++this.counts[layer];
     const keys = this.keys[layer], values = this.values[layer];
     keys.set(k, (count - 1) * step);
@@ -250,7 +250,7 @@ class PlainSequence {
   constructor(model, attention) {
     const m = model.header;
     Object.assign(this, { model, attention });
-    for (const name of ["x", "normed", "mixed"]) this[name] = new Float32Array(m.width);
+    for (const name of ["x", "normed", "attended"]) this[name] = new Float32Array(m.width);
     this.qkv = new Float32Array((m.heads + 2 * m.kvHeads) * m.dim);
     this.hidden = new Float32Array(2 * m.hidden);
     this.params = new Float32Array(model.head.rows);
@@ -261,7 +261,7 @@ class PlainSequence {
 
   start() {
     this.seen = 0;
-    this.recent = new Uint32Array(this.model.header.reach).fill(this.model.header.vocabulary);
+    this.recent = new Uint32Array(this.model.header.maxLookback).fill(this.model.header.vocabulary);
     this.attention.start();
   }
 
@@ -293,35 +293,35 @@ class PlainSequence {
 
   // Without `last` nothing is computed of what comes next.
   step(token, last = true) {
-    const { model, x, normed } = this, m = model.header, pre = m.normPlace === PRE;
-    const rotate = this.enter(token);
+    const { model, x, normed } = this, m = model.header, pre = m.normOrder === PRE;
+    const rotate = this.embed(token);
     model.layers.forEach((layer, i) => {
       const [keys, values] = [m.heads * m.dim, (m.heads + m.kvHeads) * m.dim];
-      if (pre) this.normalise(layer.normMix, x, normed);
-      product(layer.inward, pre ? normed : x, this.qkv, false);
+      if (pre) this.normalize(layer.attentionNorm, x, normed);
+      product(layer.qkvProjection, pre ? normed : x, this.qkv, false);
       const [q, k, v] = [this.qkv.subarray(0, keys), this.qkv.subarray(keys, values), this.qkv.subarray(values)];
-      this.attention.mix(i, q, k, v, this.mixed, rotate);
-      product(layer.outward, this.mixed, x, true);
-      this.normalise(pre ? layer.normFeed : layer.normMix, x, pre ? normed : x);
-      this.feed(layer, pre ? normed : x);
-      if (!pre) this.normalise(layer.normFeed, x, x);
+      this.attention.step(i, q, k, v, this.attended, rotate);
+      product(layer.outProjection, this.attended, x, true);
+      this.normalize(pre ? layer.mlpNorm : layer.attentionNorm, x, pre ? normed : x);
+      this.mlp(layer, pre ? normed : x);
+      if (!pre) this.normalize(layer.mlpNorm, x, x);
     });
-    if (m.reach) this.recent[this.seen % m.reach] = token;
+    if (m.maxLookback) this.recent[this.seen % m.maxLookback] = token;
     this.seen += 1;
     if (!last) return;
-    if (model.norm) this.normalise(model.norm, x, normed);
+    if (model.norm) this.normalize(model.norm, x, normed);
     product(model.head, model.norm ? normed : x, this.params, false);
   }
 
-  // The embeddings into x -> what turns features, for rotary positions.
-  enter(token) {
+  // Sets x to the embeddings -> the function that rotates features in place, for rotary positions, or null.
+  embed(token) {
     const { model, x, seen, recent } = this, m = model.header;
     const add = ({ weights, columns }, row) => {
       for (let i = 0, at = row * columns; i < columns; ++i, ++at) x[i] += weights[at];
     };
     x.fill(0);
     add(model.embedding[0], token);
-    m.places.forEach((place, i) => add(model.embedding[i + 1], recent[(seen + m.reach - place) % m.reach]));
+    m.lookbacks.forEach((lookback, i) => add(model.embedding[i + 1], recent[(seen + m.maxLookback - lookback) % m.maxLookback]));
     for (let i = m.axes.length, rest = seen; i--; rest = Math.floor(rest / m.axes[i]))
       add(model.code[i], rest % m.axes[i]);
     if (m.position === ROTARY) {
@@ -345,7 +345,7 @@ class PlainSequence {
     return null;
   }
 
-  normalise({ weight, bias }, from, to) {
+  normalize({ weight, bias }, from, to) {
     const n = weight.length;
     let mean = 0, square = 0;
     for (let i = 0; bias && i < n; ++i) mean += from[i] / n;
@@ -354,12 +354,12 @@ class PlainSequence {
     for (let i = 0; i < n; ++i) to[i] = (from[i] - mean) * scale * weight[i] + (bias ? bias[i] : 0);
   }
 
-  feed({ up, down }, from) {
-    const { hidden } = this, { hidden: n, feed } = this.model.header;
+  mlp({ up, down }, from) {
+    const { hidden } = this, { hidden: n, activation } = this.model.header;
     product(up, from, hidden, false);
     for (let i = 0; i < n; ++i) {
       const x = hidden[i];
-      hidden[i] = feed === GELU ? gelu(x) : feed === SWIGLU ? silu(x) * hidden[n + i] : Math.max(0, x);
+      hidden[i] = activation === GELU ? gelu(x) : activation === SWIGLU ? silu(x) * hidden[n + i] : Math.max(0, x);
     }
     product(down, hidden, this.x, true);
   }

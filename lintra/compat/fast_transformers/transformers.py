@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lintra.compat.fast_transformers._inner import Dispatching
 from lintra.compat.fast_transformers.events import EventDispatcher, IntermediateOutput
 from lintra.compat.fast_transformers.masking import BaseMask, FullMask, LengthMask
 
 
-class FeedForward(nn.Module):
+class FeedForward(Dispatching):
     """The two linear maps of a layer, under the names its state dict has, after its attention layers."""
 
     def __init__(
@@ -27,7 +28,7 @@ class FeedForward(nn.Module):
         event_dispatcher: str | EventDispatcher,
         **attention: Any,
     ):
-        super().__init__()
+        super().__init__(event_dispatcher)
         for name, layer in attention.items():
             setattr(self, name, layer)
         self.linear1 = nn.Linear(d_model, d_ff or 4 * d_model)
@@ -35,7 +36,6 @@ class FeedForward(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(dropout)
         self.activation = activation_function(activation)
-        self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
     def _feed(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         y = self.dropout(self.activation(self.linear1(x)))
@@ -80,7 +80,7 @@ class DecoderLayer(FeedForward):
         self.norm3 = nn.LayerNorm(d_model)
 
 
-class Layers(nn.Module):
+class Layers(Dispatching):
     """Layers one after the other, and a norm at the end if there is one."""
 
     def __init__(
@@ -89,10 +89,9 @@ class Layers(nn.Module):
         norm_layer: nn.Module | None = None,
         event_dispatcher: str | EventDispatcher = "",
     ):
-        super().__init__()
+        super().__init__(event_dispatcher)
         self.layers = nn.ModuleList(layers)
         self.norm = norm_layer
-        self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
     def _show(self, x: Tensor) -> None:
         """Dispatches the output of a layer."""

@@ -82,9 +82,9 @@ def linear_attention(
         g, f = k.shape[2:]
         state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
+    options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
     if impl in ("auto", "native") and numbers_alone(given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
-        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
         y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
         return y, LinearState(kv, z)
@@ -102,7 +102,6 @@ def linear_attention(
         )
     elif layout.packed:
         tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
-        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
         y, (kv, z) = _padded(layout, tensors, state, **options, chunk=chunk, impl=chosen)
     else:
         with no_autocast(q):

@@ -4,11 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lintra.compat.fast_transformers._inner import Dispatching
 from lintra.compat.fast_transformers.events import EventDispatcher, QKVEvent
 from lintra.compat.fast_transformers.masking import BaseMask
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(Dispatching):
     """Projects to heads, attends, projects back: queries [n l c], keys and values [n s c'] -> [n l c].
 
     `attention` is called with heads [n l h e] and the three masks as they were given.
@@ -24,7 +25,7 @@ class AttentionLayer(nn.Module):
         d_model_keys: int | None = None,
         event_dispatcher: str | EventDispatcher = "",
     ):
-        super().__init__()
+        super().__init__(event_dispatcher)
         d_keys, d_values = d_keys or d_model // n_heads, d_values or d_model // n_heads
         self.inner_attention = attention
         self.query_projection = nn.Linear(d_model, d_keys * n_heads)
@@ -32,7 +33,6 @@ class AttentionLayer(nn.Module):
         self.value_projection = nn.Linear(d_model_keys or d_model, d_values * n_heads)
         self.out_projection = nn.Linear(d_values * n_heads, d_model)
         self.n_heads = n_heads
-        self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
     def forward(
         self,

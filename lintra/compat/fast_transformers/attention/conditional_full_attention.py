@@ -2,14 +2,14 @@
 
 from torch import Tensor, nn
 
-from lintra.compat.fast_transformers._inner import SOFTMAX
+from lintra.compat.fast_transformers._inner import SOFTMAX, Dispatching
 from lintra.compat.fast_transformers.attention.full_attention import FullAttention
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
 from lintra.compat.fast_transformers.masking import BaseMask
 
 
-class ConditionalFullAttention(nn.Module):
+class ConditionalFullAttention(Dispatching):
     """Softmax up to `length_limit` queries and keys, another attention beyond."""
 
     def __init__(
@@ -20,11 +20,10 @@ class ConditionalFullAttention(nn.Module):
         attention_dropout: float = 0.1,
         event_dispatcher: str | EventDispatcher = "",
     ):
-        super().__init__()
+        super().__init__(event_dispatcher)
         self.full_attention = FullAttention(softmax_temp, attention_dropout, event_dispatcher)
         self.other_attention = other_attention
         self.length_limit = length_limit
-        self.event_dispatcher = EventDispatcher.get(event_dispatcher)
 
     def forward(
         self,
