@@ -359,6 +359,43 @@ def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
     assert losses(report) in (ROOT / "docs" / "performance.md").read_text()
 
 
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def beside(report: dict) -> str:
+    """A row for each figure of `overhead`: in the older checkout, now, and its target."""
+    rows = {row["what"]: row for row in report["rows"]}
+    lines = ["| figure | 0.1 | now | target |", "| --- | --- | --- | --- |"]
+    for what, row in rows.items():
+        if f"{what}, before" in rows:
+            before, now = (
+                f"{figure:,.0f}" if float(figure).is_integer() else f"{figure:.3g}"
+                for figure in (rows[f"{what}, before"]["figure"], row["figure"])
+            )
+            unit = f" {row['unit']}" if row["unit"] else ""
+            lines.append(f"| {what} | {before}{unit} | {now}{unit} | {row['target'].strip()} |")
+    ratio = rows["eager decode step / before"]
+    lines.append(f"| eager decode step, ratio | | {ratio['figure']:.3g} x | {ratio['target']} |")
+    return "\n".join(lines)
+
+
+def sped_up(report: dict) -> str:
+    """The slowest rows of `regression`, the fastest, and the mean of all."""
+    rows = sorted((row for row in report["rows"] if row["unit"] == "x"), key=lambda row: row["figure"])
+    mean = next(row for row in rows if row["what"].startswith("geometric mean"))
+    rows.remove(mean)
+    shown = [*rows[:8], *rows[-8:], mean]
+    lines = ["| work | 0.1 / now |", "| --- | --- |"]
+    lines += [f"| {row['what'].removesuffix(': before / now')} | {row['figure']:.3f} x |" for row in shown]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("file", "table"), [("overhead", beside), ("regression", sped_up)])
+def test_the_figures_beside_the_older_version_are_those_of_the_file(file, table):
+    report = json.loads((RESULTS / f"{file}-intel-xeon.json").read_text())
+    assert table(report) in (ROOT / "docs" / "performance.md").read_text()
+
+
 def test_the_table_of_conformance_is_that_of_the_file():
     report = json.loads((ROOT / "benchmarks" / "results" / "conformance.json").read_text())
     assert {"machine", "versions", "command", "commit", "date"} <= set(report)
