@@ -359,7 +359,7 @@ def test_the_figures_of_a_state_in_bfloat16_are_those_of_the_file():
     assert losses(report) in (ROOT / "docs" / "performance.md").read_text()
 
 
-RESULTS = ROOT / "benchmarks" / "results"
+MEASURED = ROOT / "benchmarks" / "results"
 
 
 def beside(report: dict) -> str:
@@ -392,7 +392,7 @@ def sped_up(report: dict) -> str:
 
 @pytest.mark.parametrize(("file", "table"), [("overhead", beside), ("regression", sped_up)])
 def test_the_figures_beside_the_older_version_are_those_of_the_file(file, table):
-    report = json.loads((RESULTS / f"{file}-intel-xeon.json").read_text())
+    report = json.loads((MEASURED / f"{file}-intel-xeon.json").read_text())
     assert table(report) in (ROOT / "docs" / "performance.md").read_text()
 
 
