@@ -163,20 +163,18 @@ TABLE = """
 +        scores = scores * weight.repeat_interleave(r, -2).exp().masked_fill(future, 0.0)
 ?tests/attention/test_rfa.py::test_defect_17_gates_near_0_and_1
 
-17 lintra/ops/gated.py: exp(-b) for the elapsed decay b
--        scores = _read(q_late * since_late.exp()[..., None, :], (k_early * until_early.exp()).mT)
-+        since_late = since_late + since_early[..., -1:, :]
-+        scores = _read(q_late * since_late.exp()[..., None, :], (k_early * (-since_early).exp()).mT)
-+        since_late = since_late - since_early[..., -1:, :]
-?tests/ops/test_gated.py::test_defect_17_no_decay_overflows
-?tests/attention/test_gated.py::test_defect_17_fast_features_do_not_overflow
+17 lintra/ops/linear_attention/chunked.py: exp(-b) for the elapsed decay b
+-            across = _rows_times(_halves(x, half, -3)[1] * since_late.exp()[..., None, :], keys)
++            elapsed = since_late + since_early[..., -1:, :]
++            keys = (k_early * (-since_early).exp()).mT
++            across = _rows_times(_halves(x, half, -3)[1] * elapsed.exp()[..., None, :], keys)
+?tests/ops/test_recurrence.py::test_defect_17_no_decay_overflows
 
-18 lintra/ops/gated.py: padding decays the state
--    q, k, v, log_decay = zero_padding(mask, *wide)
-+    *inputs, log_decay = wide
-+    q, k, v = zero_padding(mask, *inputs)
-?tests/ops/test_gated.py::test_defect_18_padding_is_absence
-?tests/attention/test_gated.py::test_defect_18_padding_neither_decays_nor_writes
+18 lintra/ops/linear_attention/recurrence.py: padding decays the state
+-        x if x is None else zero_padding(layout.mask, x.to(kv.dtype))[0] for x in inputs
++        x if x is None or i == 3 else zero_padding(layout.mask, x.to(kv.dtype))[0]
++        for i, x in enumerate(inputs)
+?tests/ops/test_recurrence.py::test_defect_18_padding_is_absence
 
 18 lintra/attention/delta.py: padding passes through the convolution
 -        dtype, left = v.dtype, layout.left_align()

@@ -10,10 +10,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import lintra
-from lintra import checkpoint, legacy, train
+from lintra import checkpoint, legacy, ops, train
 from lintra.attention import linear
 from lintra.models import decoder, seq2seq
 from lintra.nn import MLP, AttentionLayer, Block
+from lintra.ops import LinearState, linear_attention
 
 FILES = Path(__file__).parent / "data" / "v0.1"
 MODELS = sorted(x.parent.name for x in FILES.glob("*/says.safetensors"))
@@ -121,3 +122,18 @@ def test_an_old_name_means_what_it_meant():
         with pytest.raises(TypeError, match="mlp_ratio is given twice"):
             decoder.Config(vocabulary=7, feed=2.0, mlp_ratio=2.0)
         assert issubclass(seq2seq.Config, decoder.Config)
+
+
+def test_ops_that_are_arguments_now():
+    q = k = v = torch.randn(1, 5, 2, 4, generator=torch.Generator().manual_seed(0)).double()
+    beta, state = torch.full((1, 5, 2), 0.3).double(), torch.ones(1, 2, 4, 4).double()
+    before = LinearState(state, state.new_empty(1, 2, 0))
+    options = {"normalize": False, "state": before}
+    with pytest.warns(DeprecationWarning, match="linear_attention.*beta=beta"):
+        found = ops.delta_rule(q, k, v, beta, log_decay=-beta, state=state)
+    y, after = linear_attention(q, k, v, beta=beta, log_decay=-beta, **options)
+    assert_close(found, (y, after.kv))
+    with pytest.warns(DeprecationWarning, match="gated_attention"):
+        found = ops.gated_attention(q, k, v, -k.abs(), state=state)
+    y, after = linear_attention(q, k, v, log_decay=-k.abs(), **options)
+    assert_close(found, (y, after.kv))

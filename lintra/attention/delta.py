@@ -27,8 +27,8 @@ from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
-from lintra.ops.delta import delta_rule
 from lintra.ops.layout import Layout
+from lintra.ops.linear_attention import LinearState, linear_attention
 from lintra.ops.padding import take
 from lintra.ops.rope import RotaryEmbedding
 
@@ -131,10 +131,13 @@ class DeltaNet(Attention):
         beta, decay, gate = extra
         (q, k, v), last = self._convolve(q, k, v, state, mask)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)
-        options = {"log_decay": self._log_decay(decay), "mask": mask, "chunk": self.config.chunk}
-        y, kv = delta_rule(q, k, v, self._beta(beta), state=state.kv, **options)
+        before = LinearState(state.kv, state.kv.new_empty(*state.kv.shape[:2], 0))
+        layout = Layout(layout.rows, layout.time, layout.device, mask=mask)
+        options = {"layout": layout, "normalize": False, "chunk": self.config.chunk}
+        log_decay, beta = self._log_decay(decay), self._beta(beta)
+        y, after = linear_attention(q, k, v, log_decay=log_decay, beta=beta, state=before, **options)
         y = finish(y, gate, weight=self.norm).to(dtype)
-        return y if left is None else left.restore(y), DeltaState(kv, *last)
+        return y if left is None else left.restore(y), DeltaState(after.kv, *last)
 
     def _step(
         self,

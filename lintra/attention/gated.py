@@ -25,8 +25,8 @@ from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
-from lintra.ops.gated import gated_attention
 from lintra.ops.layout import Layout
+from lintra.ops.linear_attention import LinearState, linear_attention
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -59,7 +59,7 @@ class GatedLinearAttention(Attention):
     """Gated linear attention. State: kv [b g d e]."""
 
     paper = "Yang et al. 2024, arXiv:2312.06635"
-    supports_bf16_state = rotates = True
+    supports_bf16_state = rotates = reads_packed = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
     )
@@ -86,9 +86,10 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, GatedState]:
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, **extra)
-        options = {"mask": layout.mask, "chunk": self.config.chunk}
-        y, kv = gated_attention(q, k, v, log_decay, state=state.kv, **options)
-        return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
+        before = LinearState(state.kv, state.kv.new_empty(*state.kv.shape[:2], 0))
+        options = {"layout": layout, "normalize": False, "chunk": self.config.chunk}
+        y, after = linear_attention(q, k, v, log_decay=log_decay, state=before, **options)
+        return finish(y, gate, weight=self.norm).to(dtype), GatedState(after.kv)
 
     def _step(
         self, q: Tensor, k: Tensor, v: Tensor, state: GatedState, **extra: Any

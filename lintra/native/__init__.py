@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 4  # LINTRA_ABI of the sources in this folder
+ABI = 5  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2}
@@ -34,6 +34,7 @@ VARIABLE = "LINTRA_NATIVE"
 _NO_TENSOR = (0, 0, 0, 0)
 _FORWARD = struct.Struct("13q d 25q 6q")  # lintra_call up to z_out
 _BACKWARD = struct.Struct("13q d 25q 6q 4q 9q")  # the whole of lintra_call
+RECURRENCE = struct.Struct("15q d 12q 12q 1q 4q 4q 7q")  # lintra_recurrence
 _OK, _NO_MEMORY = 0, 1
 _PROCESS = os.getpid()
 
@@ -70,14 +71,15 @@ def _load() -> ctypes.CDLL:
     abi.restype = ctypes.c_int64
     if abi() != ABI:
         raise _Unusable(f"{file} has interface version {abi()}, these sources need {ABI}: reinstall lintra")
-    library.lintra_call_size.restype = ctypes.c_int64
-    if library.lintra_call_size() != _BACKWARD.size:
+    library.lintra_call_size.restype = library.lintra_recurrence_size.restype = ctypes.c_int64
+    if (library.lintra_call_size(), library.lintra_recurrence_size()) != (_BACKWARD.size, RECURRENCE.size):
         raise _Unusable(f"{file} was built for another kind of machine: its structures differ in size")
     library.lintra_usable.restype = ctypes.c_int64
     library.lintra_usable.argtypes = [ctypes.c_int64]
     library.lintra_use_openmp.argtypes = [ctypes.c_void_p]
     library.lintra_use_openmp.restype = None
-    for function in (library.lintra_forward, library.lintra_backward, library.lintra_decode):
+    for name in ("forward", "backward", "recurrence_forward", "recurrence_backward", "decode"):
+        function = getattr(library, f"lintra_{name}")
         function.argtypes = [ctypes.c_char_p]
         function.restype = ctypes.c_int
     # In a forked child the team's threads may be missing, and calling it would hang. A bare os.fork before
@@ -227,18 +229,18 @@ def forward(
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
     den = torch.empty((b, t, h), dtype=total)
-    cu_seqlens = _places(cu_seqlens)
+    cu_seqlens = places(cu_seqlens)
     n = _sequences(q, cu_seqlens)
     kv_out = torch.empty((n, g, f, e), dtype=total)
     z_out = torch.empty((n, g, f), dtype=total)
-    q, k, v = _rows(q), _rows(k), _rows(v)
+    q, k, v = rows(q), rows(k), rows(v)
     kv, z = (None if x is None else x.contiguous() for x in (kv, z))
     library, instruction_set = chosen()
     call = _FORWARD.pack(
         *_head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
         *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
-        _address(kv),
-        _address(z),
+        address(kv),
+        address(z),
         y.data_ptr(),
         den.data_ptr(),
         kv_out.data_ptr(),
@@ -278,40 +280,39 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total)
     dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total)
-    cu_seqlens = _places(cu_seqlens)
+    cu_seqlens = places(cu_seqlens)
     n, g = _sequences(q, cu_seqlens), k.shape[2]
     dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total)
     dz_in = torch.empty((n, g, q.shape[3]), dtype=total)
-    q, k, v, dy = _rows(q), _rows(k), _rows(v), _rows(dy)
+    q, k, v, dy = rows(q), rows(k), rows(v), rows(dy)
     y, den = y.contiguous(), den.contiguous()
     kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
     library, instruction_set = chosen()
     call = _BACKWARD.pack(
         *_head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
         *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
-        _address(kv),
-        _address(z),
+        address(kv),
+        address(z),
         y.data_ptr(),
         den.data_ptr(),
         0,
         0,
-        dy.data_ptr(),
-        *dy.stride()[:3],
-        _address(dkv),
-        _address(dz),
-        *map(_address, (dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in)),
+        *strided(dy),
+        address(dkv),
+        address(dz),
+        *map(address, (dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in)),
     )
     check(library.lintra_backward(call))
     return dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in
 
 
-def _rows(x: Tensor) -> Tensor:
-    """With the last axis contiguous."""
+def rows(x: Tensor) -> Tensor:
+    """Return x with its last axis contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _places(cu_seqlens: Tensor | None) -> Tensor | None:
-    """As the library reads them."""
+def places(cu_seqlens: Tensor | None) -> Tensor | None:
+    """Return cu_seqlens as the library reads them."""
     return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
 
 
@@ -320,8 +321,17 @@ def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
     return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
-def _address(x: Tensor | None) -> int:
+def address(x: Tensor | None) -> int:
+    """Where the data lie; 0: there are none."""
     return 0 if x is None else x.data_ptr()
+
+
+def strided(x: Tensor | None) -> tuple[int, int, int, int]:
+    """Return a tensor [b t], [b t h] or [b t h d] as a lintra_tensor."""
+    if x is None:
+        return _NO_TENSOR
+    strides = x.stride()
+    return x.data_ptr(), strides[0], strides[1], strides[2] if len(strides) > 2 else 0
 
 
 def _head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map) -> tuple:
@@ -346,16 +356,8 @@ def _head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_
 
 def _inputs(q, k, v, log_decay, log_input, mask, cu_seqlens) -> tuple:
     return (
-        q.data_ptr(),
-        *q.stride()[:3],
-        k.data_ptr(),
-        *k.stride()[:3],
-        v.data_ptr(),
-        *v.stride()[:3],
-        *(_NO_TENSOR if log_decay is None else (log_decay.data_ptr(), *log_decay.stride())),
-        *(_NO_TENSOR if log_input is None else (log_input.data_ptr(), *log_input.stride())),
-        *(_NO_TENSOR if mask is None else (mask.data_ptr(), *mask.stride(), 0)),
-        _address(cu_seqlens),
+        *(word for x in (q, k, v, log_decay, log_input, mask) for word in strided(x)),
+        address(cu_seqlens),
     )
 
 

@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 4
+#define LINTRA_ABI 5
 
 #define LINTRA_PANEL 64  // outputs of a panel of weights
 
@@ -43,6 +43,33 @@ typedef struct {
   void *dlog_decay, *dlog_input;  // s, [b s g]; absent when not wanted
   void *dkv_in, *dz_in;      // s: gradients of the state before
 } lintra_call;
+
+// The sum without a denominator whose state forgets every key feature at a rate of its own, or whose tokens write by the
+// delta rule: recurrence.h. n states [f e], g a sequence; output head j reads state j / (h / g), query head
+// j / (h / query_heads), and state i has key head i / (g / key_heads) and value head i / (g / value_heads).
+typedef struct {
+  i64 isa, threads, dtype;
+  i64 b, t, h, g, query_heads, key_heads, value_heads, f, e;
+  i64 parts;       // into which the columns of the state are cut, where sequences and heads are few
+  i64 per_feature;  // log_decay is [b t g f]
+  i64 interval;    // tokens from one checkpoint to the next: whole chunks
+  double scale;    // of q
+  lintra_tensor q, k, v;          // [b t query_heads f] [b t key_heads f] [b t value_heads e]
+  lintra_tensor log_decay, beta;  // s, [b t g] or [b t g f], [b t g]; without beta: the sum
+  lintra_tensor mask;             // bytes, [b t]
+  const i64* cu_seqlens;          // as above
+  // Contiguous from here on.
+  const void* state;  // s, [n g f e]; absent: zeros. One token may be added in place: state == state_out
+  void *y, *state_out;  // [b t h e]; s, [n g f e]
+  // s, [n', g, f, e]: the states before the tokens at multiples of the interval, of all sequences one after the other,
+  // where sequence i begins with number (its first token) / interval + i. Written by forward unless absent.
+  void* checkpoints;
+  // Backward only.
+  lintra_tensor dy;      // [b t h e]
+  const void* dstate;    // s: gradient of the state after; may be absent
+  void *dq, *dk, *dlog_decay, *dbeta;  // s, [parts b t h f] [parts b t g f] like log_decay and beta, to be summed over parts
+  void *dv, *dstate_in;  // s, [b t g e], [n g f e]
+} lintra_recurrence;
 
 // Decoding of one token by a whole model. float32 throughout, but for the weights.
 

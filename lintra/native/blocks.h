@@ -116,6 +116,7 @@ template <class T>
 struct Write {
   T* state;
   T decay;
+  const T* decays;  // one for each of the rows, instead of `decay`; 0: none
   const T *b, *c;
   i64 b_step, c_step, writers, count;  // the first `count` tokens of each writer are real
 };
@@ -127,7 +128,7 @@ inline void write_block(const Write<T>& w) {
   LINTRA_UNROLL
   for (i64 k = 0; k < kRows; ++k) {
     LINTRA_UNROLL
-    for (i64 n = 0; n < N; ++n) sums[k][n] = load(w.state + (k * N + n) * W) * w.decay;
+    for (i64 n = 0; n < N; ++n) sums[k][n] = load(w.state + (k * N + n) * W) * (w.decays ? w.decays[k] : w.decay);
   }
   for (i64 writer = 0; writer < w.writers; ++writer) {
     const T* b = w.b + writer * kChunk * w.b_step;

@@ -1,9 +1,12 @@
-// What each instruction set's build of kernel.cpp and decode.cpp offers to library.cpp.
+// What each instruction set's build of kernel.cpp, recurrence.cpp and decode.cpp offers to library.cpp.
 #pragma once
 #include "abi.h"
 
 // The batch of the tensors of tokens.
-inline i64 lintra_rows(const lintra_call& call) { return call.cu_seqlens ? 1 : call.b; }
+template <class Call>
+inline i64 lintra_rows(const Call& call) {
+  return call.cu_seqlens ? 1 : call.b;
+}
 
 // Runs work(context) on up to `threads` threads at once, the caller's among them, and waits for all.
 typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
@@ -13,6 +16,8 @@ typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
   namespace isa {                                             \
   int forward(const lintra_call& call, lintra_launch launch);  \
   int backward(const lintra_call& call, lintra_launch launch); \
+  int recurrence_forward(const lintra_recurrence& call, lintra_launch launch);  \
+  int recurrence_backward(const lintra_recurrence& call, lintra_launch launch); \
   int decode(const lintra_decoder& call, lintra_launch launch); \
   }                                                           \
   }

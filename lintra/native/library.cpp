@@ -22,11 +22,15 @@ LINTRA_DECLARE(baseline)
 namespace {
 
 typedef int (*Kernel)(const lintra_call&, lintra_launch);
+typedef int (*RecurrenceKernel)(const lintra_recurrence&, lintra_launch);
 struct Kernels {
   Kernel forward, backward;
+  RecurrenceKernel recurrence_forward, recurrence_backward;
   int (*decode)(const lintra_decoder&, lintra_launch);
 };
-#define LINTRA_KERNELS(isa) {lintra::isa::forward, lintra::isa::backward, lintra::isa::decode}
+#define LINTRA_KERNELS(isa)                                                                          \
+  {lintra::isa::forward, lintra::isa::backward, lintra::isa::recurrence_forward, lintra::isa::recurrence_backward, \
+   lintra::isa::decode}
 
 // The build for an instruction set, empty where this library or this processor lacks it.
 Kernels kernels(i64 isa) {
@@ -48,13 +52,14 @@ Kernels kernels(i64 isa) {
 #else
   if (isa == LINTRA_BASELINE) return LINTRA_KERNELS(baseline);
 #endif
-  return {nullptr, nullptr, nullptr};
+  return {};
 }
 
 // In a compiled graph nothing else checks these values.
-bool valid_cu_seqlens(const lintra_call& c) {
+template <class Call>
+bool valid_cu_seqlens(const Call& c) {
   if (!c.cu_seqlens) return true;
-  if (c.b < 0 || c.t != c.s || c.mask.data || c.cu_seqlens[0] != 0 || c.cu_seqlens[c.b] != c.t) return false;
+  if (c.b < 0 || c.mask.data || c.cu_seqlens[0] != 0 || c.cu_seqlens[c.b] != c.t) return false;
   for (i64 i = 0; i < c.b; ++i)
     if (c.cu_seqlens[i] > c.cu_seqlens[i + 1]) return false;
   return true;
@@ -64,7 +69,16 @@ bool valid_cu_seqlens(const lintra_call& c) {
 bool plausible(const lintra_call& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.f > 0 && c.e > 0 && c.h % c.g == 0;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
-  return sizes && dtype && c.threads > 0 && (c.causal ? c.t == c.s : !c.log_decay.data) && valid_cu_seqlens(c);
+  const bool square = c.t == c.s || !(c.causal || c.cu_seqlens);
+  return sizes && dtype && square && c.threads > 0 && (c.causal || !c.log_decay.data) && valid_cu_seqlens(c);
+}
+
+bool plausible(const lintra_recurrence& c) {
+  const bool sizes = c.b >= 0 && c.t >= 0 && c.g > 0 && c.f > 0 && c.e > 0 && c.parts > 0 && c.query_heads > 0 &&
+                     c.key_heads > 0 && c.value_heads > 0;
+  if (!sizes || c.h % c.g || c.h % c.query_heads || c.g % c.key_heads || c.g % c.value_heads) return false;
+  const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
+  return dtype && c.threads > 0 && c.interval >= 16 && c.interval % 16 == 0 && valid_cu_seqlens(c);
 }
 
 bool plausible(const lintra_decoder& c) {
@@ -122,6 +136,7 @@ void prefer_huge_pages(void* data, i64 elements, i64 dtype) {
 
 LINTRA_EXPORT i64 lintra_abi(void) { return LINTRA_ABI; }
 LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
+LINTRA_EXPORT i64 lintra_recurrence_size(void) { return sizeof(lintra_recurrence); }
 LINTRA_EXPORT i64 lintra_decoder_size(void) { return sizeof(lintra_decoder); }
 LINTRA_EXPORT i64 lintra_layer_size(void) { return sizeof(lintra_layer); }
 LINTRA_EXPORT i64 lintra_usable(i64 isa) { return kernels(isa).forward != nullptr; }
@@ -144,6 +159,21 @@ LINTRA_EXPORT int lintra_backward(const lintra_call* call) {
   prefer_huge_pages(call->dq, lintra_rows(*call) * call->t * call->h * call->f, call->dtype);
   prefer_huge_pages(call->dk, lintra_rows(*call) * call->s * call->g * call->f, call->dtype);
   prefer_huge_pages(call->dv, lintra_rows(*call) * call->s * call->g * call->e, call->dtype);
+  return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_recurrence_forward(const lintra_recurrence* call) {
+  const RecurrenceKernel kernel = kernels(call->isa).recurrence_forward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  prefer_huge_pages(call->y, lintra_rows(*call) * call->t * call->h * call->e, call->dtype);
+  return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_recurrence_backward(const lintra_recurrence* call) {
+  const RecurrenceKernel kernel = kernels(call->isa).recurrence_backward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  const i64 tokens = lintra_rows(*call) * call->t, dtype = call->dtype == LINTRA_FLOAT64 ? LINTRA_FLOAT64 : LINTRA_FLOAT32;
+  prefer_huge_pages(call->dq, call->parts * tokens * call->h * call->f, dtype);
+  prefer_huge_pages(call->dk, call->parts * tokens * call->g * call->f, dtype);
+  prefer_huge_pages(call->dv, tokens * call->g * call->e, dtype);
   return kernel(*call, launcher());
 }
 LINTRA_EXPORT int lintra_decode(const lintra_decoder* call) {

@@ -133,6 +133,14 @@ struct Tokens {
   bool real(i64 token) const { return !mask || mask[token * step]; }
 };
 
+// The number of a token, `step` bytes from that of the next.
+template <class T>
+inline T scalar(const char* data, i64 step, i64 token) {
+  T x;
+  memcpy(&x, data + token * step, sizeof x);
+  return x;
+}
+
 // The sums of kChunk vectors, one per token.
 template <class T>
 LINTRA_INLINE void sum_lanes(const T* vectors, T* sums) {

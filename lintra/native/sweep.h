@@ -126,13 +126,6 @@ struct Scratch {
   }
 };
 
-template <class T>
-inline T scalar(const char* data, i64 step, i64 token) {
-  T x;
-  memcpy(&x, data + token * step, sizeof x);
-  return x;
-}
-
 // The decay and input weights of a chunk of `count` tokens from `start`.
 //   early[i] = exp(decays of tokens ..i), the weight at i of the state before the chunk
 //   late[j]  = exp(decays of tokens j+1.. + log_input[j]), the weight of token j after the chunk
@@ -341,6 +334,7 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
   }
   Write<T> write;
   write.decay = decay;
+  write.decays = nullptr;
   write.b_step = shape.b_step;
   write.c_step = shape.c_step;
   write.writers = s.writers;

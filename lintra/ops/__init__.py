@@ -5,11 +5,15 @@ Each op stands beside its reference, a short and slow definition in plain PyTorc
 
 from lintra.ops.banded import banded_attention, banded_attention_reference
 from lintra.ops.blocks import block_attention, block_attention_reference
-from lintra.ops.delta import delta_rule, delta_rule_reference
-from lintra.ops.gated import gated_attention, gated_attention_reference
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import LinearState, linear_attention, linear_attention_reference
+from lintra.ops.linear_attention import (
+    LinearState,
+    linear_attention,
+    linear_attention_reference,
+    recurrence_reference,
+)
 from lintra.ops.lsh import lsh_attention, lsh_attention_reference
+from lintra.ops.renamed import delta_rule, gated_attention
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention, segment_attention_reference
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
@@ -24,14 +28,13 @@ __all__ = [
     "block_attention",
     "block_attention_reference",
     "delta_rule",
-    "delta_rule_reference",
     "gated_attention",
-    "gated_attention_reference",
     "linear_attention",
     "linear_attention_reference",
     "lsh_attention",
     "lsh_attention_reference",
     "merge_lse",
+    "recurrence_reference",
     "segment_attention",
     "segment_attention_reference",
     "softmax_attention",

@@ -58,11 +58,19 @@ def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -
 
 
 def qkv(
-    q: Tensor, k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], *, same_length: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask_: Tensor | None,
+    sizes: dict[str, int],
+    *,
+    same_length: bool,
+    value_heads: str = "g",
 ) -> None:
     """Raises unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together.
 
     `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is demanded.
+    value_heads: the letter of v's heads, another one where they may differ from those of k.
     """
     shape("q", q, "b t h d", sizes)
     floating("q", q)
@@ -71,15 +79,15 @@ def qkv(
             f"a sequence attending to itself has as many queries as keys, got t={q.shape[1]} and "
             f"s={k.shape[1]}: what came before goes in as `state`, another sequence through `encode_memory`"
         )
-    kv(k, v, mask_, sizes)
+    kv(k, v, mask_, sizes, value_heads)
     alike("k", k, "q", q)
 
 
-def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int]) -> None:
+def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], value_heads: str = "g") -> None:
     """Raise unless k [b s g d], v [b s g e] and their mask [b s] go together."""
     shape("k", k, "b s g d", sizes)
     floating("k", k)
-    shape("v", v, "b s g e", sizes)
+    shape("v", v, f"b s {value_heads} e", sizes)
     alike("v", v, "k", k)
     if mask_ is not None:
         mask(mask_, "b s", sizes, k.device)

@@ -13,7 +13,10 @@ from torch import Tensor
 from lintra import native
 from lintra.ops.checks import transformed
 
-IMPLEMENTATIONS = {"linear_attention": ("triton", "native", "torch", "reference")}  # fastest first
+IMPLEMENTATIONS = {  # fastest first
+    "linear_attention": ("triton", "native", "torch", "reference"),
+    "recurrence": ("native", "torch", "reference"),  # the delta rule, and decays of every feature
+}
 
 # Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in Python, on the CPU: for tests

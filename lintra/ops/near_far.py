@@ -6,7 +6,7 @@ for every channel, in memory and time linear in t. The far keys are a running su
 away; the near ones are products of exp(w) in blocks with exp(k) [v, 1], and nothing is subtracted. When
 causal the sums of token t are kept times exp(-highest_t), the largest key up to t. That splits where two runs
 of tokens meet, exp(border - highest_t) for the later and exp(k_s - border) for the earlier one, both at most
-1: so each block is read by halves, as in ops/gated.py.
+1: so each block is read by halves, as in ops/linear_attention/chunked.py.
 
 Letters: b batch, t time, g heads, d channels, n blocks, c tokens to a block.
 """

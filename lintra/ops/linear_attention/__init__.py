@@ -20,16 +20,25 @@ from lintra.ops.linear_attention.chunked import (
     linear_attention_step,
 )
 from lintra.ops.linear_attention.native import linear_attention_native, numbers_alone
+from lintra.ops.linear_attention.recurrence import recur, same_heads
 from lintra.ops.linear_attention.reference import (
     LinearAttentionInputs,
     LinearState,
     divide,
     linear_attention_reference,
+    recurrence_reference,
 )
 from lintra.ops.linear_attention.triton import linear_attention_triton
 from lintra.ops.padding import zero_padding
 
-__all__ = ["Impl", "LinearState", "divide", "linear_attention", "linear_attention_reference"]
+__all__ = [
+    "Impl",
+    "LinearState",
+    "divide",
+    "linear_attention",
+    "linear_attention_reference",
+    "recurrence_reference",
+]
 
 Impl = Literal["auto", "reference", "torch", "native", "triton"]
 _OPERATORS = {"native": linear_attention_native, "triton": linear_attention_triton}
@@ -42,6 +51,7 @@ def linear_attention(
     *,
     log_decay: Tensor | None = None,
     log_input: Tensor | None = None,
+    beta: Tensor | None = None,
     state: LinearState | None = None,
     mask: Tensor | None = None,
     cu_seqlens: CuSeqlens | None = None,
@@ -50,15 +60,20 @@ def linear_attention(
     normalize: bool = True,
     eps: float = 1e-6,
     feature_map: FeatureMapName | None = None,
+    scale: float | None = None,
     chunk: int = 64,
     impl: Impl = "auto",
 ) -> tuple[Tensor, LinearState]:
-    """Linear attention over features, its denominator inside, from a state and to a state.
+    """Linear attention over features, from a state and to a state: the sum or, with beta, the delta rule.
 
     q [b t h f], k [b s g f], v [b s g e] -> y [b t h e] in v's dtype and the state after the last token.
-    Query head j reads key-value head j // (h / g). log_decay [b s g] <= 0 and log_input [b s g] are natural
-    logarithms; `state` is what came before (None: nothing), and its dtypes stay. `mask` [b s] is True for
-    real tokens: padded ones count as zero features and do not decay the state, and when causal their y is 0.
+    Query head j reads key-value head j // (h / g). k and v may have different numbers of heads, one a
+    multiple of the other: g is then the larger, and y has max(h, g) heads. log_decay <= 0 is [b s g] or, with
+    a decay for every feature, [b s g f], log_input [b s g]; both are natural logarithms. beta [b s g] (no
+    unit, usually in [0, 1], for reflections up to 2) makes it the delta rule, which has no denominator:
+    normalize=False. `scale` (no unit; None: 1) multiplies y.
+    `state` is what came before (None: nothing), and its dtypes stay. `mask` [b s] is True for real tokens:
+    padded ones count as zero features and do not decay the state, and when causal their y is 0.
     `cu_seqlens` [n+1] (`lintra.ops.layout`): n sequences are packed one behind the other, b = 1, s = t, and
     the states are [n g ...]; each gives what it gives alone. "native" and "triton" take them where they lie,
     the others padded, in buckets of similar length. A `layout` of k says both for a caller that has validated
@@ -74,10 +89,17 @@ def linear_attention(
     """
     if layout is None:
         q, k, v = follow_autocast(q, k, v)
-        layout = _validate(
-            q, k, v, log_decay, log_input, state, mask, cu_seqlens, causal, eps, feature_map, chunk
-        )
+        given = {"log_decay": log_decay, "log_input": log_input, "beta": beta}
+        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
+        layout = _validate(q, k, v, given, state, mask, cu_seqlens, chunk, **options)
     mask = layout.mask
+    if beta is not None or (log_decay is not None and log_decay.dim() == 4):
+        with no_autocast(q):
+            options = {"normalize": normalize, "eps": eps, "feature_map": feature_map, "scale": scale}
+            options |= {"log_input": log_input, "chunk": chunk, "impl": impl}
+            return recur(q, k, v, log_decay, beta, state, layout, **options)
+    if k.shape[2] != v.shape[2]:
+        q, k, v = same_heads(q, k, v)
     if state is None:
         g, f = k.shape[2:]
         state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
@@ -87,7 +109,7 @@ def linear_attention(
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
         y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
-        return y, LinearState(kv, z)
+        return y if scale is None else y * scale, LinearState(kv, z)
     chosen = dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
     if chosen != "triton":  # whose step reads and writes kv as it is kept
@@ -115,7 +137,7 @@ def linear_attention(
             else:
                 numerator, denominator, (kv, z) = linear_attention_chunked(*arguments, chunk)
             y = (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype)
-    return y, LinearState(kv.to(kept), z)
+    return y if scale is None else y * scale, LinearState(kv.to(kept), z)
 
 
 def _padded(
@@ -170,38 +192,60 @@ def _validate(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Tensor | None,
-    log_input: Tensor | None,
+    weights: dict[str, Tensor | None],
     state: LinearState | None,
     mask: Tensor | None,
     cu_seqlens: CuSeqlens | None,
+    chunk: int,
+    *,
     causal: bool,
+    normalize: bool,
     eps: float,
     feature_map: str | None,
-    chunk: int,
 ) -> Layout:
     """Return the layout of k, or raise ValueError or TypeError for arguments that disagree."""
     sizes: dict[str, int] = {}
-    checks.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None)
+    checks.qkv(q, k, v, mask, sizes, same_length=causal or cu_seqlens is not None, value_heads="o")
     layout = Layout.of("k" if cu_seqlens is None else "q", k, mask, cu_seqlens)
-    checks.heads(sizes["h"], sizes["g"])
+    keys, values = sizes["g"], sizes["o"]
+    checks.heads(sizes["h"], keys)
+    sizes["g"] = max(keys, values)
+    if not values or sizes["g"] % keys or sizes["g"] % values or max(sizes["h"], values) % sizes["h"]:
+        raise ValueError(
+            "of the heads of q, k and v the larger numbers must be multiples of the smaller, got "
+            f"{sizes['h']}, {keys} and {values}"
+        )
     if sizes["d"] < 1 or sizes["e"] < 1:
         raise ValueError(f"q, k and v must be at least 1 wide, got d={sizes['d']} and e={sizes['e']}")
-    for name, x in (("log_decay", log_decay), ("log_input", log_input)):
+    log_decay, beta = weights["log_decay"], weights["beta"]
+    per_feature = isinstance(log_decay, Tensor) and log_decay.dim() == 4
+    recurs = per_feature or beta is not None
+    for name, x in weights.items():
         if x is not None:
-            checks.shape(name, x, "b s g", sizes)
+            checks.shape(name, x, "b s g d" if name == "log_decay" and per_feature else "b s g", sizes)
             checks.floating(name, x)
             if x.device != q.device:
                 raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+    if beta is not None:
+        if normalize:
+            raise ValueError(
+                "normalize must be False with beta: what the delta rule writes may be negative, so that the "
+                "sum of weights is no denominator"
+            )
+        if weights["log_input"] is not None:
+            raise ValueError("log_input must be None with beta, which says how much of a value is written")
     if state is not None:
-        of_all = sizes | {"b": layout.n}
-        checks.parts("state", state, LinearState, ("b g d e", "b g d"), of_all)
+        features = sizes["d"] if normalize or not (per_feature or beta is not None) else 0
+        checks.parts(
+            "state", state, LinearState, ("b g d e", "b g z"), sizes | {"b": layout.n, "z": features}
+        )
         checks.state_dtype("state.kv", state.kv, q)
         checks.state_dtype("state.z", state.z, q, narrow=False)
+    for name in ("log_decay", "beta"):
+        if weights[name] is not None and not causal:
+            raise ValueError(f"{name} needs causal=True: without an order of time there is no recurrence")
     if log_decay is not None:
-        if not causal:
-            raise ValueError("log_decay needs causal=True: without an order of time nothing decays")
-        checks.decay(log_decay, mask, finite=True)
+        checks.decay(log_decay, mask, finite=not recurs)
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     if feature_map is not None and feature_map not in FUSED:

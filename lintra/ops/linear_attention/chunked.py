@@ -1,5 +1,19 @@
 """Linear attention in plain PyTorch at linear cost: causal in chunks, bidirectional, one token.
 
+**Decay.** With b the elapsed decay, the weight of key s for query t is sum_f q_tf k_sf exp(b_tf - b_sf). A
+number for each head multiplies the product of matrices. For decays of every feature no single product gives
+it without exp(-b), which overflows. Between two neighbouring runs of tokens it splits at their border,
+exp(b_t - border) and exp(border - b_s), both at most 1: the later half of each pair of runs reads the earlier
+one by a product, runs of one token first, then of two, four, up to half a chunk (the secondary chunks of Yang
+et al. 2023, arXiv:2312.06635, section 4.3, carried to the end).
+
+**The delta rule.** Within a chunk the values written depend on each other, in a triangle:
+
+    (I + A) written = beta (v - exp(b) k kv_0)      A_ts = beta_t k_t . k_s exp(b_t - b_s) for s < t
+
+Solved for both terms at once, for all chunks (the WY representation of Yang et al. 2024, arXiv:2406.06484,
+section 3), it leaves one product by an f x f matrix a chunk to do in order.
+
 Letters as in `reference`, and n chunks, c tokens to a chunk.
 """
 
@@ -58,6 +72,96 @@ def linear_attention_chunked(
 
     final = LinearState(kv[:, :, -1].clone(), z[:, :, -1].clone())  # views would keep all of them
     return LinearAttentionOutputs(join(numerator), join(denominator), final)
+
+
+def recurrence_chunked(
+    q: Float[Tensor, "b t h f"],
+    k: Float[Tensor, "b t g f"],
+    v: Float[Tensor, "b t g e"],
+    log_decay: Float[Tensor, "b t g #f"] | None,
+    beta: Float[Tensor, "b t g"] | None,
+    state: Float[Tensor, "b g f e"],
+    chunk: int,
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g f e"]]:
+    """The sum or, with beta, the delta rule, without a denominator: chunks and a state between them."""
+    t, g, f = q.shape[1], *k.shape[2:]
+    halved = log_decay is not None and log_decay.shape[-1] > 1
+    chunk = 1 << (chunk.bit_length() - 1) if halved else chunk
+    longest = 1 << max(0, t - 1).bit_length() if isinstance(t, int) else chunk
+    c = min(chunk, longest)
+    q = into_chunks(q.unflatten(2, (g, -1)), c)  # [b g n c r f]
+    k, v = into_chunks(k, c), into_chunks(v, c)
+    log_decay = k.new_zeros(*k.shape[:-1], 1) if log_decay is None else into_chunks(log_decay, c)
+    readers = [q] if beta is None else [q, k[..., None, :]]
+    elapsed, remaining, scores = (_halved if halved else _weighted)(readers, k, log_decay)
+    since, until = elapsed.exp(), remaining.exp()
+    late = (k * until).mT  # [b g n f c]: keys as they have faded at the end
+    if beta is None:
+        written = v
+        before = scan_chunks(late @ v, state, elapsed[..., -1, :])
+        before, state = before[:, :, :-1], before[:, :, -1].clone()
+    else:
+        rate = into_chunks(beta, c)[..., None]
+        among = (rate * scores[1][..., 0, :]).tril(-1)
+        sides = torch.cat((v, since * k), -1) * rate
+        solved = torch.linalg.solve_triangular(among, sides, upper=False, unitriangular=True)
+        new, erased = solved.split((v.shape[-1], f), -1)  # written = new - erased kv_0
+        kept = since[..., -1, :, None] * torch.eye(f, dtype=k.dtype, device=k.device) - late @ erased
+        states = [state]
+        for carry, added in zip(kept.unbind(2), (late @ new).unbind(2), strict=True):
+            states.append(carry @ states[-1] + added)
+        state, before = states[-1], torch.stack(states, 2)[:, :, :-1]  # [b g n f e]
+        written = new - erased @ before
+    y = _rows_times(scores[0], written) + _rows_times(q * since[..., None, :], before)
+    return y.flatten(2, 3)[:, :, :t].movedim(1, 2).flatten(2, 3), state
+
+
+def _weighted(
+    readers: list[Float[Tensor, "*b c r f"]], k: Float[Tensor, "*b c f"], log_decay: Float[Tensor, "*b c 1"]
+) -> tuple[Float[Tensor, "*b c 1"], Float[Tensor, "*b c 1"], list[Float[Tensor, "*b c r c"]]]:
+    """Return the log decay since the start of a chunk and until its end, and what readers see of keys."""
+    faded = _faded(log_decay[..., 0])
+    left = faded.exp().tril()
+    scores = [_rows_times(x, k.mT) * left[..., None, :] for x in readers]
+    return log_decay.cumsum(-2), faded[..., -1, :, None], scores
+
+
+def _halved(
+    readers: list[Float[Tensor, "*b c r f"]], k: Float[Tensor, "*b c f"], log_decay: Float[Tensor, "*b c f"]
+) -> tuple[Float[Tensor, "*b c f"], Float[Tensor, "*b c f"], list[Float[Tensor, "*b c r c"]]]:
+    """Like `_weighted`, with decays of every feature: from single tokens, which read themselves, to halves.
+
+    The decays are sums and never differences, so they keep their digits beside a token that decays by a
+    lot."""
+    scores = [(x * k[..., None, :]).sum(-1)[..., None, :, None] for x in readers]  # [.. runs half r half]
+    since, until = log_decay, torch.zeros_like(log_decay)
+    half = 1
+    while half < k.shape[-2]:
+        (k_early, _), (since_early, since_late), (until_early, until_late) = (
+            _halves(x, half, -2) for x in (k, since, until)
+        )
+        keys = (k_early * until_early.exp()).mT
+        for i, x in enumerate(readers):
+            across = _rows_times(_halves(x, half, -3)[1] * since_late.exp()[..., None, :], keys)
+            early, late = scores[i].unflatten(-4, (-1, 2)).unbind(-4)
+            above = torch.cat((early, torch.zeros_like(early)), -1)
+            scores[i] = torch.cat((above, torch.cat((across, late), -1)), -3)
+        since = torch.stack((since_early, since_late + since_early[..., -1:, :]), -3).flatten(-4, -2)
+        until = torch.stack((until_early + since_late[..., -1:, :], until_late), -3).flatten(-4, -2)
+        half *= 2
+    return since, until, [x.squeeze(-4) for x in scores]
+
+
+def _halves(x: Tensor, half: int, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the earlier and the later `half` tokens of every two runs."""
+    early, late = x.unflatten(axis, (-1, 2, half)).unbind(axis - 1)
+    return early, late
+
+
+def _rows_times(
+    rows: Float[Tensor, "*b c r i"], matrix: Float[Tensor, "*b i j"]
+) -> Float[Tensor, "*b c r j"]:
+    return (rows.flatten(-3, -2) @ matrix).unflatten(-2, rows.shape[-3:-1])
 
 
 def into_chunks(x: Float[Tensor, "b t g *rest"], c: int) -> Float[Tensor, "b g n c *rest"]:

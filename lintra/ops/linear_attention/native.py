@@ -1,4 +1,4 @@
-"""The C++ kernels as the operator `lintra::linear_attention`."""
+"""The C++ kernels as the operators `lintra::linear_attention` and `lintra::recurrence`."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from lintra import native
+from lintra.native import recurrence
 from lintra.ops.features import FeatureMapName
 from lintra.ops.linear_attention import operator
 
@@ -19,6 +20,17 @@ with suppress(ValueError):
 
 linear_attention_native = operator.register(
     "linear_attention", "native", native.forward, native.backward, ["CPU"]
+)
+
+
+def _recurrence_backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlens, scale):
+    if not saved.numel():  # the forward did not expect to be differentiated
+        saved = recurrence.forward(q, k, v, log_decay, beta, state, mask, cu_seqlens, scale, True)[2]
+    return recurrence.backward(dy, dstate, q, k, v, log_decay, beta, saved, mask, cu_seqlens, scale)
+
+
+recurrence_native = operator.register_recurrence(
+    recurrence.forward, _recurrence_backward, recurrence.saved_size
 )
 
 

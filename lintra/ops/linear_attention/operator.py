@@ -48,25 +48,40 @@ def register(
         dlog_input = None if log_input is None else dlog_input
         return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
 
+    operator = _define(name, _FORWARD, forward, _forward_fake, differentiate, _save, devices)
+    backward_operator = _define(
+        f"{name}_backward", _BACKWARD, gradients, _backward_fake, _once(impl), None, devices
+    )
+    return operator
+
+
+def _define(
+    name: str,
+    schema: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    gradient: Callable[..., Any],
+    context: Callable[..., None] | None,
+    devices: Sequence[str],
+) -> Callable[..., Any]:
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in devices:
+        _LIBRARY.impl(name, function, device)
+    torch.library.register_fake(f"lintra::{name}", fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"lintra::{name}", gradient, setup_context=context, lib=_LIBRARY)
+    return getattr(torch.ops.lintra, name)
+
+
+def _once(impl: str) -> Callable[..., Any]:
+    """Return what refuses the gradient of a gradient."""
+
     def no_double_backward(ctx, *_):
         raise NotImplementedError(
             f"linear attention with impl={impl!r} can be differentiated once; "
             "use impl='torch' for second derivatives"
         )
 
-    for part, schema, function, fake, gradient, context in (
-        (name, _FORWARD, forward, _forward_fake, differentiate, _save),
-        (f"{name}_backward", _BACKWARD, gradients, _backward_fake, no_double_backward, None),
-    ):
-        _LIBRARY.define(part + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for device in devices:
-            _LIBRARY.impl(part, function, device)
-        torch.library.register_fake(f"lintra::{part}", fake, lib=_LIBRARY)
-        torch.library.register_autograd(f"lintra::{part}", gradient, setup_context=context, lib=_LIBRARY)
-    operator = getattr(torch.ops.lintra, name)
-    backward_operator = getattr(torch.ops.lintra, f"{name}_backward")
-
-    return operator
+    return no_double_backward
 
 
 def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
@@ -89,3 +104,61 @@ def _save(ctx, inputs, output):
     ctx.mark_non_differentiable(denominator)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, y, denominator, log_decay, log_input, kv, z, mask, cu_seqlens)
+
+
+_RECURRENCE_OPTIONS = "Tensor? mask, Tensor? cu_seqlens, float scale"
+_RECURRENCE = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? beta, Tensor state, "
+    f"{_RECURRENCE_OPTIONS}, bool save) -> (Tensor y, Tensor state_out, Tensor saved)"
+)
+_RECURRENCE_BACKWARD = (
+    "(Tensor dy, Tensor? dstate, Tensor q, Tensor k, Tensor v, Tensor? log_decay, Tensor? beta, "
+    f"Tensor saved, Tensor state, {_RECURRENCE_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, "
+    "Tensor dlog_decay, Tensor dbeta, Tensor dstate_in)"
+)
+
+
+def register_recurrence(
+    forward: Callable[..., Any], backward: Callable[..., Any], saved_size: Callable[..., int]
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Make the operators lintra::recurrence and lintra::recurrence_backward on the CPU; return the first.
+
+    `forward` and `backward` take arguments in the order of the schemas; `saved_size(q, k, v, cu_seqlens)`
+    counts the numbers that a forward with `save` keeps for the backward."""
+
+    def fake(q, k, v, log_decay, beta, state, mask, cu_seqlens, scale, save):
+        heads = max(q.shape[2], k.shape[2], v.shape[2])
+        saved = state.new_empty(saved_size(q, k, v, cu_seqlens) if save else 0)
+        return v.new_empty(*q.shape[:2], heads, v.shape[3]), state.new_empty(state.shape), saved
+
+    def save(ctx, inputs, output):
+        ctx.scale = inputs[8]
+        ctx.mark_non_differentiable(output[2])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:8], output[2])
+
+    def differentiate(ctx, dy, dstate, _):
+        q, k, v, log_decay, beta, state, mask, cu_seqlens, saved = ctx.saved_tensors
+        if dy is None:
+            heads = max(q.shape[2], k.shape[2], v.shape[2])
+            dy = v.new_zeros(*q.shape[:2], heads, v.shape[3])
+        dq, dk, dv, dlog_decay, dbeta, dstate = backward_operator(
+            dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlens, ctx.scale
+        )
+        dlog_decay = None if log_decay is None else dlog_decay
+        dbeta = None if beta is None else dbeta
+        return dq, dk, dv, dlog_decay, dbeta, dstate, None, None, None, None
+
+    def gradients(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
+        found = backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others)
+        return tuple(q.new_empty(0) if x is None else x for x in found)
+
+    def gradients_fake(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
+        given = (q, k, v, log_decay, beta, state)
+        return tuple(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
+
+    operator = _define("recurrence", _RECURRENCE, forward, fake, differentiate, save, ["CPU"])
+    backward_operator = _define(
+        "recurrence_backward", _RECURRENCE_BACKWARD, gradients, gradients_fake, _once("native"), None, ["CPU"]
+    )
+    return operator

@@ -5,8 +5,20 @@
     y_t  = phi(q_t)^T kv_t / (phi(q_t) . z_t + eps)
 
 Katharopoulos et al. 2020, arXiv:2006.16236, equations 8 to 20; the decay as in Sun et al. 2023,
-arXiv:2307.08621, section 2.1. Letters: b batch, t query time, s key time, h heads, g key-value heads,
-r = h / g query heads to a key-value head, f features, e width of v.
+arXiv:2307.08621, section 2.1. With a decay D_t = diag(exp(log_decay_t)) for every feature (Yang et al. 2023,
+arXiv:2312.06635, section 4), and by the delta rule, where a token writes what is missing of its value under
+its key (Schlag et al. 2021, arXiv:2102.11174, section 4; with decay Yang et al. 2024, arXiv:2412.06464,
+section 3; with one for every feature Kimi Team 2025, arXiv:2510.26692):
+
+    kv_t = D_t kv_{t-1} + k_t v_t^T                                          the sum
+    kv_t = D_t kv_{t-1} + beta_t k_t (v_t - (D_t kv_{t-1})^T k_t)^T          the delta rule
+    y_t  = kv_t^T q_t
+
+The delta rule is stable for keys of at most unit length and beta in [0, 2]: the state is then multiplied by
+matrices (I - beta k k^T) D that lengthen nothing. Longer keys make it grow without bound.
+
+Letters: b batch, t query time, s key time, h heads, g key-value heads, r = h / g query heads to a key-value
+head, f features, e width of v.
 """
 
 import math
@@ -22,7 +34,9 @@ from lintra.ops import checks
 class LinearState(NamedTuple):
     """State of linear attention: kv [b g f e] and z [b g f], float32 (float64 for float64 inputs).
 
-    kv may be bfloat16: it is read as float32, and the new one is rounded to bfloat16 once, when y is made.
+    z is [b g 0] where no denominator is kept: by the delta rule, and with a decay for every feature unless
+    `normalize` asks for one. kv may be bfloat16: it is read as float32, and the new one is rounded to
+    bfloat16 once, when y is made.
     """
 
     kv: Tensor
@@ -92,6 +106,28 @@ def linear_attention_reference(
         kept[..., None] * state.kv + torch.einsum("bsgf,bsge->bgfe", k, v), kept * state.z + k.sum(1)
     )
     return LinearAttentionOutputs(numerator.flatten(2, 3), denominator.flatten(2, 3), final)
+
+
+def recurrence_reference(
+    q: Float[Tensor, "b t h f"],
+    k: Float[Tensor, "b t g f"],
+    v: Float[Tensor, "b t g e"],
+    log_decay: Float[Tensor, "b t g #f"] | None,
+    beta: Float[Tensor, "b t g"] | None,
+    state: Float[Tensor, "b g f e"],
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g f e"]]:
+    """The sum, or with beta the delta rule, without a denominator, token by token."""
+    q = q.unflatten(2, (k.shape[2], -1))  # [b t g r f]
+    ys = [q.new_zeros(q.shape[0], 0, *q.shape[2:4], v.shape[3])]
+    for i in range(q.shape[1]):
+        if log_decay is not None:
+            state = log_decay[:, i, ..., None].exp() * state
+        written = v[:, i]
+        if beta is not None:
+            written = beta[:, i, :, None] * (written - torch.einsum("bgfe,bgf->bge", state, k[:, i]))
+        state = state + k[:, i, ..., None] * written[:, :, None]
+        ys.append((q[:, i] @ state)[:, None])
+    return torch.cat(ys, 1).flatten(2, 3), state
 
 
 def divide(numerator: Float[Tensor, "b t h e"], denominator: Float[Tensor, "b t h"]) -> Tensor:

@@ -1,0 +1,746 @@
+// Recurrences whose state forgets every key feature at a rate of its own, or whose tokens write by the delta rule:
+//
+//   S_t = D_t S_{t-1} + k_t n_t^T        y_t = S_t^T q_t
+//   n_t = v_t                                   the sum
+//   n_t = beta_t (v_t - (D_t S_{t-1})^T k_t)    the delta rule
+//
+// D_t is a number or a diagonal, at most 1. A chunk of C tokens after the state S becomes small dense products. With
+// L_ts = D_{s+1} ... D_t and G_t = D_1 ... D_t, products of decays and never quotients,
+//
+//   P_ts = q_t . L_ts k_s          s <= t
+//   A_ts = beta_t k_t . L_ts k_s   s < t
+//   (I + A) N = beta (V - (G K) S)        N = V for the sum
+//   Y  = (G Q) S + P N
+//   S' = G_C S + (L_C K)^T N
+//
+// The system is the WY form of Yang et al. 2024, arXiv:2406.06484, section 3, with decay arXiv:2412.06464, per feature
+// Kimi Team 2025, arXiv:2510.26692; solved by substitution, since chunks are short. Backwards, from dY and dS',
+//
+//   dN = P^T dY + (L_C K) dS'             dP = dY N^T
+//   X = (I + A)^{-T} dN, dR = beta X      dA = -X N^T     dV = dR, or dN for the sum
+//   dS = G_C dS' + (G Q)^T dY - (G K)^T dR
+//
+// and the gradients of rows follow from those of P, A, G Q, G K and L_C K. The gradient of the decay of token u sums the
+// terms of all pairs s < u <= t that it lies between: none of them has to cancel another.
+#pragma once
+#include "blocks.h"
+#include "rows.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+// One state, or some columns of it, over one sequence.
+template <class T>
+struct Recurrence {
+  Operand q, k, v, dy;
+  i64 readers, readers_per_query;  // heads that read the state, and those that have one query
+  i64 first_reader;                // of all heads
+  i64 f, e;                        // e: of these columns
+  i64 tokens;
+  Tokens real;
+  const char *log_decay, *beta;  // type T; beta == 0: the sum
+  i64 log_decay_token, beta_token;
+  bool per_feature;
+  T scale;
+  char* y;
+  i64 y_token, y_head;  // bytes, as in Operand
+  // Gradients, type T: rows `*_token` elements apart.
+  T *dq, *dk, *dv, *dlog_decay, *dbeta;
+  i64 dq_token, dk_token, dv_token, dlog_decay_token, dbeta_token;
+};
+
+// Padded sizes: rows and columns of a state in panels, and the steps of rows of f and of e elements.
+template <class T>
+struct StateShape {
+  i64 f, e;
+  static constexpr i64 W = kLanes<T>, kUnit = W > kRows ? W : kRows;
+
+  i64 rows() const { return round_up(f, kUnit); }
+  i64 columns() const { return round_up(e, W); }
+  i64 size() const { return round_up(rows() * columns(), 64 / i64(sizeof(T))); }
+  StateShape transposed() const { return {e, f}; }
+
+  i64 panel_width(i64 column) const {
+    const i64 left = columns() - column, width = kPanel * W;
+    return left < width ? left : width;
+  }
+  template <class F>
+  void each_panel(F&& f) const {
+    for (i64 column = 0; column < columns(); column += kPanel * W) f(column, panel_width(column));
+  }
+};
+
+// A row's step: not a whole number of pages, which would put all rows of a column in one set of the cache.
+template <class T>
+constexpr i64 row_step(i64 n) {
+  const i64 padded = round_up(n, kLanes<T> > kRows ? kLanes<T> : kRows);
+  return padded + (padded % (1024 / i64(sizeof(T))) == 0 ? 64 / i64(sizeof(T)) : 0);
+}
+
+template <class T>
+void load_state(const T* from, i64 step, StateShape<T> shape, T* to) {
+  shape.each_panel([&](i64 column, i64 width) {
+    const i64 count = shape.e - column < width ? shape.e - column : width;
+    for (i64 i = 0; i < shape.f; ++i)
+      memcpy(to + column * shape.rows() + i * width, from + i * step + column, size_t(count) * sizeof(T));
+  });
+}
+template <class T>
+void store_state(const T* from, StateShape<T> shape, T* to, i64 step) {
+  shape.each_panel([&](i64 column, i64 width) {
+    const i64 count = shape.e - column < width ? shape.e - column : width;
+    for (i64 i = 0; i < shape.f; ++i)
+      memcpy(to + i * step + column, from + column * shape.rows() + i * width, size_t(count) * sizeof(T));
+  });
+}
+// Rows of `to` beyond the columns of `from` stay as they are.
+template <class T>
+void transpose_state(const T* from, StateShape<T> shape, T* to) {
+  constexpr i64 W = kLanes<T>;
+  const StateShape<T> other = shape.transposed();
+  for (i64 i = 0; i < other.columns(); i += W) {
+    const i64 panel = i / (kPanel * W) * (kPanel * W), other_width = other.panel_width(panel);
+    T* into = to + panel * other.rows() + i - panel;
+    shape.each_panel([&](i64 column, i64 width) {
+      for (i64 n = 0; n < width; n += W)
+        transpose(from + column * shape.rows() + i * width + n, width, into + (column + n) * other_width, other_width);
+    });
+  }
+}
+
+// [C][n] -> [n][C].
+template <class T>
+void transpose_chunk(const T* rows, i64 step, i64 n, T* to) {
+  for (i64 i = 0; i < kChunk; i += kLanes<T>)
+    for (i64 k = 0; k < n; k += kLanes<T>) transpose(rows + i * step + k, step, to + k * kChunk + i, kChunk);
+}
+
+// y[i] = scale[i] (x[i] . state) + sum_{j <= i} scores[j][i] c[j], with at the transpose of x. scale, scores may be 0.
+template <class T>
+void read_state(const T* at, const T* state, StateShape<T> shape, const T* scale, const T* scores, const T* c, T* y,
+                i64 step, i64 count) {
+  Read<T> read;
+  read.writers = scores != nullptr;
+  read.c_step = read.y_step = step;
+  read.backwards = false;
+  shape.each_panel([&](i64 column, i64 width) {
+    const i64 vectors = width / kLanes<T>;
+    const i64 pieces = (shape.f * vectors * LINTRA_VECTOR_BYTES + kStateBlockBytes - 1) / kStateBlockBytes;
+    const i64 piece = (shape.f + pieces - 1) / pieces;
+    for (i64 k = 0; k < shape.f; k += piece)
+      for (i64 i = 0; i < count; i += kRows) {
+        read.at = at + k * kChunk + i;
+        read.rows = shape.f - k < piece ? shape.f - k : piece;
+        read.state = state + column * shape.rows() + k * width;
+        read.scale = scale ? scale + i : nullptr;
+        read.scores = scores + i;
+        read.c = c + column;
+        read.first_reader = i;
+        read.from = 0;
+        read.to = i + kRows > count ? count : i + kRows;
+        read.y = y + i * step + column;
+        read.first = k == 0;
+        read.last = k + piece >= shape.f;
+        read_panel(read, vectors);
+      }
+  });
+}
+
+// state = diag(decays) state + sum over writers and tokens of b c^T.
+template <class T>
+void write_state(T* state, StateShape<T> shape, const T* decays, const T* b, i64 b_step, const T* c, i64 c_step,
+                 i64 writers, i64 count) {
+  Write<T> write;
+  write.b_step = b_step;
+  write.c_step = c_step;
+  write.writers = writers;
+  write.count = count;
+  shape.each_panel([&](i64 column, i64 width) {
+    for (i64 k = 0; k < shape.rows(); k += kRows) {
+      write.state = state + column * shape.rows() + k * width;
+      write.decays = decays + k;
+      write.b = b + k;
+      write.c = c + column;
+      write_panel(write, width / kLanes<T>);
+    }
+  });
+}
+
+// scores[s][t] = a_t . b_s for all tokens of a chunk, with at the transpose of a.
+template <class T>
+void chunk_products(const T* b, i64 b_step, const T* at, i64 width, i64 count, T* scores) {
+  for (i64 s = 0; s < count; s += kScoreRows)
+    for (i64 t = 0; t < count; t += kLanes<T>)
+      score_block(b + s * b_step, b_step, at + t, width, scores + s * kChunk + t);
+}
+
+// scores[s][t], 0 unless s <= t, or s < t if `strict`, times weights[s][t] if there are any.
+template <class T>
+void mask_scores(T* scores, const T* weights, bool strict) {
+  const Mask<T> lanes = iota<T>();
+  for (i64 s = 0; s < kChunk; ++s)
+    for (i64 t = 0; t < kChunk; t += kLanes<T>) {
+      Vec<T> score = load(scores + s * kChunk + t);
+      if (weights) score *= load(weights + s * kChunk + t);
+      const Mask<T> seen = lanes + typename Types<T>::Int(t) >= typename Types<T>::Int(s + strict);
+      store(scores + s * kChunk + t, select<T>(seen, score, Vec<T>{}));
+    }
+}
+
+// out[t] += sum_{s <= t} weights[s][t] x[s], or, transposed, out[s] += sum_{t >= s} weights[s][t] x[t].
+template <class T, bool Transposed>
+void mix_rows(const T* weights, const T* x, i64 step, T* out, i64 width, i64 count) {
+  constexpr i64 W = kLanes<T>;
+  for (i64 n = 0; n < width; n += 2 * W) {
+    const bool two = n + W < width;
+    for (i64 i = 0; i < count; ++i) {
+      Vec<T> a = load(out + i * step + n), b = two ? load(out + i * step + n + W) : Vec<T>{};
+      const i64 from = Transposed ? i : 0, to = Transposed ? count : i + 1;
+      for (i64 j = from; j < to; ++j) {
+        const T weight = Transposed ? weights[i * kChunk + j] : weights[j * kChunk + i];
+        a += load(x + j * step + n) * weight;
+        if (two) b += load(x + j * step + n + W) * weight;
+      }
+      store(out + i * step + n, a);
+      if (two) store(out + i * step + n + W, b);
+    }
+  }
+}
+
+// The buffers of one chunk. Rows of f elements are f_step apart, those of e elements e_step.
+template <class T>
+struct ChunkBuffers {
+  i64 f_step, e_step;
+  T *q, *k, *v;               // q: [readers][C][f]
+  T *decay, *early, *late;    // D, G, L_C: [C][f] per feature, otherwise [C]
+  T *last;                    // G_C of every row of the state
+  T *between;                 // L_ts [s][t], a number each
+  T *faded;                   // L_ts k_s of one s, [t][f]
+  T *dots;                    // [C] vectors
+  T *p, *keys, *a;            // P of every reader, k_t . L_ts k_s and A, [s][t]
+  T *beta;
+  T *scaled, *gk, *lk;        // G Q [readers][C][f] with -G K behind it, G K, L_C K
+  T *at;                      // the transpose of rows, [f or e][C]
+  T *missing, *written, *y;   // V - (G K) S; N; results
+  T *spare;
+  // Backwards.
+  T *dy, *dr, *dn;            // dY [readers][C][e] with dR behind it; dN, then X
+  T *dp, *da;                 // [readers][s][t], [s][t]
+  T *dq, *dk, *part;          // [C][f]
+  T *ddecay;                  // [C][f] per feature, otherwise [C]
+  T *ends;                    // <row of S, row of dS'>
+  T *state, *gradient, *state_t, *gradient_t, *states;  // panels; states: one for each chunk between two checkpoints
+
+  static i64 layout(const Recurrence<T>& r, bool backward, i64 states, T* memory, ChunkBuffers* buffers) {
+    const StateShape<T> shape = {r.f, r.e};
+    T* at = memory;
+    auto take = [&](i64 n) {
+      T* from = at;
+      at += round_up(n, 64 / i64(sizeof(T)));
+      return from;
+    };
+    ChunkBuffers c;
+    c.f_step = row_step<T>(r.f);
+    c.e_step = row_step<T>(r.e);
+    const i64 wide = c.f_step > c.e_step ? c.f_step : c.e_step, all = r.readers + 1;
+    const i64 keys = kChunk * c.f_step, values = kChunk * c.e_step, square = kChunk * kChunk;
+    c.q = take(r.readers * keys);
+    c.k = take(keys);
+    c.v = take(values);
+    c.decay = take(keys);
+    c.early = take(keys);
+    c.late = take(keys);
+    c.last = take(c.f_step);
+    c.between = take(square);
+    c.faded = take(keys);
+    c.dots = take(kChunk * kLanes<T>);
+    c.p = take(r.readers * square);
+    c.keys = take(square);
+    c.a = take(square);
+    c.beta = take(kChunk);
+    c.scaled = take(all * keys);
+    c.gk = take(keys);
+    c.lk = take(keys);
+    c.at = take(kChunk * wide);
+    c.missing = take(values);
+    c.written = take(values);
+    c.y = take(kChunk * wide);
+    c.spare = take(wide + kLanes<T>);
+    c.state = take(shape.size());
+    if (backward) {
+      c.dy = take(all * values);
+      c.dr = c.dy + r.readers * values;
+      c.dn = take(values);
+      c.dp = take(r.readers * square);
+      c.da = take(square);
+      c.dq = take(keys);
+      c.dk = take(keys);
+      c.part = take(keys);
+      c.ddecay = take(keys);
+      c.ends = take(c.f_step);
+      c.gradient = take(shape.size());
+      c.state_t = take(shape.transposed().size());
+      c.gradient_t = take(shape.transposed().size());
+      c.states = take(states * shape.size());
+    }
+    if (buffers) *buffers = c;
+    return at - memory;
+  }
+};
+
+// The recurrence over the chunks of a sequence.
+template <class T>
+struct Sequence {
+  static constexpr i64 W = kLanes<T>;
+  const Recurrence<T>& r;
+  ChunkBuffers<T> c;
+  const StateShape<T> shape = {r.f, r.e};
+  const i64 width = round_up(r.f, W), square = kChunk * kChunk, keys = kChunk * c.f_step, values = kChunk * c.e_step;
+  i64 start = 0, count = 0;  // of the chunk
+
+  i64 chunk_count() const { return (r.tokens + kChunk - 1) / kChunk; }
+
+  // f(row, factor, step) for every vector of C rows of keys, with the rows of `factors`: one each, or a number each.
+  template <class F>
+  void each_key(const T* factors, F&& f) const {
+    for (i64 t = 0; t < kChunk; ++t)
+      for (i64 n = 0; n < width; n += W)
+        f(t * c.f_step + n, r.per_feature ? load(factors + t * c.f_step + n) : splat(factors[t]));
+  }
+
+  void read_chunk(i64 number, bool queries) {
+    start = number * kChunk;
+    count = r.tokens - start < kChunk ? r.tokens - start : kChunk;
+    const i64 rows = shape.rows();
+    read_rows(r.k, r.real, start, count, 0, c.k, c.f_step, rows, c.spare);
+    read_rows(r.v, r.real, start, count, 0, c.v, c.e_step, shape.columns(), c.spare);
+    for (i64 head = 0; queries && head < r.readers; ++head) {
+      T* q = c.q + head * keys;
+      read_rows(r.q, r.real, start, count, (r.first_reader + head) / r.readers_per_query, q, c.f_step, rows, c.spare);
+      for (i64 i = 0; i < kChunk * c.f_step; i += W) store(q + i, load(q + i) * r.scale);
+    }
+    for (i64 t = 0; t < kChunk; ++t) {
+      const bool real = t < count && r.real.real(start + t);
+      c.beta[t] = real && r.beta ? scalar<T>(r.beta, r.beta_token, start + t) : T(0);
+      if (!r.per_feature) {
+        c.decay[t] = real && r.log_decay ? scalar<T>(r.log_decay, r.log_decay_token, start + t) : T(0);
+        continue;
+      }
+      T* row = c.decay + t * c.f_step;
+      if (real) memcpy(row, r.log_decay + (start + t) * r.log_decay_token, size_t(r.f) * sizeof(T));
+      if (real) clear_tail(row, r.f, width);
+      else memset(row, 0, size_t(width) * sizeof(T));
+    }
+    decays();
+  }
+
+  // D from its logarithm, G and L_C, and L where it is a number.
+  void decays() {
+    if (r.per_feature) {
+      for (i64 n = 0; n < width; n += W) {
+        Vec<T> product = splat(T(1));
+        for (i64 t = 0; t < kChunk; ++t) {
+          T* row = c.decay + t * c.f_step + n;
+          store(row, exp<T>(load(row)));
+          store(c.early + t * c.f_step + n, product = product * load(row));
+        }
+        store(c.last + n, product);
+        product = splat(T(1));
+        for (i64 t = kChunk - 1; t >= 0; --t) {
+          store(c.late + t * c.f_step + n, product);
+          product *= load(c.decay + t * c.f_step + n);
+        }
+      }
+      return;
+    }
+    for (i64 t = 0; t < kChunk; t += W) store(c.decay + t, exp<T>(load(c.decay + t)));
+    T product = 1;
+    for (i64 t = 0; t < kChunk; ++t) c.early[t] = product *= c.decay[t];
+    for (i64 s = 0; s < kChunk; ++s) {
+      T* row = c.between + s * kChunk;
+      product = 1;
+      for (i64 t = 0; t < s; ++t) row[t] = 0;
+      for (i64 t = s; t < kChunk; ++t) row[t] = product = t == s ? T(1) : product * c.decay[t];
+      c.late[s] = product;
+    }
+    for (i64 n = 0; n < shape.rows(); ++n) c.last[n] = c.early[kChunk - 1];
+  }
+
+  // L_ts k_s for t = s and later.
+  void fade(i64 s) {
+    for (i64 n = 0; n < width; n += W) {
+      Vec<T> row = load(c.k + s * c.f_step + n);
+      store(c.faded + s * c.f_step + n, row);
+      for (i64 t = s + 1; t < kChunk; ++t)
+        store(c.faded + t * c.f_step + n, row = row * load(c.decay + t * c.f_step + n));
+    }
+  }
+  void faded_dots(i64 s, const T* rows, T* scores) {
+    for (i64 t = 0; t < kChunk; ++t) {
+      Vec<T> dot{};
+      for (i64 n = 0; t >= s && n < width; n += W)
+        dot += load(rows + t * c.f_step + n) * load(c.faded + t * c.f_step + n);
+      store(c.dots + t * W, dot);
+    }
+    sum_lanes(c.dots, scores);
+  }
+
+  // P and A.
+  void scores(bool queries) {
+    const i64 readers = queries ? r.readers : 0;
+    if (r.per_feature) {
+      for (i64 s = 0; s < kChunk; ++s) {
+        fade(s);
+        for (i64 head = 0; head < readers; ++head)
+          faded_dots(s, c.q + head * keys, c.p + head * square + s * kChunk);
+        if (r.beta) faded_dots(s, c.k, c.keys + s * kChunk);
+      }
+    } else {
+      for (i64 head = 0; head < readers; ++head) {
+        transpose_chunk(c.q + head * keys, c.f_step, width, c.at);
+        chunk_products(c.k, c.f_step, c.at, r.f, kChunk, c.p + head * square);
+      }
+      if (r.beta) {
+        transpose_chunk(c.k, c.f_step, width, c.at);
+        chunk_products(c.k, c.f_step, c.at, r.f, kChunk, c.keys);
+      }
+    }
+    const T* between = r.per_feature ? nullptr : c.between;
+    for (i64 head = 0; head < readers; ++head) mask_scores(c.p + head * square, between, false);
+    if (!r.beta) return;
+    mask_scores(c.keys, between, true);
+    for (i64 s = 0; s < kChunk; ++s)
+      for (i64 t = 0; t < kChunk; t += W)
+        store(c.a + s * kChunk + t, load(c.keys + s * kChunk + t) * load(c.beta + t));
+  }
+
+  // What the tokens write, N, and for the delta rule what was missing.
+  void solve() {
+    if (!r.beta) {
+      memcpy(c.written, c.v, size_t(values) * sizeof(T));
+      return;
+    }
+    each_key(c.early, [&](i64 i, Vec<T> early) { store(c.gk + i, load(c.k + i) * early); });
+    transpose_chunk(c.gk, c.f_step, width, c.at);
+    read_state<T>(c.at, c.state, shape, nullptr, nullptr, nullptr, c.missing, c.e_step, kChunk);
+    for (i64 n = 0; n < shape.columns(); n += W) {
+      Vec<T> written[kChunk];
+      for (i64 t = 0; t < kChunk; ++t) {
+        const i64 at = t * c.e_step + n;
+        const Vec<T> missing = load(c.v + at) - load(c.missing + at);
+        store(c.missing + at, missing);
+        Vec<T> x = missing * c.beta[t];
+        for (i64 s = 0; s < t; ++s) x -= written[s] * c.a[s * kChunk + t];
+        store(c.written + at, written[t] = x);
+      }
+    }
+  }
+
+  void read_out() {
+    for (i64 head = 0; head < r.readers; ++head) {
+      const T* q = c.q + head * keys;
+      T* rows = r.per_feature ? c.scaled : (T*)q;
+      if (r.per_feature) each_key(c.early, [&](i64 i, Vec<T> early) { store(rows + i, load(q + i) * early); });
+      transpose_chunk(rows, c.f_step, width, c.at);
+      read_state<T>(c.at, c.state, shape, r.per_feature ? nullptr : c.early, c.p + head * square, c.written, c.y,
+                    c.e_step, count);
+      char* y = r.y + start * r.y_token + head * r.y_head;
+      for (i64 t = 0; t < count; ++t, y += r.y_token) {
+        if (!r.real.real(start + t)) memset(c.y + t * c.e_step, 0, size_t(shape.columns()) * sizeof(T));
+        write_row(y, c.y + t * c.e_step, r.e, r.q.dtype);
+      }
+    }
+  }
+
+  void late_keys() {
+    each_key(c.late, [&](i64 i, Vec<T> late) { store(c.lk + i, load(c.k + i) * late); });
+  }
+  void write_in() {
+    late_keys();
+    write_state(c.state, shape, c.last, c.lk, c.f_step, c.written, c.e_step, 1, count);
+  }
+
+  // From the state in `state` to that after the sequence; `checkpoint` takes the state before every token at a multiple
+  // of the interval.
+  template <class F>
+  void forward(i64 interval, F&& checkpoint) {
+    for (i64 i = 0; i < chunk_count(); ++i) {
+      if (i * kChunk % interval == 0) checkpoint(i * kChunk / interval, c.state);
+      read_chunk(i, true);
+      scores(true);
+      solve();
+      read_out();
+      write_in();
+    }
+  }
+
+  // The gradients of all rows, from the gradient of the state after the sequence to that of the state before.
+  template <class F>
+  void backward(i64 interval, F&& checkpoint) {
+    const i64 chunks = chunk_count(), step = interval / kChunk;
+    for (i64 first = (chunks - 1) / step * step; first >= 0 && chunks; first -= step) {
+      const i64 end = first + step < chunks ? first + step : chunks;
+      checkpoint(first / step, c.state);
+      for (i64 i = first; i < end; ++i) {
+        memcpy(c.states + (i - first) * shape.size(), c.state, size_t(shape.size()) * sizeof(T));
+        if (i + 1 == end) break;
+        read_chunk(i, false);
+        scores(false);
+        solve();
+        write_in();
+      }
+      for (i64 i = end - 1; i >= first; --i) {
+        memcpy(c.state, c.states + (i - first) * shape.size(), size_t(shape.size()) * sizeof(T));
+        chunk_gradients(i);
+      }
+    }
+  }
+
+  void chunk_gradients(i64 number) {
+    read_chunk(number, true);
+    for (i64 head = 0; head < r.readers; ++head)
+      read_rows(r.dy, r.real, start, count, head, c.dy + head * values, c.e_step, shape.columns(), c.spare);
+    scores(true);
+    solve();
+    late_keys();
+    transpose_state(c.state, shape, c.state_t);
+    transpose_state(c.gradient, shape, c.gradient_t);
+    written_gradients();
+    solve_gradients();
+    for (i64 head = 0; head < r.readers; ++head) {
+      transpose_chunk(c.dy + head * values, c.e_step, shape.columns(), c.at);
+      chunk_products(c.written, c.e_step, c.at, r.e, kChunk, c.dp + head * square);
+      mask_scores<T>(c.dp + head * square, nullptr, false);
+    }
+    if (r.dlog_decay) memset(c.ddecay, 0, size_t(keys) * sizeof(T));
+    key_gradients();
+    for (i64 head = 0; head < r.readers; ++head) query_gradients(head);
+    pair_gradients();
+    write_gradients();
+    state_gradients();
+  }
+
+  // dN = P^T dY + (L_C K) dS'.
+  void written_gradients() {
+    transpose_chunk(c.lk, c.f_step, width, c.at);
+    read_state<T>(c.at, c.gradient, shape, nullptr, nullptr, nullptr, c.dn, c.e_step, kChunk);
+    for (i64 head = 0; head < r.readers; ++head)
+      mix_rows<T, true>(c.p + head * square, c.dy + head * values, c.e_step, c.dn, shape.columns(), kChunk);
+  }
+
+  // X, dR and dbeta's share of them, and dA.
+  void solve_gradients() {
+    if (!r.beta) return;
+    for (i64 n = 0; n < shape.columns(); n += W) {
+      Vec<T> x[kChunk];
+      for (i64 s = kChunk - 1; s >= 0; --s) {
+        const i64 at = s * c.e_step + n;
+        Vec<T> total = load(c.dn + at);
+        for (i64 t = s + 1; t < kChunk; ++t) total -= x[t] * c.a[s * kChunk + t];
+        store(c.dn + at, x[s] = total);
+        store(c.dr + at, total * c.beta[s]);
+      }
+    }
+    transpose_chunk(c.dn, c.e_step, shape.columns(), c.at);
+    chunk_products(c.written, c.e_step, c.at, r.e, kChunk, c.da);
+    mask_scores<T>(c.da, nullptr, true);
+    T sums[kChunk];
+    for (i64 t = 0; t < kChunk; ++t) {
+      Vec<T> dot{};
+      for (i64 n = 0; n < shape.columns(); n += W)
+        dot += load(c.dn + t * c.e_step + n) * load(c.missing + t * c.e_step + n);
+      store(c.dots + t * W, dot);
+    }
+    sum_lanes(c.dots, sums);
+    for (i64 s = 0; s < kChunk; ++s)
+      for (i64 t = 0; t < kChunk; t += W) {
+        T* da = c.da + s * kChunk + t;
+        store(da, -load(da));
+        store(sums + t, load(sums + t) + load(da) * load(c.keys + s * kChunk + t));
+      }
+    for (i64 t = 0; t < count; ++t) r.dbeta[(start + t) * r.dbeta_token] = r.real.real(start + t) ? sums[t] : T(0);
+  }
+
+  // Adds `rows` times `x` to the gradients of the decays that the tokens stand behind (up to their own), or, `before`,
+  // of those of later tokens.
+  void add_decay_terms(const T* rows, const T* x, T sign, bool before) {
+    for (i64 t = 0; t < kChunk; ++t) {
+      Vec<T> dot{};
+      for (i64 n = 0; n < width; n += W) {
+        const i64 at = t * c.f_step + n;
+        const Vec<T> term = load(rows + at) * load(x + at) * sign;
+        if (r.per_feature)
+          store(c.part + at, term);
+        else
+          dot += term;
+      }
+      if (!r.per_feature) store(c.dots + t * W, dot);
+    }
+    if (r.per_feature) {
+      for (i64 n = 0; n < width; n += W) {
+        Vec<T> total{};
+        for (i64 i = 0; i < kChunk; ++i) {
+          const i64 at = (before ? i : kChunk - 1 - i) * c.f_step + n;
+          if (before) store(c.ddecay + at, load(c.ddecay + at) + total);
+          total += load(c.part + at);
+          if (!before) store(c.ddecay + at, load(c.ddecay + at) + total);
+        }
+      }
+      return;
+    }
+    T sums[kChunk], total = 0;
+    sum_lanes(c.dots, sums);
+    for (i64 i = 0; i < kChunk; ++i) {
+      const i64 t = before ? i : kChunk - 1 - i;
+      if (before) c.ddecay[t] += total;
+      total += sums[t];
+      if (!before) c.ddecay[t] += total;
+    }
+  }
+
+  // dK without the pairs: of L_C K and of G K.
+  void key_gradients() {
+    const StateShape<T> other = shape.transposed();
+    transpose_chunk(c.written, c.e_step, shape.columns(), c.at);
+    read_state<T>(c.at, c.gradient_t, other, nullptr, nullptr, nullptr, c.dk, c.f_step, kChunk);
+    each_key(c.late, [&](i64 i, Vec<T> late) { store(c.dk + i, load(c.dk + i) * late); });
+    if (r.dlog_decay) add_decay_terms(c.dk, c.k, 1, true);
+    if (!r.beta) return;
+    transpose_chunk(c.dr, c.e_step, shape.columns(), c.at);
+    read_state<T>(c.at, c.state_t, other, nullptr, nullptr, nullptr, c.y, c.f_step, kChunk);
+    each_key(c.early, [&](i64 i, Vec<T> early) { store(c.y + i, load(c.y + i) * early); });
+    if (r.dlog_decay) add_decay_terms(c.y, c.k, -1, false);
+    for (i64 i = 0; i < keys; i += W) store(c.dk + i, load(c.dk + i) - load(c.y + i));
+  }
+
+  // dQ of one reader, all of it.
+  void query_gradients(i64 head) {
+    transpose_chunk(c.dy + head * values, c.e_step, shape.columns(), c.at);
+    read_state<T>(c.at, c.state_t, shape.transposed(), nullptr, nullptr, nullptr, c.dq, c.f_step, kChunk);
+    each_key(c.early, [&](i64 i, Vec<T> early) { store(c.dq + i, load(c.dq + i) * early); });
+    if (r.dlog_decay) add_decay_terms(c.dq, c.q + head * keys, 1, false);
+    const T* dp = c.dp + head * square;
+    if (r.per_feature) {
+      for (i64 s = 0; s < kChunk; ++s) {
+        fade(s);
+        for (i64 n = 0; n < width; n += W)
+          for (i64 t = s; t < kChunk; ++t) {
+            const i64 at = t * c.f_step + n;
+            store(c.dq + at, load(c.dq + at) + load(c.faded + at) * dp[s * kChunk + t]);
+          }
+      }
+    } else {
+      T weights[kChunk * kChunk];
+      for (i64 i = 0; i < square; i += W) store(weights + i, load(dp + i) * load(c.between + i));
+      mix_rows<T, false>(weights, c.k, c.f_step, c.dq, width, kChunk);
+      mix_rows<T, true>(weights, c.q + head * keys, c.f_step, c.dk, width, kChunk);
+      if (r.dlog_decay) add_pair_terms(dp, c.p + head * square);
+    }
+    T* dq = r.dq + head * r.f + start * r.dq_token;
+    for (i64 t = 0; t < count; ++t, dq += r.dq_token) {
+      T* row = c.dq + t * c.f_step;
+      for (i64 n = 0; n < width; n += W)
+        store(row + n, r.real.real(start + t) ? load(row + n) * r.scale : Vec<T>{});
+      memcpy(dq, row, size_t(r.f) * sizeof(T));
+    }
+  }
+
+  // The terms of pairs of tokens, gradient times score, of decays that are numbers.
+  void add_pair_terms(const T* gradients, const T* scores) {
+    for (i64 s = 0; s < kChunk; ++s) {
+      T later = 0;
+      for (i64 t = kChunk - 1; t > s; --t) {
+        later += gradients[s * kChunk + t] * scores[s * kChunk + t];
+        c.ddecay[t] += later;
+      }
+    }
+  }
+
+  // dK of the pairs; per feature, with the decays' share.
+  void pair_gradients() {
+    T* weights = c.a;  // of keys that read: beta dA, and L where it is a number; A itself is not needed any more
+    if (r.beta) {
+      if (!r.per_feature && r.dlog_decay) add_pair_terms(c.da, c.a);
+      for (i64 s = 0; s < kChunk; ++s)
+        for (i64 t = 0; t < kChunk; t += W) {
+          const i64 at = s * kChunk + t;
+          const Vec<T> weight = load(c.da + at) * load(c.beta + t);
+          store(weights + at, r.per_feature ? weight : weight * load(c.between + at));
+        }
+    }
+    if (!r.per_feature) {
+      if (!r.beta) return;
+      memcpy(c.part, c.k, size_t(keys) * sizeof(T));
+      mix_rows<T, false>(weights, c.part, c.f_step, c.dk, width, kChunk);
+      mix_rows<T, true>(weights, c.part, c.f_step, c.dk, width, kChunk);
+      return;
+    }
+    for (i64 s = 0; s < kChunk; ++s) {
+      fade(s);
+      for (i64 n = 0; n < width; n += W) {
+        Vec<T> total{};  // sum over t' >= t of L_t't (dP q + beta dA k)
+        for (i64 t = kChunk - 1; t >= s; --t) {
+          const i64 at = t * c.f_step + n, pair = s * kChunk + t;
+          if (t + 1 < kChunk) total *= load(c.decay + at + c.f_step);
+          for (i64 head = 0; head < r.readers; ++head)
+            total += load(c.q + head * keys + at) * c.dp[head * square + pair];
+          if (r.beta && t > s) {
+            total += load(c.k + at) * weights[pair];
+            store(c.dk + at, load(c.dk + at) + load(c.faded + at) * weights[pair]);
+          }
+          if (r.dlog_decay && t > s) store(c.ddecay + at, load(c.ddecay + at) + load(c.faded + at) * total);
+        }
+        const i64 at = s * c.f_step + n;
+        store(c.dk + at, load(c.dk + at) + total);
+      }
+    }
+  }
+
+  void write_gradients() {
+    // G_C <S, dS'>, of every decay of the chunk.
+    if (r.dlog_decay) {
+      for (i64 n = 0; n < shape.rows(); ++n) c.ends[n] = 0;
+      shape.each_panel([&](i64 column, i64 panel) {
+        for (i64 i = 0; i < r.f; ++i) {
+          const i64 at = column * shape.rows() + i * panel;
+          Vec<T> dot{};
+          for (i64 n = 0; n < panel; n += W) dot += load(c.state + at + n) * load(c.gradient + at + n);
+          c.ends[i] += sum<T>(dot) * c.last[i];
+        }
+      });
+      T total = 0;
+      for (i64 n = 0; n < r.f; ++n) total += c.ends[n];
+      for (i64 t = 0; t < count; ++t) {
+        T* to = r.dlog_decay + (start + t) * r.dlog_decay_token;
+        const bool real = r.real.real(start + t);
+        if (!r.per_feature) to[0] = real ? c.ddecay[t] + total : T(0);
+        for (i64 n = 0; r.per_feature && n < r.f; ++n) to[n] = real ? c.ddecay[t * c.f_step + n] + c.ends[n] : T(0);
+      }
+    }
+    const T* dv = r.beta ? c.dr : c.dn;
+    for (i64 t = 0; t < count; ++t) {
+      T *key = r.dk + (start + t) * r.dk_token, *value = r.dv + (start + t) * r.dv_token;
+      if (r.real.real(start + t)) {
+        memcpy(key, c.dk + t * c.f_step, size_t(r.f) * sizeof(T));
+        memcpy(value, dv + t * c.e_step, size_t(r.e) * sizeof(T));
+      } else {
+        memset(key, 0, size_t(r.f) * sizeof(T));
+        memset(value, 0, size_t(r.e) * sizeof(T));
+      }
+    }
+  }
+
+  // dS = G_C dS' + (G Q)^T dY - (G K)^T dR.
+  void state_gradients() {
+    for (i64 head = 0; head < r.readers; ++head)
+      each_key(c.early, [&](i64 i, Vec<T> early) {
+        store(c.scaled + head * keys + i, load(c.q + head * keys + i) * early);
+      });
+    if (r.beta)
+      for (i64 i = 0; i < keys; i += W) store(c.scaled + r.readers * keys + i, -load(c.gk + i));
+    write_state(c.gradient, shape, c.last, c.scaled, c.f_step, c.dy, c.e_step, r.readers + (r.beta != nullptr), count);
+  }
+};
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra

@@ -1,0 +1,106 @@
+"""The recurrences without a denominator in their kernels: decays of every feature, and the delta rule.
+
+Where a denominator is asked for, it is a column of ones in v. `reference` has the formulas, `chunked` plain
+PyTorch, `native` the C++ kernels for the CPU.
+"""
+
+import torch
+from torch import Tensor
+
+from lintra.ops import checks, dispatch
+from lintra.ops.features import FeatureMapName, apply_feature_map
+from lintra.ops.layout import Layout
+from lintra.ops.linear_attention.chunked import recurrence_chunked
+from lintra.ops.linear_attention.native import recurrence_native
+from lintra.ops.linear_attention.reference import LinearState, divide, recurrence_reference
+from lintra.ops.padding import zero_padding
+
+
+def recur(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    state: LinearState | None,
+    layout: Layout,
+    *,
+    log_input: Tensor | None,
+    normalize: bool,
+    eps: float,
+    feature_map: FeatureMapName | None,
+    scale: float | None,
+    chunk: int,
+    impl: str,
+) -> tuple[Tensor, LinearState]:
+    """Return y [b t h e] and the state after the last token: see `lintra.ops.linear_attention`."""
+    total, dtype = checks.sum_dtype(q.dtype), v.dtype
+    state = _nothing(k, v, layout, normalize) if state is None else state
+    kept, kv = state.kv.dtype, state.kv.to(total)
+    log_decay, beta = (x if x is None else x.to(total) for x in (log_decay, beta))
+    if feature_map is not None or log_input is not None:
+        q, k, v = (x.to(total) for x in zero_padding(layout.mask, q, k, v))
+        q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
+        if log_input is not None:
+            k = k * zero_padding(layout.mask, log_input.to(total))[0].exp()[..., None]
+    if normalize:
+        kv = torch.cat((kv, state.z[..., None]), -1)
+        v = torch.cat((v, v.new_ones(*v.shape[:3], 1)), -1)
+    given = [x for x in (q, k, v, log_decay, beta, kv) if x is not None]
+    chosen = dispatch.choose("recurrence", impl, *given)
+    inner = 1.0 if scale is None or normalize else scale  # of y, not of the denominator
+    if chosen == "native":
+        save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        y, kv, _ = recurrence_native(
+            q, k, v, log_decay, beta, kv, layout.mask, layout.cu_seqlens, inner, save
+        )
+    else:
+        y, kv = _in_pytorch([q, k, v, log_decay, beta], kv, layout, chunk, chosen == "reference")
+        y = y * inner
+    z = state.z
+    if normalize:
+        kv, z = kv[..., :-1].contiguous(), kv[..., -1].contiguous()
+        y = divide(y[..., :-1], y[..., -1] + eps) * (1.0 if scale is None else scale)
+    return y.to(dtype), LinearState(kv.to(kept), z)
+
+
+def same_heads(*heads: Tensor) -> list[Tensor]:
+    """Repeat the heads of tensors [b t h d] until they have as many as the second or the third has."""
+    g = max(x.shape[2] for x in heads[1:3])
+    return [x.repeat_interleave(max(1, g // x.shape[2]), 2) for x in heads]
+
+
+def _nothing(k: Tensor, v: Tensor, layout: Layout, normalize: bool) -> LinearState:
+    g, (f, e) = max(k.shape[2], v.shape[2]), (k.shape[3], v.shape[3])
+    if normalize:
+        return LinearState.empty(layout.n, g, f, e, device=k.device, dtype=k.dtype)
+    kv = torch.zeros(layout.n, g, f, e, device=k.device, dtype=checks.sum_dtype(k.dtype))
+    return LinearState(kv, kv.new_zeros(layout.n, g, 0))
+
+
+def _in_pytorch(
+    inputs: list[Tensor | None], kv: Tensor, layout: Layout, chunk: int, reference: bool
+) -> tuple[Tensor, Tensor]:
+    """y and kv of q, k, v, log_decay and beta; packed sequences as padded ones."""
+    if layout.packed:
+        padded = layout.pad_bucketed()
+        buckets = [None if x is None else padded.unpack(x) for x in inputs]
+        ys, states = [], []
+        for i, (sequences, bucket) in enumerate(zip(padded.sequences, padded.layouts, strict=True)):
+            some = [None if parts is None else parts[i] for parts in buckets]
+            y, after = _in_pytorch(some, kv[sequences], bucket, chunk, reference)
+            ys.append(y)
+            states.append(after)
+        return padded.pack(ys), padded.in_order(states)
+    q, k, v, log_decay, beta = (
+        x if x is None else zero_padding(layout.mask, x.to(kv.dtype))[0] for x in inputs
+    )
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    q, k, v = same_heads(q, k, v)
+    if log_decay is not None and log_decay.dim() == 3:
+        log_decay = log_decay[..., None]
+    if reference or q.shape[1] == 1:
+        return recurrence_reference(q, k, v, log_decay, beta, kv)
+    return recurrence_chunked(q, k, v, log_decay, beta, kv, chunk)
