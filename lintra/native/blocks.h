@@ -115,8 +115,8 @@ inline void read_block(const Read<T>& r) {
 template <class T>
 struct Write {
   T* state;
-  T decay;
-  const T* decays;  // one for each of the rows, instead of `decay`; 0: none
+  T decay = 1;
+  const T* decays = nullptr;  // one for each of the rows, instead of `decay`
   const T *b, *c;
   i64 b_step, c_step, writers, count;  // the first `count` tokens of each writer are real
 };

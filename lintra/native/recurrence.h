@@ -16,9 +16,9 @@
 // The system is the WY form of Yang et al. 2024, arXiv:2406.06484, section 3, with decay arXiv:2412.06464, per feature
 // Kimi Team 2025, arXiv:2510.26692; solved by substitution, since chunks are short. Backwards, from dY and dS',
 //
-//   dN = P^T dY + (L_C K) dS'             dP = dY N^T
-//   X = (I + A)^{-T} dN, dR = beta X      dA = -X N^T     dV = dR, or dN for the sum
-//   dS = G_C dS' + (G Q)^T dY - (G K)^T dR
+//   dN = P^T dY + (L_C K) dS'         dP = dY N^T
+//   X = (I + A)^{-T} dN               dA = -X N^T         dV = beta X, or dN for the sum
+//   dS = G_C dS' + (G Q)^T dY - (beta G K)^T X
 //
 // and the gradients of rows follow from those of P, A, G Q, G K and L_C K. The gradient of the decay of token u sums the
 // terms of all pairs s < u <= t that it lies between: none of them has to cancel another.
@@ -219,12 +219,13 @@ struct ChunkBuffers {
   T *dots;                    // [C] vectors
   T *p, *keys, *a;            // P of every reader, k_t . L_ts k_s and A, [s][t]
   T *beta;
-  T *scaled, *gk, *lk;        // G Q [readers][C][f] with -G K behind it, G K, L_C K
-  T *at;                      // the transpose of rows, [f or e][C]
+  T *scaled;                  // rows that write, [readers + 1][C][f]
+  T *rates;                   // [C] numbers
+  T *kt, *at;                 // transposes: of keys, times G where it is of features, and of other rows, [f or e][C]
   T *missing, *written, *y;   // V - (G K) S; N; results
   T *spare;
   // Backwards.
-  T *dy, *dr, *dn;            // dY [readers][C][e] with dR behind it; dN, then X
+  T *dy, *dn;                 // dY [readers][C][e], and behind it dN, then X
   T *dp, *da;                 // [readers][s][t], [s][t]
   T *dq, *dk, *part;          // [C][f]
   T *ddecay;                  // [C][f] per feature, otherwise [C]
@@ -259,8 +260,8 @@ struct ChunkBuffers {
     c.a = take(square);
     c.beta = take(kChunk);
     c.scaled = take(all * keys);
-    c.gk = take(keys);
-    c.lk = take(keys);
+    c.rates = take(kChunk);
+    c.kt = take(kChunk * c.f_step);
     c.at = take(kChunk * wide);
     c.missing = take(values);
     c.written = take(values);
@@ -269,8 +270,7 @@ struct ChunkBuffers {
     c.state = take(shape.size());
     if (backward) {
       c.dy = take(all * values);
-      c.dr = c.dy + r.readers * values;
-      c.dn = take(values);
+      c.dn = c.dy + r.readers * values;
       c.dp = take(r.readers * square);
       c.da = take(square);
       c.dq = take(keys);
@@ -291,21 +291,61 @@ struct ChunkBuffers {
 // The recurrence over the chunks of a sequence.
 template <class T>
 struct Sequence {
-  static constexpr i64 W = kLanes<T>;
+  static constexpr i64 W = kLanes<T>, kSize = sizeof(T);
   const Recurrence<T>& r;
   ChunkBuffers<T> c;
   const StateShape<T> shape = {r.f, r.e};
   const i64 width = round_up(r.f, W), square = kChunk * kChunk, keys = kChunk * c.f_step, values = kChunk * c.e_step;
   i64 start = 0, count = 0;  // of the chunk
+  i64 fetched = 0, fetch_end = 0;
+  bool fetch_queries = false, fetch_gradients = false;
 
   i64 chunk_count() const { return (r.tokens + kChunk - 1) / kChunk; }
 
-  // f(row, factor, step) for every vector of C rows of keys, with the rows of `factors`: one each, or a number each.
-  template <class F>
-  void each_key(const T* factors, F&& f) const {
-    for (i64 t = 0; t < kChunk; ++t)
-      for (i64 n = 0; n < width; n += W)
-        f(t * c.f_step + n, r.per_feature ? load(factors + t * c.f_step + n) : splat(factors[t]));
+  // to = rows * factors, for C rows of f elements; the factors are rows too, or a number each.
+  void scale_rows(const T* rows, const T* factors, T* to) const {
+    const i64 step = c.f_step, n = width;
+    const bool per_feature = r.per_feature;
+    for (i64 t = 0; t < kChunk; ++t, rows += step, to += step) {
+      if (per_feature)
+        for (i64 i = 0; i < n; i += W) store(to + i, load(rows + i) * load(factors + t * step + i));
+      else
+        for (i64 i = 0; i < n; i += W) store(to + i, load(rows + i) * factors[t]);
+    }
+  }
+
+  // Rows are far apart, one head of many: those of the next chunk are fetched a few at a time, while this one is
+  // worked on.
+  void fetch_from(i64 number, bool queries, bool gradients) {
+    fetched = number < 0 || number >= chunk_count() ? r.tokens : number * kChunk;
+    fetch_end = fetched + kChunk < r.tokens ? fetched + kChunk : r.tokens;
+    fetch_queries = queries;
+    fetch_gradients = gradients;
+  }
+  void fetch(i64 tokens) {
+    for (; tokens > 0 && fetched < fetch_end; --tokens, ++fetched) {
+      prefetch_row(r.k, fetched, 0);
+      prefetch_row(r.v, fetched, 0);
+      if (r.per_feature) prefetch<0>(r.log_decay + fetched * r.log_decay_token, r.f * kSize);
+      if (!fetch_queries) continue;
+      for (i64 head = 0; head < r.readers; ++head) {
+        prefetch_row(r.q, fetched, (r.first_reader + head) / r.readers_per_query);
+        if (!fetch_gradients) {
+          prefetch<1>(r.y + fetched * r.y_token + head * r.y_head, r.e * element_size(r.q.dtype));
+          continue;
+        }
+        prefetch_row(r.dy, fetched, head);
+        prefetch<1>(r.dq + fetched * r.dq_token + head * r.f, r.f * kSize);
+      }
+      if (!fetch_gradients) continue;
+      prefetch<1>(r.dk + fetched * r.dk_token, r.f * kSize);
+      prefetch<1>(r.dv + fetched * r.dv_token, r.e * kSize);
+      if (r.per_feature && r.dlog_decay) prefetch<1>(r.dlog_decay + fetched * r.dlog_decay_token, r.f * kSize);
+    }
+  }
+  template <int Write>
+  static void prefetch(const void* row, i64 bytes) {
+    for (i64 i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)row + i, Write, 2);
   }
 
   void read_chunk(i64 number, bool queries) {
@@ -368,21 +408,30 @@ struct Sequence {
 
   // L_ts k_s for t = s and later.
   void fade(i64 s) {
-    for (i64 n = 0; n < width; n += W) {
-      Vec<T> row = load(c.k + s * c.f_step + n);
-      store(c.faded + s * c.f_step + n, row);
-      for (i64 t = s + 1; t < kChunk; ++t)
-        store(c.faded + t * c.f_step + n, row = row * load(c.decay + t * c.f_step + n));
+    const i64 step = c.f_step, n = width;
+    const T *key = c.k + s * step, *decay = c.decay;
+    T* faded = c.faded;
+    for (i64 i = 0; i < n; i += W) {
+      Vec<T> row = load(key + i);
+      store(faded + s * step + i, row);
+      for (i64 t = s + 1; t < kChunk; ++t) store(faded + t * step + i, row = row * load(decay + t * step + i));
     }
   }
   void faded_dots(i64 s, const T* rows, T* scores) {
-    for (i64 t = 0; t < kChunk; ++t) {
-      Vec<T> dot{};
-      for (i64 n = 0; t >= s && n < width; n += W)
-        dot += load(rows + t * c.f_step + n) * load(c.faded + t * c.f_step + n);
-      store(c.dots + t * W, dot);
+    const i64 step = c.f_step, n = width;
+    const T* faded = c.faded;
+    Vec<T> dots[kChunk] = {};
+    for (i64 t = s; t < kChunk; ++t) {
+      Vec<T> even{}, odd{};
+      i64 i = 0;
+      for (; i + W < n; i += 2 * W) {
+        even += load(rows + t * step + i) * load(faded + t * step + i);
+        odd += load(rows + t * step + i + W) * load(faded + t * step + i + W);
+      }
+      if (i < n) even += load(rows + t * step + i) * load(faded + t * step + i);
+      dots[t] = even + odd;
     }
-    sum_lanes(c.dots, scores);
+    sum_lanes((const T*)dots, scores);
   }
 
   // P and A.
@@ -400,10 +449,8 @@ struct Sequence {
         transpose_chunk(c.q + head * keys, c.f_step, width, c.at);
         chunk_products(c.k, c.f_step, c.at, r.f, kChunk, c.p + head * square);
       }
-      if (r.beta) {
-        transpose_chunk(c.k, c.f_step, width, c.at);
-        chunk_products(c.k, c.f_step, c.at, r.f, kChunk, c.keys);
-      }
+      transpose_chunk(c.k, c.f_step, width, c.kt);
+      if (r.beta) chunk_products(c.k, c.f_step, c.kt, r.f, kChunk, c.keys);
     }
     const T* between = r.per_feature ? nullptr : c.between;
     for (i64 head = 0; head < readers; ++head) mask_scores(c.p + head * square, between, false);
@@ -420,9 +467,11 @@ struct Sequence {
       memcpy(c.written, c.v, size_t(values) * sizeof(T));
       return;
     }
-    each_key(c.early, [&](i64 i, Vec<T> early) { store(c.gk + i, load(c.k + i) * early); });
-    transpose_chunk(c.gk, c.f_step, width, c.at);
-    read_state<T>(c.at, c.state, shape, nullptr, nullptr, nullptr, c.missing, c.e_step, kChunk);
+    if (r.per_feature) {
+      scale_rows(c.k, c.early, c.scaled);
+      transpose_chunk(c.scaled, c.f_step, width, c.kt);
+    }
+    read_state<T>(c.kt, c.state, shape, r.per_feature ? nullptr : c.early, nullptr, nullptr, c.missing, c.e_step, kChunk);
     for (i64 n = 0; n < shape.columns(); n += W) {
       Vec<T> written[kChunk];
       for (i64 t = 0; t < kChunk; ++t) {
@@ -440,7 +489,7 @@ struct Sequence {
     for (i64 head = 0; head < r.readers; ++head) {
       const T* q = c.q + head * keys;
       T* rows = r.per_feature ? c.scaled : (T*)q;
-      if (r.per_feature) each_key(c.early, [&](i64 i, Vec<T> early) { store(rows + i, load(q + i) * early); });
+      if (r.per_feature) scale_rows(q, c.early, rows);
       transpose_chunk(rows, c.f_step, width, c.at);
       read_state<T>(c.at, c.state, shape, r.per_feature ? nullptr : c.early, c.p + head * square, c.written, c.y,
                     c.e_step, count);
@@ -452,12 +501,9 @@ struct Sequence {
     }
   }
 
-  void late_keys() {
-    each_key(c.late, [&](i64 i, Vec<T> late) { store(c.lk + i, load(c.k + i) * late); });
-  }
   void write_in() {
-    late_keys();
-    write_state(c.state, shape, c.last, c.lk, c.f_step, c.written, c.e_step, 1, count);
+    scale_rows(c.k, c.late, c.scaled);
+    write_state(c.state, shape, c.last, c.scaled, c.f_step, c.written, c.e_step, 1, count);
   }
 
   // From the state in `state` to that after the sequence; `checkpoint` takes the state before every token at a multiple
@@ -467,10 +513,16 @@ struct Sequence {
     for (i64 i = 0; i < chunk_count(); ++i) {
       if (i * kChunk % interval == 0) checkpoint(i * kChunk / interval, c.state);
       read_chunk(i, true);
+      fetch_from(i + 1, true, false);
+      fetch(3);
       scores(true);
+      fetch(3);
       solve();
+      fetch(3);
       read_out();
+      fetch(3);
       write_in();
+      fetch(kChunk);
     }
   }
 
@@ -485,14 +537,20 @@ struct Sequence {
         memcpy(c.states + (i - first) * shape.size(), c.state, size_t(shape.size()) * sizeof(T));
         if (i + 1 == end) break;
         read_chunk(i, false);
+        fetch_from(i + 1, i + 2 == end, i + 2 == end);
+        fetch(5);
         scores(false);
+        fetch(5);
         solve();
+        fetch(kChunk);
         write_in();
       }
+      T* state = c.state;
       for (i64 i = end - 1; i >= first; --i) {
-        memcpy(c.state, c.states + (i - first) * shape.size(), size_t(shape.size()) * sizeof(T));
+        c.state = c.states + (i - first) * shape.size();
         chunk_gradients(i);
       }
+      c.state = state;
     }
   }
 
@@ -500,21 +558,24 @@ struct Sequence {
     read_chunk(number, true);
     for (i64 head = 0; head < r.readers; ++head)
       read_rows(r.dy, r.real, start, count, head, c.dy + head * values, c.e_step, shape.columns(), c.spare);
+    fetch_from(number - 1, true, true);
+    fetch(2);
     scores(true);
+    fetch(2);
     solve();
-    late_keys();
+    fetch(2);
     transpose_state(c.state, shape, c.state_t);
     transpose_state(c.gradient, shape, c.gradient_t);
+    fetch(2);
     written_gradients();
-    solve_gradients();
-    for (i64 head = 0; head < r.readers; ++head) {
-      transpose_chunk(c.dy + head * values, c.e_step, shape.columns(), c.at);
-      chunk_products(c.written, c.e_step, c.at, r.e, kChunk, c.dp + head * square);
-      mask_scores<T>(c.dp + head * square, nullptr, false);
-    }
-    if (r.dlog_decay) memset(c.ddecay, 0, size_t(keys) * sizeof(T));
+    fetch(2);
+    if (r.dlog_decay) memset(c.ddecay, 0, size_t(r.per_feature ? keys : kChunk) * sizeof(T));
     key_gradients();
+    fetch(2);
+    solve_gradients();
+    fetch(2);
     for (i64 head = 0; head < r.readers; ++head) query_gradients(head);
+    fetch(kChunk);
     pair_gradients();
     write_gradients();
     state_gradients();
@@ -522,13 +583,18 @@ struct Sequence {
 
   // dN = P^T dY + (L_C K) dS'.
   void written_gradients() {
-    transpose_chunk(c.lk, c.f_step, width, c.at);
-    read_state<T>(c.at, c.gradient, shape, nullptr, nullptr, nullptr, c.dn, c.e_step, kChunk);
+    const T* at = c.kt;
+    if (r.per_feature) {
+      scale_rows(c.k, c.late, c.scaled);
+      transpose_chunk(c.scaled, c.f_step, width, c.at);
+      at = c.at;
+    }
+    read_state<T>(at, c.gradient, shape, r.per_feature ? nullptr : c.late, nullptr, nullptr, c.dn, c.e_step, kChunk);
     for (i64 head = 0; head < r.readers; ++head)
       mix_rows<T, true>(c.p + head * square, c.dy + head * values, c.e_step, c.dn, shape.columns(), kChunk);
   }
 
-  // X, dR and dbeta's share of them, and dA.
+  // X, dA, dbeta, and what the keys that read the state add to dK.
   void solve_gradients() {
     if (!r.beta) return;
     for (i64 n = 0; n < shape.columns(); n += W) {
@@ -538,7 +604,6 @@ struct Sequence {
         Vec<T> total = load(c.dn + at);
         for (i64 t = s + 1; t < kChunk; ++t) total -= x[t] * c.a[s * kChunk + t];
         store(c.dn + at, x[s] = total);
-        store(c.dr + at, total * c.beta[s]);
       }
     }
     transpose_chunk(c.dn, c.e_step, shape.columns(), c.at);
@@ -559,6 +624,11 @@ struct Sequence {
         store(sums + t, load(sums + t) + load(da) * load(c.keys + s * kChunk + t));
       }
     for (i64 t = 0; t < count; ++t) r.dbeta[(start + t) * r.dbeta_token] = r.real.real(start + t) ? sums[t] : T(0);
+    for (i64 t = 0; t < kChunk; ++t) c.rates[t] = r.per_feature ? c.beta[t] : c.beta[t] * c.early[t];
+    read_state<T>(c.at, c.state_t, shape.transposed(), c.rates, nullptr, nullptr, c.y, c.f_step, kChunk);
+    if (r.per_feature) scale_rows(c.y, c.early, c.y);
+    if (r.dlog_decay) add_decay_terms(c.y, c.k, -1, false);
+    for (i64 i = 0; i < keys; i += W) store(c.dk + i, load(c.dk + i) - load(c.y + i));
   }
 
   // Adds `rows` times `x` to the gradients of the decays that the tokens stand behind (up to their own), or, `before`,
@@ -598,36 +668,35 @@ struct Sequence {
     }
   }
 
-  // dK without the pairs: of L_C K and of G K.
+  // dK of what the keys write.
   void key_gradients() {
-    const StateShape<T> other = shape.transposed();
     transpose_chunk(c.written, c.e_step, shape.columns(), c.at);
-    read_state<T>(c.at, c.gradient_t, other, nullptr, nullptr, nullptr, c.dk, c.f_step, kChunk);
-    each_key(c.late, [&](i64 i, Vec<T> late) { store(c.dk + i, load(c.dk + i) * late); });
+    const T* scale = r.per_feature ? nullptr : c.late;
+    read_state<T>(c.at, c.gradient_t, shape.transposed(), scale, nullptr, nullptr, c.dk, c.f_step, kChunk);
+    if (r.per_feature) scale_rows(c.dk, c.late, c.dk);
     if (r.dlog_decay) add_decay_terms(c.dk, c.k, 1, true);
-    if (!r.beta) return;
-    transpose_chunk(c.dr, c.e_step, shape.columns(), c.at);
-    read_state<T>(c.at, c.state_t, other, nullptr, nullptr, nullptr, c.y, c.f_step, kChunk);
-    each_key(c.early, [&](i64 i, Vec<T> early) { store(c.y + i, load(c.y + i) * early); });
-    if (r.dlog_decay) add_decay_terms(c.y, c.k, -1, false);
-    for (i64 i = 0; i < keys; i += W) store(c.dk + i, load(c.dk + i) - load(c.y + i));
   }
 
   // dQ of one reader, all of it.
   void query_gradients(i64 head) {
     transpose_chunk(c.dy + head * values, c.e_step, shape.columns(), c.at);
-    read_state<T>(c.at, c.state_t, shape.transposed(), nullptr, nullptr, nullptr, c.dq, c.f_step, kChunk);
-    each_key(c.early, [&](i64 i, Vec<T> early) { store(c.dq + i, load(c.dq + i) * early); });
+    T* dp = c.dp + head * square;
+    chunk_products(c.written, c.e_step, c.at, r.e, kChunk, dp);
+    mask_scores<T>(dp, nullptr, false);
+    const T* scale = r.per_feature ? nullptr : c.early;
+    read_state<T>(c.at, c.state_t, shape.transposed(), scale, nullptr, nullptr, c.dq, c.f_step, kChunk);
+    if (r.per_feature) scale_rows(c.dq, c.early, c.dq);
     if (r.dlog_decay) add_decay_terms(c.dq, c.q + head * keys, 1, false);
-    const T* dp = c.dp + head * square;
     if (r.per_feature) {
+      T* to = c.dq;
+      const T* faded = c.faded;
+      const i64 step = c.f_step, n = width;
       for (i64 s = 0; s < kChunk; ++s) {
         fade(s);
-        for (i64 n = 0; n < width; n += W)
-          for (i64 t = s; t < kChunk; ++t) {
-            const i64 at = t * c.f_step + n;
-            store(c.dq + at, load(c.dq + at) + load(c.faded + at) * dp[s * kChunk + t]);
-          }
+        for (i64 t = s; t < kChunk; ++t) {
+          const T weight = dp[s * kChunk + t];
+          for (i64 at = t * step; at < t * step + n; at += W) store(to + at, load(to + at) + load(faded + at) * weight);
+        }
       }
     } else {
       T weights[kChunk * kChunk];
@@ -675,23 +744,26 @@ struct Sequence {
       mix_rows<T, true>(weights, c.part, c.f_step, c.dk, width, kChunk);
       return;
     }
+    const i64 step = c.f_step, n = width, readers = r.readers;
+    const T *decay = c.decay, *faded = c.faded, *q = c.q, *k = c.k, *dp = c.dp;
+    T *dk = c.dk, *ddecay = c.ddecay;
+    const bool delta = r.beta, decays = r.dlog_decay;
     for (i64 s = 0; s < kChunk; ++s) {
       fade(s);
-      for (i64 n = 0; n < width; n += W) {
+      for (i64 i = 0; i < n; i += W) {
         Vec<T> total{};  // sum over t' >= t of L_t't (dP q + beta dA k)
         for (i64 t = kChunk - 1; t >= s; --t) {
-          const i64 at = t * c.f_step + n, pair = s * kChunk + t;
-          if (t + 1 < kChunk) total *= load(c.decay + at + c.f_step);
-          for (i64 head = 0; head < r.readers; ++head)
-            total += load(c.q + head * keys + at) * c.dp[head * square + pair];
-          if (r.beta && t > s) {
-            total += load(c.k + at) * weights[pair];
-            store(c.dk + at, load(c.dk + at) + load(c.faded + at) * weights[pair]);
+          const i64 at = t * step + i, pair = s * kChunk + t;
+          if (t + 1 < kChunk) total *= load(decay + at + step);
+          for (i64 head = 0; head < readers; ++head) total += load(q + head * keys + at) * dp[head * square + pair];
+          if (t == s) break;
+          if (delta) {
+            total += load(k + at) * weights[pair];
+            store(dk + at, load(dk + at) + load(faded + at) * weights[pair]);
           }
-          if (r.dlog_decay && t > s) store(c.ddecay + at, load(c.ddecay + at) + load(c.faded + at) * total);
+          if (decays) store(ddecay + at, load(ddecay + at) + load(faded + at) * total);
         }
-        const i64 at = s * c.f_step + n;
-        store(c.dk + at, load(c.dk + at) + total);
+        store(dk + s * step + i, load(dk + s * step + i) + total);
       }
     }
   }
@@ -717,7 +789,10 @@ struct Sequence {
         for (i64 n = 0; r.per_feature && n < r.f; ++n) to[n] = real ? c.ddecay[t * c.f_step + n] + c.ends[n] : T(0);
       }
     }
-    const T* dv = r.beta ? c.dr : c.dn;
+    for (i64 t = 0; r.beta && t < count; ++t)  // dV = dR = beta X
+      for (i64 n = 0; n < shape.columns(); n += W)
+        store(c.missing + t * c.e_step + n, load(c.dn + t * c.e_step + n) * c.beta[t]);
+    const T* dv = r.beta ? c.missing : c.dn;
     for (i64 t = 0; t < count; ++t) {
       T *key = r.dk + (start + t) * r.dk_token, *value = r.dv + (start + t) * r.dv_token;
       if (r.real.real(start + t)) {
@@ -732,12 +807,15 @@ struct Sequence {
 
   // dS = G_C dS' + (G Q)^T dY - (G K)^T dR.
   void state_gradients() {
-    for (i64 head = 0; head < r.readers; ++head)
-      each_key(c.early, [&](i64 i, Vec<T> early) {
-        store(c.scaled + head * keys + i, load(c.q + head * keys + i) * early);
-      });
-    if (r.beta)
-      for (i64 i = 0; i < keys; i += W) store(c.scaled + r.readers * keys + i, -load(c.gk + i));
+    for (i64 head = 0; head < r.readers; ++head) scale_rows(c.q + head * keys, c.early, c.scaled + head * keys);
+    if (r.beta) {  // -beta G K, of X
+      T* rows = c.scaled + r.readers * keys;
+      for (i64 t = 0; t < kChunk; ++t) {
+        const T rate = r.per_feature ? -c.beta[t] : -c.rates[t];
+        for (i64 i = t * c.f_step; i < t * c.f_step + width; i += W) store(rows + i, load(c.k + i) * rate);
+      }
+      if (r.per_feature) scale_rows(rows, c.early, rows);
+    }
     write_state(c.gradient, shape, c.last, c.scaled, c.f_step, c.dy, c.e_step, r.readers + (r.beta != nullptr), count);
   }
 };

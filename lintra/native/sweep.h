@@ -310,6 +310,8 @@ struct Prefetcher {
       if (mode & kRead)
         for (i64 head = 0; head < s.readers; ++head) {
           prefetch_row(s.a, token, head);
+          const char* out = s.out.data + token * s.out.token + head * s.out.head;
+          for (i64 i = 0; i < s.outer * element_size(s.out.dtype); i += 64) __builtin_prefetch(out + i, 1, 2);
           if (s.chain || s.dots) prefetch_row(s.features, token, head);
         }
       if (mode & kWrite)
@@ -334,7 +336,6 @@ void write_chunk(const Sweep<T>& s, const Shape& shape, i64 count, T decay, Stat
   }
   Write<T> write;
   write.decay = decay;
-  write.decays = nullptr;
   write.b_step = shape.b_step;
   write.c_step = shape.c_step;
   write.writers = s.writers;
