@@ -151,6 +151,7 @@ def test_a_computation_is_held_against_what_bounds_it():
     "what",
     [
         "train",
+        "recurrence",
         "decode",
         "drift",
         "model",
