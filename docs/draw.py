@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bigbird": {"block": 4, "random_blocks": 1},
     "clustered": {"clusters": 8, "improved": False},
     "delta": {"conv": None, "decay": False},
+    "kda": {"conv": None, "gate": False},
     "linformer": {"rank": 8},
     "longformer": {"window": 4, "global_tokens": 2},
     "longshort": {"window": 8, "rank": 4, "segment": 8, "dual_norm": False},
@@ -40,7 +41,9 @@ PERIOD, ASKED = 8, 16  # tokens until a key comes again, and for which a query a
 
 # What else a reader has to know of what is drawn.
 NOTES = {
-    "delta": f"keys come again after {PERIOD} tokens,\nqueries ask for one key {ASKED} times",
+    **dict.fromkeys(
+        ("delta", "kda"), f"keys come again after {PERIOD} tokens,\nqueries ask for one {ASKED} times"
+    ),
     "gated": f"tokens {WIPES[0]}, {WIPES[1]} and {WIPES[2]} wipe the state,\nthe others keep it",
 }
 
@@ -59,7 +62,7 @@ def matrix(name: str, causal: bool) -> np.ndarray:
     """[t t]: what part of each value (column) is in each output (row)."""
     config = attention.for_length(attention.load(name).Config, TOKENS, **OPTIONS.get(name, {}))
     torch.manual_seed(0)
-    q, k = repeated_keys() if name == "delta" else keys_and_queries()
+    q, k = repeated_keys() if name in ("delta", "kda") else keys_and_queries()
     if name == "aft":  # each channel has its own weights: here those of one, as many times as there are keys
         q, k = (x[..., :1].expand(-1, -1, -1, TOKENS) for x in (q, k))
     shape = {"heads": 1, "dim": q.shape[3], "value_dim": TOKENS}

@@ -1,5 +1,7 @@
 """What recurrences without a denominator put around their sum: a gate that is read, a norm for each head."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -7,9 +9,15 @@ EPS = 1e-6  # added to the mean square of a head: a head of zeros stays 0
 
 
 def finish(
-    y: Tensor, gate: Tensor | None, *, norm: bool = True, centre: bool = False, weight: Tensor | None = None
+    y: Tensor,
+    gate: Tensor | None,
+    *,
+    norm: bool = True,
+    centre: bool = False,
+    weight: Tensor | None = None,
+    activation: Callable[[Tensor], Tensor] = functional.silu,
 ) -> Tensor:
-    """norm(y) * silu(gate) in the dtype of y [b t h e]; gate [b t h*e], the weight of the norm [e].
+    """norm(y) * activation(gate) in the dtype of y [b t h e]; gate [b t h*e], the weight of the norm [e].
 
     The norm is that of the mean square of each head: Zhang and Sennrich 2019, arXiv:1910.07467. With `centre`
     the mean of the head is taken away first, which makes it GroupNorm: Wu and He 2018, arXiv:1803.08494."""
@@ -19,4 +27,4 @@ def finish(
         y = y * (y.square().mean(-1, keepdim=True) + EPS).rsqrt()
     if weight is not None:
         y = y * weight.to(y.dtype)
-    return y if gate is None else y * functional.silu(gate.to(y.dtype)).view(y.shape)
+    return y if gate is None else y * activation(gate.to(y.dtype)).view(y.shape)

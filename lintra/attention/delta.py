@@ -28,7 +28,7 @@ from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import LinearState, linear_attention
+from lintra.ops.linear_attention import Impl, LinearState, linear_attention
 from lintra.ops.padding import take
 from lintra.ops.rope import RotaryEmbedding
 
@@ -44,6 +44,7 @@ class Config:
     conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
     gate: bool = True  # multiply by silu of a projection of the layer's input
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
+    impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
@@ -83,12 +84,16 @@ class DeltaNet(Attention):
                 nn.Parameter(torch.empty(*channels, config.conv).uniform_(-bound, bound))
                 for channels in ((h, d), (g, d), (g, e))
             )
-        if config.decay:
+        if (rates := self._rates()) is not None:
             # A rate in (0, 16], and a step between 1e-3 and 1e-1 that dt_bias gives through softplus.
             self.A_log = nn.Parameter((16 * (1 - torch.rand(g))).log())
-            step = 10 ** torch.empty(g).uniform_(-3, -1)
+            step = 10 ** torch.empty(rates).uniform_(-3, -1)
             self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
         self.norm = nn.Parameter(torch.ones(e))
+
+    def _rates(self) -> tuple[int, ...] | None:
+        """The shape of a token's decays; None: nothing decays."""
+        return (self.kv_heads,) if self.config.decay else None
 
     def extra_inputs(self) -> dict[str, int]:
         config = self.config
@@ -133,10 +138,12 @@ class DeltaNet(Attention):
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)
         before = LinearState(state.kv, state.kv.new_empty(*state.kv.shape[:2], 0))
         layout = Layout(layout.rows, layout.time, layout.device, mask=mask)
-        options = {"layout": layout, "normalize": False, "chunk": self.config.chunk}
+        options = {"layout": layout, "chunk": self.config.chunk, "impl": self.config.impl}
         log_decay, beta = self._log_decay(decay), self._beta(beta)
-        y, after = linear_attention(q, k, v, log_decay=log_decay, beta=beta, state=before, **options)
-        y = finish(y, gate, weight=self.norm).to(dtype)
+        y, after = linear_attention(
+            q, k, v, log_decay=log_decay, beta=beta, state=before, normalize=False, **options
+        )
+        y = self._finish(y, gate).to(dtype)
         return y if left is None else left.restore(y), DeltaState(after.kv, *last)
 
     def _step(
@@ -156,11 +163,17 @@ class DeltaNet(Attention):
         (q, k, v), last = self._convolve(q, k, v, state, None)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)[:, 0]
         log_decay = self._log_decay(decay)
-        kv = state.kv if log_decay is None else log_decay[:, 0, :, None, None].exp() * state.kv
+        kv = state.kv
+        if log_decay is not None:
+            kept = log_decay[:, 0].exp()  # [b g] or [b g d]
+            kv = kept.reshape(*kept.shape[:2], -1, 1) * kv
         missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
         kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(beta)[:, 0], k, missing)
         y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
-        return finish(y, gate, weight=self.norm).to(dtype), DeltaState(kv, *last)
+        return self._finish(y, gate).to(dtype), DeltaState(kv, *last)
+
+    def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
+        return finish(y, gate, weight=self.norm)
 
     def _convolve(
         self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, mask: Tensor | None

@@ -26,7 +26,7 @@ from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import LinearState, linear_attention
+from lintra.ops.linear_attention import Impl, LinearState, linear_attention
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -37,6 +37,7 @@ class Config:
     rank: int = 16  # numbers a token's decays are computed from
     temperature: float = 16.0  # divides the logarithm of the decays: the larger, the longer the memory
     chunk: int = 64  # tokens per block of the parallel form, a power of two; does not change the result
+    impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
@@ -87,8 +88,8 @@ class GatedLinearAttention(Attention):
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, **extra)
         before = LinearState(state.kv, state.kv.new_empty(*state.kv.shape[:2], 0))
-        options = {"layout": layout, "normalize": False, "chunk": self.config.chunk}
-        y, after = linear_attention(q, k, v, log_decay=log_decay, state=before, **options)
+        options = {"layout": layout, "chunk": self.config.chunk, "impl": self.config.impl}
+        y, after = linear_attention(q, k, v, log_decay=log_decay, state=before, normalize=False, **options)
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(after.kv)
 
     def _step(

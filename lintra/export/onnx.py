@@ -37,12 +37,14 @@ OPSET = 20
 MOST = 2**31 - 2**20  # bytes of weights: protobuf writes no more into one file
 _CHUNKED = ("linear", "retention", "gated", "performer", "rfa", "cosformer")
 _MECHANISMS = {
-    "step": (*_CHUNKED, "delta", "softmax"),
+    "step": (*_CHUNKED, "delta", "kda", "softmax"),
     "parallel": (*_CHUNKED, "softmax"),
     "whole": ("linear", "performer", "cosformer", "rfa", "softmax"),
 }
 _WHY = {
-    "delta": "it solves a triangle of tokens in each chunk, for which ONNX has no operator",
+    **dict.fromkeys(
+        ("delta", "kda"), "it solves a triangle of tokens in each chunk, for which ONNX has no operator"
+    ),
     "window": "its cache is a window that is sorted again at each token, whose length a graph cannot know",
 }
 

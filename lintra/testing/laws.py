@@ -646,10 +646,13 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
         for many, few in zip(repeated.state_dict().values(), grouped.state_dict().values(), strict=True):
             many.copy_(few if many.shape == few.shape else few.repeat_interleave(group, 0))
     wide = [inputs[0], *(x.repeat_interleave(group, 2) for x in inputs[1:3])]
-    for x, (name, width) in zip(inputs[3:], reads(case).items(), strict=True):
+    for given, (name, width) in zip(inputs[3:], reads(case).items(), strict=True):
         # What is read for each key-value head is read for each head then.
         more = repeated.extra_inputs()[name] // width
-        wide.append(x.unflatten(2, (case.kv_heads, -1)).repeat_interleave(more, 2).flatten(2))
+        if more == 1:  # or for all of them
+            wide.append(given)
+        else:
+            wide.append(given.unflatten(2, (case.kv_heads, -1)).repeat_interleave(more, 2).flatten(2))
     y = forward(case, grouped, *inputs)
     expected = forward(case, repeated, *wide)
     assert_close(y, expected, **EXACT)

@@ -5,7 +5,7 @@ number for each head multiplies the product of matrices. For decays of every fea
 it without exp(-b), which overflows. Between two neighbouring runs of tokens it splits at their border,
 exp(b_t - border) and exp(border - b_s), both at most 1: the later half of each pair of runs reads the earlier
 one by a product, runs of one token first, then of two, four, up to half a chunk (the secondary chunks of Yang
-et al. 2023, arXiv:2312.06635, section 4.3, carried to the end).
+et al. 2024, arXiv:2312.06635, section 4.3, carried to the end).
 
 **The delta rule.** Within a chunk the values written depend on each other, in a triangle:
 

@@ -1,0 +1,170 @@
+// The kernels over a grid of shapes, in a build with sanitizers. Every tensor is a piece of memory by itself, of exactly
+// its size, so that a read or a write beyond its end is seen. Prints the number of calls.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <memory>
+#include <vector>
+
+#include "../../lintra/native/abi.h"
+
+extern "C" {
+i64 lintra_usable(i64 isa);
+int lintra_forward(const lintra_call* call);
+int lintra_backward(const lintra_call* call);
+int lintra_recurrence_forward(const lintra_recurrence* call);
+int lintra_recurrence_backward(const lintra_recurrence* call);
+}
+
+namespace {
+
+std::vector<std::unique_ptr<char[]>> memory;
+uint32_t seed = 1;
+i64 calls = 0;
+
+i64 size_of(i64 dtype) { return dtype == LINTRA_FLOAT64 ? 8 : dtype == LINTRA_FLOAT32 ? 4 : 2; }
+i64 sums(i64 dtype) { return dtype == LINTRA_FLOAT64 ? LINTRA_FLOAT64 : LINTRA_FLOAT32; }
+
+double uniform() {
+  seed = seed * 1664525 + 1013904223;
+  return double(seed >> 8) / (1 << 24);
+}
+
+// n numbers between low and high; of 16 bits, of either kind, something between 2^-16 and 2.
+char* numbers(i64 n, i64 dtype, double low, double high) {
+  memory.emplace_back(new char[size_t(n * size_of(dtype))]);
+  char* data = memory.back().get();
+  for (i64 i = 0; i < n; ++i) {
+    const double x = low + (high - low) * uniform();
+    const float single = float(x);
+    const uint16_t half = uint16_t(0x3800 | (uint32_t(x * 1e4) & 0x81ff));
+    if (dtype == LINTRA_FLOAT64) memcpy(data + 8 * i, &x, 8);
+    if (dtype == LINTRA_FLOAT32) memcpy(data + 4 * i, &single, 4);
+    if (size_of(dtype) == 2) memcpy(data + 2 * i, &half, 2);
+  }
+  return data;
+}
+lintra_tensor tensor(char* data, i64 t, i64 h, i64 width) { return {data, t * h * width, h * width, width}; }
+lintra_tensor mask(i64 b, i64 t) {
+  char* data = numbers(b * t, LINTRA_BFLOAT16, 0, 1);
+  memory.emplace_back(new char[size_t(b * t)]);
+  char* bytes = memory.back().get();
+  for (i64 i = 0; i < b * t; ++i) bytes[i] = data[2 * i] & 1;
+  return {bytes, t, 1, 0};
+}
+
+struct Shape {
+  i64 isa, threads, dtype, b, t, h, g, f, e;
+  bool masked, packed;
+};
+
+// Two sequences in one row, the first of a third of its tokens.
+const i64* bounds(const Shape& x) {
+  memory.emplace_back(new char[3 * sizeof(i64)]);
+  i64* places = (i64*)memory.back().get();
+  places[0] = 0;
+  places[1] = x.t / 3;
+  places[2] = x.t;
+  return places;
+}
+
+void expect(int status) {
+  ++calls;
+  if (status != LINTRA_OK) {
+    fprintf(stderr, "status %d\n", status);
+    exit(1);
+  }
+}
+
+void sum(const Shape& x, bool causal, bool normalize, i64 map, bool decays) {
+  memory.clear();
+  const i64 s = causal ? x.t : x.t + 3, rows = x.packed ? 1 : x.b, n = x.packed ? 2 : x.b, wide = sums(x.dtype);
+  lintra_call c = {};
+  c.isa = x.isa, c.threads = x.threads, c.dtype = x.dtype, c.causal = causal, c.normalize = normalize;
+  c.feature_map = map, c.b = n, c.t = x.t, c.s = s, c.h = x.h, c.g = x.g, c.f = x.f, c.e = x.e, c.eps = 1e-6;
+  c.q = tensor(numbers(rows * x.t * x.h * x.f, x.dtype, 0, 1), x.t, x.h, x.f);
+  c.k = tensor(numbers(rows * s * x.g * x.f, x.dtype, 0, 1), s, x.g, x.f);
+  c.v = tensor(numbers(rows * s * x.g * x.e, x.dtype, -1, 1), s, x.g, x.e);
+  if (decays) {
+    c.log_decay = tensor(numbers(rows * s * x.g, wide, -1, 0), s, x.g, 1);
+    c.log_input = tensor(numbers(rows * s * x.g, wide, -1, 0), s, x.g, 1);
+  }
+  if (x.masked) c.mask = mask(rows, s);
+  if (x.packed) c.cu_seqlens = bounds(x);
+  c.kv = numbers(n * x.g * x.f * x.e, wide, 0, 1);
+  c.z = numbers(n * x.g * x.f, wide, 0, 1);
+  c.y = numbers(rows * x.t * x.h * x.e, x.dtype, 0, 0);
+  c.den = numbers(rows * x.t * x.h, wide, 0, 0);
+  c.kv_out = numbers(n * x.g * x.f * x.e, wide, 0, 0);
+  c.z_out = numbers(n * x.g * x.f, wide, 0, 0);
+  expect(lintra_forward(&c));
+  c.dy = tensor(numbers(rows * x.t * x.h * x.e, x.dtype, -1, 1), x.t, x.h, x.e);
+  c.dkv = numbers(n * x.g * x.f * x.e, wide, 0, 1);
+  c.dz = numbers(n * x.g * x.f, wide, 0, 1);
+  c.dq = numbers(rows * x.t * x.h * x.f, x.dtype, 0, 0);
+  c.dk = numbers(rows * s * x.g * x.f, x.dtype, 0, 0);
+  c.dv = numbers(rows * s * x.g * x.e, x.dtype, 0, 0);
+  if (decays) {
+    c.dlog_decay = numbers(rows * s * x.g, wide, 0, 0);
+    c.dlog_input = numbers(rows * s * x.g, wide, 0, 0);
+  }
+  c.dkv_in = numbers(n * x.g * x.f * x.e, wide, 0, 0);
+  c.dz_in = numbers(n * x.g * x.f, wide, 0, 0);
+  expect(lintra_backward(&c));
+}
+
+void recurrence(const Shape& x, int decay, bool delta, i64 parts, i64 key_heads) {
+  memory.clear();
+  const i64 rows = x.packed ? 1 : x.b, n = x.packed ? 2 : x.b, wide = sums(x.dtype), rates = decay == 2 ? x.f : 1;
+  lintra_recurrence c = {};
+  c.isa = x.isa, c.threads = x.threads, c.dtype = x.dtype, c.b = n, c.t = x.t, c.h = x.h, c.g = x.g;
+  c.query_heads = x.h, c.key_heads = key_heads, c.value_heads = x.g, c.f = x.f, c.e = x.e;
+  c.parts = parts, c.per_feature = decay == 2, c.interval = 32, c.scale = 0.5;
+  c.q = tensor(numbers(rows * x.t * x.h * x.f, x.dtype, -1, 1), x.t, x.h, x.f);
+  c.k = tensor(numbers(rows * x.t * key_heads * x.f, x.dtype, -0.1, 0.1), x.t, key_heads, x.f);
+  c.v = tensor(numbers(rows * x.t * x.g * x.e, x.dtype, -1, 1), x.t, x.g, x.e);
+  if (decay) c.log_decay = tensor(numbers(rows * x.t * x.g * rates, wide, -1, 0), x.t, x.g, rates);
+  if (delta) c.beta = tensor(numbers(rows * x.t * x.g, wide, 0, 1), x.t, x.g, 1);
+  if (x.masked) c.mask = mask(rows, x.t);
+  if (x.packed) c.cu_seqlens = bounds(x);
+  const i64 state = x.g * x.f * x.e, kept = x.packed ? x.t / c.interval + n : n * (x.t / c.interval + 1);
+  c.state = numbers(n * state, wide, 0, 1);
+  c.y = numbers(rows * x.t * x.h * x.e, x.dtype, 0, 0);
+  c.state_out = numbers(n * state, wide, 0, 0);
+  expect(lintra_recurrence_forward(&c));
+  c.checkpoints = numbers(kept * state, wide, 0, 0);
+  expect(lintra_recurrence_forward(&c));
+  c.dy = tensor(numbers(rows * x.t * x.h * x.e, x.dtype, -1, 1), x.t, x.h, x.e);
+  c.dstate = numbers(n * state, wide, 0, 1);
+  c.dq = numbers(parts * rows * x.t * x.h * x.f, wide, 0, 0);
+  c.dk = numbers(parts * rows * x.t * x.g * x.f, wide, 0, 0);
+  if (decay) c.dlog_decay = numbers(parts * rows * x.t * x.g * rates, wide, 0, 0);
+  if (delta) c.dbeta = numbers(parts * rows * x.t * x.g, wide, 0, 0);
+  c.dv = numbers(rows * x.t * x.g * x.e, wide, 0, 0);
+  c.dstate_in = numbers(n * state, wide, 0, 0);
+  expect(lintra_recurrence_backward(&c));
+}
+
+}  // namespace
+
+int main() {
+  const i64 tokens[] = {1, 5, 16, 50, 70}, heads[][2] = {{1, 1}, {4, 2}}, widths[][2] = {{1, 1}, {4, 3}, {17, 33}, {64, 40}};
+  for (i64 isa = 0; isa < LINTRA_ISA_COUNT; ++isa) {
+    if (!lintra_usable(isa)) continue;
+    for (i64 dtype : {LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16})
+      for (i64 t : tokens)
+        for (auto& head : heads)
+          for (auto& width : widths)
+            for (int kind = 0; kind < 3; ++kind) {
+              const Shape x = {isa, 1 + kind, dtype, 2, t, head[0], head[1], width[0], width[1], kind == 1, kind == 2};
+              for (int decay = 0; decay < 3; ++decay)
+                for (bool delta : {false, true})
+                  recurrence(x, decay, delta, width[1] > 32 ? 2 : 1, decay == 1 ? 1 : x.g);
+              for (bool causal : {false, true})
+                for (bool normalize : {false, true})
+                  if (causal || !x.packed) sum(x, causal, normalize, t % 3, causal && normalize);
+            }
+  }
+  printf("%lld\n", (long long)calls);
+}
