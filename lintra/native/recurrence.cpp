@@ -12,6 +12,7 @@ namespace lintra {
 namespace LINTRA_ISA {
 
 constexpr double kParallelWork = 1 << 18;  // multiply-adds below which waking a thread costs more than it saves
+constexpr i64 kStreamed = 1 << 23;         // bytes of new states above which they go past the caches
 
 // The columns of one state and the tokens of its sequence.
 struct Item {
@@ -176,6 +177,8 @@ struct RecurrenceCall {
     const i64 wide = round_up(f > e ? f : e, 16);
     Memory memory;
     T* rows = (T*)memory.get(workers * 5 * wide * kSize, true);
+    const bool aligned = (uintptr_t)call.state_out % LINTRA_VECTOR_BYTES == 0 && e % kLanes<T> == 0;
+    const bool streamed = aligned && call.h == call.g && n * f * e * kSize > kStreamed;
     if (!rows) return LINTRA_NO_MEMORY;
     parallel(launch, workers, n, [&](i64 i, i64 worker) {
       Item at = {};
@@ -212,8 +215,9 @@ struct RecurrenceCall {
         read(r.q, query, q);
         for (i64 j = 0; j < f; ++j) q[j] *= r.scale;
         if (head == 0) {
-          const TokenStep<T> token = {from, decay, k, v, q, to, y, f, e, beta, r.beta != nullptr};
+          const TokenStep<T> token = {from, decay, k, v, q, to, y, f, e, beta, r.beta != nullptr, streamed && from != to};
           recur_matrix(token);
+          if (token.streamed) stream_end();
         } else {
           read_matrix(to, q, y, f, e);
         }

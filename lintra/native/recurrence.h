@@ -115,34 +115,59 @@ void transpose_chunk(const T* rows, i64 step, i64 n, T* to) {
     for (i64 k = 0; k < n; k += kLanes<T>) transpose(rows + i * step + k, step, to + k * kChunk + i, kChunk);
 }
 
-// y[i] = scale[i] (x[i] . state) + sum_{j <= i} scores[j][i] c[j], with at the transpose of x. scale, scores may be 0.
+// Rows of a chunk that read a state: y[i] = scale[i] (x[i] . state), with at the transpose of x. scale may be 0: all 1.
 template <class T>
-void read_state(const T* at, const T* state, StateShape<T> shape, const T* scale, const T* scores, const T* c, T* y,
-                i64 step, i64 count) {
-  Read<T> read;
-  read.writers = scores != nullptr;
-  read.c_step = read.y_step = step;
-  read.backwards = false;
+struct StateRead {
+  const T *at, *scale;
+  T* y;
+};
+
+// All of them take a piece of the state from the first-level cache before the next piece is read.
+template <class T>
+void read_state(const StateRead<T>* reads, i64 n, const T* state, StateShape<T> shape, i64 step) {
+  Read<T> read = {};
+  read.y_step = step;
   shape.each_panel([&](i64 column, i64 width) {
     const i64 vectors = width / kLanes<T>;
     const i64 pieces = (shape.f * vectors * LINTRA_VECTOR_BYTES + kStateBlockBytes - 1) / kStateBlockBytes;
     const i64 piece = (shape.f + pieces - 1) / pieces;
-    for (i64 k = 0; k < shape.f; k += piece)
-      for (i64 i = 0; i < count; i += kRows) {
-        read.at = at + k * kChunk + i;
-        read.rows = shape.f - k < piece ? shape.f - k : piece;
-        read.state = state + column * shape.rows() + k * width;
-        read.scale = scale ? scale + i : nullptr;
-        read.scores = scores + i;
-        read.c = c + column;
-        read.first_reader = i;
-        read.from = 0;
-        read.to = i + kRows > count ? count : i + kRows;
-        read.y = y + i * step + column;
-        read.first = k == 0;
-        read.last = k + piece >= shape.f;
-        read_panel(read, vectors);
-      }
+    for (i64 k = 0; k < shape.f; k += piece) {
+      read.rows = shape.f - k < piece ? shape.f - k : piece;
+      read.state = state + column * shape.rows() + k * width;
+      read.first = k == 0;
+      read.last = k + piece >= shape.f;
+      for (i64 r = 0; r < n; ++r)
+        for (i64 i = 0; i < kChunk; i += kRows) {
+          read.at = reads[r].at + k * kChunk + i;
+          read.scale = reads[r].scale ? reads[r].scale + i : nullptr;
+          read.y = reads[r].y + i * step + column;
+          read_panel(read, vectors);
+        }
+    }
+  });
+}
+template <class T>
+void read_state(const T* at, const T* state, StateShape<T> shape, const T* scale, T* y, i64 step) {
+  const StateRead<T> read = {at, scale, y};
+  read_state(&read, 1, state, shape, step);
+}
+
+// y[i] += sum_{j <= i} scores[j][i] c[j].
+template <class T>
+void read_chunk_values(const T* scores, const T* c, T* y, StateShape<T> shape, i64 step, i64 count) {
+  Read<T> read = {};
+  read.y_step = read.c_step = step;
+  read.writers = 1;
+  read.last = true;
+  shape.each_panel([&](i64 column, i64 width) {
+    for (i64 i = 0; i < count; i += kRows) {
+      read.scores = scores + i;
+      read.c = c + column;
+      read.first_reader = i;
+      read.to = i + kRows > count ? count : i + kRows;
+      read.y = y + i * step + column;
+      read_panel(read, width / kLanes<T>);
+    }
   });
 }
 
@@ -221,8 +246,10 @@ struct ChunkBuffers {
   T *beta;
   T *scaled;                  // rows that write, [readers + 1][C][f]
   T *rates;                   // [C] numbers
-  T *kt, *at;                 // transposes: of keys, times G where it is of features, and of other rows, [f or e][C]
-  T *missing, *written, *y;   // V - (G K) S; N; results
+  T *kt, *qt, *at;            // transposes: of keys and of every reader's queries, times G where it is of features,
+                              // [f][C], and of other rows
+  T *missing, *written, *y;   // V - (G K) S; N; results, [readers + 1][C][e or f]
+  StateRead<T>* reads;
   T *spare;
   // Backwards.
   T *dy, *dn;                 // dY [readers][C][e], and behind it dN, then X
@@ -262,10 +289,12 @@ struct ChunkBuffers {
     c.scaled = take(all * keys);
     c.rates = take(kChunk);
     c.kt = take(kChunk * c.f_step);
+    c.qt = take(r.readers * kChunk * c.f_step);
     c.at = take(kChunk * wide);
     c.missing = take(values);
     c.written = take(values);
-    c.y = take(kChunk * wide);
+    c.y = take(all * kChunk * wide);
+    c.reads = (StateRead<T>*)take(all * i64(sizeof(StateRead<T>) / sizeof(T)));
     c.spare = take(wide + kLanes<T>);
     c.state = take(shape.size());
     if (backward) {
@@ -446,8 +475,9 @@ struct Sequence {
       }
     } else {
       for (i64 head = 0; head < readers; ++head) {
-        transpose_chunk(c.q + head * keys, c.f_step, width, c.at);
-        chunk_products(c.k, c.f_step, c.at, r.f, kChunk, c.p + head * square);
+        T* qt = c.qt + head * keys;
+        transpose_chunk(c.q + head * keys, c.f_step, width, qt);
+        chunk_products(c.k, c.f_step, qt, r.f, kChunk, c.p + head * square);
       }
       transpose_chunk(c.k, c.f_step, width, c.kt);
       if (r.beta) chunk_products(c.k, c.f_step, c.kt, r.f, kChunk, c.keys);
@@ -461,17 +491,31 @@ struct Sequence {
         store(c.a + s * kChunk + t, load(c.keys + s * kChunk + t) * load(c.beta + t));
   }
 
+  // (G K) S of the delta rule, and (G Q) S.
+  void read(bool queries) {
+    i64 n = 0;
+    const T* scale = r.per_feature ? nullptr : c.early;
+    if (r.beta) {
+      if (r.per_feature) transpose_scaled(c.k, c.kt);
+      c.reads[n++] = {c.kt, scale, c.missing};
+    }
+    for (i64 head = 0; queries && head < r.readers; ++head) {
+      if (r.per_feature) transpose_scaled(c.q + head * keys, c.qt + head * keys);
+      c.reads[n++] = {c.qt + head * keys, scale, c.y + head * values};
+    }
+    read_state(c.reads, n, c.state, shape, c.e_step);
+  }
+  void transpose_scaled(const T* rows, T* to) {
+    scale_rows(rows, c.early, c.scaled);
+    transpose_chunk(c.scaled, c.f_step, width, to);
+  }
+
   // What the tokens write, N, and for the delta rule what was missing.
   void solve() {
     if (!r.beta) {
       memcpy(c.written, c.v, size_t(values) * sizeof(T));
       return;
     }
-    if (r.per_feature) {
-      scale_rows(c.k, c.early, c.scaled);
-      transpose_chunk(c.scaled, c.f_step, width, c.kt);
-    }
-    read_state<T>(c.kt, c.state, shape, r.per_feature ? nullptr : c.early, nullptr, nullptr, c.missing, c.e_step, kChunk);
     for (i64 n = 0; n < shape.columns(); n += W) {
       Vec<T> written[kChunk];
       for (i64 t = 0; t < kChunk; ++t) {
@@ -485,18 +529,14 @@ struct Sequence {
     }
   }
 
-  void read_out() {
+  void write_out() {
     for (i64 head = 0; head < r.readers; ++head) {
-      const T* q = c.q + head * keys;
-      T* rows = r.per_feature ? c.scaled : (T*)q;
-      if (r.per_feature) scale_rows(q, c.early, rows);
-      transpose_chunk(rows, c.f_step, width, c.at);
-      read_state<T>(c.at, c.state, shape, r.per_feature ? nullptr : c.early, c.p + head * square, c.written, c.y,
-                    c.e_step, count);
+      T* rows = c.y + head * values;
+      read_chunk_values(c.p + head * square, c.written, rows, shape, c.e_step, count);
       char* y = r.y + start * r.y_token + head * r.y_head;
-      for (i64 t = 0; t < count; ++t, y += r.y_token) {
-        if (!r.real.real(start + t)) memset(c.y + t * c.e_step, 0, size_t(shape.columns()) * sizeof(T));
-        write_row(y, c.y + t * c.e_step, r.e, r.q.dtype);
+      for (i64 t = 0; t < count; ++t, y += r.y_token, rows += c.e_step) {
+        if (!r.real.real(start + t)) memset(rows, 0, size_t(shape.columns()) * sizeof(T));
+        write_row(y, rows, r.e, r.q.dtype);
       }
     }
   }
@@ -517,10 +557,11 @@ struct Sequence {
       fetch(3);
       scores(true);
       fetch(3);
+      read(true);
+      fetch(3);
       solve();
       fetch(3);
-      read_out();
-      fetch(3);
+      write_out();
       write_in();
       fetch(kChunk);
     }
@@ -541,6 +582,7 @@ struct Sequence {
         fetch(5);
         scores(false);
         fetch(5);
+        read(false);
         solve();
         fetch(kChunk);
         write_in();
@@ -562,6 +604,7 @@ struct Sequence {
     fetch(2);
     scores(true);
     fetch(2);
+    read(false);
     solve();
     fetch(2);
     transpose_state(c.state, shape, c.state_t);
@@ -589,7 +632,7 @@ struct Sequence {
       transpose_chunk(c.scaled, c.f_step, width, c.at);
       at = c.at;
     }
-    read_state<T>(at, c.gradient, shape, r.per_feature ? nullptr : c.late, nullptr, nullptr, c.dn, c.e_step, kChunk);
+    read_state<T>(at, c.gradient, shape, r.per_feature ? nullptr : c.late, c.dn, c.e_step);
     for (i64 head = 0; head < r.readers; ++head)
       mix_rows<T, true>(c.p + head * square, c.dy + head * values, c.e_step, c.dn, shape.columns(), kChunk);
   }
@@ -625,7 +668,7 @@ struct Sequence {
       }
     for (i64 t = 0; t < count; ++t) r.dbeta[(start + t) * r.dbeta_token] = r.real.real(start + t) ? sums[t] : T(0);
     for (i64 t = 0; t < kChunk; ++t) c.rates[t] = r.per_feature ? c.beta[t] : c.beta[t] * c.early[t];
-    read_state<T>(c.at, c.state_t, shape.transposed(), c.rates, nullptr, nullptr, c.y, c.f_step, kChunk);
+    read_state<T>(c.at, c.state_t, shape.transposed(), c.rates, c.y, c.f_step);
     if (r.per_feature) scale_rows(c.y, c.early, c.y);
     if (r.dlog_decay) add_decay_terms(c.y, c.k, -1, false);
     for (i64 i = 0; i < keys; i += W) store(c.dk + i, load(c.dk + i) - load(c.y + i));
@@ -672,7 +715,7 @@ struct Sequence {
   void key_gradients() {
     transpose_chunk(c.written, c.e_step, shape.columns(), c.at);
     const T* scale = r.per_feature ? nullptr : c.late;
-    read_state<T>(c.at, c.gradient_t, shape.transposed(), scale, nullptr, nullptr, c.dk, c.f_step, kChunk);
+    read_state<T>(c.at, c.gradient_t, shape.transposed(), scale, c.dk, c.f_step);
     if (r.per_feature) scale_rows(c.dk, c.late, c.dk);
     if (r.dlog_decay) add_decay_terms(c.dk, c.k, 1, true);
   }
@@ -684,7 +727,7 @@ struct Sequence {
     chunk_products(c.written, c.e_step, c.at, r.e, kChunk, dp);
     mask_scores<T>(dp, nullptr, false);
     const T* scale = r.per_feature ? nullptr : c.early;
-    read_state<T>(c.at, c.state_t, shape.transposed(), scale, nullptr, nullptr, c.dq, c.f_step, kChunk);
+    read_state<T>(c.at, c.state_t, shape.transposed(), scale, c.dq, c.f_step);
     if (r.per_feature) scale_rows(c.dq, c.early, c.dq);
     if (r.dlog_decay) add_decay_terms(c.dq, c.q + head * keys, 1, false);
     if (r.per_feature) {

@@ -59,7 +59,7 @@ struct TokenStep {
   T *next, *y;
   i64 f, e;
   T beta;
-  bool delta;
+  bool delta, streamed;  // streamed: `next` is not `state`, and its rows begin at whole vectors
 };
 
 // N vectors of columns: they stay in the first-level cache between the two passes of the delta rule.
@@ -90,7 +90,10 @@ inline void recur_columns(const TokenStep<T>& s, i64 column) {
     for (i64 n = 0; n < N; ++n) {
       const Vec<T> x = load(from + n * W) * s.decay[i] + v[n] * s.k[i];
       y[n] += x * s.q[i];
-      store(to + n * W, x);
+      if (s.streamed)
+        stream(to + n * W, x);
+      else
+        store(to + n * W, x);
     }
   }
   LINTRA_UNROLL

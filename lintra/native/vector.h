@@ -9,7 +9,6 @@
 
 #if defined(__AVX512F__)
 #define LINTRA_VECTOR_BYTES 64
-#include <immintrin.h>
 #elif defined(__AVX2__)
 #define LINTRA_VECTOR_BYTES 32
 #else
@@ -17,6 +16,10 @@
 #endif
 
 #define LINTRA_INLINE inline __attribute__((always_inline))
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #if defined(__clang__)
 #define LINTRA_UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -62,6 +65,23 @@ LINTRA_INLINE Vec<T> load(const T* p) {
 template <class T>
 LINTRA_INLINE void store(T* p, Vec<T> x) {
   memcpy(p, &x, sizeof x);
+}
+// Past the caches, to an address that is a multiple of the vector's size: for what is not read again soon. `stream_end`
+// makes it visible to other threads.
+template <class T>
+LINTRA_INLINE void stream(T* p, Vec<T> x) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512((__m512i*)p, (__m512i)x);
+#elif defined(__AVX2__)
+  _mm256_stream_si256((__m256i*)p, (__m256i)x);
+#else
+  store(p, x);
+#endif
+}
+LINTRA_INLINE void stream_end() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
 }
 template <class T>
 LINTRA_INLINE Vec<T> splat(T x) {
