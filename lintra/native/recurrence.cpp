@@ -1,6 +1,6 @@
 // The recurrences of recurrence.h over all sequences and states, shared between threads. Compiled once per instruction
 // set, with LINTRA_ISA naming the namespace.
-#include "recurrence.h"
+#include "recurrence_gradients.h"
 
 #include "kernel.h"
 #include "parallel.h"
@@ -138,14 +138,14 @@ struct RecurrenceCall {
       T* mine = (T*)buffers + worker * size;
       memset((void*)mine, 0, size_t(size) * kSize);  // what pads rows and states has to be finite
       ChunkBuffers<T>::layout(r, backward, call.interval / kChunk, mine, &c);
-      Sequence<T> sequence = {r, c};
+      SequenceGradients<T> sequence(r, c);
       f(at, sequence);
     });
     return LINTRA_OK;
   }
 
   int forward(lintra_launch launch) const {
-    return each_item(false, launch, [&](const Item& at, Sequence<T>& sequence) {
+    return each_item(false, launch, [&](const Item& at, SequenceGradients<T>& sequence) {
       const StateShape<T> shape = sequence.shape;
       T* state = sequence.c.state;
       load(call.state, at, shape, state);
@@ -157,7 +157,7 @@ struct RecurrenceCall {
   }
 
   int backward(lintra_launch launch) const {
-    return each_item(true, launch, [&](const Item& at, Sequence<T>& sequence) {
+    return each_item(true, launch, [&](const Item& at, SequenceGradients<T>& sequence) {
       const StateShape<T> shape = sequence.shape;
       load(call.dstate, at, shape, sequence.c.gradient);
       sequence.backward(call.interval, [&](i64 number, T* to) {
