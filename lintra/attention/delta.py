@@ -28,7 +28,7 @@ from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import Impl, LinearState, linear_attention
+from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
 from lintra.ops.padding import take
 from lintra.ops.rope import RotaryEmbedding
 
@@ -44,7 +44,7 @@ class Config:
     conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
     gate: bool = True  # multiply by silu of a projection of the layer's input
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
-    impl: Impl = "auto"  # which implementation of the recurrence
+    impl: RecurrenceImpl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)

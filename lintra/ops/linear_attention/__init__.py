@@ -34,6 +34,7 @@ from lintra.ops.padding import zero_padding
 __all__ = [
     "Impl",
     "LinearState",
+    "RecurrenceImpl",
     "divide",
     "linear_attention",
     "linear_attention_reference",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 Impl = Literal["auto", "reference", "torch", "native", "triton"]
+RecurrenceImpl = Literal["auto", "reference", "torch", "native"]  # with beta, or a decay for every feature
 _OPERATORS = {"native": linear_attention_native, "triton": linear_attention_triton}
 
 

@@ -7,11 +7,12 @@ PyTorch, `native` the C++ kernels for the CPU.
 import torch
 from torch import Tensor
 
+from lintra.native import recurrence
 from lintra.ops import checks, dispatch
 from lintra.ops.features import FeatureMapName, apply_feature_map
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention.chunked import recurrence_chunked
-from lintra.ops.linear_attention.native import recurrence_native
+from lintra.ops.linear_attention.native import numbers_alone, recurrence_native
 from lintra.ops.linear_attention.reference import LinearState, divide, recurrence_reference
 from lintra.ops.padding import zero_padding
 
@@ -47,13 +48,14 @@ def recur(
         kv = torch.cat((kv, state.z[..., None]), -1)
         v = torch.cat((v, v.new_ones(*v.shape[:3], 1)), -1)
     given = [x for x in (q, k, v, log_decay, beta, kv) if x is not None]
-    chosen = dispatch.choose("recurrence", impl, *given)
     inner = 1.0 if scale is None or normalize else scale  # of y, not of the denominator
-    if chosen == "native":
+    places = layout.mask, layout.cu_seqlens
+    if impl in ("auto", "native") and numbers_alone(given):
+        # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
+        y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False)
+    elif (chosen := dispatch.choose("recurrence", impl, *given)) == "native":
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        y, kv, _ = recurrence_native(
-            q, k, v, log_decay, beta, kv, layout.mask, layout.cu_seqlens, inner, save
-        )
+        y, kv, _ = recurrence_native(q, k, v, log_decay, beta, kv, *places, inner, save)
     else:
         y, kv = _in_pytorch([q, k, v, log_decay, beta], kv, layout, chunk, chosen == "reference")
         y = y * inner
