@@ -206,7 +206,7 @@ def _decoding(sizes: Sizes) -> Work:
     drawn = draw("gated delta", 1, sizes.wide_heads, sizes.wide_dim, sizes.batch)
     q, k, v, log_decay, beta = (x.detach() for x in drawn)
     kv = torch.randn(sizes.batch, sizes.wide_heads, sizes.wide_dim, sizes.wide_dim)
-    state, other = LinearState(kv, kv.new_empty(*kv.shape[:2], 0)), torch.empty_like(kv)
+    state, other = LinearState.of(kv), torch.empty_like(kv)
     options: dict[str, Any] = {"log_decay": log_decay, "beta": beta, "normalize": False}
     step = (q, k, v, log_decay, beta)
     work: Work = {

@@ -11,8 +11,8 @@ with k and q of unit length, q then times d^(-1/2). Before that q, k and v pass 
 over time, each channel by itself, and SiLU. With `negative_eigenvalues` beta is doubled, so that a key may
 also be reflected: Grazzi et al. 2024, arXiv:2411.12537.
 
-Cost of t tokens: 2 t d e multiplications and additions a head to train, besides triangles of `chunk` tokens,
-2 d e a token to generate; the state holds d e numbers and the last inputs of the convolution.
+Cost of t tokens: 3 t d e multiplications and additions a head forward, besides triangles within chunks,
+3 d e a token to generate; the state holds d e numbers and the last inputs of the convolution.
 """
 
 from dataclasses import dataclass
@@ -136,12 +136,18 @@ class DeltaNet(Attention):
         beta, decay, gate = extra
         (q, k, v), last = self._convolve(q, k, v, state, mask)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)
-        before = LinearState(state.kv, state.kv.new_empty(*state.kv.shape[:2], 0))
         layout = Layout(layout.rows, layout.time, layout.device, mask=mask)
         options = {"layout": layout, "chunk": self.config.chunk, "impl": self.config.impl}
         log_decay, beta = self._log_decay(decay), self._beta(beta)
         y, after = linear_attention(
-            q, k, v, log_decay=log_decay, beta=beta, state=before, normalize=False, **options
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            beta=beta,
+            state=LinearState.of(state.kv),
+            normalize=False,
+            **options,
         )
         y = self._finish(y, gate).to(dtype)
         return y if left is None else left.restore(y), DeltaState(after.kv, *last)

@@ -87,9 +87,10 @@ class GatedLinearAttention(Attention):
     ) -> tuple[Tensor, GatedState]:
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, **extra)
-        before = LinearState(state.kv, state.kv.new_empty(*state.kv.shape[:2], 0))
         options = {"layout": layout, "chunk": self.config.chunk, "impl": self.config.impl}
-        y, after = linear_attention(q, k, v, log_decay=log_decay, state=before, normalize=False, **options)
+        y, after = linear_attention(
+            q, k, v, log_decay=log_decay, state=LinearState.of(state.kv), normalize=False, **options
+        )
         return finish(y, gate, weight=self.norm).to(dtype), GatedState(after.kv)
 
     def _step(

@@ -10,8 +10,8 @@ linear attention:
 with k and q of unit length, q then times d^(-1/2), after a short causal convolution over time and SiLU. W1
 and W3, of the layer, take its input to `rank` numbers; W2 and W4, of the mechanism, those to all features.
 
-Cost of t tokens: 2 t d e multiplications and additions a head to train, besides triangles within chunks,
-2 d e a token to generate; the state holds d e numbers and the last inputs of the convolution.
+Cost of t tokens: 3 t d e multiplications and additions a head forward, besides triangles within chunks,
+3 d e a token to generate; the state holds d e numbers and the last inputs of the convolution.
 """
 
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ struct ChunkBuffers {
   T *rates;                   // [C] numbers
   T *kt, *qt, *at;            // transposes: of keys and of every reader's queries, times G where it is of features,
                               // [f][C], and of other rows
-  T *missing, *written, *y;   // V - (G K) S; N; results, [readers + 1][C][e or f]
+  T *missing, *written, *y;   // V - (G K) S; N; results, [readers][C][e or f]
   StateRead<T>* reads;
   T *spare;
   // Backwards.
@@ -111,7 +111,7 @@ struct ChunkBuffers {
     c.at = take(kChunk * wide);
     c.missing = take(values);
     c.written = take(values);
-    c.y = take(all * kChunk * wide);
+    c.y = take(r.readers * kChunk * wide);
     c.reads = (StateRead<T>*)take(all * i64(sizeof(StateRead<T>) / sizeof(T)));
     c.spare = take(wide + kLanes<T>);
     c.state = take(shape.size());

@@ -13,7 +13,7 @@ from lintra import native
 
 _CHUNK = 16  # tokens, kChunk of vector.h
 Gradients = Sequence[Tensor | None]
-_STATES = 256 * 1024  # bytes of the states between two checkpoints: at most, but for two chunks
+_STATES = 256 * 1024  # bytes of states that a checkpoint stands for: 2 to 8 chunks, as many as fit
 
 
 def forward(

@@ -312,7 +312,7 @@ struct SequenceGradients : Sequence<T> {
     }
   }
 
-  // dS = G_C dS' + (G Q)^T dY - (G K)^T dR.
+  // dS = G_C dS' + (G Q)^T dY - (beta G K)^T X.
   void state_gradients() {
     for (i64 head = 0; head < r.readers; ++head) scale_rows(c.q + head * keys, c.early, c.scaled + head * keys);
     if (r.beta) {  // -beta G K, of X

@@ -139,7 +139,7 @@ def decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
     if not readable(log_decay, mask):
         return
     with torch.no_grad():
-        wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else log_decay > 0
+        wrong = ~((log_decay <= 0) & log_decay.isfinite()) if finite else ~(log_decay <= 0)
         if mask is not None:
             wrong = wrong & mask.reshape(*mask.shape, *[1] * (log_decay.dim() - 2))
         if bool(wrong.any()):

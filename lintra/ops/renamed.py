@@ -19,6 +19,7 @@ def gated_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return y [b t h e] and the state [b g d e] of `linear_attention` with log_decay [b t g d]."""
     legacy.warn("gated_attention(...)", "linear_attention(..., normalize=False)")
+    checks.shape("log_decay", log_decay, "b t g d", {})
     return _call(q, k, v, state, log_decay=log_decay, mask=mask, chunk=chunk)
 
 
@@ -39,9 +40,8 @@ def delta_rule(
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, **options) -> tuple[Tensor, Tensor]:
-    before = None
     if state is not None:
-        z = state.new_zeros(*state.shape[:2], 0, dtype=checks.sum_dtype(q.dtype))
-        before = LinearState(state, z)
+        checks.shape("state", state, "b g d e", {})
+    before = None if state is None else LinearState.of(state)
     y, after = linear_attention(q, k, v, state=before, normalize=False, **options)
     return y, after.kv

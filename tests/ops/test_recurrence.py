@@ -47,13 +47,9 @@ def given_ones(inputs):
     return [x for x in inputs if x is not None]
 
 
-def no_denominator(q, state):
-    return state.new_empty(*state.shape[:2], 0, dtype=torch.promote_types(q.dtype, torch.float32))
-
-
 def fast(q, k, v, log_decay, beta, state, **options):
     """y and kv."""
-    before = None if state is None else LinearState(state, no_denominator(q, state))
+    before = None if state is None else LinearState.of(state)
     options = {"normalize": False, **options}
     y, after = linear_attention(q, k, v, log_decay=log_decay, beta=beta, state=before, **options)
     return y, after.kv
@@ -143,7 +139,9 @@ def test_one_token_may_be_added_in_place(kind):
 
 @both
 @every
-@pytest.mark.parametrize("heads", [(4, 2, 4), (2, 2, 4), (4, 4, 2), (1, 1, 3), (6, 3, 3), (1, 1, 1)])
+@pytest.mark.parametrize(
+    "heads", [(4, 2, 4), (2, 2, 4), (4, 4, 2), (1, 1, 3), (6, 3, 3), (1, 1, 1), (8, 2, 4)]
+)
 def test_heads_are_shared_in_either_direction(kind, impl, heads):
     queries, keys, values = heads
     g = max(keys, values)
@@ -452,6 +450,32 @@ def test_half_precision_in_and_out(kind, impl, dtype, unit):
     assert [x.grad.dtype for x in inputs[:3]] == [dtype] * 3
 
 
+@both
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+@pytest.mark.parametrize("decay", ["head", "feature"])
+def test_half_precision_is_rounded_once_behind_the_denominator_and_the_scale(decay, dtype, unit, impl):
+    """The sums of 2,000 tokens are beyond float16, the ratio and the scaled sum are not."""
+    q = torch.ones(1, 2000, 1, 64, dtype=dtype)
+    v = torch.linspace(0.5, 1, 2000, dtype=torch.float64)[None, :, None, None].to(dtype)
+    log_decay = torch.zeros(1, 2000, 1, 64) if decay == "feature" else torch.zeros(1, 2000, 1)
+    y, _ = linear_attention(q, q, v, log_decay=log_decay, impl=impl)
+    expected = v.double().cumsum(1) / torch.arange(1, 2001)[None, :, None, None]
+    assert ((y.double() - expected).abs() <= unit * expected).all()
+    y, _ = linear_attention(q, q, v, log_decay=log_decay, normalize=False, scale=1 / 64, impl=impl)
+    expected = v.double().cumsum(1)
+    assert ((y.double() - expected).abs() <= unit * expected).all()
+
+
+@both
+@every
+def test_without_tokens_the_state_is_a_copy(kind, impl):
+    inputs = draw(kind, t=0)
+    for options in ({"impl": impl}, {"impl": "reference"}):
+        _, after = fast(*inputs, **options)
+        assert after.data_ptr() != inputs[5].data_ptr()
+        assert_close(after, inputs[5])
+
+
 @every
 def test_a_state_in_bfloat16_stays_so(kind):
     inputs = draw(kind, t=3, dtype=torch.float32)
@@ -510,11 +534,22 @@ GATED, DELTA = "sum, feature", "delta, head"
         (change(DELTA, 3, lambda x: -x), {}, ValueError, "log_decay must be at most 0"),
         (change(DELTA, 2, lambda x: x[:, :, :0]), {}, ValueError, "must be multiples of the smaller"),
         (change(DELTA, 2, torch.Tensor.float), {}, TypeError, "v must have the dtype of k"),
+        (change(DELTA, 3, lambda x: x * torch.nan), {}, ValueError, "log_decay must be at most 0"),
+        (draw(DELTA), {"scale": "a"}, ValueError, "scale must be a finite number or None, got 'a'"),
+        (draw(DELTA), {"scale": math.inf}, ValueError, "scale must be a finite number or None, got inf"),
     ],
 )
 def test_refuses(inputs, options, error, message):
     with pytest.raises(error, match=message):
         fast(*inputs, **options)
+
+
+@pytest.mark.parametrize(("h", "g", "values"), [(6, 2, 4), (12, 2, 8), (3, 2, 2), (4, 2, 3), (2, 2, 3)])
+def test_refuses_heads_that_do_not_divide(h, g, values):
+    q, k, v = (torch.ones(1, 3, n, 2) for n in (h, g, values))
+    for options in ({}, {"beta": torch.ones(1, 3, max(g, values))}):
+        with pytest.raises(ValueError, match="multiple"):
+            linear_attention(q, k, v, normalize=False, **options)
 
 
 def test_refuses_the_state_of_another_rule():

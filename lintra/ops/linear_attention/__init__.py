@@ -85,21 +85,28 @@ def linear_attention(
     eps = 0 the sums must not be so small that their inverse overflows.
     `feature_map` ("elu+1" or "relu") is applied to q and k inside; None means they are features already.
     chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
-    impl: "reference" (quadratic), "torch" (chunked, every device), "native" (C++, CPU), "triton" (NVIDIA
-    GPUs, no float64) or "auto".
-    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had.
+    impl: "reference" (quadratic; with beta or a decay for every feature token by token), "torch" (chunked,
+    every device), "native" (C++, CPU), "triton" (NVIDIA GPUs, no float64; not with beta or a decay for every
+    feature) or "auto". A log_decay of -inf, which empties the state, is for those two alone.
+    Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
     """
     if layout is None:
         q, k, v = follow_autocast(q, k, v)
         given = {"log_decay": log_decay, "log_input": log_input, "beta": beta}
         options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
-        layout = _validate(q, k, v, given, state, mask, cu_seqlens, chunk, **options)
+        layout = _validate(q, k, v, given, state, mask, cu_seqlens, scale, chunk, **options)
     mask = layout.mask
     if beta is not None or (log_decay is not None and log_decay.dim() == 4):
         with no_autocast(q):
             options = {"normalize": normalize, "eps": eps, "feature_map": feature_map, "scale": scale}
             options |= {"log_input": log_input, "chunk": chunk, "impl": impl}
             return recur(q, k, v, log_decay, beta, state, layout, **options)
+    if scale is not None:  # before y is rounded
+        wide = (x.to(checks.sum_dtype(x.dtype)) for x in (q, k, v))
+        given = {"log_decay": log_decay, "log_input": log_input, "state": state, "layout": layout}
+        options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
+        y, after = linear_attention(*wide, **given, **options, chunk=chunk, impl=impl)
+        return (y * scale).to(v.dtype), after
     if k.shape[2] != v.shape[2]:
         q, k, v = same_heads(q, k, v)
     if state is None:
@@ -111,7 +118,7 @@ def linear_attention(
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
         y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)
-        return y if scale is None else y * scale, LinearState(kv, z)
+        return y, LinearState(kv, z)
     chosen = dispatch.choose("linear_attention", impl, *given)
     kept = state.kv.dtype
     if chosen != "triton":  # whose step reads and writes kv as it is kept
@@ -139,7 +146,7 @@ def linear_attention(
             else:
                 numerator, denominator, (kv, z) = linear_attention_chunked(*arguments, chunk)
             y = (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype)
-    return y if scale is None else y * scale, LinearState(kv.to(kept), z)
+    return y, LinearState(kv.to(kept), z)
 
 
 def _padded(
@@ -198,6 +205,7 @@ def _validate(
     state: LinearState | None,
     mask: Tensor | None,
     cu_seqlens: CuSeqlens | None,
+    scale: float | None,
     chunk: int,
     *,
     causal: bool,
@@ -212,7 +220,8 @@ def _validate(
     keys, values = sizes["g"], sizes["o"]
     checks.heads(sizes["h"], keys)
     sizes["g"] = max(keys, values)
-    if not values or sizes["g"] % keys or sizes["g"] % values or max(sizes["h"], values) % sizes["h"]:
+    few, many = sorted((sizes["h"], sizes["g"]))
+    if not values or sizes["g"] % keys or sizes["g"] % values or many % few:
         raise ValueError(
             "of the heads of q, k and v the larger numbers must be multiples of the smaller, got "
             f"{sizes['h']}, {keys} and {values}"
@@ -252,6 +261,8 @@ def _validate(
         raise ValueError(f"eps must be at least 0 and finite, got {eps}")
     if feature_map is not None and feature_map not in FUSED:
         raise ValueError(f"feature_map must be one of {tuple(FUSED)} or None, got {feature_map!r}")
+    if scale is not None and not (isinstance(scale, (int, float)) and math.isfinite(scale)):
+        raise ValueError(f"scale must be a finite number or None, got {scale!r}")
     if chunk < 1:
         raise ValueError(f"chunk must be at least 1 token, got {chunk}")
     return layout

@@ -36,10 +36,12 @@ def recur(
 ) -> tuple[Tensor, LinearState]:
     """Return y [b t h e] and the state after the last token: see `lintra.ops.linear_attention`."""
     total, dtype = checks.sum_dtype(q.dtype), v.dtype
-    state = _nothing(k, v, layout, normalize) if state is None else state
+    if state is None:
+        sizes = layout.n, max(k.shape[2], v.shape[2]), k.shape[3], v.shape[3]
+        state = LinearState.empty(*sizes, device=k.device, dtype=k.dtype, denominator=normalize)
     kept, kv = state.kv.dtype, state.kv.to(total)
     log_decay, beta = (x if x is None else x.to(total) for x in (log_decay, beta))
-    if feature_map is not None or log_input is not None:
+    if normalize or feature_map is not None or log_input is not None:  # y is rounded once, at the end
         q, k, v = (x.to(total) for x in zero_padding(layout.mask, q, k, v))
         q, k = apply_feature_map(feature_map, q), apply_feature_map(feature_map, k)
         if log_input is not None:
@@ -60,6 +62,8 @@ def recur(
         y, kv = _in_pytorch([q, k, v, log_decay, beta], kv, layout, chunk, chosen == "reference")
         y = y * inner
     z = state.z
+    if kv is state.kv:  # no token came: a state that is given back is never the caller's
+        kv = kv.clone()
     if normalize:
         kv, z = kv[..., :-1].contiguous(), kv[..., -1].contiguous()
         y = divide(y[..., :-1], y[..., -1] + eps) * (1.0 if scale is None else scale)
@@ -70,14 +74,6 @@ def same_heads(*heads: Tensor) -> list[Tensor]:
     """Repeat the heads of tensors [b t h d] until they have as many as the second or the third has."""
     g = max(x.shape[2] for x in heads[1:3])
     return [x.repeat_interleave(max(1, g // x.shape[2]), 2) for x in heads]
-
-
-def _nothing(k: Tensor, v: Tensor, layout: Layout, normalize: bool) -> LinearState:
-    g, (f, e) = max(k.shape[2], v.shape[2]), (k.shape[3], v.shape[3])
-    if normalize:
-        return LinearState.empty(layout.n, g, f, e, device=k.device, dtype=k.dtype)
-    kv = torch.zeros(layout.n, g, f, e, device=k.device, dtype=checks.sum_dtype(k.dtype))
-    return LinearState(kv, kv.new_zeros(layout.n, g, 0))
 
 
 def _in_pytorch(

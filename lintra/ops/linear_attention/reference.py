@@ -44,12 +44,25 @@ class LinearState(NamedTuple):
 
     @classmethod
     def empty(
-        cls, b: int, g: int, f: int, e: int, *, device: torch.device | str | None, dtype: torch.dtype | None
+        cls,
+        b: int,
+        g: int,
+        f: int,
+        e: int,
+        *,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+        denominator: bool = True,
     ) -> "LinearState":
-        """No past, for inputs of `dtype` (None: the default)."""
+        """Return the state before all tokens, for inputs of `dtype` (None: the default)."""
         dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
         kv = torch.zeros(b, g, f, e, device=device, dtype=dtype)
-        return cls(kv, torch.zeros(b, g, f, device=device, dtype=dtype))
+        return cls(kv, torch.zeros(b, g, f, device=device, dtype=dtype)) if denominator else cls.of(kv)
+
+    @classmethod
+    def of(cls, kv: Tensor) -> "LinearState":
+        """Return the state of a recurrence without a denominator, kv [b g f e]."""
+        return cls(kv, kv.new_zeros(*kv.shape[:2], 0, dtype=checks.sum_dtype(kv.dtype)))
 
 
 class LinearAttentionInputs(NamedTuple):
