@@ -72,7 +72,7 @@ def explain() -> list[Row]:
     for op, names in IMPLEMENTATIONS.items():
         chosen = {"CPU": choose(op, "auto")}
         if torch.cuda.is_available():
-            chosen["GPU"] = "torch" if _no_gpu_kernels(op, torch.device("cuda")) else "triton"
+            chosen["GPU"] = "torch" if _no_kernels_of(op, torch.device("cuda")) else "triton"
         for name in names:
             reason = _why_not(name, ())
             serves = ", ".join(device for device, each in chosen.items() if each == name)
@@ -117,15 +117,16 @@ def _why_not_triton(tensors: Sequence[Tensor]) -> str | None:
         # Tiles fit at any width; of what is given only kv [b g f e] may be as large as this.
         if x.dim() == 4 and x.shape[2] * (x.shape[3] + 1) >= _STATE_MOST:
             return f"a state of {x.shape[2]} x {x.shape[3]} numbers is too large for one launch over it"
-    return _no_triton(tensors[0].device if tensors else torch.device("cuda"))
+    return _no_gpu_kernels(tensors[0].device if tensors else torch.device("cuda"))
 
 
-def _no_gpu_kernels(op: str, device: torch.device) -> str | None:
-    """Why no Triton kernels of an op can run on this device, whatever the tensors."""
-    return _no_triton(device) if "triton" in IMPLEMENTATIONS[op] else "it has no kernels for GPUs yet"
+def _no_kernels_of(op: str, device: torch.device) -> str | None:
+    """Why no kernels of an op can run on this GPU, whatever the tensors."""
+    return _no_gpu_kernels(device) if "triton" in IMPLEMENTATIONS[op] else "it has no kernels for GPUs yet"
 
 
-def _no_triton(device: torch.device) -> str | None:
+def _no_gpu_kernels(device: torch.device) -> str | None:
+    """Why the Triton kernels cannot run on this device, whatever the tensors."""
     if _TRITON is None:
         return "Triton is not installed (on Linux: pip install triton)"
     if _TRITON and tuple(int(part) for part in _TRITON.split(".")[:2]) < _TRITON_NEEDED:
@@ -148,7 +149,7 @@ def _warn_of_slow_gpu(op: str, tensors: Sequence[Tensor]) -> None:
     """Once for each reason, where a GPU is at hand and its kernels are not."""
     if torch.compiler.is_compiling() or not (tensors and tensors[0].is_cuda):
         return
-    reason = _no_gpu_kernels(op, tensors[0].device)
+    reason = _no_kernels_of(op, tensors[0].device)
     if reason is not None and reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"{op} on the GPU is chunked PyTorch here, not Triton: {reason}", stacklevel=4)
