@@ -19,6 +19,20 @@ constexpr i64 kRows = 4;  // tokens, or rows of the state, of an accumulator blo
 // Bytes of the state held in the first-level cache while all tokens of a chunk pass over it.
 constexpr i64 kStateBlockBytes = 20 * 1024;
 
+// The step of rows of so many elements: not a whole number of pages, which would put all rows of a column in one set of
+// the cache.
+template <class T>
+constexpr i64 spread_step(i64 elements) {
+  return elements + (elements % (1024 / i64(sizeof(T))) == 0 ? 64 / i64(sizeof(T)) : 0);
+}
+
+// [C][n] -> [n][C].
+template <class T>
+void transpose_chunk(const T* rows, i64 step, i64 n, T* to) {
+  for (i64 i = 0; i < kChunk; i += kLanes<T>)
+    for (i64 k = 0; k < n; k += kLanes<T>) transpose(rows + i * step + k, step, to + k * kChunk + i, kChunk);
+}
+
 // scores[j][i] = sum_k b[j][k] at[k][i], for kScoreRows j and one vector of i.
 template <class T>
 inline void score_block(const T* b, i64 b_step, const T* at, i64 width, T* scores) {

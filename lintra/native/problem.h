@@ -60,14 +60,8 @@ struct Problem {
   }
 
   Operand operand(Operand::Kind kind, const lintra_tensor& x, i64 b, i64 head, i64 width, i64 map) const {
-    const i64 size = element_size(call.dtype);
-    Operand o = {};
+    Operand o = tensor_rows(first_row(x, b, head, element_size(call.dtype)), x, width, call.dtype);
     o.kind = kind;
-    o.x = first_row(x, b, head, size);
-    o.token = x.t * size;
-    o.head = x.h * size;
-    o.width = width;
-    o.dtype = call.dtype;
     o.map = map;
     return o;
   }

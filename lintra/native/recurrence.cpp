@@ -46,16 +46,7 @@ struct RecurrenceCall {
     return x.data ? x.data + (at.row * x.b + at.first * x.t + head * x.h) * size : nullptr;
   }
   Operand operand(const lintra_tensor& x, const Item& at, i64 head, i64 width) const {
-    const i64 size = element_size(call.dtype);
-    Operand o = {};
-    o.kind = Operand::plain;
-    o.x = address(x, at, head, size);
-    o.token = x.t * size;
-    o.head = x.h * size;
-    o.width = width;
-    o.dtype = call.dtype;
-    o.map = LINTRA_IDENTITY;
-    return o;
+    return tensor_rows(address(x, at, head, element_size(call.dtype)), x, width, call.dtype);
   }
   // Rows of a contiguous tensor [b t heads width].
   i64 element(const Item& at, i64 head, i64 heads, i64 width) const {
@@ -129,15 +120,17 @@ struct RecurrenceCall {
     widest.columns = call.e;
     const i64 size = ChunkBuffers<T>::layout(make(widest), backward, call.interval / kChunk, nullptr, nullptr);
     Memory memory;
-    char* buffers = memory.get(workers * size * kSize, false);
+    char* buffers = memory.get(workers * size * kSize, true);  // what pads rows and states has to be finite
     if (!buffers) return LINTRA_NO_MEMORY;
     parallel(launch, workers, n, [&](i64 i, i64 worker) {
       const Item at = item(i);
       const Recurrence<T> r = make(at);
       ChunkBuffers<T> c;
       T* mine = (T*)buffers + worker * size;
-      memset((void*)mine, 0, size_t(size) * kSize);  // what pads rows and states has to be finite
       ChunkBuffers<T>::layout(r, backward, call.interval / kChunk, mine, &c);
+      if (call.parts > 1) memset((void*)mine, 0, size_t(size) * kSize);  // parts may differ in width, and so in layout
+      T* begin = backward ? c.gradient : c.state;  // holds that of the item before, unless one is loaded into it
+      memset((void*)begin, 0, size_t(StateShape<T>{r.f, r.e}.size()) * kSize);
       SequenceGradients<T> sequence(r, c);
       f(at, sequence);
     });

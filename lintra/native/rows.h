@@ -125,6 +125,18 @@ struct Operand {
   i64 columns() const { return width + (kind == ones || kind == extended); }
 };
 
+// Rows of a tensor, of which x is the first.
+inline Operand tensor_rows(const char* x, const lintra_tensor& tensor, i64 width, i64 dtype) {
+  const i64 size = element_size(dtype);
+  Operand o = {};
+  o.x = x;
+  o.token = tensor.t * size;
+  o.head = tensor.h * size;
+  o.width = width;
+  o.dtype = dtype;
+  return o;
+}
+
 // Which tokens of a sequence are real.
 struct Tokens {
   const char* mask;  // bytes; 0: all are

@@ -27,11 +27,10 @@ struct StateShape {
   }
 };
 
-// A row's step: not a whole number of pages, which would put all rows of a column in one set of the cache.
+// The step of rows of n elements.
 template <class T>
 constexpr i64 row_step(i64 n) {
-  const i64 padded = round_up(n, kLanes<T> > kRows ? kLanes<T> : kRows);
-  return padded + (padded % (1024 / i64(sizeof(T))) == 0 ? 64 / i64(sizeof(T)) : 0);
+  return spread_step<T>(round_up(n, kLanes<T> > kRows ? kLanes<T> : kRows));
 }
 
 template <class T>
@@ -63,13 +62,6 @@ void transpose_state(const T* from, StateShape<T> shape, T* to) {
         transpose(from + column * shape.rows() + i * width + n, width, into + (column + n) * other_width, other_width);
     });
   }
-}
-
-// [C][n] -> [n][C].
-template <class T>
-void transpose_chunk(const T* rows, i64 step, i64 n, T* to) {
-  for (i64 i = 0; i < kChunk; i += kLanes<T>)
-    for (i64 k = 0; k < n; k += kLanes<T>) transpose(rows + i * step + k, step, to + k * kChunk + i, kChunk);
 }
 
 // Rows of a chunk that read a state: y[i] = scale[i] (x[i] . state), with at the transpose of x. scale may be 0: all 1.

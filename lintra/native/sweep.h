@@ -67,14 +67,13 @@ struct Shape {  // padded sizes of the buffers of a sweep
   i64 inner, outer, rows, b_step, c_step;
   template <class T>
   static Shape of(const Sweep<T>& s) {
-    constexpr i64 W = kLanes<T>, line = 64 / i64(sizeof(T)), page = 4096 / i64(sizeof(T));
+    constexpr i64 W = kLanes<T>;
     Shape shape;
     shape.inner = round_up(s.inner, W > kRows ? W : kRows);
     shape.outer = round_up(s.outer, W);
     shape.rows = round_up(s.inner, kRows);
-    // A step of whole pages would put all rows of a column in the same set of the cache.
-    shape.b_step = shape.inner + (shape.inner % (page / 4) == 0 ? line : 0);
-    shape.c_step = shape.outer + (shape.outer % (page / 4) == 0 ? line : 0);
+    shape.b_step = spread_step<T>(shape.inner);
+    shape.c_step = spread_step<T>(shape.outer);
     return shape;
   }
   i64 state() const { return rows * outer + inner; }  // elements of sum and z together
@@ -219,9 +218,7 @@ void chunk_denominators(const Sweep<T>& s, const T* z, const Scratch<T>& r, T* d
 template <class T>
 void read_chunk(const Sweep<T>& s, const Shape& shape, i64 start, i64 count, State<T> state, Scratch<T>& r, i64 head) {
   read_rows(s.a, s.read_tokens, start, count, head, r.a, shape.b_step, shape.inner, r.spare);
-  for (i64 i = 0; i < kChunk; i += kLanes<T>)
-    for (i64 k = 0; k < s.inner; k += kLanes<T>)
-      transpose(r.a + i * shape.b_step + k, shape.b_step, r.at + k * kChunk + i, kChunk);
+  transpose_chunk(r.a, shape.b_step, s.inner, r.at);
   if (s.causal) chunk_scores(s, shape, count, r);
 
   const T* scales = s.backwards ? r.late : r.early;

@@ -4,7 +4,7 @@ Forward and backward are one operator each, so a compiled graph keeps them whole
 the other transforms are not offered here: `impl="torch"` has them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +35,7 @@ def register(
     """
 
     def gradients(dy, dkv, dz, q, *others):
-        # An operator returns tensors: an empty one stands for the gradient of an argument that was not given.
-        return tuple(q.new_empty(0) if x is None else x for x in backward(dy, dkv, dz, q, *others))
+        return _tensors(q, backward(dy, dkv, dz, q, *others))
 
     def differentiate(ctx, dy, dkv, dz, _):
         q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
@@ -84,6 +83,11 @@ def _once(impl: str) -> Callable[..., Any]:
     return no_double_backward
 
 
+def _tensors(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
+    """Return gradients as an operator has to: an empty tensor for that of an argument that was not given."""
+    return tuple(q.new_empty(0) if x is None else x for x in gradients)
+
+
 def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
     y = v.new_empty(*q.shape[:3], v.shape[3])
     denominator = z.new_empty(q.shape[:3])
@@ -126,10 +130,12 @@ def register_recurrence(
     `forward` and `backward` take arguments in the order of the schemas; `saved_size(q, k, v, cu_seqlens)`
     counts the numbers that a forward with `save` keeps for the backward."""
 
+    def output_shape(q, k, v):
+        return *q.shape[:2], max(q.shape[2], k.shape[2], v.shape[2]), v.shape[3]
+
     def fake(q, k, v, log_decay, beta, state, mask, cu_seqlens, scale, save):
-        heads = max(q.shape[2], k.shape[2], v.shape[2])
         saved = state.new_empty(saved_size(q, k, v, cu_seqlens) if save else 0)
-        return v.new_empty(*q.shape[:2], heads, v.shape[3]), state.new_empty(state.shape), saved
+        return v.new_empty(output_shape(q, k, v)), state.new_empty(state.shape), saved
 
     def save(ctx, inputs, output):
         ctx.scale = inputs[8]
@@ -139,9 +145,7 @@ def register_recurrence(
 
     def differentiate(ctx, dy, dstate, _):
         q, k, v, log_decay, beta, state, mask, cu_seqlens, saved = ctx.saved_tensors
-        if dy is None:
-            heads = max(q.shape[2], k.shape[2], v.shape[2])
-            dy = v.new_zeros(*q.shape[:2], heads, v.shape[3])
+        dy = v.new_zeros(output_shape(q, k, v)) if dy is None else dy
         dq, dk, dv, dlog_decay, dbeta, dstate = backward_operator(
             dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlens, ctx.scale
         )
@@ -150,12 +154,11 @@ def register_recurrence(
         return dq, dk, dv, dlog_decay, dbeta, dstate, None, None, None, None
 
     def gradients(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
-        found = backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others)
-        return tuple(q.new_empty(0) if x is None else x for x in found)
+        return _tensors(q, backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others))
 
     def gradients_fake(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
         given = (q, k, v, log_decay, beta, state)
-        return tuple(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
+        return _tensors(q, (x if x is None else x.new_empty(x.shape) for x in given))
 
     operator = _define("recurrence", _RECURRENCE, forward, fake, differentiate, save, ["CPU"])
     backward_operator = _define(
