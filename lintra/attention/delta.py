@@ -16,20 +16,20 @@ Cost of t tokens: 3 t d e multiplications and additions a head forward, besides 
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention._gates import finish
+from lintra.attention._short_conv import conv_weight, convolve_heads
 from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
-from lintra.ops.padding import take
 from lintra.ops.rope import RotaryEmbedding
 
 EPS = 1e-6  # added to the square of a length: a key of zeros stays 0
@@ -69,7 +69,7 @@ class DeltaNet(Attention):
     """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
-    supports_bf16_state = rotates = True
+    supports_bf16_state = rotates = reads_packed = True
     no_weight_decay = ("A_log", "dt_bias")
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
@@ -79,11 +79,8 @@ class DeltaNet(Attention):
         super().__init__(config, **shape)
         h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
         if config.conv is not None:
-            bound = config.conv**-0.5  # that of a convolution with one input channel
-            self.conv_q, self.conv_k, self.conv_v = (
-                nn.Parameter(torch.empty(*channels, config.conv).uniform_(-bound, bound))
-                for channels in ((h, d), (g, d), (g, e))
-            )
+            channels = ((h, d), (g, d), (g, e))
+            self.conv_q, self.conv_k, self.conv_v = (conv_weight(*each, config.conv) for each in channels)
         if (rates := self._rates()) is not None:
             # A rate in (0, 16], and a step between 1e-3 and 1e-1 that dt_bias gives through softplus.
             self.A_log = nn.Parameter((16 * (1 - torch.rand(g))).log())
@@ -126,31 +123,13 @@ class DeltaNet(Attention):
         gate: Tensor | None = None,
         rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, DeltaState]:
-        dtype, left = v.dtype, layout.left_align()
-        extra: list[Any] = [beta, decay, gate]
-        if left is not None:  # the convolution goes by places: those of real tokens alone
-            q, k, v = (left.gather(x) for x in (q, k, v))
-            extra = [x if x is None else left.gather(x) for x in extra]
-            rope = None if rope is None else rope.moved(left.gather(rope.position))
-        mask = None if left is None else left.mask
-        beta, decay, gate = extra
-        (q, k, v), last = self._convolve(q, k, v, state, mask)
+        dtype = v.dtype
+        (q, k, v), last = self._convolve(q, k, v, state, layout)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)
-        layout = Layout(layout.rows, layout.time, layout.device, mask=mask)
-        options = {"layout": layout, "chunk": self.config.chunk, "impl": self.config.impl}
-        log_decay, beta = self._log_decay(decay), self._beta(beta)
-        y, after = linear_attention(
-            q,
-            k,
-            v,
-            log_decay=log_decay,
-            beta=beta,
-            state=LinearState.of(state.kv),
-            normalize=False,
-            **options,
-        )
-        y = self._finish(y, gate).to(dtype)
-        return y if left is None else left.restore(y), DeltaState(after.kv, *last)
+        given = {"log_decay": self._log_decay(decay), "beta": self._beta(beta)}
+        options = {"layout": layout, "normalize": False, "chunk": self.config.chunk, "impl": self.config.impl}
+        y, after = linear_attention(q, k, v, **given, state=LinearState.of(state.kv), **options)
+        return self._finish(y, gate).to(dtype), DeltaState(after.kv, *last)
 
     def _step(
         self,
@@ -182,17 +161,17 @@ class DeltaNet(Attention):
         return finish(y, gate, weight=self.norm)
 
     def _convolve(
-        self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, mask: Tensor | None
+        self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, layout: Layout | None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """q, k, v after the convolution and SiLU, and its last inputs, in the dtype of sums."""
         q, k, v = widened(q, k, v)
         if self.config.conv is None:
             return (q, k, v), state[1:]
         weights = (self.conv_q, self.conv_k, self.conv_v)
-        joined = [torch.cat(pair, 1) for pair in zip(state[1:], (q, k, v), strict=True)]
-        found = [functional.silu(_causal(x, w.to(x.dtype))) for x, w in zip(joined, weights, strict=True)]
-        count = q.shape[1] if mask is None else mask.sum(1)
-        return tuple(found), tuple(_behind(x, count, self.config.conv - 1) for x in joined)
+        impl = self.config.impl if layout is not None else "reference"
+        each = zip((q, k, v), weights, state[1:], strict=True)
+        found, last = zip(*(convolve_heads(*given, layout, impl) for given in each), strict=True)
+        return found, last
 
     def _unit(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
         """x of unit length, rotated."""
@@ -210,17 +189,3 @@ class DeltaNet(Attention):
         rate, bias = (x.to(decay.dtype) for x in (self.A_log, self.dt_bias))
         # logsigmoid(-x) is -softplus(x), of whose gradient torch.compile expects other strides than it has.
         return rate.exp() * functional.logsigmoid(-(decay + bias))
-
-
-def _causal(x: Tensor, weight: Tensor) -> Tensor:
-    """x [b c-1+t g d], each channel by itself with its weight [g d c], the last for the token itself."""
-    c = weight.shape[-1]
-    time = x.shape[1] - c + 1
-    return sum((weight[..., i] * x[:, i : i + time] for i in range(c)), x.new_zeros(()))
-
-
-def _behind(x: Tensor, count: int | Tensor, width: int) -> Tensor:
-    """The `width` tokens of x [b width+t ...] before the place width + count, which is each sample's own."""
-    if isinstance(count, int):
-        return x[:, count : count + width].clone()  # a view would keep the whole line
-    return take(x, count[:, None] + torch.arange(width, device=x.device))

@@ -170,9 +170,7 @@ class Decoder(TransformerBase):
         super().check_state(state, kind, n, what)
         reach = max(self.config.context, default=0)
         if state.recent.shape != (n, reach):
-            raise ValueError(
-                f"state must encode_memory {reach} tokens, got recent of {list(state.recent.shape)}"
-            )
+            raise ValueError(f"state must remember {reach} tokens, got recent of {list(state.recent.shape)}")
 
 
 def _embedding(config: Config) -> nn.Module:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ABI = 5  # LINTRA_ABI of the sources in this folder
+ABI = 6  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2}
@@ -35,6 +35,10 @@ _NO_TENSOR = (0, 0, 0, 0)
 _FORWARD = struct.Struct("13q d 25q 6q")  # lintra_call up to z_out
 _BACKWARD = struct.Struct("13q d 25q 6q 4q 9q")  # the whole of lintra_call
 RECURRENCE = struct.Struct("15q d 12q 12q 1q 4q 4q 7q")  # lintra_recurrence
+CONV1D = struct.Struct("9q 4q 4q 1q 3q 2q 4q 1q 4q")  # lintra_conv1d
+_SIZES = {"call": _BACKWARD, "recurrence": RECURRENCE, "conv1d": CONV1D}
+_FUNCTIONS = ("forward", "backward", "decode", "recurrence_forward", "recurrence_backward")
+_FUNCTIONS += ("conv1d_forward", "conv1d_backward")
 _OK, _NO_MEMORY = 0, 1
 _PROCESS = os.getpid()
 
@@ -71,14 +75,16 @@ def _load() -> ctypes.CDLL:
     abi.restype = ctypes.c_int64
     if abi() != ABI:
         raise _Unusable(f"{file} has interface version {abi()}, these sources need {ABI}: reinstall lintra")
-    library.lintra_call_size.restype = library.lintra_recurrence_size.restype = ctypes.c_int64
-    if (library.lintra_call_size(), library.lintra_recurrence_size()) != (_BACKWARD.size, RECURRENCE.size):
-        raise _Unusable(f"{file} was built for another kind of machine: its structures differ in size")
+    for name, layout in _SIZES.items():
+        size = getattr(library, f"lintra_{name}_size")
+        size.restype = ctypes.c_int64
+        if size() != layout.size:
+            raise _Unusable(f"{file} was built for another kind of machine: its structures differ in size")
     library.lintra_usable.restype = ctypes.c_int64
     library.lintra_usable.argtypes = [ctypes.c_int64]
     library.lintra_use_openmp.argtypes = [ctypes.c_void_p]
     library.lintra_use_openmp.restype = None
-    for name in ("forward", "backward", "recurrence_forward", "recurrence_backward", "decode"):
+    for name in _FUNCTIONS:
         function = getattr(library, f"lintra_{name}")
         function.argtypes = [ctypes.c_char_p]
         function.restype = ctypes.c_int

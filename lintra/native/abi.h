@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 5
+#define LINTRA_ABI 6
 
 #define LINTRA_PANEL 64  // outputs of a panel of weights
 
@@ -71,6 +71,27 @@ typedef struct {
   void *dq, *dk, *dlog_decay, *dbeta;  // s, [parts b t h f] [parts b t g f] like log_decay and beta, to be summed over parts
   void *dv, *dstate_in;  // s, [b t g e], [n g f e]
 } lintra_recurrence;
+
+// The short causal convolution of every channel with itself, over the real tokens: conv1d.cpp.
+typedef struct {
+  i64 isa, threads, dtype;
+  i64 b, t, c, width;      // b: of sequences
+  i64 silu;                // after the sum
+  i64 groups;              // of sequences, each with sums of its own of the gradients of weight and bias
+  lintra_tensor x;         // [b t c]; h is unused
+  lintra_tensor mask;      // bytes, [b t]
+  const i64* cu_seqlens;   // as above
+  // Contiguous from here on.
+  const void *weight, *bias;  // s, [width c], the last row for the token itself, and [c]; bias may be absent
+  const void* state;          // s, [n width-1 c]: the last inputs, the latest behind; absent: zeros
+  void *y, *state_out;        // [b t c]; s, [n width-1 c], which may be the state before
+  // Backward only.
+  lintra_tensor dy;            // [b t c]
+  const void* dstate;          // s: gradient of the state after; may be absent
+  void *dx;                    // [b t c]
+  void *dweight, *dbias;       // s, [groups width c] [groups c]
+  void* dstate_in;             // s, [n width-1 c]; absent when not wanted
+} lintra_conv1d;
 
 // Decoding of one token by a whole model. float32 throughout, but for the weights.
 

@@ -1,4 +1,4 @@
-// What each instruction set's build of kernel.cpp, recurrence.cpp and decode.cpp offers to library.cpp.
+// What each instruction set's build of the kernels offers to library.cpp.
 #pragma once
 #include "abi.h"
 
@@ -18,6 +18,7 @@ typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
   int backward(const lintra_call& call, lintra_launch launch); \
   int recurrence_forward(const lintra_recurrence& call, lintra_launch launch);  \
   int recurrence_backward(const lintra_recurrence& call, lintra_launch launch); \
+  int conv1d(const lintra_conv1d& call, bool gradients, lintra_launch launch);  \
   int decode(const lintra_decoder& call, lintra_launch launch); \
   }                                                           \
   }

@@ -22,15 +22,17 @@ LINTRA_DECLARE(baseline)
 namespace {
 
 typedef int (*Kernel)(const lintra_call&, lintra_launch);
+typedef int (*Conv1dKernel)(const lintra_conv1d&, bool, lintra_launch);
 typedef int (*RecurrenceKernel)(const lintra_recurrence&, lintra_launch);
 struct Kernels {
   Kernel forward, backward;
   RecurrenceKernel recurrence_forward, recurrence_backward;
+  Conv1dKernel conv1d;
   int (*decode)(const lintra_decoder&, lintra_launch);
 };
 #define LINTRA_KERNELS(isa)                                                                          \
   {lintra::isa::forward, lintra::isa::backward, lintra::isa::recurrence_forward, lintra::isa::recurrence_backward, \
-   lintra::isa::decode}
+   lintra::isa::conv1d, lintra::isa::decode}
 
 // The build for an instruction set, empty where this library or this processor lacks it.
 Kernels kernels(i64 isa) {
@@ -79,6 +81,12 @@ bool plausible(const lintra_recurrence& c) {
   if (!sizes || c.h % c.g || c.h % c.query_heads || c.g % c.key_heads || c.g % c.value_heads) return false;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
   return dtype && c.threads > 0 && c.interval >= 16 && c.interval % 16 == 0 && valid_cu_seqlens(c);
+}
+
+bool plausible(const lintra_conv1d& c) {
+  const bool sizes = c.b >= 0 && c.t >= 0 && c.c >= 0 && c.width > 0 && c.groups >= 0 && c.groups <= c.b;
+  const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
+  return sizes && dtype && c.threads > 0 && valid_cu_seqlens(c);
 }
 
 bool plausible(const lintra_decoder& c) {
@@ -137,6 +145,7 @@ void prefer_huge_pages(void* data, i64 elements, i64 dtype) {
 LINTRA_EXPORT i64 lintra_abi(void) { return LINTRA_ABI; }
 LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
 LINTRA_EXPORT i64 lintra_recurrence_size(void) { return sizeof(lintra_recurrence); }
+LINTRA_EXPORT i64 lintra_conv1d_size(void) { return sizeof(lintra_conv1d); }
 LINTRA_EXPORT i64 lintra_decoder_size(void) { return sizeof(lintra_decoder); }
 LINTRA_EXPORT i64 lintra_layer_size(void) { return sizeof(lintra_layer); }
 LINTRA_EXPORT i64 lintra_usable(i64 isa) { return kernels(isa).forward != nullptr; }
@@ -175,6 +184,18 @@ LINTRA_EXPORT int lintra_recurrence_backward(const lintra_recurrence* call) {
   prefer_huge_pages(call->dk, call->parts * tokens * call->g * call->f, dtype);
   prefer_huge_pages(call->dv, tokens * call->g * call->e, dtype);
   return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_conv1d_forward(const lintra_conv1d* call) {
+  const Conv1dKernel kernel = kernels(call->isa).conv1d;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  prefer_huge_pages(call->y, lintra_rows(*call) * call->t * call->c, call->dtype);
+  return kernel(*call, false, launcher());
+}
+LINTRA_EXPORT int lintra_conv1d_backward(const lintra_conv1d* call) {
+  const Conv1dKernel kernel = kernels(call->isa).conv1d;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  prefer_huge_pages(call->dx, lintra_rows(*call) * call->t * call->c, call->dtype);
+  return kernel(*call, true, launcher());
 }
 LINTRA_EXPORT int lintra_decode(const lintra_decoder* call) {
   const auto decode = kernels(call->isa).decode;

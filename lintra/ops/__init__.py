@@ -5,6 +5,7 @@ Each op stands beside its reference, a short and slow definition in plain PyTorc
 
 from lintra.ops.banded import banded_attention, banded_attention_reference
 from lintra.ops.blocks import block_attention, block_attention_reference
+from lintra.ops.conv1d import causal_conv1d, causal_conv1d_reference
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import (
     LinearState,
@@ -27,6 +28,8 @@ __all__ = [
     "banded_attention_reference",
     "block_attention",
     "block_attention_reference",
+    "causal_conv1d",
+    "causal_conv1d_reference",
     "delta_rule",
     "gated_attention",
     "linear_attention",

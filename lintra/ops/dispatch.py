@@ -16,6 +16,7 @@ from lintra.ops.checks import transformed
 IMPLEMENTATIONS = {  # fastest first
     "linear_attention": ("triton", "native", "torch", "reference"),
     "recurrence": ("native", "torch", "reference"),  # the delta rule, and decays of every feature
+    "causal_conv1d": ("native", "torch", "reference"),
 }
 
 # Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.
@@ -83,7 +84,7 @@ def explain() -> list[Row]:
 _ROLES = {
     "triton": "Triton kernels for NVIDIA GPUs",
     "native": "C++ kernels for the CPU",
-    "torch": "chunked PyTorch, every device and dtype, differentiable any number of times",
+    "torch": "PyTorch, every device and dtype, differentiable any number of times",
     "reference": "the definition, for tests",
 }
 

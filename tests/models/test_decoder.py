@@ -368,7 +368,7 @@ def test_what_is_seen_of_earlier_symbols_and_places_is_checked(options, message)
 
 def test_a_state_remembers_as_far_as_the_embedding_looks():
     far, near = build(context=(3,)), build(context=(1,))
-    with pytest.raises(ValueError, match=r"state must encode_memory 3 tokens, got recent of \[2, 1\]"):
+    with pytest.raises(ValueError, match=r"state must remember 3 tokens, got recent of \[2, 1\]"):
         far.extend(torch.tensor([[1], [2]]), near.start(2))
     with pytest.raises(ValueError, match=r"positions in a grid of .* reach 6 tokens, got token 7"):
         build(position="grid", grid=(2, 3))(torch.zeros(1, 7, dtype=torch.int64))

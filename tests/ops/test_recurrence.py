@@ -260,10 +260,13 @@ def test_it_is_an_operator_of_pytorch(kind):
         arguments = (q, k, v, log_decay, beta, state, None, None, 0.5, save)
         torch.library.opcheck(torch.ops.lintra.recurrence.default, arguments)
     inputs = draw(kind, t=20, dtype=torch.float32)
+    torch.compiler.reset()  # what tests before have compiled would make sizes symbols
     compiled = torch.compile(partial(fast, impl="native"), fullgraph=True, backend="aot_eager")
     assert_close(results(compiled, inputs), results(partial(fast, impl="native"), inputs))
+    sized = torch.compile(partial(fast, impl="native"), fullgraph=True, backend="aot_eager", dynamic=True)
     with torch.no_grad():
         assert_close(compiled(*inputs), fast(*inputs))
+        assert_close(sized(*inputs), fast(*inputs))
 
 
 @every

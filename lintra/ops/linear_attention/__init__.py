@@ -220,7 +220,7 @@ def _validate(
     keys, values = sizes["g"], sizes["o"]
     checks.heads(sizes["h"], keys)
     sizes["g"] = max(keys, values)
-    few, many = sorted((sizes["h"], sizes["g"]))
+    few, many = min(sizes["h"], sizes["g"]), max(sizes["h"], sizes["g"])  # a compiler cannot sort symbols
     if not values or sizes["g"] % keys or sizes["g"] % values or many % few:
         raise ValueError(
             "of the heads of q, k and v the larger numbers must be multiples of the smaller, got "

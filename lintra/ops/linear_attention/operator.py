@@ -1,14 +1,12 @@
-"""Linear attention as a PyTorch operator: autograd, torch.compile, shapes without data.
+"""Linear attention as PyTorch operators: schemas, shapes, what the backward needs."""
 
-Forward and backward are one operator each, so a compiled graph keeps them whole. Second derivatives, vmap and
-the other transforms are not offered here: `impl="torch"` has them.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lintra.ops.operator import define, once, tensors
 
 _OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
 _FORWARD = (
@@ -20,7 +18,6 @@ _BACKWARD = (
     f"Tensor? log_decay, Tensor? log_input, Tensor kv, Tensor z, {_OPTIONS}) -> (Tensor dq, Tensor dk, "
     "Tensor dv, Tensor dlog_decay, Tensor dlog_input, Tensor dkv, Tensor dz)"
 )
-_LIBRARY = torch.library.Library("lintra", "FRAGMENT")
 
 
 def register(
@@ -35,7 +32,7 @@ def register(
     """
 
     def gradients(dy, dkv, dz, q, *others):
-        return _tensors(q, backward(dy, dkv, dz, q, *others))
+        return tensors(q, backward(dy, dkv, dz, q, *others))
 
     def differentiate(ctx, dy, dkv, dz, _):
         q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
@@ -47,45 +44,17 @@ def register(
         dlog_input = None if log_input is None else dlog_input
         return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
 
-    operator = _define(name, _FORWARD, forward, _forward_fake, differentiate, _save, devices)
-    backward_operator = _define(
-        f"{name}_backward", _BACKWARD, gradients, _backward_fake, _once(impl), None, devices
+    operator = define(name, _FORWARD, forward, _forward_fake, differentiate, _save, devices)
+    backward_operator = define(
+        f"{name}_backward",
+        _BACKWARD,
+        gradients,
+        _backward_fake,
+        once("linear attention", impl),
+        None,
+        devices,
     )
     return operator
-
-
-def _define(
-    name: str,
-    schema: str,
-    function: Callable[..., Any],
-    fake: Callable[..., Any],
-    gradient: Callable[..., Any],
-    context: Callable[..., None] | None,
-    devices: Sequence[str],
-) -> Callable[..., Any]:
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in devices:
-        _LIBRARY.impl(name, function, device)
-    torch.library.register_fake(f"lintra::{name}", fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"lintra::{name}", gradient, setup_context=context, lib=_LIBRARY)
-    return getattr(torch.ops.lintra, name)
-
-
-def _once(impl: str) -> Callable[..., Any]:
-    """Return what refuses the gradient of a gradient."""
-
-    def no_double_backward(ctx, *_):
-        raise NotImplementedError(
-            f"linear attention with impl={impl!r} can be differentiated once; "
-            "use impl='torch' for second derivatives"
-        )
-
-    return no_double_backward
-
-
-def _tensors(q: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
-    """Return gradients as an operator has to: an empty tensor for that of an argument that was not given."""
-    return tuple(q.new_empty(0) if x is None else x for x in gradients)
 
 
 def _forward_fake(q, k, v, log_decay, log_input, kv, z, *_):
@@ -154,14 +123,20 @@ def register_recurrence(
         return dq, dk, dv, dlog_decay, dbeta, dstate, None, None, None, None
 
     def gradients(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
-        return _tensors(q, backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others))
+        return tensors(q, backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others))
 
     def gradients_fake(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
         given = (q, k, v, log_decay, beta, state)
-        return _tensors(q, (x if x is None else x.new_empty(x.shape) for x in given))
+        return tensors(q, (x if x is None else x.new_empty(x.shape) for x in given))
 
-    operator = _define("recurrence", _RECURRENCE, forward, fake, differentiate, save, ["CPU"])
-    backward_operator = _define(
-        "recurrence_backward", _RECURRENCE_BACKWARD, gradients, gradients_fake, _once("native"), None, ["CPU"]
+    operator = define("recurrence", _RECURRENCE, forward, fake, differentiate, save, ["CPU"])
+    backward_operator = define(
+        "recurrence_backward",
+        _RECURRENCE_BACKWARD,
+        gradients,
+        gradients_fake,
+        once("linear attention", "native"),
+        None,
+        ["CPU"],
     )
     return operator

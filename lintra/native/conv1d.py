@@ -1,0 +1,109 @@
+"""The short causal convolution in C++ on the CPU.
+
+`forward` and `backward` compute what `lintra.ops.causal_conv1d` defines. Arguments are trusted: the caller
+has checked them.
+"""
+
+import torch
+from torch import Tensor
+
+from lintra import native
+
+_GROUPS = 16  # of sequences, each of which sums up its own gradient of the weights: what threads share
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return y [b t c] in x's dtype and the last inputs [n w-1 c] in the sum dtype.
+
+    x [b t c], any strides; weight [c w], bias [c] and state [n w-1 c] in the sum dtype. mask [b t] bool. With
+    cu_seqlens [n+1] b is 1. `out` receives the last inputs and may be `state` itself. Raises MemoryError.
+    """
+    call = _Call(x, weight, bias, state, mask, cu_seqlens, silu)
+    y = torch.empty(x.shape, dtype=x.dtype)
+    after = out if out is not None else torch.empty(call.state_shape, dtype=weight.dtype)
+    call.run("lintra_conv1d_forward", y, after, None, None, (None,) * 4)
+    return y, after
+
+
+def backward(
+    dy: Tensor,
+    dstate: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor | None,
+    mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight, bias and state, None where there was none.
+
+    `dy` and `dstate` (None: zero) are those of what `forward` returned. Raises MemoryError."""
+    call = _Call(x, weight, bias, state, mask, cu_seqlens, silu)
+    dx = torch.empty(x.shape, dtype=x.dtype)
+    width, channels = call.weight.shape
+    dweight = torch.empty(call.groups, width, channels, dtype=weight.dtype)
+    dbias = torch.empty(call.groups, channels, dtype=weight.dtype)
+    before = None if state is None else torch.empty(call.state_shape, dtype=weight.dtype)
+    dstate = None if dstate is None else dstate.contiguous()
+    call.run("lintra_conv1d_backward", None, None, native.rows(dy), dstate, (dx, dweight, dbias, before))
+    return dx, dweight.sum(0).mT.contiguous(), None if bias is None else dbias.sum(0), before
+
+
+class _Call:
+    """The sizes of a call, and the block of words that the library reads."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        state: Tensor | None,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        silu: bool,
+    ):
+        self.x, self.weight = native.rows(x), weight.mT.contiguous()
+        self.bias, self.state = (None if y is None else y.contiguous() for y in (bias, state))
+        self.mask, self.cu_seqlens, self.silu = mask, native.places(cu_seqlens), silu
+        width, channels = self.weight.shape
+        n = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        self.groups = min(n, _GROUPS)
+        self.state_shape = (n, width - 1, channels)
+        self.sizes = (n, x.shape[1], channels, width)
+
+    def run(
+        self,
+        function: str,
+        y: Tensor | None,
+        after: Tensor | None,
+        dy: Tensor | None,
+        dstate: Tensor | None,
+        gradients: tuple[Tensor | None, ...],
+    ) -> None:
+        loaded, instruction_set = native.chosen()
+        call = native.CONV1D.pack(
+            instruction_set,
+            torch.get_num_threads(),
+            native.DTYPES[self.x.dtype],
+            *self.sizes,
+            self.silu,
+            self.groups,
+            *native.strided(self.x),
+            *native.strided(self.mask),
+            native.address(self.cu_seqlens),
+            *map(native.address, (self.weight, self.bias, self.state, y, after)),
+            *native.strided(dy),
+            native.address(dstate),
+            *map(native.address, gradients),
+        )
+        native.check(getattr(loaded, function)(call))
