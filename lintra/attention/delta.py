@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.attention._gates import finish
 from lintra.attention._short_conv import conv_weight, convolve_heads
 from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
+from lintra.ops.gated_norm import gated_norm
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
 from lintra.ops.rope import RotaryEmbedding
@@ -158,7 +158,7 @@ class DeltaNet(Attention):
         return self._finish(y, gate).to(dtype), DeltaState(kv, *last)
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
-        return finish(y, gate, weight=self.norm)
+        return gated_norm(y, gate, weight=self.norm)
 
     def _convolve(
         self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, layout: Layout | None

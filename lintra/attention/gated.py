@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
+from lintra.ops.gated_norm import gated_norm
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
 from lintra.ops.rope import RotaryEmbedding
@@ -91,7 +91,7 @@ class GatedLinearAttention(Attention):
         y, after = linear_attention(
             q, k, v, log_decay=log_decay, state=LinearState.of(state.kv), normalize=False, **options
         )
-        return finish(y, gate, weight=self.norm).to(dtype), GatedState(after.kv)
+        return gated_norm(y, gate, weight=self.norm).to(dtype), GatedState(after.kv)
 
     def _step(
         self, q: Tensor, k: Tensor, v: Tensor, state: GatedState, **extra: Any
@@ -102,7 +102,7 @@ class GatedLinearAttention(Attention):
         written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
         kv = log_decay[:, 0].exp()[..., None] * state.kv + written
         y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
-        return finish(y, gate, weight=self.norm).to(dtype), GatedState(kv)
+        return gated_norm(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _enter(
         self,

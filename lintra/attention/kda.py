@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.attention._gates import finish
 from lintra.attention.delta import DeltaNet
 from lintra.config import fields
 from lintra.ops.autocast import widened
+from lintra.ops.gated_norm import gated_norm
 from lintra.ops.linear_attention import RecurrenceImpl
 
 
@@ -84,4 +84,4 @@ class KimiDeltaAttention(DeltaNet):
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
         if gate is not None:
             gate = gate.to(y.dtype) @ self.gate_weight.to(y.dtype).mT + self.gate_bias.to(y.dtype)
-        return finish(y, gate, weight=self.norm, activation=torch.sigmoid)
+        return gated_norm(y, gate, weight=self.norm, activation=torch.sigmoid)

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from lintra import ops
-from lintra.attention._gates import finish
 from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.autocast import widened
+from lintra.ops.gated_norm import gated_norm
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl
 from lintra.ops.rope import RotaryEmbedding
@@ -150,7 +150,7 @@ class Retention(Attention):
         return q, k, v
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
-        return finish(y, gate, norm=self.config.normalize_heads, centre=self.config.centre_heads)
+        return gated_norm(y, gate, norm=self.config.normalize_heads, centre=self.config.centre_heads)
 
 
 def _log_decay(config: Config, heads: int) -> Tensor:

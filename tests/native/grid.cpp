@@ -15,6 +15,8 @@ int lintra_forward(const lintra_call* call);
 int lintra_backward(const lintra_call* call);
 int lintra_recurrence_forward(const lintra_recurrence* call);
 int lintra_recurrence_backward(const lintra_recurrence* call);
+int lintra_conv1d_forward(const lintra_conv1d* call);
+int lintra_conv1d_backward(const lintra_conv1d* call);
 }
 
 namespace {
@@ -146,6 +148,30 @@ void recurrence(const Shape& x, int decay, bool delta, i64 parts, i64 key_heads)
   expect(lintra_recurrence_backward(&c));
 }
 
+void conv1d(const Shape& x, i64 width, bool full) {
+  memory.clear();
+  const i64 rows = x.packed ? 1 : x.b, n = x.packed ? 2 : x.b, wide = sums(x.dtype), c = x.g * x.f, last = width - 1;
+  lintra_conv1d call = {};
+  call.isa = x.isa, call.threads = x.threads, call.dtype = x.dtype, call.b = n, call.t = x.t, call.c = c;
+  call.width = width, call.silu = full, call.groups = 1 + x.b / 2;
+  call.x = tensor(numbers(rows * x.t * c, x.dtype, -1, 1), x.t, 1, c);
+  if (x.masked) call.mask = mask(rows, x.t);
+  if (x.packed) call.cu_seqlens = bounds(x);
+  call.weight = numbers(width * c, wide, -1, 1);
+  if (full) call.bias = numbers(c, wide, -1, 1);
+  if (full) call.state = numbers(n * last * c, wide, -1, 1);
+  call.y = numbers(rows * x.t * c, x.dtype, 0, 0);
+  call.state_out = numbers(n * last * c, wide, 0, 0);
+  expect(lintra_conv1d_forward(&call));
+  call.dy = tensor(numbers(rows * x.t * c, x.dtype, -1, 1), x.t, 1, c);
+  if (full) call.dstate = numbers(n * last * c, wide, -1, 1);
+  call.dx = numbers(rows * x.t * c, x.dtype, 0, 0);
+  call.dweight = numbers(call.groups * width * c, wide, 0, 0);
+  call.dbias = numbers(call.groups * c, wide, 0, 0);
+  if (full) call.dstate_in = numbers(n * last * c, wide, 0, 0);
+  expect(lintra_conv1d_backward(&call));
+}
+
 }  // namespace
 
 int main() {
@@ -158,6 +184,7 @@ int main() {
           for (auto& width : widths)
             for (int kind = 0; kind < 3; ++kind) {
               const Shape x = {isa, 1 + kind, dtype, 2, t, head[0], head[1], width[0], width[1], kind == 1, kind == 2};
+              for (i64 wide : {1, 3, 4, 9}) conv1d(x, wide, wide != 3);
               for (int decay = 0; decay < 3; ++decay)
                 for (bool delta : {false, true})
                   recurrence(x, decay, delta, width[1] > 32 ? 2 : 1, decay == 1 ? 1 : x.g);

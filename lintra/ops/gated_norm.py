@@ -1,4 +1,4 @@
-"""What recurrences without a denominator put around their sum: a gate that is read, a norm for each head."""
+"""A norm for each head and a gate, which recurrences without a denominator put behind their sum."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 EPS = 1e-6  # added to the mean square of a head: a head of zeros stays 0
 
 
-def finish(
+def gated_norm(
     y: Tensor,
     gate: Tensor | None,
     *,
