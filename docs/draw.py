@@ -27,6 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bigbird": {"block": 4, "random_blocks": 1},
     "clustered": {"clusters": 8, "improved": False},
     "delta": {"conv": None, "decay": False},
+    "ssd": {"conv": None, "gate": False, "skip": False},
     "kda": {"conv": None, "gate": False},
     "linformer": {"rank": 8},
     "longformer": {"window": 4, "global_tokens": 2},
@@ -44,6 +45,7 @@ NOTES = {
     **dict.fromkeys(
         ("delta", "kda"), f"keys come again after {PERIOD} tokens,\nqueries ask for one {ASKED} times"
     ),
+    "ssd": f"tokens {WIPES[0]}, {WIPES[1]} and {WIPES[2]} take long steps,\nthe others short ones",
     "gated": f"tokens {WIPES[0]}, {WIPES[1]} and {WIPES[2]} wipe the state,\nthe others keep it",
 }
 
@@ -69,9 +71,13 @@ def matrix(name: str, causal: bool) -> np.ndarray:
     mechanism = config.build(causal=causal, **shape).double().eval()
     inputs = [q, q if mechanism.shared_key else k, torch.eye(TOKENS, dtype=torch.float64)[None, :, None]]
     # Gates are open, what is new is written whole; global tokens project as the others do.
-    known = {"gate": 1.0, "beta": 2.0} | dict(zip(("global_q", "global_k", "global_v"), inputs, strict=True))
+    known: dict[str, Any] = {"gate": 1.0, "beta": 2.0} | dict(
+        zip(("global_q", "global_k", "global_v"), inputs, strict=True)
+    )
     if name == "gated":
         known["decay"] = wiping(mechanism)
+    if name == "ssd":
+        known["dt"] = torch.full((1, TOKENS, 1), -3.0).index_fill(1, torch.tensor(WIPES), 3.0)
     for what, width in mechanism.extra_inputs().items():
         x = torch.as_tensor(known.get(what, 0.0), dtype=torch.float64)
         inputs.append(x.expand(1, TOKENS, width) if x.dim() == 0 else x.flatten(2))

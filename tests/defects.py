@@ -177,8 +177,8 @@ TABLE = """
 ?tests/ops/test_recurrence.py::test_defect_18_padding_is_absence
 
 18 lintra/attention/delta.py: padding passes through the convolution
--        dtype, left = v.dtype, layout.left_align()
-+        dtype, left = v.dtype, None
+-        (q, k, v), last = self.convolve(q, k, v, state, layout)
++        (q, k, v), last = self.convolve(q, k, v, state, Layout(layout.rows, layout.time, layout.device))
 ?tests/attention/test_delta.py::test_defect_18_padding_does_not_enter_the_convolution
 
 19 lintra/attention/longformer.py: the window is that of both sides together

@@ -66,6 +66,8 @@ class Attention(nn.Module):
 
     paper: ClassVar[str]
     shared_key: ClassVar[bool] = False  # queries and keys are one projection: q and k are the same
+    # Fields of a network's configuration as the paper's networks have them: norms, feed-forward, positions.
+    paper_block: ClassVar[dict[str, Any]] = {}
     call_inputs: ClassVar[tuple[str, ...]] = ()  # what a caller may give at each call, [b t ...]
     no_weight_decay: ClassVar[tuple[str, ...]] = ()  # parameters that weight decay leaves alone
     supports_bf16_state: ClassVar[bool] = False  # `kv` of a state may be bfloat16, denominators not

@@ -16,23 +16,18 @@ Cost of t tokens: 3 t d e multiplications and additions a head forward, besides 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from lintra.attention._short_conv import conv_weight, convolve_heads
-from lintra.attention.base import Attention, Capabilities
+from lintra.attention._convolved import ConvolvedRecurrence, ConvolvedState
 from lintra.config import fields
-from lintra.ops import checks
 from lintra.ops.autocast import widened
-from lintra.ops.gated_norm import gated_norm
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
+from lintra.ops.norms import gated_norm, l2_norm
 from lintra.ops.rope import RotaryEmbedding
-
-EPS = 1e-6  # added to the square of a length: a key of zeros stays 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,42 +49,17 @@ class Config:
         return DeltaNet(self, **shape)
 
 
-class DeltaState(NamedTuple):
-    """kv [b g d e]; the last s = conv - 1 inputs of the convolution, q [b s h d], k [b s g d], v [b s g e].
-
-    All in float32 (float64 for float64 inputs)."""
-
-    kv: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-
-
-class DeltaNet(Attention):
+class DeltaNet(ConvolvedRecurrence):
     """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
-    supports_bf16_state = rotates = reads_packed = True
-    no_weight_decay = ("A_log", "dt_bias")
-    can = Capabilities(
-        causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
-    )
+    paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "none"}
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
-        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
-        if config.conv is not None:
-            channels = ((h, d), (g, d), (g, e))
-            self.conv_q, self.conv_k, self.conv_v = (conv_weight(*each, config.conv) for each in channels)
-        if (rates := self._rates()) is not None:
-            # A rate in (0, 16], and a step between 1e-3 and 1e-1 that dt_bias gives through softplus.
-            self.A_log = nn.Parameter((16 * (1 - torch.rand(g))).log())
-            step = 10 ** torch.empty(rates).uniform_(-3, -1)
-            self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
-        self.norm = nn.Parameter(torch.ones(e))
+        self.norm = nn.Parameter(torch.ones(self.value_dim))
 
-    def _rates(self) -> tuple[int, ...] | None:
-        """The shape of a token's decays; None: nothing decays."""
+    def rates(self) -> tuple[int, ...] | None:
         return (self.kv_heads,) if self.config.decay else None
 
     def extra_inputs(self) -> dict[str, int]:
@@ -101,53 +71,44 @@ class DeltaNet(Attention):
             widths["gate"] = self.heads * self.value_dim
         return widths
 
-    def start(
-        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> DeltaState:
-        dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
-        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
-        last = (self.config.conv or 1) - 1
-        shapes = ((g, d, e), (last, h, d), (last, g, d), (last, g, e))
-        return DeltaState(*(torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in shapes))
-
     def _extend(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        state: DeltaState,
+        state: ConvolvedState,
         layout: Layout,
         *,
         beta: Tensor,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
         rope: RotaryEmbedding | None = None,
-    ) -> tuple[Tensor, DeltaState]:
+    ) -> tuple[Tensor, ConvolvedState]:
         dtype = v.dtype
-        (q, k, v), last = self._convolve(q, k, v, state, layout)
+        (q, k, v), last = self.convolve(q, k, v, state, layout)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)
-        given = {"log_decay": self._log_decay(decay), "beta": self._beta(beta)}
+        given = {"log_decay": self.log_decay(decay), "beta": self._beta(beta)}
         options = {"layout": layout, "normalize": False, "chunk": self.config.chunk, "impl": self.config.impl}
         y, after = linear_attention(q, k, v, **given, state=LinearState.of(state.kv), **options)
-        return self._finish(y, gate).to(dtype), DeltaState(after.kv, *last)
+        return self._finish(y, gate).to(dtype), ConvolvedState(after.kv, *last)
 
     def _step(
         self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        state: DeltaState,
+        state: ConvolvedState,
         *,
         beta: Tensor,
         decay: Tensor | None = None,
         gate: Tensor | None = None,
         rope: RotaryEmbedding | None = None,
-    ) -> tuple[Tensor, DeltaState]:
+    ) -> tuple[Tensor, ConvolvedState]:
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         dtype = v.dtype
-        (q, k, v), last = self._convolve(q, k, v, state, None)
+        (q, k, v), last = self.convolve(q, k, v, state, None)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)[:, 0]
-        log_decay = self._log_decay(decay)
+        log_decay = self.log_decay(decay)
         kv = state.kv
         if log_decay is not None:
             kept = log_decay[:, 0].exp()  # [b g] or [b g d]
@@ -155,37 +116,15 @@ class DeltaNet(Attention):
         missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
         kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(beta)[:, 0], k, missing)
         y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
-        return self._finish(y, gate).to(dtype), DeltaState(kv, *last)
+        return self._finish(y, gate).to(dtype), ConvolvedState(kv, *last)
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
         return gated_norm(y, gate, weight=self.norm)
 
-    def _convolve(
-        self, q: Tensor, k: Tensor, v: Tensor, state: DeltaState, layout: Layout | None
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """q, k, v after the convolution and SiLU, and its last inputs, in the dtype of sums."""
-        q, k, v = widened(q, k, v)
-        if self.config.conv is None:
-            return (q, k, v), state[1:]
-        weights = (self.conv_q, self.conv_k, self.conv_v)
-        impl = self.config.impl if layout is not None else "reference"
-        each = zip((q, k, v), weights, state[1:], strict=True)
-        found, last = zip(*(convolve_heads(*given, layout, impl) for given in each), strict=True)
-        return found, last
-
     def _unit(self, x: Tensor, rope: RotaryEmbedding | None) -> Tensor:
         """x of unit length, rotated."""
-        x = x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
-        return x if rope is None else rope(x)
+        return l2_norm(x) if rope is None else rope(l2_norm(x))
 
     def _beta(self, beta: Tensor) -> Tensor:
         (beta,) = widened(beta)
         return beta.sigmoid() * (2 if self.config.negative_eigenvalues else 1)
-
-    def _log_decay(self, decay: Tensor | None) -> Tensor | None:
-        if decay is None:
-            return None
-        (decay,) = widened(decay)
-        rate, bias = (x.to(decay.dtype) for x in (self.A_log, self.dt_bias))
-        # logsigmoid(-x) is -softplus(x), of whose gradient torch.compile expects other strides than it has.
-        return rate.exp() * functional.logsigmoid(-(decay + bias))

@@ -14,7 +14,7 @@ holds d e numbers whatever the length.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,9 @@ from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
-from lintra.ops.gated_norm import gated_norm
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
+from lintra.ops.norms import gated_norm
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -60,6 +60,7 @@ class GatedLinearAttention(Attention):
     """Gated linear attention. State: kv [b g d e]."""
 
     paper = "Yang et al. 2024, arXiv:2312.06635"
+    paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "none"}
     supports_bf16_state = rotates = reads_packed = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"

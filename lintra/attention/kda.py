@@ -24,8 +24,8 @@ from torch.nn import functional
 from lintra.attention.delta import DeltaNet
 from lintra.config import fields
 from lintra.ops.autocast import widened
-from lintra.ops.gated_norm import gated_norm
 from lintra.ops.linear_attention import RecurrenceImpl
+from lintra.ops.norms import gated_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +65,18 @@ class KimiDeltaAttention(DeltaNet):
             self.gate_weight = nn.Parameter(torch.empty(width, self.rank).uniform_(-bound, bound))
             self.gate_bias = nn.Parameter(torch.zeros(width))
 
-    def _rates(self) -> tuple[int, ...]:
+    def rates(self) -> tuple[int, ...]:
         return (self.kv_heads, self.dim)
 
     def extra_inputs(self) -> dict[str, int]:
         widths = {"beta": self.kv_heads, "decay": self.rank}
         return widths | ({"gate": self.rank} if self.config.gate else {})
 
-    def _log_decay(self, decay: Tensor | None) -> Tensor | None:
-        """The logarithms of the decays [b t g d], from [b t rank]."""
-        if decay is None:
+    def log_decay(self, step: Tensor | None) -> Tensor | None:
+        """Return the logarithms of the decays [b t g d], from [b t rank]."""
+        if step is None:
             return None
-        (low,) = widened(decay)
+        (low,) = widened(step)
         rate, bias, weight = (x.to(low.dtype) for x in (self.A_log, self.dt_bias, self.decay_weight))
         rates = torch.einsum("btr,gdr->btgd", low, weight) + bias
         return rate.exp()[:, None] * functional.logsigmoid(-rates)

@@ -29,9 +29,9 @@ from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.autocast import widened
-from lintra.ops.gated_norm import gated_norm
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl
+from lintra.ops.norms import gated_norm
 from lintra.ops.rope import RotaryEmbedding
 
 
@@ -70,6 +70,7 @@ class Retention(Attention):
     the number of rates: heads or, with decay_per="kv_head", key-value heads."""
 
     paper = "Sun et al. 2023, arXiv:2307.08621"
+    paper_block: ClassVar = {"norm": "pre", "norm_kind": "layer", "activation": "gelu", "position": "rotary"}
     supports_bf16_state = rotates = True
     can = Capabilities(
         causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"

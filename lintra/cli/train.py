@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lintra import tasks, train
+from lintra import attention, tasks, train
 from lintra.checkpoint import step_of
 from lintra.cli import memory
 from lintra.cli.arguments import UsageError, parse, parse_known
@@ -27,6 +27,7 @@ class Model:
     dir: Path | None = None  # the run's folder; else runs/TASK
     attention: str = "linear"  # the mechanism: a name of `lintra list`
     attention_options: tuple[str, ...] = ()  # its own: FIELD=VALUE ...
+    paper_block: bool = False  # norms, MLP and positions of its paper
     layers: int | None = None  # blocks; else the task's own, like the next three
     heads: int | None = None  # heads of attention
     width: int | None = None  # numbers that stand for a token
@@ -108,8 +109,8 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     options.train.check_batch(problem.batch_tokens)
     _ = problem.train  # reads the data: if there is none, no folder is claimed
     own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
-    shape = ("layers", "heads", "width", "dropout")
-    model = _changed(own, _given({field: getattr(options.model, field) for field in shape}))
+    changes = {name: getattr(options.model, name) for name in ("layers", "heads", "width", "dropout")}
+    model = _changed(_with_paper_block(own) if options.model.paper_block else own, _given(changes))
     if options.train.strategy != "fsdp":  # which shares the model out
         memory.check_training(_weights(model), torch.device(chosen("auto")))
     check_room(problem, model, options.train, torch.device(chosen("auto")))
@@ -144,6 +145,19 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
         if name not in own:
             raise UsageError(f"{name} is nothing this model has: leave --{name} out")
     return dataclasses.replace(model, **changes)
+
+
+def _with_paper_block(model: Any) -> Any:
+    """Return a model's configuration with blocks as its mechanism's paper has them.
+
+    Raises UsageError for a mechanism that names none."""
+    config = getattr(model.encoder if isinstance(model, ctc.Config) else model, "attention", None)
+    name = attention.name_of(type(config))
+    kind = None if name is None else attention.mechanism(name)
+    if kind is None or not kind.paper_block:
+        having = ", ".join(name for name in attention.names() if attention.mechanism(name).paper_block)
+        raise UsageError(f"paper_block is for {having}: leave --paper-block out")
+    return _changed(model, kind.paper_block)
 
 
 def _weights(model: Any) -> int:

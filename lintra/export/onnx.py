@@ -35,7 +35,7 @@ Form = Literal["step", "parallel", "whole"]
 FORMAT = 1  # of the names and of what stands in the metadata
 OPSET = 20
 MOST = 2**31 - 2**20  # bytes of weights: protobuf writes no more into one file
-_CHUNKED = ("linear", "retention", "gated", "performer", "rfa", "cosformer")
+_CHUNKED = ("linear", "retention", "gated", "ssd", "performer", "rfa", "cosformer")
 _MECHANISMS = {
     "step": (*_CHUNKED, "delta", "kda", "softmax"),
     "parallel": (*_CHUNKED, "softmax"),

@@ -81,6 +81,10 @@ def why_not(model: Any) -> str | None:
             return f"the runtime does not know {type(block).__name__} with {type(block.attn).__name__}"
         if reason := _foreign_attention(block.attn.attention, block.attn.rotary):
             return reason
+        if block.attn.additions is not None:
+            return f"the runtime does not know layers with {block.attn.additions}"
+        if block.mlp is None:
+            return "the runtime needs blocks with an mlp"
         if isinstance(block.attn.attention, LinearAttention):
             functions |= {block.attn.attention.query_map, block.attn.attention.key_map}
     for module in model.modules():

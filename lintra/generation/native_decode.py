@@ -65,12 +65,16 @@ def epsilons(model: Any) -> set[float]:
 def _foreign(module: nn.Module) -> str | None:
     """Return what a fused step does not know about a part of a model."""
     name = type(module).__name__
+    if isinstance(module, Block) and module.mlp is None:
+        return "a fused step needs blocks with an mlp"
     if isinstance(module, AttentionLayer):
         attention = module.attention
         if not isinstance(attention, LinearAttention) or attention.config.feature_map.fused is None:
             return f"a fused step knows linear attention with elu+1 or relu, got {attention.config}"
         if attention.config.impl not in ("auto", "native"):
             return f"a fused step is native, got impl={attention.config.impl!r}"
+        if module.additions is not None:
+            return f"a fused step knows no {module.additions}"
         if module.rotary is not None:
             return "a fused step does not turn queries and keys, got rotary positions"
     if type(module) not in _KNOWN:
@@ -167,6 +171,7 @@ def _shape(model: Decoder, block: Any, batch: int) -> Shape:
 
 def _layer(block: Block, state: LinearState, weights: Weights) -> Layer:
     feed = block.mlp
+    assert feed is not None, "_foreign refuses blocks without one"
     with torch.no_grad():
         return Layer(
             _map(block.attn.qkv_proj, weights),

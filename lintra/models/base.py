@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from lintra.attention import AttentionConfig, State, in_layer
 from lintra.config import fields
 from lintra.legacy import renamed_attributes
-from lintra.nn.attention_layer import AttentionLayer
+from lintra.nn.attention_layer import AttentionLayer, QKNorm
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.mlp import MLP, Activation
 from lintra.nn.position import Bounded, Grid, Learned, Sinusoidal
@@ -31,11 +31,14 @@ class TransformerConfig:
     heads: int = 8
     kv_heads: int | None = None  # None: as many as heads
     width: int = 256  # c
-    mlp_ratio: float = 4.0  # hidden units of the feed-forward, in widths
+    mlp_ratio: float = 4.0  # hidden units of the feed-forward, in widths; 0: blocks without one
     activation: Activation = "gelu"
     norm: NormPlace = "pre"
     norm_kind: NormKind = "layer"
     final_norm: bool | None = None  # a norm after the last block; None: only with norm="pre", which needs one
+    conv: int | None = None  # q, k and v pass a causal convolution over so many tokens, then SiLU; None: none
+    qk_norm: QKNorm | None = None  # l2: queries and keys of unit length
+    output_gate: bool = False  # RMSNorm of each head of attention, times silu of a projection
     position: Position = "sinusoidal"  # concatenated: half of the width is the code, half the symbol
     max_length: int | None = None  # tokens, for learned positions
     grid: tuple[int, ...] = ()  # sizes of the axes, for grid positions; the last one runs fastest
@@ -44,12 +47,12 @@ class TransformerConfig:
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, layers=1, heads=1, width=1, max_length=1)
+        fields.at_least(self, layers=1, heads=1, width=1, max_length=1, conv=1)
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
         fields.probability(self, "dropout")
-        if not 0 < self.mlp_ratio < math.inf:
-            raise ValueError(f"mlp_ratio must be above 0 widths and finite, got {self.mlp_ratio}")
+        if not 0 <= self.mlp_ratio < math.inf:
+            raise ValueError(f"mlp_ratio must be at least 0 widths and finite, got {self.mlp_ratio}")
         if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):
             raise ValueError(f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
         if (self.position == "learned") != (self.max_length is not None):
@@ -147,11 +150,16 @@ def self_attention_layer(
         kv_heads=config.kv_heads,
         causal=causal,
         rotary=10_000.0 if config.position == "rotary" else None,
+        conv=config.conv,
+        qk_norm=config.qk_norm,
+        output_gate=config.output_gate,
     )
 
 
-def mlp(config: TransformerConfig) -> MLP:
-    """The feed-forward of one layer."""
+def mlp(config: TransformerConfig) -> MLP | None:
+    """The feed-forward of one layer; None: it has none."""
+    if not config.mlp_ratio:
+        return None
     return MLP(config.width, ratio=config.mlp_ratio, activation=config.activation, dropout=config.dropout)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,15 +15,22 @@ from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param
 from lintra.ops import checks
+from lintra.ops.autocast import widened
+from lintra.ops.conv1d import causal_conv1d, conv_weight
 from lintra.ops.layout import CuSeqlens, Layout
+from lintra.ops.norms import gated_norm, l2_norm
 from lintra.ops.rope import RotaryEmbedding
+
+QKNorm = Literal["l2"]
 
 
 class AttentionLayerState(NamedTuple):
-    """seen [b]: real tokens so far; attention: the mechanism's state."""
+    """seen [b]: real tokens so far; attention: the mechanism's state; conv: the last inputs [b w-1 c] of
+    the layer's convolution, where it has one."""
 
     seen: Tensor
     attention: State
+    conv: tuple[Tensor, ...] = ()
 
 
 def enter(x: Tensor, width: int, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:
@@ -43,9 +50,14 @@ class AttentionLayer(nn.Module):
 
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
     (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
+    Three parts that papers on recurrences put around them: `conv`, a causal convolution of q, k and v over so
+    many tokens, then SiLU (`lintra.ops.causal_conv1d`); `qk_norm="l2"`, queries and keys of unit length; and
+    `output_gate`, RMSNorm of each head times silu of a projection of x. Sun et al. 2023, arXiv:2307.08621,
+    equation 8; Yang et al. 2024, arXiv:2406.06484, section 4.
     What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With `cu_seqlens`
     [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states are of n.
-    Raises ValueError unless width is a multiple of heads and heads of kv_heads.
+    Raises ValueError unless width is a multiple of heads and heads of kv_heads; and for conv where
+    causal=False.
     """
 
     def __init__(
@@ -58,6 +70,9 @@ class AttentionLayer(nn.Module):
         causal: bool = True,
         rotary: float | None = None,
         bias: bool = True,
+        conv: int | None = None,
+        qk_norm: QKNorm | None = None,
+        output_gate: bool = False,
     ):
         super().__init__()
         self.register_load_state_dict_pre_hook(accept_old_tensors)
@@ -70,7 +85,11 @@ class AttentionLayer(nn.Module):
             raise ValueError(
                 f"rotary needs a base above 1 and an even head size, got {rotary} and {self.dim}"
             )
-        self.rotary = rotary
+        if conv is not None and (conv < 1 or not causal):
+            raise ValueError(f"conv must be at least 1 token and needs causal=True, got {conv} and {causal}")
+        if qk_norm not in (None, "l2"):
+            raise ValueError(f"qk_norm must be 'l2' or None, got {qk_norm!r}")
+        self.rotary, self.conv, self.qk_norm, self.output_gate = rotary, conv, qk_norm, output_gate
         self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
         if rotary is not None and not self.attention.rope_dim:
             raise ValueError(f"{attention} {self.attention.no_rope_reason}, got rotary={rotary}")
@@ -86,6 +105,11 @@ class AttentionLayer(nn.Module):
             {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.extra_inputs().items()}
         )
         self.attention.initialize(self.qkv_proj, self.extra_proj)
+        if conv is not None:
+            self.conv_weight = conv_weight(sum(self.widths), conv)
+        if output_gate:
+            self.gate_proj = nn.Linear(width, heads * self.dim, bias=bias)
+            self.out_norm = nn.Parameter(torch.ones(self.dim))
         self.out_proj = nn.Linear(heads * self.dim, width, bias=bias)
 
     def forward(
@@ -108,18 +132,20 @@ class AttentionLayer(nn.Module):
             warn_if_inverted(mask)
             check_dtype("x", x, self.qkv_proj)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
-        q, k, v = self._qkv(x)
+        q, k, v, _ = self._qkv(x, (), layout)
         extra = self._extra(x, q, extra)
         y = self.attention(q, k, v, layout=layout, rope=self._rope(layout), **extra)
-        return self.out_proj(y.flatten(2))
+        return self._out(x, y)
 
     def start(self, batch: int) -> AttentionLayerState:
         """Return the state before any token. ValueError for a bidirectional mechanism, which has none."""
         self.attention.check_causal()
         like = reference_param(self.qkv_proj)
+        inputs = () if self.conv is None else ((batch, self.conv - 1, sum(self.widths)),)
         return AttentionLayerState(
             torch.zeros(batch, dtype=torch.int64, device=like.device),
             self.attention.start(batch, device=like.device, dtype=like.dtype),
+            tuple(torch.zeros(x, device=like.device, dtype=checks.sum_dtype(like.dtype)) for x in inputs),
         )
 
     def extend(
@@ -144,11 +170,21 @@ class AttentionLayer(nn.Module):
             return layout.zero(y), state
         state = self.start(layout.n) if state is None else state
         check_layer_state(state, layout.n)
-        q, k, v = self._qkv(x)
+        self._check_conv(state.conv, layout.n)
+        q, k, v, last = self._qkv(x, state.conv, layout)
         extra = self._extra(x, q, extra)
         rope = self._rope(layout)
         y, after = self.attention.extend(q, k, v, state.attention, layout=layout, rope=rope, **extra)
-        return self.out_proj(y.flatten(2)), AttentionLayerState(layout.seen_after(), after)
+        return self._out(x, y), AttentionLayerState(layout.seen_after(), after, last)
+
+    def _check_conv(self, inputs: tuple[Tensor, ...], n: int) -> None:
+        """Raise ValueError or TypeError unless these are the last inputs of this layer's convolution."""
+        if len(inputs) != (self.conv is not None):
+            raise ValueError(f"state.conv is of a layer with conv, or without; this one has conv={self.conv}")
+        for x in inputs:
+            sizes = {"n": n, "w": self.conv_weight.shape[1] - 1, "c": sum(self.widths)}
+            checks.shape("state.conv", x, "n w c", sizes)
+            checks.state_dtype("state.conv", x, self.conv_weight, narrow=False)
 
     def encode_memory(
         self,
@@ -166,7 +202,7 @@ class AttentionLayer(nn.Module):
             check_dtype("x", x, self.qkv_proj)
             x = layout.zero(x)
         k, v = self._parts(x, slice(1, 3))
-        return self.attention.encode_memory(k, v, layout=layout)
+        return self.attention.encode_memory(self._normed(k), v, layout=layout)
 
     def cross_attend(
         self,
@@ -184,17 +220,43 @@ class AttentionLayer(nn.Module):
             return layout.zero(self.cross_attend(layout.zero(x), memory, layout=layout))
         (q,) = self._parts(x, slice(0, 1))
         self.attention.check_memory(memory, q)
-        return self.out_proj(self.attention.cross_attend(q, memory, layout=layout).flatten(2))
+        return self._out(x, self.attention.cross_attend(self._normed(q), memory, layout=layout))
 
     def _check_cross(self) -> None:
         if self.rotary is not None:
             raise ValueError(f"cross-attention has no positions to turn by, got rotary={self.rotary}")
 
-    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [b t h d], k [b t g d], v [b t g d]: strided views of one product."""
-        q, k, v = self.qkv_proj(x).split(self.widths, -1)
-        q, v = q.unflatten(2, (-1, self.dim)), v.unflatten(2, (-1, self.dim))
-        return q, q if self.attention.shared_key else k.unflatten(2, (-1, self.dim)), v
+    def _qkv(
+        self, x: Tensor, before: tuple[Tensor, ...], layout: Layout
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """q [b t h d], k [b t g d], v [b t g d], strided views of one product, and the state of the
+        convolution."""
+        x = self.qkv_proj(x)
+        if self.conv is not None:
+            given: dict[str, Any] = {"activation": "silu", "state": before[0] if before else None}
+            x, last = causal_conv1d(x, self.conv_weight, layout=layout, **given)
+            before = (last,)
+        q, k, v = x.split(self.widths, -1)
+        q, v = self._normed(q.unflatten(2, (-1, self.dim))), v.unflatten(2, (-1, self.dim))
+        k = q if self.attention.shared_key else self._normed(k.unflatten(2, (-1, self.dim)))
+        return q, k, v, before
+
+    def _normed(self, x: Tensor) -> Tensor:
+        """Queries or keys as `qk_norm` has them."""
+        return x if self.qk_norm is None else l2_norm(x)
+
+    def _out(self, x: Tensor, y: Tensor) -> Tensor:
+        """The layer's output of its input and what the heads [b t h d] give."""
+        if self.output_gate:
+            (wide,) = widened(y)
+            y = gated_norm(wide, self.gate_proj(x), weight=self.out_norm).to(y.dtype)
+        return self.out_proj(y.flatten(2))
+
+    @property
+    def additions(self) -> str | None:
+        """Return what the layer has beside projections and a mechanism; None: nothing."""
+        parts = {"conv": self.conv, "qk_norm": self.qk_norm, "output_gate": self.output_gate or None}
+        return ", ".join(f"{name}={value!r}" for name, value in parts.items() if value is not None) or None
 
     def _extra(self, x: Tensor, q: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what the mechanism takes beside q, k, v: projections of x, and what is given at this

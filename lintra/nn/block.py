@@ -25,7 +25,7 @@ def build_norm(kind: NormKind, width: int) -> nn.Module:
 
 @renamed_attributes(mix="attn", feed="mlp", norm_mix="attn_norm", norm_feed="mlp_norm")
 class Block(nn.Module):
-    """x [b t c] -> [b t c] through `attn` and `mlp`.
+    """x [b t c] -> [b t c] through `attn` and `mlp` (None: `attn` alone).
 
     norm "pre": x + attn(norm x), then x + mlp(norm x). "post": norm(x + attn x), then norm(x + mlp x), as in
     the papers before 2020. With a mask, padded places give 0; with `cu_seqlens` x [1 t c] packs n sequences
@@ -35,7 +35,7 @@ class Block(nn.Module):
     def __init__(
         self,
         attn: AttentionLayer,
-        mlp: MLP,
+        mlp: MLP | None,
         *,
         width: int,
         norm: NormPlace = "pre",
@@ -51,7 +51,8 @@ class Block(nn.Module):
             )
         self.pre, self.width = norm == "pre", width
         self.attn, self.mlp = attn, mlp
-        self.attn_norm, self.mlp_norm = build_norm(norm_kind, width), build_norm(norm_kind, width)
+        self.attn_norm = build_norm(norm_kind, width)
+        self.mlp_norm = nn.Identity() if mlp is None else build_norm(norm_kind, width)
         self.dropout = nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(accept_old_tensors)
 
@@ -72,7 +73,7 @@ class Block(nn.Module):
             warn_if_inverted(mask)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
         x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
-        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
+        return self._feed_forward(x)
 
     def start(self, batch: int) -> AttentionLayerState:
         """Return the state before any token."""
@@ -97,7 +98,13 @@ class Block(nn.Module):
             return layout.zero(x), state
         y, after = self.attn.extend(self._normed(x, self.attn_norm), state, layout=layout, **extra)
         x = self._join(x, y, self.attn_norm)
-        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm), after
+        return self._feed_forward(x), after
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        """x after the second part, where there is one."""
+        if self.mlp is None:
+            return x
+        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
 
     def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
         """The input of a part."""
@@ -126,7 +133,7 @@ class CrossBlock(Block):
         self,
         attn: AttentionLayer,
         cross_attn: AttentionLayer,
-        mlp: MLP,
+        mlp: MLP | None,
         *,
         width: int,
         norm_kind: NormKind = "layer",
@@ -170,7 +177,7 @@ class CrossBlock(Block):
             return layout.zero(self.forward(layout.zero(x), memory, layout=layout, **extra))
         x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
         x = self._read(x, memory, layout)
-        return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
+        return self._feed_forward(x)
 
     def start(self, batch: int, memory: State) -> CrossState:
         """Return the state before any token."""
@@ -196,7 +203,7 @@ class CrossBlock(Block):
             return layout.zero(x), state
         y, after = self.attn.extend(self._normed(x, self.attn_norm), state.own, layout=layout, **extra)
         x = self._read(self._join(x, y, self.attn_norm), state.memory, layout)
-        x = self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
+        x = self._feed_forward(x)
         return x, CrossState(after, state.memory)
 
     def _read(self, x: Tensor, memory: State, layout: Layout) -> Tensor:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra import native
@@ -79,6 +79,12 @@ def causal_conv1d(
         else:
             y, state = _shifted(x.to(dtype), weight, bias, state, layout, silu)
     return y.to(x.dtype), state
+
+
+def conv_weight(*sizes: int) -> nn.Parameter:
+    """Return weights [... w], initialised as those of a convolution with one input channel in PyTorch."""
+    bound = sizes[-1] ** -0.5
+    return nn.Parameter(torch.empty(sizes).uniform_(-bound, bound))
 
 
 def causal_conv1d_reference(

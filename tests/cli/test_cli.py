@@ -44,7 +44,7 @@ def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = lintra_says("train", task, "--help")
     assert (code, err) == (0, "")
-    assert out.count("\n") <= (55 if task == "speech" else 40)
+    assert out.count("\n") <= (56 if task == "speech" else 41)
     assert all(len(line) <= 80 for line in out.splitlines())
     for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
@@ -127,6 +127,7 @@ def test_info(lintra_says):
             ["train", "digits", "--attention-options", "eps"],
             "attention-options must be FIELD=VALUE ..., got 'eps'",
         ),
+        (["train", "digits", "--paper-block"], "paper_block is for delta, gated, kda, retention, ssd: leave"),
         (["train", "digits", "--attention-options", "ep=1"], "attention linear has the unknown field 'ep'"),
         (["train", "digits", "--attention-options", "eps=x"], "attention linear.eps must be float, got 'x'"),
         (["train", "digits", "--attention-options", "eps=-1"], "eps must be at least 0 and finite, got -1"),
@@ -185,6 +186,13 @@ def test_room_for_a_batch_is_looked_for_once(lintra_says, tmp_path, monkeypatch)
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--batch", "8", "--precision", "32"]
     code, _, _ = lintra_says("train", "digits", "--steps", "1", *small, "--dir", str(tmp_path / "run"))
     assert (code, len(asked)) == (0, 1)
+
+
+def test_blocks_may_be_those_of_the_paper(lintra_says, tmp_path):
+    options = ["--attention", "ssd", "--paper-block", "--steps", "1", "--layers", "1", "--precision", "32"]
+    assert lintra_says("train", "digits", *options, "--dir", str(tmp_path / "run"))[0] == 0
+    model = json.loads((tmp_path / "run" / "run.json").read_text())["model"]
+    assert (model["norm"], model["norm_kind"], model["mlp_ratio"]) == ("pre", "rms", 0)
 
 
 def test_a_traceback_only_with_debug(lintra_says):

@@ -133,7 +133,7 @@ def test_the_papers_model_has_the_papers_size():
         ({"position": "learned"}, "max_length goes with position='learned', got None"),
         ({"max_length": 5}, "max_length goes with position='learned', got 5 with 'sinusoidal'"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
-        ({"mlp_ratio": 0}, "mlp_ratio must be above 0 widths and finite, got 0"),
+        ({"mlp_ratio": -1}, "mlp_ratio must be at least 0 widths and finite, got -1"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
         (
             {"width": 36, "heads": 18, "position": "rotary", "kv_heads": 5},

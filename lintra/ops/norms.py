@@ -1,11 +1,16 @@
-"""A norm for each head and a gate, which recurrences without a denominator put behind their sum."""
+"""Norms of heads: of queries and keys before a recurrence, and with a gate behind it."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 from torch.nn import functional
 
-EPS = 1e-6  # added to the mean square of a head: a head of zeros stays 0
+EPS = 1e-6  # added to the square of a length, or to the mean square: a head of zeros stays 0
+
+
+def l2_norm(x: Tensor) -> Tensor:
+    """Return x [... d] divided by its length, which is sqrt(x . x + 1e-6)."""
+    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
 
 
 def gated_norm(

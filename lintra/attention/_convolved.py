@@ -1,0 +1,109 @@
+"""The base of recurrences with a short convolution before them and decays that tokens decide.
+
+    q, k, v = silu(conv(q)), silu(conv(k)), silu(conv(v))
+    a_t = exp(-exp(A_log) softplus(x_t W + dt_bias))
+
+Every channel is convolved with itself over the last few tokens (`lintra.ops.causal_conv1d`). The decays are
+those of Mamba: Gu and Dao 2023, arXiv:2312.00752, section 3.6.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lintra.attention.base import Attention, Capabilities
+from lintra.ops import checks
+from lintra.ops.autocast import widened
+from lintra.ops.conv1d import causal_conv1d, conv_weight
+from lintra.ops.layout import Layout
+
+
+class ConvolvedState(NamedTuple):
+    """kv [b g d e]; the last s = conv - 1 inputs of the convolution, q [b s h d], k [b s g d], v [b s g e].
+
+    All in float32 (float64 for float64 inputs)."""
+
+    kv: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class ConvolvedRecurrence(Attention):
+    """A recurrence behind a convolution, with fields `conv` and `impl` in its configuration.
+
+    State: kv [b g d e] and the last inputs of the convolution."""
+
+    conv_bias: ClassVar[bool] = False
+    slowest: ClassVar[float] = 0.0  # of the rates exp(A_log) that heads begin with; the fastest is 16
+    supports_bf16_state = rotates = reads_packed = True
+    no_weight_decay = ("A_log", "dt_bias")
+    can = Capabilities(
+        causal=True, bidirectional=False, cross=False, recurrent=True, state="constant", cost="O(t d^2)"
+    )
+
+    def __init__(self, config: Any, **shape):
+        super().__init__(config, **shape)
+        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
+        if config.conv is not None:
+            channels = ((h, d), (g, d), (g, e))
+            self.conv_q, self.conv_k, self.conv_v = (conv_weight(*each, config.conv) for each in channels)
+            if self.conv_bias:
+                self.bias_q, self.bias_k, self.bias_v = (nn.Parameter(torch.zeros(each)) for each in channels)
+        if (rates := self.rates()) is not None:
+            # A step between 1e-3 and 1e-1, which dt_bias gives through softplus.
+            self.A_log = nn.Parameter((16 - (16 - self.slowest) * torch.rand(g)).log())
+            step = 10 ** torch.empty(rates).uniform_(-3, -1)
+            self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
+
+    def rates(self) -> tuple[int, ...] | None:
+        """Return the shape of a token's decays; None: nothing decays."""
+        return (self.kv_heads,)
+
+    def start(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ConvolvedState:
+        dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
+        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
+        last = (self.config.conv or 1) - 1
+        shapes = ((g, d, e), (last, h, d), (last, g, d), (last, g, e))
+        return ConvolvedState(*(torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in shapes))
+
+    def convolve(
+        self, q: Tensor, k: Tensor, v: Tensor, state: ConvolvedState, layout: Layout | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return q, k and v after the convolution and SiLU, in the dtype of sums, and its last inputs.
+
+        layout: None for one token, by the definition."""
+        inputs = widened(q, k, v)
+        if self.config.conv is None:
+            return inputs, state[1:]
+        impl = self.config.impl
+        if layout is None:
+            layout, impl = Layout(q.shape[0], 1, q.device), "reference"
+        found = []
+        for name, x, before in zip("qkv", inputs, state[1:], strict=True):
+            weight, bias = getattr(self, f"conv_{name}"), getattr(self, f"bias_{name}", None)
+            y, last = causal_conv1d(
+                x.flatten(2),
+                weight.flatten(0, 1),
+                None if bias is None else bias.flatten(),
+                activation="silu",
+                state=before.flatten(2),
+                layout=layout,
+                impl=impl,
+            )
+            found.append((y.unflatten(2, x.shape[2:]), last.unflatten(2, x.shape[2:])))
+        values, last = zip(*found, strict=True)
+        return values, last
+
+    def log_decay(self, step: Tensor | None) -> Tensor | None:
+        """Return the logarithms of the decays [b t g] of what the layer reads for them."""
+        if step is None:
+            return None
+        (step,) = widened(step)
+        rate, bias = (x.to(step.dtype) for x in (self.A_log, self.dt_bias))
+        # logsigmoid(-x) is -softplus(x), of whose gradient torch.compile expects other strides than it has.
+        return rate.exp() * functional.logsigmoid(-(step + bias))
