@@ -1,0 +1,125 @@
+"""Ours beside what transformers computes where there is no GPU: recurrences, convolutions, whole mixers.
+
+In float32, in which it computes whatever it is given.
+"""
+
+import sys
+from functools import partial
+from importlib import import_module
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+from lintra import native
+from lintra.ops import LinearState, causal_conv1d, linear_attention
+from lintra.testing.laws import gradients
+
+pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
+
+IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 150 tokens
+both = pytest.mark.parametrize("impl", IMPLS)
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """Modules of models by name, which fall back to PyTorch: they would call other packages' kernels."""
+    for name in ("fla", "causal_conv1d", "mamba_ssm"):
+        monkeypatch.setitem(sys.modules, name, None)
+    return lambda name: import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def draw(rates=(), t=150, g=2, d=8, e=12):
+    """q, unit keys, v, decays, beta and a state of 2 sequences, all differentiable."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, t, g, d), (2, t, g, d), (2, t, g, e), (2, t, g, *rates), (2, t, g), (2, g, d, e)]
+    q, k, v, decay, beta, state = (torch.randn(shape, generator=generator) for shape in shapes)
+    inputs = q, functional.normalize(k, dim=-1), v, -decay.abs() / 4, beta.sigmoid(), state
+    return [x.requires_grad_() for x in inputs]
+
+
+def results(call, inputs):
+    """y, the state after, and the gradients of an uneven sum over both."""
+    y, state = call(*inputs)
+    return [y, state, *gradients(torch.cat((y.flatten(), state.flatten())), inputs)]
+
+
+def ours(q, k, v, decay, beta, state, *, impl):
+    options = {"normalize": False, "scale": q.shape[-1] ** -0.5, "impl": impl}
+    y, after = linear_attention(q, k, v, log_decay=decay, beta=beta, state=LinearState.of(state), **options)
+    return y, after.kv
+
+
+def theirs(function, q, k, v, decay, beta, state):
+    return function(q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True)
+
+
+@both
+@pytest.mark.parametrize("name", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
+def test_the_gated_delta_rule(models, name, impl):
+    function = getattr(models("qwen3_next"), name)
+    inputs = draw()
+    expected = results(partial(theirs, function), inputs)
+    assert_close(results(partial(ours, impl=impl), inputs), expected, **CLOSE)
+
+
+@both
+@pytest.mark.parametrize("name", ["chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"])
+def test_kimi_delta_attention(models, name, impl):
+    function = getattr(models("kimi_linear"), name)
+    inputs = draw(rates=(8,))
+    expected = results(partial(theirs, function), inputs)
+    assert_close(results(partial(ours, impl=impl), inputs), expected, **CLOSE)
+
+
+@both
+def test_the_causal_convolution(models, impl):
+    module = models("qwen3_next")
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias, state = (
+        torch.randn(shape, generator=generator).requires_grad_()
+        for shape in ((2, 30, 20), (20, 4), (20,), (2, 3, 20))
+    )
+    call = partial(causal_conv1d, activation="silu", impl=impl)
+    inputs = [x, weight, bias]
+    y = call(*inputs)[0]
+    expected = module.causal_conv1d_fn(x.mT, weight, bias, activation="silu").mT
+    assert_close(y, expected, **CLOSE)
+    assert_close(gradients(y, inputs), gradients(expected, inputs), **CLOSE)
+    with torch.no_grad():
+        kept = state.mT.clone()
+        expected = module.causal_conv1d_update(x[:, :1].mT, kept, weight, bias, activation="silu").mT
+        y, after = call(x[:, :1], weight, bias, state=state)
+    assert_close([y, after.mT], [expected, kept], **CLOSE)
+
+
+@both
+def test_the_mixer_of_mamba_2(models, impl):
+    """A whole layer of two ops: one group of keys and queries for two heads of values each."""
+    config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
+        hidden_size=16, num_heads=4, head_dim=8, state_size=6, n_groups=2, expand=2, conv_kernel=4
+    )
+    torch.manual_seed(0)
+    mixer = models("mamba2").Mamba2Mixer(config, 0)
+    x = torch.randn(2, 150, 16).requires_grad_()
+
+    def mix(x):
+        z, mixed, dt = mixer.in_proj(x).split((32, 56, 4), -1)
+        mixed, _ = causal_conv1d(
+            mixed, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, activation="silu", impl=impl
+        )
+        v, k, q = mixed.split((32, 12, 12), -1)
+        v, k, q = v.unflatten(2, (4, 8)), k.unflatten(2, (2, 6)), q.unflatten(2, (2, 6))
+        step = functional.softplus(dt + mixer.dt_bias)
+        decay = -mixer.A_log.exp() * step
+        options = {"log_decay": decay, "normalize": False, "impl": impl}
+        y, _ = linear_attention(q, k, step[..., None] * v, **options)
+        return mixer.out_proj(mixer.norm((y + mixer.D[:, None] * v).flatten(2), z))
+
+    inputs = [x, *mixer.parameters()]
+    y, expected = mix(x), mixer(x)
+    assert_close(y, expected, **CLOSE)
+    # Gradients of parameters are sums over 300 tokens.
+    assert_close(gradients(y, inputs), gradients(expected, inputs), rtol=1e-3, atol=1e-3)
