@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lintra import attention
-from lintra.attention import AttentionConfig, clustered, delta, linear, lsh, performer, rfa
+from lintra.attention import AttentionConfig, clustered, delta, linear, lsh, performer, rfa, ssd
 from lintra.checkpoint import from_json, to_json
 from lintra.nn import AttentionLayer
 
@@ -65,4 +65,10 @@ def test_the_same_generator_draws_the_same():
 def test_parameters_that_are_not_decayed():
     model = network(linear.Config(), delta.Config())
     layer = model[1].attention
+    assert {id(x) for x in attention.no_weight_decay(model)} == {id(layer.A_log), id(layer.dt_bias)}
+
+
+def test_a_mechanism_may_lack_what_is_not_to_be_decayed():
+    layer = AttentionLayer(16, ssd.Config(skip=False), heads=2).attention
+    model = nn.Sequential(layer, *network(delta.Config(decay=False)))
     assert {id(x) for x in attention.no_weight_decay(model)} == {id(layer.A_log), id(layer.dt_bias)}
