@@ -76,7 +76,7 @@ class Run:
 
 
 def tuning(names: list[str]) -> Iterator[Run]:
-    for pairs in PAIRS:
+    for pairs in reversed(PAIRS):
         for name in names:
             for rate in RATES:
                 yield Run(pairs, name, rate, SEEDS[0])
@@ -91,7 +91,7 @@ def best(pairs: int, name: str) -> float | None:
 
 def repeated(names: list[str]) -> Iterator[Run]:
     """The other seeds, with the rate that was chosen."""
-    for pairs in PAIRS:
+    for pairs in reversed(PAIRS):
         for name in names:
             rate = best(pairs, name)
             for seed in SEEDS[1:] if rate is not None else ():
