@@ -208,8 +208,9 @@ struct RecurrenceCall {
         read(r.q, query, q);
         for (i64 j = 0; j < f; ++j) q[j] *= r.scale;
         if (head == 0) {
-          const TokenStep<T> token = {from, decay, k, v, q, to, y, f, e, beta, r.beta != nullptr, streamed && from != to};
-          recur_matrix(token);
+          const bool past = streamed && from != to;
+          const Step<T> token = {from, k, v, q, to, y, f, e, T(1), decay, beta, r.beta != nullptr, past};
+          step_matrix(token);
           if (token.streamed) stream_end();
         } else {
           read_matrix(to, q, y, f, e);

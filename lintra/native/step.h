@@ -5,29 +5,53 @@
 namespace lintra {
 namespace LINTRA_ISA {
 
+// A token's decays, key, value and query: next = decay state + k v^T and y = q next. By the delta rule v is
+// beta (v - what the decayed state has under k). `next` may be `state`.
 template <class T>
 struct Step {
   const T *state, *k, *v, *q;
   T *next, *y;
   i64 f, e;
-  T decay;
+  T decay = 1;
+  const T* decays = nullptr;  // one for each row of the state, instead of `decay`
+  T beta = 0;
+  bool delta = false, streamed = false;  // streamed: `next` is not `state`, and its rows begin at whole vectors
+
+  T kept(i64 row) const { return decays ? decays[row] : decay; }
 };
 
-// N vectors of columns: next = decay state + k v^T and y = q next.
+// N vectors of columns: they stay in the first-level cache between the two passes of the delta rule.
 template <class T, i64 N>
 inline void step_columns(const Step<T>& s, i64 column) {
   constexpr i64 W = kLanes<T>;
   Vec<T> v[N], y[N] = {};
   LINTRA_UNROLL
   for (i64 n = 0; n < N; ++n) v[n] = load(s.v + column + n * W);
+  if (s.delta) {
+    Vec<T> found[2][N] = {};  // of even and odd rows: twice the sums in flight
+    for (i64 i = 0; i < s.f; ++i) {
+      const T weight = s.kept(i) * s.k[i];
+      LINTRA_UNROLL
+      for (i64 n = 0; n < N; ++n) found[0][n] += load(s.state + i * s.e + column + n * W) * weight;
+      if (++i == s.f) break;
+      const T next = s.kept(i) * s.k[i];
+      LINTRA_UNROLL
+      for (i64 n = 0; n < N; ++n) found[1][n] += load(s.state + i * s.e + column + n * W) * next;
+    }
+    LINTRA_UNROLL
+    for (i64 n = 0; n < N; ++n) v[n] = (v[n] - (found[0][n] + found[1][n])) * s.beta;
+  }
   for (i64 i = 0; i < s.f; ++i) {
     const T* from = s.state + i * s.e + column;
     T* to = s.next + i * s.e + column;
     LINTRA_UNROLL
     for (i64 n = 0; n < N; ++n) {
-      Vec<T> x = load(from + n * W) * s.decay + v[n] * s.k[i];
+      const Vec<T> x = load(from + n * W) * s.kept(i) + v[n] * s.k[i];
       y[n] += x * s.q[i];
-      store(to + n * W, x);
+      if (s.streamed)
+        stream(to + n * W, x);
+      else
+        store(to + n * W, x);
     }
   }
   LINTRA_UNROLL
@@ -42,80 +66,14 @@ inline void step_matrix(const Step<T>& s) {
   for (; column + 2 * W <= s.e; column += 2 * W) step_columns<T, 2>(s, column);
   for (; column + W <= s.e; column += W) step_columns<T, 1>(s, column);
   for (; column < s.e; ++column) {
-    T y = 0;
-    for (i64 i = 0; i < s.f; ++i) {
-      const T x = s.state[i * s.e + column] * s.decay + s.v[column] * s.k[i];
-      s.next[i * s.e + column] = x;
-      y += x * s.q[i];
-    }
-    s.y[column] = y;
-  }
-}
-
-// One token of recurrence.h: its decays of rows, its key, value and query. `next` may be `state`.
-template <class T>
-struct TokenStep {
-  const T *state, *decay, *k, *v, *q;
-  T *next, *y;
-  i64 f, e;
-  T beta;
-  bool delta, streamed;  // streamed: `next` is not `state`, and its rows begin at whole vectors
-};
-
-// N vectors of columns: they stay in the first-level cache between the two passes of the delta rule.
-template <class T, i64 N>
-inline void recur_columns(const TokenStep<T>& s, i64 column) {
-  constexpr i64 W = kLanes<T>;
-  Vec<T> v[N], y[N] = {};
-  LINTRA_UNROLL
-  for (i64 n = 0; n < N; ++n) v[n] = load(s.v + column + n * W);
-  if (s.delta) {
-    Vec<T> found[2][N] = {};  // of even and odd rows: twice the sums in flight
-    for (i64 i = 0; i < s.f; ++i) {
-      const T weight = s.decay[i] * s.k[i];
-      LINTRA_UNROLL
-      for (i64 n = 0; n < N; ++n) found[0][n] += load(s.state + i * s.e + column + n * W) * weight;
-      if (++i == s.f) break;
-      const T next = s.decay[i] * s.k[i];
-      LINTRA_UNROLL
-      for (i64 n = 0; n < N; ++n) found[1][n] += load(s.state + i * s.e + column + n * W) * next;
-    }
-    LINTRA_UNROLL
-    for (i64 n = 0; n < N; ++n) v[n] = (v[n] - (found[0][n] + found[1][n])) * s.beta;
-  }
-  for (i64 i = 0; i < s.f; ++i) {
-    const T* from = s.state + i * s.e + column;
-    T* to = s.next + i * s.e + column;
-    LINTRA_UNROLL
-    for (i64 n = 0; n < N; ++n) {
-      const Vec<T> x = load(from + n * W) * s.decay[i] + v[n] * s.k[i];
-      y[n] += x * s.q[i];
-      if (s.streamed)
-        stream(to + n * W, x);
-      else
-        store(to + n * W, x);
-    }
-  }
-  LINTRA_UNROLL
-  for (i64 n = 0; n < N; ++n) store(s.y + column + n * W, y[n]);
-}
-
-template <class T>
-inline void recur_matrix(const TokenStep<T>& s) {
-  constexpr i64 W = kLanes<T>;
-  i64 column = 0;
-  for (; column + 4 * W <= s.e; column += 4 * W) recur_columns<T, 4>(s, column);
-  for (; column + 2 * W <= s.e; column += 2 * W) recur_columns<T, 2>(s, column);
-  for (; column + W <= s.e; column += W) recur_columns<T, 1>(s, column);
-  for (; column < s.e; ++column) {
     T v = s.v[column], y = 0;
     if (s.delta) {
       T found = 0;
-      for (i64 i = 0; i < s.f; ++i) found += s.state[i * s.e + column] * s.decay[i] * s.k[i];
+      for (i64 i = 0; i < s.f; ++i) found += s.state[i * s.e + column] * s.kept(i) * s.k[i];
       v = (v - found) * s.beta;
     }
     for (i64 i = 0; i < s.f; ++i) {
-      const T x = s.state[i * s.e + column] * s.decay[i] + v * s.k[i];
+      const T x = s.state[i * s.e + column] * s.kept(i) + v * s.k[i];
       s.next[i * s.e + column] = x;
       y += x * s.q[i];
     }
