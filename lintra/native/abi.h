@@ -92,6 +92,32 @@ typedef struct {
   void *dweight, *dbias;       // s, [groups width c] [groups c]
   void* dstate_in;             // s, [n width-1 c]; absent when not wanted
 } lintra_conv1d;
+// The selective scan: scan.h. c channels in g groups of neighbours, n states to a channel. Of tensors [b t c] the last
+// stride h is that of the channels; it or that of time is 1, and with t = 1 it is that of the channels.
+typedef struct {
+  i64 isa, threads, dtype;
+  i64 b, t, c, g, n;
+  i64 softplus;             // delta is softplus(dt + dt_bias)
+  i64 interval;             // tokens of a tile and from one checkpoint to the next, a multiple of 16
+  lintra_tensor u, dt, z;   // [b t c]; z may be absent
+  lintra_tensor B, C;       // [b t g n]
+  lintra_tensor mask;       // bytes, [b t]
+  const i64* cu_seqlens;    // as above
+  const void *A, *D, *dt_bias;  // s, [c n] [c] [c], contiguous; D and dt_bias may be absent
+  const void* state;        // s, [b c n], contiguous; absent: zeros. state == state_out is allowed without checkpoints
+  lintra_tensor y;          // [b t c]
+  void* state_out;          // s, [b c n], contiguous
+  // s, numbered like those of lintra_recurrence, each [g parts n 64] where a group's channels make `parts` blocks of 64.
+  // Written by forward unless absent.
+  void* checkpoints;
+  // Backward only.
+  lintra_tensor dy;           // [b t c]
+  const void* dstate;         // s: gradient of the state after; may be absent
+  lintra_tensor du, ddt, dz;  // [b t c]
+  // s, contiguous, to be summed over the first axis: [b c n] [b c] [b c], [parts b t g n] twice; dD and ddt_bias may be absent
+  void *dA, *dD, *ddt_bias, *dB, *dC;
+  void* dstate_in;            // s, [b c n]
+} lintra_scan;
 
 // Decoding of one token by a whole model. float32 throughout, but for the weights.
 

@@ -24,15 +24,17 @@ namespace {
 typedef int (*Kernel)(const lintra_call&, lintra_launch);
 typedef int (*Conv1dKernel)(const lintra_conv1d&, bool, lintra_launch);
 typedef int (*RecurrenceKernel)(const lintra_recurrence&, lintra_launch);
+typedef int (*ScanKernel)(const lintra_scan&, lintra_launch);
 struct Kernels {
   Kernel forward, backward;
   RecurrenceKernel recurrence_forward, recurrence_backward;
   Conv1dKernel conv1d;
+  ScanKernel scan_forward, scan_backward;
   int (*decode)(const lintra_decoder&, lintra_launch);
 };
 #define LINTRA_KERNELS(isa)                                                                          \
   {lintra::isa::forward, lintra::isa::backward, lintra::isa::recurrence_forward, lintra::isa::recurrence_backward, \
-   lintra::isa::conv1d, lintra::isa::decode}
+   lintra::isa::conv1d, lintra::isa::scan_forward, lintra::isa::scan_backward, lintra::isa::decode}
 
 // The build for an instruction set, empty where this library or this processor lacks it.
 Kernels kernels(i64 isa) {
@@ -87,6 +89,19 @@ bool plausible(const lintra_conv1d& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.c >= 0 && c.width > 0 && c.groups >= 0 && c.groups <= c.b;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
   return sizes && dtype && c.threads > 0 && valid_cu_seqlens(c);
+}
+
+// Whether a tensor [b t c] is laid out as the scan reads it.
+bool scannable(const lintra_tensor& x, i64 t) { return !x.data || x.h == 1 || (x.t == 1 && t > 1); }
+
+bool plausible(const lintra_scan& c) {
+  const bool sizes = c.b >= 0 && c.t >= 0 && c.c > 0 && c.g > 0 && c.n > 0 && c.c % c.g == 0;
+  const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
+  if (!sizes || !dtype || c.threads <= 0 || c.interval < 16 || c.interval % 16) return false;
+  const lintra_tensor tensors[] = {c.u, c.dt, c.z, c.y, c.dy, c.du, c.ddt, c.dz};
+  for (const lintra_tensor& x : tensors)
+    if (!scannable(x, c.t)) return false;
+  return valid_cu_seqlens(c);
 }
 
 bool plausible(const lintra_decoder& c) {
@@ -146,6 +161,7 @@ LINTRA_EXPORT i64 lintra_abi(void) { return LINTRA_ABI; }
 LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
 LINTRA_EXPORT i64 lintra_recurrence_size(void) { return sizeof(lintra_recurrence); }
 LINTRA_EXPORT i64 lintra_conv1d_size(void) { return sizeof(lintra_conv1d); }
+LINTRA_EXPORT i64 lintra_scan_size(void) { return sizeof(lintra_scan); }
 LINTRA_EXPORT i64 lintra_decoder_size(void) { return sizeof(lintra_decoder); }
 LINTRA_EXPORT i64 lintra_layer_size(void) { return sizeof(lintra_layer); }
 LINTRA_EXPORT i64 lintra_usable(i64 isa) { return kernels(isa).forward != nullptr; }
@@ -196,6 +212,20 @@ LINTRA_EXPORT int lintra_conv1d_backward(const lintra_conv1d* call) {
   if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
   prefer_huge_pages(call->dx, lintra_rows(*call) * call->t * call->c, call->dtype);
   return kernel(*call, true, launcher());
+}
+LINTRA_EXPORT int lintra_scan_forward(const lintra_scan* call) {
+  const ScanKernel kernel = kernels(call->isa).scan_forward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  prefer_huge_pages(call->y.data, lintra_rows(*call) * call->t * call->c, call->dtype);
+  return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_scan_backward(const lintra_scan* call) {
+  const ScanKernel kernel = kernels(call->isa).scan_backward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  const lintra_tensor gradients[] = {call->du, call->ddt, call->dz};
+  for (const lintra_tensor& x : gradients)
+    prefer_huge_pages(x.data, x.data ? lintra_rows(*call) * call->t * call->c : 0, call->dtype);
+  return kernel(*call, launcher());
 }
 LINTRA_EXPORT int lintra_decode(const lintra_decoder* call) {
   const auto decode = kernels(call->isa).decode;

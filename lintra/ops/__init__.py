@@ -17,6 +17,7 @@ from lintra.ops.lsh import lsh_attention, lsh_attention_reference
 from lintra.ops.renamed import delta_rule, gated_attention
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention, segment_attention_reference
+from lintra.ops.selective_scan import selective_scan, selective_scan_reference
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 
 __all__ = [
@@ -40,5 +41,7 @@ __all__ = [
     "recurrence_reference",
     "segment_attention",
     "segment_attention_reference",
+    "selective_scan",
+    "selective_scan_reference",
     "softmax_attention",
 ]

@@ -17,6 +17,7 @@ IMPLEMENTATIONS = {  # fastest first
     "linear_attention": ("triton", "native", "torch", "reference"),
     "recurrence": ("native", "torch", "reference"),  # the delta rule, and decays of every feature
     "causal_conv1d": ("native", "torch", "reference"),
+    "selective_scan": ("native", "torch", "reference"),
 }
 
 # Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.

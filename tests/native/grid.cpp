@@ -17,6 +17,8 @@ int lintra_recurrence_forward(const lintra_recurrence* call);
 int lintra_recurrence_backward(const lintra_recurrence* call);
 int lintra_conv1d_forward(const lintra_conv1d* call);
 int lintra_conv1d_backward(const lintra_conv1d* call);
+int lintra_scan_forward(const lintra_scan* call);
+int lintra_scan_backward(const lintra_scan* call);
 }
 
 namespace {
@@ -172,6 +174,44 @@ void conv1d(const Shape& x, i64 width, bool full) {
   expect(lintra_conv1d_backward(&call));
 }
 
+// Of [b t c], with channels contiguous or, of a tensor of several tokens, time.
+lintra_tensor lanes(char* data, i64 t, i64 c, bool time) {
+  return time && t > 1 ? lintra_tensor{data, t * c, 1, t} : lintra_tensor{data, t * c, c, 1};
+}
+
+void selective_scan(const Shape& x, bool whole, bool time) {
+  memory.clear();
+  const i64 rows = x.packed ? 1 : x.b, m = x.packed ? 2 : x.b, wide = sums(x.dtype), c = x.h * x.e, n = x.f;
+  const i64 tokens = rows * x.t * c, written = rows * x.t * x.g * n, parts = (c / x.g + 63) / 64;
+  auto like = [&](double low, double high) { return lanes(numbers(tokens, x.dtype, low, high), x.t, c, time); };
+  lintra_scan s = {};
+  s.isa = x.isa, s.threads = x.threads, s.dtype = x.dtype, s.b = m, s.t = x.t, s.c = c, s.g = x.g, s.n = n;
+  s.softplus = whole, s.interval = 32;
+  s.u = like(-1, 1), s.dt = like(0, 1);
+  s.B = tensor(numbers(written, x.dtype, -1, 1), x.t, x.g, n);
+  s.C = tensor(numbers(written, x.dtype, -1, 1), x.t, x.g, n);
+  s.A = numbers(c * n, wide, -1, 0);
+  if (whole) s.z = like(-1, 1), s.D = numbers(c, wide, 0, 1), s.dt_bias = numbers(c, wide, 0, 1);
+  if (x.masked) s.mask = mask(rows, x.t);
+  if (x.packed) s.cu_seqlens = bounds(x);
+  s.state = numbers(m * c * n, wide, 0, 1);
+  s.y = like(0, 0);
+  s.state_out = numbers(m * c * n, wide, 0, 0);
+  expect(lintra_scan_forward(&s));
+  const i64 kept = x.packed ? x.t / s.interval + m : m * (x.t / s.interval + 1);
+  s.checkpoints = numbers(kept * x.g * parts * 64 * n, wide, 0, 0);
+  expect(lintra_scan_forward(&s));
+  s.dy = like(-1, 1);
+  s.dstate = numbers(m * c * n, wide, 0, 1);
+  s.du = like(0, 0), s.ddt = like(0, 0);
+  if (whole) s.dz = like(0, 0), s.dD = numbers(m * c, wide, 0, 0), s.ddt_bias = numbers(m * c, wide, 0, 0);
+  s.dA = numbers(m * c * n, wide, 0, 0);
+  s.dB = numbers(parts * written, wide, 0, 0);
+  s.dC = numbers(parts * written, wide, 0, 0);
+  s.dstate_in = numbers(m * c * n, wide, 0, 0);
+  expect(lintra_scan_backward(&s));
+}
+
 }  // namespace
 
 int main() {
@@ -188,6 +228,8 @@ int main() {
               for (int decay = 0; decay < 3; ++decay)
                 for (bool delta : {false, true})
                   recurrence(x, decay, delta, width[1] > 32 ? 2 : 1, decay == 1 ? 1 : x.g);
+              for (bool whole : {false, true})
+                for (bool time : {false, true}) selective_scan(x, whole, time);
               for (bool causal : {false, true})
                 for (bool normalize : {false, true})
                   if (causal || !x.packed) sum(x, causal, normalize, t % 3, causal && normalize);
