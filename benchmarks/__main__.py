@@ -9,8 +9,8 @@ from lintra.cli.bench import choose
 BENCHES = {
     "scaling": "time and memory up to 65,536 tokens (--peers, --device cuda)",
     "roofline": "what bounds the linear sum, arithmetic or memory",
-    "recurrence": "the delta rule and decays of every feature, beside other implementations",
     "busy": "what is left of the speed while other processes use the same cores",
+    "recurrence": "the delta rule, decays of every feature and selective scans, beside other implementations",
     "train": "a training step of the image model with every mechanism",
     "decode": "the next token against its position",
     "drift": "what decoding loses with a state in bfloat16",

@@ -1,4 +1,4 @@
-"""`python -m benchmarks recurrence`: the delta rule and decays of every feature, beside other code.
+"""`python -m benchmarks recurrence`: the delta rule, decays of every feature, selective scans, beside others.
 
 All in one interleaved run: PyTorch's fused softmax; where they are installed, what transformers computes
 without a GPU (`pip install transformers`) and onnxruntime's com.microsoft.LinearAttention
@@ -24,10 +24,10 @@ from lintra.bench import calls, training_step
 from lintra.bench.memory import peak_of
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
-from lintra.native import recurrence
+from lintra.native import recurrence, scan
 from lintra.ops import LinearState
 
-MEASURES = ("lintra/native", "lintra/ops/linear_attention")
+MEASURES = ("lintra/native", "lintra/ops/linear_attention", "lintra/ops/selective_scan")
 Call = Callable[[], object]
 Work = dict[str, Call]
 RULES: dict[str, tuple[bool, str | None]] = {  # whether there is a beta, and the decay
@@ -51,6 +51,9 @@ class Sizes:
     wide_heads: int = 16
     wide_dim: int = 128
     batch: int = 32  # sequences that are decoded together
+    scan_tokens: int = 1024  # of a selective scan as wide as mamba-130m
+    channels: int = 1536
+    states: int = 16
     rounds: int = 11
     at_least: float = 0.1  # seconds of a turn
 
@@ -65,6 +68,9 @@ QUICK = Sizes(
     wide_heads=2,
     wide_dim=16,
     batch=2,
+    scan_tokens=16,
+    channels=8,
+    states=4,
     rounds=2,
     at_least=0,
 )
@@ -88,7 +94,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             contestants |= _both(f"{rule}, wide, {name}", other, inputs)
         if rule == "gated delta":
             contestants |= _onnx(inputs)
-    contestants |= _decoding(sizes)
+    contestants |= _decoding(sizes) | _scans(sizes)
     timings = interleaved(
         contestants, rounds=sizes.rounds, at_least=sizes.at_least, settle=1.0, progress=progress
     )
@@ -225,6 +231,51 @@ def _decoding(sizes: Sizes) -> Work:
     return {name: torch.inference_mode()(call) for name, call in work.items()}
 
 
+def draw_scan(tokens: int, channels: int, states: int, batch: int = 1) -> tuple[Tensor, ...]:
+    """Return u, dt, A, B, C, D, z and dt_bias as an untrained Mamba has them, which ask for gradients."""
+    u, dt, z = (torch.randn(batch, tokens, channels) for _ in range(3))
+    B, C = (torch.randn(batch, tokens, states) for _ in range(2))
+    A = -torch.arange(1.0, states + 1).repeat(channels, 1)
+    bias = torch.linspace(-7, -2, channels)  # steps between 1e-3 and 1e-1
+    inputs = (u, 0.1 * dt, A, B, C, torch.ones(channels), z, bias)
+    return tuple(x.requires_grad_() for x in inputs)
+
+
+def scanned(*inputs: Tensor) -> Tensor:
+    """Return y of what `draw_scan` returns."""
+    return ops.selective_scan(*inputs, dt_softplus=True)[0]
+
+
+def _scans(sizes: Sizes) -> Work:
+    """Forward, backward and one token in place; of transformers all but its backward, which takes minutes."""
+    inputs = draw_scan(sizes.scan_tokens, sizes.channels, sizes.states)
+    work = _both("scan", scanned, inputs)
+    u, dt, A, B, C, D, z, bias = (x.detach() for x in draw_scan(1, sizes.channels, sizes.states, sizes.batch))
+    state = torch.zeros(sizes.batch, sizes.channels, sizes.states)
+    kept, other = state.clone(), state.clone()
+    options = (True, None, None, False)
+    if native.available():
+        step = (u, dt, A, B[:, :, None], C[:, :, None], D, z, bias)
+        work["scan, decode in place"] = lambda: scan.forward(*step, kept, *options, out=kept)
+    if find_spec("transformers") is None:
+        return work
+    with _without("mamba_ssm", "causal_conv1d"):
+        module: Any = import_module("transformers.models.mamba.modeling_mamba")
+    first, rates, A_, B_, C_, D_, gate, bias_ = (x.detach() for x in inputs)
+    columns = [x.mT.contiguous() for x in (first, rates, gate)]
+    weights = {"D": D_, "z": columns[2], "delta_bias": bias_, "delta_softplus": True}
+    loop = (*columns[:2], A_, B_.mT, C_.mT)
+    given = {"D": D, "z": z[:, 0], "dt_bias": bias, "dt_softplus": True}
+    one = (u[:, 0], dt[:, 0], A, B[:, 0], C[:, 0])
+    others = {
+        "scan, transformers, forward": lambda: module.mamba_selective_scan(*loop, **weights),
+        "scan, transformers, decode": lambda: module.mamba_selective_state_update(other, *one, **given),
+    }
+    found = others["scan, transformers, forward"]().mT
+    torch.testing.assert_close(found, scanned(*inputs).detach(), rtol=1e-3, atol=1e-3)
+    return work | {name: torch.inference_mode()(call) for name, call in others.items()}
+
+
 def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
     both, fallback = "forward + backward", "transformers"
 
@@ -265,6 +316,15 @@ def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
     if "decode in place" in seconds:
         share = 100 * seconds["copy of the states"] / seconds["decode in place"]
         rows.append(Row("decode in place: of the rate of a copy", share, "%", 50))
+    for passed in ("forward", both):
+        rows.append(Row(f"selective scan, {passed}", 1e3 * seconds[f"scan, {passed}"], "ms"))
+    slow = f"scan, {fallback}, forward"
+    rows += ratio(f"selective scan, forward: {fallback} / lintra", slow, "scan, forward", 10)
+    if "scan, decode in place" in seconds:
+        step = seconds["scan, decode in place"]
+        rows.append(Row(f"selective scan, decode in place, {sizes.batch} sequences", 1e3 * step, "ms"))
+    slow, ours = f"scan, {fallback}, decode", "scan, decode in place"
+    rows += ratio(f"selective scan, decode in place: {fallback} / lintra", slow, ours)
     rows.append(Row("threads", torch.get_num_threads(), ""))
     return rows
 

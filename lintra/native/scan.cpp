@@ -87,12 +87,21 @@ struct ScanCall {
       if (!real(at, token + i))
         for (i64 v = 0; v < kScanVectors<T>; ++v) store(tile + (v * room() + i) * W, Vec<T>{});
   }
+  // The tile that comes after this one, which the backward reaches from behind.
+  NextTile next_tile(const ScanItem& at, i64 token) const {
+    NextTile next = {};
+    const i64 from = token + (call.du.data ? -call.interval : call.interval);
+    if (from < 0 || from >= at.tokens) return next;
+    const lintra_tensor tensors[] = {call.u, call.dt, call.z, call.du.data ? call.dy : call.y, call.du, call.ddt, call.dz};
+    for (const lintra_tensor& x : tensors)
+      if (x.data && x.h == 1) {
+        next.rows[next.count] = place(x, at, from);
+        next.steps[next.count++] = x.t * element_size(call.dtype);
+      }
+    return next;
+  }
   void read(const lintra_tensor& x, const ScanItem& at, i64 token, i64 count, T* tile) const {
-    const char* from = place(x, at, token);
-    const i64 next = token + (call.du.data ? -call.interval : call.interval), left = at.tokens - next;
-    if (next >= 0 && left > 0)
-      prefetch_tile(from, x, next - token, left < call.interval ? left : call.interval, at.channels, call.dtype);
-    read_tile(from, x, count, at.channels, call.dtype, tile, room());
+    read_tile(place(x, at, token), x, count, at.channels, call.dtype, tile, room());
     clear_padding(at, token, count, tile);
   }
   void write(const T* tile, const lintra_tensor& x, const ScanItem& at, i64 token, i64 count) const {
@@ -151,20 +160,26 @@ struct ScanCall {
     const i64 threads = work < kParallelScan ? 1 : call.threads, workers = threads < n ? threads : n;
     const i64 size = ScanBuffers<T>::layout(call.n, room, backward, nullptr, nullptr);
     Memory memory;
-    T* buffers = (T*)memory.get(workers * size * kSize, false);
+    T* buffers = (T*)memory.get(workers * size * kSize, true);
     if (!buffers) return LINTRA_NO_MEMORY;
     parallel(launch, workers, n, [&](i64 i, i64 worker) {
       const ScanItem at = item(i);
       T* mine = buffers + worker * size;
       ScanBuffers<T> c;
       ScanBuffers<T>::layout(call.n, room, backward, mine, &c);
-      memset((void*)mine, 0, size_t(size) * kSize);  // blocks may differ in channels: the lanes beyond are 0
       f(at, c);
     });
     return LINTRA_OK;
   }
 
+  template <class... Rows>
+  static void clear(size_t bytes, Rows*... rows) {
+    (memset((void*)rows, 0, bytes), ...);
+  }
+  // The weights, 0 in lanes beyond the channels: no block before may leave there what sums over lanes would meet.
   void start(const ScanItem& at, ScanBuffers<T>& c) const {
+    clear(state_bytes(), c.A);
+    clear(kScanChannels * kSize, c.D, c.bias);
     load_vector(call.A, at, call.n, c.A);
     load_vector(call.D, at, 1, c.D);
     load_vector(call.dt_bias, at, 1, c.bias);
@@ -173,14 +188,16 @@ struct ScanCall {
   int forward(lintra_launch launch) const {
     return each_item(false, room(), launch, [&](const ScanItem& at, ScanBuffers<T>& c) {
       start(at, c);
+      clear(state_bytes(), c.state);
       if (call.state) load_channels((const T*)call.state + state_place(at), at.channels, call.n, c.state);
       for (i64 token = 0; token < at.tokens; token += call.interval) {
         const i64 left = at.tokens - token, count = left < call.interval ? left : call.interval;
         if (call.checkpoints) memcpy((void*)checkpoint(at, token / call.interval), c.state, state_bytes());
         read_inputs(at, token, count, c, nullptr);
+        const NextTile next = next_tile(at, token);
         for (i64 v = 0; v < vectors(at); ++v)
           each_states(call.n, [&](i64 first, auto states) {
-            const ScanTile<T> tile = tile_of(c, v, first, count);
+            const ScanTile<T> tile = tile_of(c, v, first, count, next);
             const i64 at_state = (v * call.n + first) * W;
             scan_states<T, states.count, false>(tile, c.A + at_state, c.state + at_state, c.y + v * room() * W, nullptr,
                                                 nullptr);
@@ -208,7 +225,10 @@ struct ScanCall {
       const bool here = real(at, 0);
       if (!from) memset((void*)to, 0, size_t(channels * n) * kSize);
       if (!here && from && from != to) memcpy((void*)to, from, size_t(channels * n) * kSize);
-      if (here) step_block(at, from ? from : to, to, c);
+      if (here)
+        step_block(at, from ? from : to, to, c);
+      else
+        clear(kScanChannels * kSize, c.y);
       write_tile(c.y, 1, place(call.y, at, 0), call.y, 1, channels, call.dtype);
     });
   }
@@ -229,7 +249,8 @@ struct ScanCall {
       const Vec<T> dt = load(c.delta + i) + load(c.bias + i);
       store(c.delta + i, call.softplus ? softplus<T>(dt) : dt);
     }
-    T sums[kScanChannels * W] = {};
+    T sums[kScanChannels * W];
+    for (i64 i = at.channels; i < round_up(at.channels, kChunk); ++i) store(sums + i * W, Vec<T>{});
     for (i64 i = 0; i < at.channels; ++i) {
       const T* A = (const T*)call.A + (at.channel + i) * n;
       const T delta = c.delta[i], w = delta * c.u[i];
@@ -251,14 +272,17 @@ struct ScanCall {
     }
   }
 
-  ScanTile<T> tile_of(const ScanBuffers<T>& c, i64 v, i64 first, i64 count) const {
-    const i64 start = v * room() * W;
-    return {count, call.n, c.delta + start, c.u + start, c.B + first, c.C + first};
+  ScanTile<T> tile_of(const ScanBuffers<T>& c, i64 v, i64 first, i64 count, const NextTile& next) const {
+    const i64 start = v * room() * W, byte = v * W * element_size(call.dtype);
+    const NextTile* ahead = first == 0 && next.count ? &next : nullptr;
+    return {count, call.n, c.delta + start, c.u + start, c.B + first, c.C + first, ahead, byte};
   }
 
   int backward(lintra_launch launch) const {
     return each_item(true, room(), launch, [&](const ScanItem& at, ScanBuffers<T>& c) {
       start(at, c);
+      clear(state_bytes(), c.gradient, c.dA);
+      clear(kScanChannels * kSize, c.dD, c.dbias);
       if (call.dstate) load_channels((const T*)call.dstate + state_place(at), at.channels, call.n, c.gradient);
       const i64 tiles = (at.tokens + call.interval - 1) / call.interval;
       for (i64 number = tiles - 1; number >= 0; --number) {
@@ -285,9 +309,11 @@ struct ScanCall {
         store(c.z + i, dy * (s * (T(1) + z * (T(1) - s))));
       });
     }
-    memset((void*)c.dw, 0, size_t(kScanChannels * room() * kSize));
-    memset((void*)c.ddelta, 0, size_t(kScanChannels * room() * kSize));
-    each_states(call.n, [&](i64 first, auto states) { backward_states<states.count>(at, token, count, first, c); });
+    clear(size_t(kScanChannels * room() * kSize), c.dw, c.ddelta);
+    const NextTile next = next_tile(at, token);
+    each_states(call.n, [&](i64 first, auto states) {
+      backward_states<states.count>(at, token, count, first, next, c);
+    });
     each_vector(at, count, [&](i64 i, i64 channel) {
       const Vec<T> u = load(c.u + i), e = load(c.e + i), dw = load(c.dw + i);
       const Vec<T> ddt = (load(c.ddelta + i) + dw * u) * load(c.slope + i);
@@ -304,11 +330,11 @@ struct ScanCall {
 
   // The gradients by way of K states, for all channels of the block, whose sums are dB and dC.
   template <i64 K>
-  void backward_states(const ScanItem& at, i64 token, i64 count, i64 first, ScanBuffers<T>& c) const {
-    memset((void*)c.dB, 0, size_t(K * room() * W * kSize));
-    memset((void*)c.dC, 0, size_t(K * room() * W * kSize));
+  void backward_states(const ScanItem& at, i64 token, i64 count, i64 first, const NextTile& next,
+                       ScanBuffers<T>& c) const {
+    clear(size_t(K * room() * W * kSize), c.dB, c.dC);
     for (i64 v = 0; v < vectors(at); ++v) {
-      const ScanTile<T> tile = tile_of(c, v, first, count);
+      const ScanTile<T> tile = tile_of(c, v, first, count, next);
       const i64 state = (v * call.n + first) * W, start = v * room() * W;
       scan_states<T, K, true>(tile, c.A + state, c.state + state, c.y + start, c.states, c.decays);
       const ScanGradients<T> d = {c.gradient + state, c.dA + state, c.ddelta + start, c.dw + start,

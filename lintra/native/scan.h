@@ -41,16 +41,17 @@ LINTRA_INLINE Vec<T> softplus(Vec<T> x) {
   return select<T>(x < zero, zero, x) + T(2) * s * series;
 }
 
-// Prefetches the numbers of a tile `tokens` further on, before or behind: they lie in pieces of a few lines each, which
-// the processor does not foresee.
-LINTRA_INLINE void prefetch_tile(const char* x, const lintra_tensor& tensor, i64 tokens, i64 count, i64 channels,
-                                 i64 dtype) {
-  const i64 size = element_size(dtype), rows = tensor.h == 1 ? count : channels, width = tensor.h == 1 ? channels : count;
-  const i64 step = (tensor.h == 1 ? tensor.t : tensor.h) * size;
-  x += tokens * tensor.t * size;
-  for (i64 i = 0; i < rows; ++i)
-    for (i64 at = 0; at < width * size; at += 64) __builtin_prefetch(x + i * step + at, 0, 2);
-}
+// The tensors of the tile that comes next, in rows of contiguous channels `steps` bytes apart. Each row is a few lines in
+// a page of its own, which the processor does not foresee: it is prefetched a line at a time, while this tile is at work.
+struct NextTile {
+  i64 count;
+  const char* rows[7];
+  i64 steps[7];
+
+  LINTRA_INLINE void prefetch(i64 token, i64 byte) const {
+    for (i64 j = 0; j < count; ++j) __builtin_prefetch(rows[j] + token * steps[j] + byte, 0, 2);
+  }
+};
 
 // The numbers of `count` tokens and `channels` channels from `x` on, between a tensor and a tile with room for `room`
 // tokens, a multiple of kChunk unless channels are contiguous. Lanes beyond the channels are 0.
@@ -130,6 +131,8 @@ template <class T>
 struct ScanTile {
   i64 count, n;
   const T *delta, *u, *B, *C;
+  const NextTile* next;  // may be absent
+  i64 next_byte;         // of the vector in its rows
 };
 
 // K states from x [K], which is left as it is after the tile; y [tokens] receives their part of the sum. With Keep,
@@ -147,6 +150,7 @@ void scan_states(const ScanTile<T>& tile, const T* A, T* x, T* y, T* states, T* 
     const Vec<T> delta = load(tile.delta + i * W), w = delta * load(tile.u + i * W);
     const T *B = tile.B + i * tile.n, *C = tile.C + i * tile.n;
     Vec<T> sum = load(y + i * W);
+    if (tile.next) tile.next->prefetch(i, tile.next_byte);
     LINTRA_UNROLL
     for (i64 k = 0; k < K; ++k) {
       const Vec<T> a = exp<T>(delta * load(A + k * W));
