@@ -107,14 +107,15 @@ typedef struct {
   const void* state;        // s, [b c n], contiguous; absent: zeros. state == state_out is allowed without checkpoints
   lintra_tensor y;          // [b t c]
   void* state_out;          // s, [b c n], contiguous
-  // s, numbered like those of lintra_recurrence, each [g parts n 64] where a group's channels make `parts` blocks of 64.
-  // Written by forward unless absent.
+  // s, numbered like those of lintra_recurrence, each [g parts n 64] where a group's channels make `parts` blocks of
+  // 64. Written by forward unless absent.
   void* checkpoints;
   // Backward only.
   lintra_tensor dy;           // [b t c]
   const void* dstate;         // s: gradient of the state after; may be absent
   lintra_tensor du, ddt, dz;  // [b t c]
-  // s, contiguous, to be summed over the first axis: [b c n] [b c] [b c], [parts b t g n] twice; dD and ddt_bias may be absent
+  // s, contiguous, to be summed over the first axis: [b c n], [b c] twice, [parts b t g n] twice. dD and ddt_bias may
+  // be absent.
   void *dA, *dD, *ddt_bias, *dB, *dC;
   void* dstate_in;            // s, [b c n]
 } lintra_scan;

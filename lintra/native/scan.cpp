@@ -92,7 +92,8 @@ struct ScanCall {
     NextTile next = {};
     const i64 from = token + (call.du.data ? -call.interval : call.interval);
     if (from < 0 || from >= at.tokens) return next;
-    const lintra_tensor tensors[] = {call.u, call.dt, call.z, call.du.data ? call.dy : call.y, call.du, call.ddt, call.dz};
+    const lintra_tensor& y = call.du.data ? call.dy : call.y;
+    const lintra_tensor tensors[] = {call.u, call.dt, call.z, y, call.du, call.ddt, call.dz};
     for (const lintra_tensor& x : tensors)
       if (x.data && x.h == 1) {
         next.rows[next.count] = place(x, at, from);
@@ -251,19 +252,12 @@ struct ScanCall {
     }
     T sums[kScanChannels * W];
     for (i64 i = at.channels; i < round_up(at.channels, kChunk); ++i) store(sums + i * W, Vec<T>{});
-    for (i64 i = 0; i < at.channels; ++i) {
-      const T* A = (const T*)call.A + (at.channel + i) * n;
-      const T delta = c.delta[i], w = delta * c.u[i];
-      Vec<T> sum{};
-      for (i64 k = 0; k < n; k += W) {
-        const i64 left = n - k;
-        const Vec<T> a = exp<T>(load_some(A + k, left) * delta);
-        const Vec<T> x = a * load_some(from + i * n + k, left) + load(c.B + k) * w;
-        sum += x * load(c.C + k);
-        store_some(to + i * n + k, x, left);
-      }
-      store(sums + i * W, sum);
-    }
+    const T* A = (const T*)call.A + at.channel * n;
+    const StepTile<T> tile = {at.channels, n, c.delta, c.u, A, c.B, c.C, from};
+    if (n % W == 0)
+      step_states<T, true>(tile, to, sums);
+    else
+      step_states<T, false>(tile, to, sums);
     for (i64 i = 0; i < at.channels; i += kChunk) sum_lanes(sums + i * W, c.y + i);
     for (i64 i = 0; i < at.channels; i += W) {
       Vec<T> y = load(c.y + i) + load(c.u + i) * load(c.D + i);

@@ -41,8 +41,8 @@ LINTRA_INLINE Vec<T> softplus(Vec<T> x) {
   return select<T>(x < zero, zero, x) + T(2) * s * series;
 }
 
-// The tensors of the tile that comes next, in rows of contiguous channels `steps` bytes apart. Each row is a few lines in
-// a page of its own, which the processor does not foresee: it is prefetched a line at a time, while this tile is at work.
+// The tensors of the tile that comes next, in rows of contiguous channels `steps` bytes apart. Each row is a few lines
+// in a page of its own, which the processor does not foresee: a line at a time is prefetched while this tile is at work.
 struct NextTile {
   i64 count;
   const char* rows[7];
@@ -123,7 +123,8 @@ LINTRA_INLINE Vec<T> load_some(const T* p, i64 left) {
 }
 template <class T>
 LINTRA_INLINE void store_some(T* p, Vec<T> x, i64 left) {
-  memcpy(p, &x, left < kLanes<T> ? size_t(left) * sizeof(T) : sizeof x);
+  if (left >= kLanes<T>) return store(p, x);
+  memcpy(p, &x, size_t(left) * sizeof(T));
 }
 
 // One vector of channels over the tokens of a tile. B and C are [tokens][n], from the first of the states on.
@@ -168,8 +169,8 @@ void scan_states(const ScanTile<T>& tile, const T* A, T* x, T* y, T* states, T* 
 }
 
 // What a tile adds to the gradients: of A [K], of delta by way of the decays [tokens], of w [tokens], of B and C
-// [K][room] with the channels in the lanes. e is the gradient of y [tokens], `gradient` that of the state after the tile
-// [K], which becomes that of the state before.
+// [K][room] with the channels in the lanes. e is the gradient of y [tokens], `gradient` that of the state after the
+// tile [K], which becomes that of the state before.
 template <class T>
 struct ScanGradients {
   T *gradient, *A, *delta, *w, *B, *C;
@@ -206,6 +207,32 @@ void scan_gradients(const ScanTile<T>& tile, const T* A, const T* states, const 
   for (i64 k = 0; k < K; ++k) {
     store(d.gradient + k * W, g[k]);
     store(d.A + k * W, load(d.A + k * W) + dA[k]);
+  }
+}
+
+// One token of a block of channels: delta and u [channels], A and the states before it [channels][n], B and C [n] and
+// zeros up to a whole vector.
+template <class T>
+struct StepTile {
+  i64 channels, n;
+  const T *delta, *u, *A, *B, *C, *state;
+};
+
+// The states after the token, and C . x as vectors [channels] whose lanes are to be summed. With Whole, n fills vectors.
+template <class T, bool Whole>
+void step_states(const StepTile<T>& tile, T* to, T* sums) {
+  constexpr i64 W = kLanes<T>;
+  for (i64 i = 0; i < tile.channels; ++i) {
+    const T delta = tile.delta[i], w = delta * tile.u[i];
+    Vec<T> sum{};
+    for (i64 k = 0; k < tile.n; k += W) {
+      const i64 left = Whole ? W : tile.n - k, at = i * tile.n + k;
+      const Vec<T> a = exp<T>(load_some(tile.A + at, left) * delta);
+      const Vec<T> x = a * load_some(tile.state + at, left) + load(tile.B + k) * w;
+      sum += x * load(tile.C + k);
+      store_some(to + at, x, left);
+    }
+    store(sums + i * W, sum);
   }
 }
 
