@@ -17,11 +17,7 @@ namespace LINTRA_ISA {
 constexpr i64 kChannels = 128;              // of a block: two pages of rows, and a whole number of cache lines
 constexpr double kParallelWork = 1 << 16;  // inputs below which waking a thread costs more than it saves
 
-// x sigmoid(x), and its derivative.
-template <class T>
-LINTRA_INLINE Vec<T> sigmoid(Vec<T> x) {
-  return T(1) / (T(1) + exp<T>(-x));
-}
+// The derivative of silu, x sigmoid(x).
 template <class T>
 LINTRA_INLINE Vec<T> silu_slope(Vec<T> x) {
   const Vec<T> s = sigmoid<T>(x);
@@ -136,7 +132,7 @@ struct Conv1d {
       read(call.x, s, t, at, at.inputs.next());
       for (i64 i = 0; i < at.vectors; i += kLanes<T>) {
         const Vec<T> pre = convolve<W>(at, i);
-        store(at.spare + i, call.silu ? pre * sigmoid<T>(pre) : pre);
+        store(at.spare + i, call.silu ? silu<T>(pre) : pre);
       }
       write(call.y, s, t, at, at.spare);
     }

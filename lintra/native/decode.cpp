@@ -165,7 +165,7 @@ struct Worker {
         for (i64 r = 0; r < rows; ++r)
           for (i64 n = 0; n < kOutputs; n += kLanes<float>)
             store(to.row(first + r) + pair * kOutputs + n,
-                  silu(load(gate + r * kOutputs + n)) * load(y + r * kOutputs + n));
+                  silu<float>(load(gate + r * kOutputs + n)) * load(y + r * kOutputs + n));
       });
     });
   }

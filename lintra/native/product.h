@@ -134,9 +134,7 @@ LINTRA_INLINE Vec<float> gelu(Vec<float> x) {
   return select<float>(positive, x - tail, tail);
 }
 
-LINTRA_INLINE Vec<float> relu(Vec<float> x) { return select<float>(x < 0.0f, Vec<float>{}, x); }
-
-LINTRA_INLINE Vec<float> silu(Vec<float> x) { return x / (exp<float>(-x) + 1.0f); }
+LINTRA_INLINE Vec<float> relu(Vec<float> x) { return at_least(0.0f, x); }
 
 }  // namespace LINTRA_ISA
 }  // namespace lintra

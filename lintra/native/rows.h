@@ -89,12 +89,12 @@ template <class T>
 LINTRA_INLINE void apply_feature_map(T* x, i64 n, i64 map) {
   const Vec<T> zero{};
   if (map == LINTRA_RELU)
-    for (i64 i = 0; i < n; i += kLanes<T>) store(x + i, select<T>(load(x + i) < zero, zero, load(x + i)));
+    for (i64 i = 0; i < n; i += kLanes<T>) store(x + i, at_least(T(0), load(x + i)));
   if (map == LINTRA_ELU_PLUS_ONE)
     for (i64 i = 0; i < n; i += kLanes<T>) {  // without the cancellation of expm1(x) + 1 at large negative x
       const Vec<T> value = load(x + i);
       const Mask<T> positive = value > zero;
-      store(x + i, select<T>(positive, value + T(1), exp_below<T>(select<T>(positive, zero, value))));
+      store(x + i, select<T>(positive, value + T(1), exp_below<T>(at_most(T(0), value))));
     }
 }
 

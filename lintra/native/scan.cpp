@@ -207,7 +207,7 @@ struct ScanCall {
           read(call.z, at, token, count, c.z);
           each_vector(at, count, [&](i64 i, i64) {
             const Vec<T> z = load(c.z + i);
-            store(c.y + i, load(c.y + i) * z * sigmoid<T>(z));
+            store(c.y + i, load(c.y + i) * silu<T>(z));
           });
         }
         clear_padding(at, token, count, c.y);
@@ -262,7 +262,7 @@ struct ScanCall {
     for (i64 i = 0; i < at.channels; i += W) {
       Vec<T> y = load(c.y + i) + load(c.u + i) * load(c.D + i);
       const Vec<T> z = load(c.z + i);
-      store(c.y + i, call.z.data ? y * z * sigmoid<T>(z) : y);
+      store(c.y + i, call.z.data ? y * silu<T>(z) : y);
     }
   }
 

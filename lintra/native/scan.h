@@ -24,11 +24,6 @@ constexpr i64 kScanStates = LINTRA_VECTOR_BYTES == 64 ? 8 : 4;  // that stay in 
 template <class T>
 constexpr i64 kScanVectors = kScanChannels / kLanes<T>;
 
-template <class T>
-LINTRA_INLINE Vec<T> sigmoid(Vec<T> x) {
-  return T(1) / (T(1) + exp<T>(-x));
-}
-
 // log(1 + exp(x)) to about 2 units in the last place, also where it is small: with y = exp(-|x|) at most 1,
 // log(1 + y) = 2 artanh(s), s = y / (2 + y) at most 1/3, by its series, whose terms fall by 9.
 template <class T>

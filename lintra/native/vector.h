@@ -92,6 +92,36 @@ LINTRA_INLINE Vec<T> select(Mask<T> mask, Vec<T> yes, Vec<T> no) {
   return mask ? yes : no;
 }
 
+// The larger (smaller) of a bound and x, and NaN where x is: instructions that compilers do not make of a comparison.
+#if LINTRA_VECTOR_BYTES == 64
+LINTRA_INLINE Vec<float> at_least(float low, Vec<float> x) {
+  return (Vec<float>)_mm512_maskz_max_ps(-1, (__m512)splat(low), (__m512)x);
+}
+LINTRA_INLINE Vec<double> at_least(double low, Vec<double> x) {
+  return (Vec<double>)_mm512_maskz_max_pd(-1, (__m512d)splat(low), (__m512d)x);
+}
+LINTRA_INLINE Vec<float> at_most(float high, Vec<float> x) {
+  return (Vec<float>)_mm512_maskz_min_ps(-1, (__m512)splat(high), (__m512)x);
+}
+LINTRA_INLINE Vec<double> at_most(double high, Vec<double> x) {
+  return (Vec<double>)_mm512_maskz_min_pd(-1, (__m512d)splat(high), (__m512d)x);
+}
+#elif LINTRA_VECTOR_BYTES == 32
+LINTRA_INLINE Vec<float> at_least(float low, Vec<float> x) { return _mm256_max_ps(splat(low), x); }
+LINTRA_INLINE Vec<double> at_least(double low, Vec<double> x) { return _mm256_max_pd(splat(low), x); }
+LINTRA_INLINE Vec<float> at_most(float high, Vec<float> x) { return _mm256_min_ps(splat(high), x); }
+LINTRA_INLINE Vec<double> at_most(double high, Vec<double> x) { return _mm256_min_pd(splat(high), x); }
+#else
+template <class T>
+LINTRA_INLINE Vec<T> at_least(T low, Vec<T> x) {
+  return select<T>(x < low, splat(low), x);
+}
+template <class T>
+LINTRA_INLINE Vec<T> at_most(T high, Vec<T> x) {
+  return select<T>(x > high, splat(high), x);
+}
+#endif
+
 // 0, 1, 2, ... as integers.
 template <class T>
 LINTRA_INLINE Mask<T> iota() {
@@ -138,7 +168,7 @@ template <class T>
 LINTRA_INLINE Vec<T> exp_below(Vec<T> x) {  // for x <= high
   using E = Exp<T>;
   using V = Vec<T>;
-  x = select<T>(x < E::low, splat(E::low), x);
+  x = at_least(E::low, x);
   V shifted = x * T(1.4426950408889634) + E::magic;
   V n = shifted - E::magic;
   V r = x - n * E::ln2_high;
@@ -164,7 +194,16 @@ LINTRA_INLINE Vec<T> exp_below(Vec<T> x) {  // for x <= high
 
 template <class T>
 LINTRA_INLINE Vec<T> exp(Vec<T> x) {
-  return exp_below<T>(select<T>(x > Exp<T>::high, splat(Exp<T>::high), x));
+  return exp_below<T>(at_most(Exp<T>::high, x));
+}
+
+template <class T>
+LINTRA_INLINE Vec<T> sigmoid(Vec<T> x) {
+  return T(1) / (T(1) + exp<T>(-x));
+}
+template <class T>
+LINTRA_INLINE Vec<T> silu(Vec<T> x) {
+  return x / (T(1) + exp<T>(-x));
 }
 
 // Interleaves the lower (upper) halves of two vectors.
