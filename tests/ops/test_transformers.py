@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.ops import LinearState, causal_conv1d, linear_attention
+from lintra.ops import LinearState, causal_conv1d, linear_attention, selective_scan
 from lintra.testing.laws import gradients
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
@@ -122,4 +122,28 @@ def test_the_mixer_of_mamba_2(models, impl):
     y, expected = mix(x), mixer(x)
     assert_close(y, expected, **CLOSE)
     # Gradients of parameters are sums over 300 tokens.
+    assert_close(gradients(y, inputs), gradients(expected, inputs), rtol=1e-3, atol=1e-3)
+
+
+@both
+def test_the_mixer_of_mamba(models, impl):
+    config = import_module("transformers.models.mamba.configuration_mamba").MambaConfig(
+        hidden_size=16, state_size=6, expand=2, conv_kernel=4, time_step_rank=3
+    )
+    torch.manual_seed(0)
+    mixer = models("mamba").MambaMixer(config, 0)
+    x = torch.randn(2, 70, 16).requires_grad_()
+
+    def mix(x):
+        u, z = mixer.in_proj(x).chunk(2, -1)
+        u, _ = causal_conv1d(u, mixer.conv1d.weight[:, 0], mixer.conv1d.bias, activation="silu", impl=impl)
+        low, B, C = mixer.x_proj(u).split((3, 6, 6), -1)
+        dt, bias = low @ mixer.dt_proj.weight.mT, mixer.dt_proj.bias
+        y, _ = selective_scan(u, dt, -mixer.A_log.exp(), B, C, mixer.D, z, bias, True, impl=impl)
+        return mixer.out_proj(y)
+
+    inputs = [x, *mixer.parameters()]
+    y, expected = mix(x), mixer(x)
+    assert_close(y, expected, **CLOSE)
+    # Gradients of parameters are sums over 140 tokens.
     assert_close(gradients(y, inputs), gradients(expected, inputs), rtol=1e-3, atol=1e-3)
