@@ -48,8 +48,7 @@ cross:
 		-o build/cross/liblintra_runtime_neon.so $(RUNTIME).c
 	$(CROSS) -std=c++17 -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti \
 		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
-		-o build/cross/liblintra.so lintra/native/kernel.cpp lintra/native/recurrence.cpp lintra/native/scan.cpp \
-		lintra/native/decode.cpp lintra/native/library.cpp
+		-o build/cross/liblintra.so lintra/native/*.cpp
 
 # The runtime as a program of its own: examples/draw.c says how to use it.
 RUNTIME := lintra/runtime/lintra_runtime

@@ -27,7 +27,12 @@ from lintra.bench.timing import Timing, interleaved
 from lintra.native import recurrence, scan
 from lintra.ops import LinearState
 
-MEASURES = ("lintra/native", "lintra/ops/linear_attention", "lintra/ops/selective_scan")
+MEASURES = (
+    "lintra/native",
+    "lintra/ops/linear_attention",
+    "lintra/ops/selective_scan",
+    "lintra/ops/conv1d.py",
+)
 Call = Callable[[], object]
 Work = dict[str, Call]
 RULES: dict[str, tuple[bool, str | None]] = {  # whether there is a beta, and the decay
@@ -94,7 +99,7 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
             contestants |= _both(f"{rule}, wide, {name}", other, inputs)
         if rule == "gated delta":
             contestants |= _onnx(inputs)
-    contestants |= _decoding(sizes) | _scans(sizes)
+    contestants |= _decoding(sizes) | _scans(sizes) | _convolutions(sizes)
     timings = interleaved(
         contestants, rounds=sizes.rounds, at_least=sizes.at_least, settle=1.0, progress=progress
     )
@@ -276,6 +281,23 @@ def _scans(sizes: Sizes) -> Work:
     return work | {name: torch.inference_mode()(call) for name, call in others.items()}
 
 
+def _convolutions(sizes: Sizes) -> Work:
+    """The short convolution with SiLU, and by PyTorch's own operators, of rows as a network has them."""
+    x = torch.randn(1, sizes.tokens, sizes.channels, requires_grad=True)
+    weight = torch.randn(sizes.channels, 4, requires_grad=True)
+    inputs = (x, weight, torch.zeros(sizes.channels, requires_grad=True))
+
+    def padded(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        line = F.pad(x.mT, (weight.shape[1] - 1, 0))
+        return F.silu(F.conv1d(line, weight[:, None], bias, groups=x.shape[2])).mT
+
+    def ours(*inputs: Tensor) -> Tensor:
+        return ops.causal_conv1d(*inputs, activation="silu")[0]
+
+    torch.testing.assert_close(ours(*inputs), padded(*inputs), rtol=1e-3, atol=1e-3)
+    return _both("convolution", ours, inputs) | _both("convolution, PyTorch", padded, inputs)
+
+
 def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
     both, fallback = "forward + backward", "transformers"
 
@@ -316,6 +338,10 @@ def _rows(seconds: dict[str, float], sizes: Sizes) -> list[Row]:
     if "decode in place" in seconds:
         share = 100 * seconds["copy of the states"] / seconds["decode in place"]
         rows.append(Row("decode in place: of the rate of a copy", share, "%", 50))
+    for passed in ("forward", both):
+        ours = f"convolution, {passed}"
+        rows.append(Row(ours, 1e3 * seconds[ours], "ms"))
+        rows += ratio(f"{ours}: PyTorch / lintra", f"convolution, PyTorch, {passed}", ours)
     for passed in ("forward", both):
         rows.append(Row(f"selective scan, {passed}", 1e3 * seconds[f"scan, {passed}"], "ms"))
     slow = f"scan, {fallback}, forward"
