@@ -37,9 +37,11 @@ _BACKWARD = struct.Struct("13q d 25q 6q 4q 9q")  # the whole of lintra_call
 RECURRENCE = struct.Struct("15q d 12q 12q 1q 4q 4q 7q")  # lintra_recurrence
 CONV1D = struct.Struct("9q 4q 4q 1q 3q 2q 4q 1q 4q")  # lintra_conv1d
 SCAN = struct.Struct("10q 24q 5q 4q 2q 4q 1q 12q 6q")  # lintra_scan
-_SIZES = {"call": _BACKWARD, "recurrence": RECURRENCE, "conv1d": CONV1D, "scan": SCAN}
+SOFTMAX = struct.Struct("16q d 28q 2q 4q 4q")  # lintra_softmax
+_SIZES = {"call": _BACKWARD, "recurrence": RECURRENCE, "conv1d": CONV1D, "scan": SCAN, "softmax": SOFTMAX}
 _FUNCTIONS = ("forward", "backward", "decode", "recurrence_forward", "recurrence_backward")
 _FUNCTIONS += ("conv1d_forward", "conv1d_backward", "scan_forward", "scan_backward")
+_FUNCTIONS += ("softmax_forward", "softmax_backward")
 _OK, _NO_MEMORY = 0, 1
 _PROCESS = os.getpid()
 

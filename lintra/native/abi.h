@@ -12,6 +12,7 @@ typedef int64_t i64;
 enum { LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16, LINTRA_INT8 };  // element types
 enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU };                         // feature maps
 enum { LINTRA_MLP_GELU, LINTRA_MLP_SWIGLU, LINTRA_MLP_RELU };                    // activations of the MLP
+enum { LINTRA_BAND, LINTRA_SEGMENTS, LINTRA_BLOCKS };                               // which keys a softmax reads
 enum { LINTRA_OK, LINTRA_NO_MEMORY, LINTRA_BAD_CALL };                              // return values
 enum { LINTRA_BASELINE, LINTRA_AVX2, LINTRA_AVX512, LINTRA_NEON, LINTRA_ISA_COUNT };  // instruction sets
 
@@ -119,6 +120,27 @@ typedef struct {
   void *dA, *dD, *ddt_bias, *dB, *dC;
   void* dstate_in;            // s, [b c n]
 } lintra_scan;
+// Softmax attention to some of the keys, no score kept: softmax.h. Query heads j / (h / g) share a head of keys. kind:
+// LINTRA_BAND: the queries are the last t of the s places; that at place i sees the keys at places j with
+//   -after dilation <= i - j <= before dilation, i - j a multiple of dilation.
+// LINTRA_SEGMENTS: t == s; a query sees the segment of `unit` places it is in, `before` places before and `after` after it.
+// LINTRA_BLOCKS: a block of `unit` queries sees the blocks of keys on its list, and of its own block of keys the offsets
+//   up to the query's.
+typedef struct {
+  i64 isa, threads, dtype, kind;
+  i64 b, t, s, h, g, d, e;
+  i64 before, after, dilation, unit;
+  i64 entries;  // of a list
+  double scale;
+  lintra_tensor q, k, v;  // [b t h d] [b s g d] [b s g e]
+  lintra_tensor visible;  // bytes, [b s]; h is unused
+  lintra_tensor blocks, listed, own;  // i64 [b g n l], bytes [b g n l], i64 [b n], with n for t and g for h
+  void *o, *logsumexp;    // s, [b t h e] [b t h], contiguous: written by forward, read by backward
+  // Backward only.
+  lintra_tensor dO;         // s, [b t h e]
+  const void* dlogsumexp;   // s, [b t h], contiguous; absent: 0
+  void *dq, *dk, *dv;       // like q, k, v, contiguous
+} lintra_softmax;
 
 // Decoding of one token by a whole model. float32 throughout, but for the weights.
 

@@ -21,6 +21,8 @@ typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
   int conv1d(const lintra_conv1d& call, bool gradients, lintra_launch launch);  \
   int scan_forward(const lintra_scan& call, lintra_launch launch);  \
   int scan_backward(const lintra_scan& call, lintra_launch launch); \
+  int softmax_forward(const lintra_softmax& call, lintra_launch launch);  \
+  int softmax_backward(const lintra_softmax& call, lintra_launch launch); \
   int decode(const lintra_decoder& call, lintra_launch launch); \
   }                                                           \
   }

@@ -25,16 +25,19 @@ typedef int (*Kernel)(const lintra_call&, lintra_launch);
 typedef int (*Conv1dKernel)(const lintra_conv1d&, bool, lintra_launch);
 typedef int (*RecurrenceKernel)(const lintra_recurrence&, lintra_launch);
 typedef int (*ScanKernel)(const lintra_scan&, lintra_launch);
+typedef int (*SoftmaxKernel)(const lintra_softmax&, lintra_launch);
 struct Kernels {
   Kernel forward, backward;
   RecurrenceKernel recurrence_forward, recurrence_backward;
   Conv1dKernel conv1d;
   ScanKernel scan_forward, scan_backward;
+  SoftmaxKernel softmax_forward, softmax_backward;
   int (*decode)(const lintra_decoder&, lintra_launch);
 };
 #define LINTRA_KERNELS(isa)                                                                          \
   {lintra::isa::forward, lintra::isa::backward, lintra::isa::recurrence_forward, lintra::isa::recurrence_backward, \
-   lintra::isa::conv1d, lintra::isa::scan_forward, lintra::isa::scan_backward, lintra::isa::decode}
+   lintra::isa::conv1d, lintra::isa::scan_forward, lintra::isa::scan_backward, lintra::isa::softmax_forward, \
+   lintra::isa::softmax_backward, lintra::isa::decode}
 
 // The build for an instruction set, empty where this library or this processor lacks it.
 Kernels kernels(i64 isa) {
@@ -104,6 +107,34 @@ bool plausible(const lintra_scan& c) {
   return valid_cu_seqlens(c);
 }
 
+bool valid_lists(const lintra_softmax& c) {
+  if (c.t % c.unit || c.s % c.unit || (c.entries && c.b && c.t && !(c.blocks.data && c.listed.data))) return false;
+  const i64 n = c.t / c.unit, m = c.s / c.unit;
+  for (i64 row = 0; row < c.b; ++row)
+    for (i64 block = 0; block < n; ++block) {
+      const i64* own = (const i64*)c.own.data;
+      if (own && (own += row * c.own.b + block * c.own.t, *own < 0 || *own >= m)) return false;
+      for (i64 head = 0; head < c.g; ++head) {
+        const i64* list = (const i64*)c.blocks.data + row * c.blocks.b + block * c.blocks.t + head * c.blocks.h;
+        for (i64 i = 0; i < c.entries; ++i)
+          if (list[i] < 0 || list[i] >= m) return false;
+      }
+    }
+  return true;
+}
+
+bool plausible(const lintra_softmax& c) {
+  const i64 most = i64(1) << 30;  // places are numbers of 32 bits in float32's lanes
+  const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.h % c.g == 0 && c.d > 0 && c.e > 0;
+  const bool reach = c.before >= 0 && c.after >= 0 && c.dilation > 0 && c.unit > 0 && c.entries >= 0 && c.s < most &&
+                     c.h < most && c.unit < most && c.before < most && c.after < most;
+  const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
+  if (!sizes || !reach || !dtype || c.threads <= 0) return false;
+  if (c.kind == LINTRA_BAND) return c.t <= c.s;
+  if (c.dilation != 1) return false;
+  return c.kind == LINTRA_SEGMENTS ? c.t == c.s : c.kind == LINTRA_BLOCKS && valid_lists(c);
+}
+
 bool plausible(const lintra_decoder& c) {
   const bool sizes = c.b >= 0 && c.layers >= 0 && c.c > 0 && c.g > 0 && c.h > 0 && c.d > 0 && c.hidden > 0 && c.h % c.g == 0;
   const bool dtype = c.dtype == LINTRA_FLOAT32 || c.dtype == LINTRA_BFLOAT16 || c.dtype == LINTRA_INT8;
@@ -162,6 +193,7 @@ LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
 LINTRA_EXPORT i64 lintra_recurrence_size(void) { return sizeof(lintra_recurrence); }
 LINTRA_EXPORT i64 lintra_conv1d_size(void) { return sizeof(lintra_conv1d); }
 LINTRA_EXPORT i64 lintra_scan_size(void) { return sizeof(lintra_scan); }
+LINTRA_EXPORT i64 lintra_softmax_size(void) { return sizeof(lintra_softmax); }
 LINTRA_EXPORT i64 lintra_decoder_size(void) { return sizeof(lintra_decoder); }
 LINTRA_EXPORT i64 lintra_layer_size(void) { return sizeof(lintra_layer); }
 LINTRA_EXPORT i64 lintra_usable(i64 isa) { return kernels(isa).forward != nullptr; }
@@ -225,6 +257,21 @@ LINTRA_EXPORT int lintra_scan_backward(const lintra_scan* call) {
   const lintra_tensor gradients[] = {call->du, call->ddt, call->dz};
   for (const lintra_tensor& x : gradients)
     prefer_huge_pages(x.data, x.data ? lintra_rows(*call) * call->t * call->c : 0, call->dtype);
+  return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_softmax_forward(const lintra_softmax* call) {
+  const SoftmaxKernel kernel = kernels(call->isa).softmax_forward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  const i64 dtype = call->dtype == LINTRA_FLOAT64 ? LINTRA_FLOAT64 : LINTRA_FLOAT32;
+  prefer_huge_pages(call->o, call->b * call->t * call->h * call->e, dtype);
+  return kernel(*call, launcher());
+}
+LINTRA_EXPORT int lintra_softmax_backward(const lintra_softmax* call) {
+  const SoftmaxKernel kernel = kernels(call->isa).softmax_backward;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  prefer_huge_pages(call->dq, call->b * call->t * call->h * call->d, call->dtype);
+  prefer_huge_pages(call->dk, call->b * call->s * call->g * call->d, call->dtype);
+  prefer_huge_pages(call->dv, call->b * call->s * call->g * call->e, call->dtype);
   return kernel(*call, launcher());
 }
 LINTRA_EXPORT int lintra_decode(const lintra_decoder* call) {

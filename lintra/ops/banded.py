@@ -3,7 +3,7 @@
 Beltagy et al. 2020, arXiv:2004.05150, section 3.1. Queries go in blocks of c; a block sees before + c + after
 keys in a row, of which a pattern that all blocks share hides the corners. Dilation splits the sequence into
 as many classes, each with a band of its own. Scores are computed a few blocks at a time, again in the
-backward pass: they stay in the processor's cache and are never all there.
+backward pass: they stay in the processor's cache and are never all there. On the CPU that is done in C++.
 
 Letters: b batch, t queries, s keys, h heads, g key-value heads, r = h / g, d width of q and k, e width of v,
 m = b g, n blocks, c queries, i = c r rows and j keys to a block.
@@ -23,6 +23,7 @@ from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import PartialAttention, softmax_attention
+from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
 
 # Queries to a block: more of them waste scores at the corners, fewer of them waste copies of keys.
 SMALLEST, LARGEST = 16, 64
@@ -61,22 +62,11 @@ def banded_attention(
     if not b * t:
         o = q.new_zeros(b, t, h, v.shape[3], dtype=sum_dtype(v.dtype))
         return PartialAttention(o, o.sum(-1))
-    factor = q.shape[3] ** -0.5 if scale is None else scale
-    if dilation > 1:
-        if k.shape[1] % dilation and visible is None:
-            visible = real_tokens(None, k)
-        q, k, v = (_classes(x, dilation) for x in (q, k, v))
-        visible = None if visible is None else _classes(visible, dilation)
-    rows, time = q.shape[:2]
-    q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
-    if dropout or checks.transforming(q, k, v):
-        piece = _at_once(q, k, v, real, band, step, scale=factor, dropout=dropout)
-    else:
-        piece = PartialAttention(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
-    o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
-    if dilation > 1:
-        o, logsumexp = (_interleave(x, dilation, t) for x in (o, logsumexp))
-    return PartialAttention(o, logsumexp[..., 0])
+    where: dict[str, Any] = {"before": before, "after": after, "visible": visible}
+    where |= {"dilation": dilation, "scale": scale}
+    if runs_natively(q, k, v, dropout):
+        return softmax_native(q, k, v, "band", **where)
+    return _in_pytorch(q, k, v, **where, dropout=dropout)
 
 
 def banded_attention_reference(
@@ -108,6 +98,40 @@ def windows(x: Tensor, dim: int, width: int, step: int) -> Tensor:
     count = (x.shape[dim] - width) // step + 1
     places = step * torch.arange(count, device=x.device)[:, None] + torch.arange(width, device=x.device)
     return x.index_select(dim, places.flatten()).unflatten(dim, (count, width))
+
+
+@by_all_scores("band")
+def _in_pytorch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    before: int,
+    after: int,
+    visible: Tensor | None,
+    dilation: int,
+    scale: float | None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> PartialAttention:
+    """Banded attention on every device, differentiable any number of times."""
+    t, h = q.shape[1:3]
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    if dilation > 1:
+        if k.shape[1] % dilation and visible is None:
+            visible = real_tokens(None, k)
+        q, k, v = (_classes(x, dilation) for x in (q, k, v))
+        visible = None if visible is None else _classes(visible, dilation)
+    rows, time = q.shape[:2]
+    q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
+    if dropout or checks.transforming(q, k, v):
+        piece = _at_once(q, k, v, real, band, step, scale=factor, dropout=dropout)
+    else:
+        piece = PartialAttention(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
+    o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
+    if dilation > 1:
+        o, logsumexp = (_interleave(x, dilation, t) for x in (o, logsumexp))
+    return PartialAttention(o, logsumexp[..., 0])
 
 
 class _Banded(torch.autograd.Function):

@@ -6,13 +6,16 @@ heads, r = h / g, d width of q and k, e width of v, c tokens to a block, n block
 entries of a list.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops import checks
-from lintra.ops.softmax_attention import fused_attention, softmax_attention
+from lintra.ops.softmax_attention import PartialAttention, fused_attention, softmax_attention
+from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
 
 
 def block_attention(
@@ -33,31 +36,21 @@ def block_attention(
     Block j has the places j c .. (j + 1) c - 1, c = `block`. An entry that is not `listed` counts for nothing
     but must name a block; one that is there twice counts twice. `own` makes it causal: one more block, of
     which the query at offset i sees the keys at offsets up to i. `scale` multiplies q . k and has no unit
-    (default d**-0.5); dropout drops weights. Memory O(t l c). Raises ValueError unless t and s are multiples
-    of c.
+    (default d**-0.5); dropout drops weights. Memory O(t l c), in C++ O(t + s). Raises ValueError
+    unless t and s are multiples of c.
     """
-    b, g, n, m = _validate(q, k, v, blocks, listed, block, own, visible)
-    r = q.shape[2] // g
-    seen = listed.repeat_interleave(block, -1)[..., None, :]  # b g n rc lc
-    if own is not None:
-        past = torch.ones(block, block, dtype=torch.bool, device=q.device).tril().repeat(r, 1)
-        seen = _join(seen, past)
-        blocks = _join(blocks, own[:, None, :, None])
-    if visible is not None:
-        sample = torch.arange(b, device=q.device)[:, None, None, None]
-        seen = seen & visible.unflatten(1, (m, block))[sample, blocks].flatten(-2)[..., None, :]
-    if seen.shape[:2] != (1, 1):
-        seen = seen.expand(b, g, -1, -1, -1)
-    y = fused_attention(
-        q.unflatten(2, (g, r)).unflatten(1, (n, block)).permute(0, 3, 1, 4, 2, 5).flatten(3, 4).flatten(0, 1),
-        _gather(k, blocks, block),
-        _gather(v, blocks, block),
-        visible=seen.flatten(0, 1),
-        scale=scale,
-        dropout=dropout,
-    )
-    y = y.unflatten(2, (r, block)).unflatten(0, (b, g)).permute(0, 2, 4, 1, 3, 5)  # b n c g r e
-    return y.flatten(3, 4).flatten(1, 2)
+    _validate(q, k, v, blocks, listed, block, own, visible)
+    where: dict[str, Any] = {
+        "blocks": blocks,
+        "listed": listed,
+        "own": own,
+        "unit": block,
+        "visible": visible,
+    }
+    if runs_natively(q, k, v, dropout):
+        return softmax_native(q, k, v, "blocks", scale=scale, **where).o.to(v.dtype)
+    y = fused_attention(**_gathered(q, k, v, **where), scale=scale, dropout=dropout)
+    return _scattered(y, q.shape, k.shape[2], block)
 
 
 def block_attention_reference(
@@ -123,6 +116,54 @@ def take_blocks(x: Tensor, which: Int[Tensor, "b n"], block: int) -> Tensor:
 def whole(x: Tensor, time: int) -> Tensor:
     """x [b t ...] with zeros up to that time."""
     return functional.pad(x, (0, 0) * (x.dim() - 2) + (0, time - x.shape[1]))
+
+
+@by_all_scores("blocks")
+def _by_all_scores(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None, **where: Any) -> PartialAttention:
+    o, logsumexp = softmax_attention(**_gathered(q, k, v, **where), scale=scale)
+    o, logsumexp = (_scattered(x, q.shape, k.shape[2], where["unit"]) for x in (o, logsumexp[..., None]))
+    return PartialAttention(o, logsumexp[..., 0])
+
+
+def _gathered(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    blocks: Tensor,
+    listed: Tensor,
+    own: Tensor | None,
+    unit: int,
+    visible: Tensor | None,
+    **_: Any,
+) -> dict[str, Any]:
+    """q [bg n rc d], k and v [bg n lc _] of its list, `visible` [bg n rc lc] or with ones in front."""
+    b, g, n, m = q.shape[0], k.shape[2], q.shape[1] // unit, k.shape[1] // unit
+    r = q.shape[2] // g
+    seen = listed.repeat_interleave(unit, -1)[..., None, :]  # b g n rc lc
+    if own is not None:
+        past = torch.ones(unit, unit, dtype=torch.bool, device=q.device).tril().repeat(r, 1)
+        seen = _join(seen, past)
+        blocks = _join(blocks, own[:, None, :, None])
+    if visible is not None:
+        sample = torch.arange(b, device=q.device)[:, None, None, None]
+        seen = seen & visible.unflatten(1, (m, unit))[sample, blocks].flatten(-2)[..., None, :]
+    if seen.shape[:2] != (1, 1):
+        seen = seen.expand(b, g, -1, -1, -1)
+    q = q.unflatten(2, (g, r)).unflatten(1, (n, unit)).permute(0, 3, 1, 4, 2, 5).flatten(3, 4).flatten(0, 1)
+    return {
+        "q": q,
+        "k": _gather(k, blocks, unit),
+        "v": _gather(v, blocks, unit),
+        "visible": seen.flatten(0, 1),
+    }
+
+
+def _scattered(y: Float[Tensor, "bg n rc w"], shape: torch.Size, g: int, unit: int) -> Tensor:
+    """What the queries of that shape [b t h d] found, [b t h w]."""
+    b, _, h, _ = shape
+    y = y.unflatten(2, (h // g, unit)).unflatten(0, (b, g)).permute(0, 2, 4, 1, 3, 5)  # b n c g r w
+    return y.flatten(3, 4).flatten(1, 2)
 
 
 def _join(x: Tensor, y: Tensor) -> Tensor:

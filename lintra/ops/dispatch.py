@@ -18,6 +18,7 @@ IMPLEMENTATIONS = {  # fastest first
     "recurrence": ("native", "torch", "reference"),  # the delta rule, and decays of every feature
     "causal_conv1d": ("native", "torch", "reference"),
     "selective_scan": ("native", "torch", "reference"),
+    "softmax": ("native", "torch"),  # to bands, segments and listed blocks of keys
 }
 
 # Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.
@@ -66,6 +67,11 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
     if reason is not None:
         raise RuntimeError(f"impl={impl!r} cannot serve {op} here: {reason}")
     return impl
+
+
+def serves(impl: str, *tensors: Tensor) -> bool:
+    """Return whether an implementation can run for these tensors."""
+    return _why_not(impl, tensors) is None
 
 
 def explain() -> list[Row]:

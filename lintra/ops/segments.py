@@ -5,6 +5,8 @@ so that a block has no corners to hide. Letters: b batch, t queries and keys, h 
 r = h / g, d width of q and k, e width of v, n segments, c tokens to a segment, j keys it sees.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch.nn import functional
 from lintra.ops import checks
 from lintra.ops.banded import windows
 from lintra.ops.softmax_attention import PartialAttention, softmax_attention
+from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
 
 
 def segment_attention(
@@ -30,23 +33,14 @@ def segment_attention(
 
     Segments are of `segment` tokens from the start of the sequence, the last one perhaps shorter. -> o
     [b t h e], logsumexp [b t h], 0 and -inf where a query sees nothing. `scale` multiplies q . k and has no
-    unit (default d**-0.5); dropout drops weights. Memory O(t (segment + 2 side)). Raises ValueError for a
-    segment below 1 or a negative side.
+    unit (default d**-0.5); dropout drops weights. Memory O(t (segment + 2 side)), in C++ O(t). Raises
+    ValueError for a segment below 1 or a negative side.
     """
     _validate(q, k, v, visible, segment, side)
-    t, h, g = *q.shape[1:3], k.shape[2]
-    # A sequence of one segment is a block as it stands.
-    c, side = (segment, min(side, t)) if segment < t else (max(1, t), 0)
-    more, width = max(1, -(-t // c)) * c - t, c + 2 * side
-    q = functional.pad(q, (0, 0, 0, 0, 0, more)).unflatten(2, (g, h // g)).unflatten(1, (-1, c))
-    q = q.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)  # b g n cr d
-    k, v = (windows(functional.pad(x.movedim(1, 2), (0, 0, side, side + more)), 2, width, c) for x in (k, v))
-    real = q.new_ones(1, t, dtype=torch.bool) if visible is None else visible
-    real = windows(functional.pad(real, (side, side + more)), 1, width, c)  # b n j
-    piece = softmax_attention(q, k, v, visible=real[:, None, :, None], scale=scale, dropout=dropout)
-    o, logsumexp = (x.unflatten(3, (c, h // g)) for x in piece)
-    o, logsumexp = o.permute(0, 2, 3, 1, 4, 5), logsumexp.permute(0, 2, 3, 1, 4)
-    return PartialAttention(*(x.flatten(3, 4).flatten(1, 2)[:, :t] for x in (o, logsumexp)))
+    if runs_natively(q, k, v, dropout):
+        reach = {"visible": visible, "before": side, "after": side}
+        return softmax_native(q, k, v, "segments", unit=segment, scale=scale, **reach)
+    return _in_pytorch(q, k, v, unit=segment, before=side, visible=visible, scale=scale, dropout=dropout)
 
 
 def segment_attention_reference(
@@ -67,6 +61,35 @@ def segment_attention_reference(
     k, v = (x.repeat_interleave(r, 2).movedim(1, 2) for x in (k, v))
     o, logsumexp = softmax_attention(q.movedim(1, 2), k, v, visible=seen[:, None], scale=scale)
     return PartialAttention(o.movedim(1, 2), logsumexp.movedim(1, 2))
+
+
+@by_all_scores("segments")
+def _in_pytorch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    unit: int,
+    before: int,
+    visible: Tensor | None,
+    scale: float | None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> PartialAttention:
+    """Attention by segments on every device, differentiable any number of times."""
+    t, h, g = *q.shape[1:3], k.shape[2]
+    # A sequence of one segment is a block as it stands.
+    c, side = (unit, min(before, t)) if unit < t else (max(1, t), 0)
+    more, width = max(1, -(-t // c)) * c - t, c + 2 * side
+    q = functional.pad(q, (0, 0, 0, 0, 0, more)).unflatten(2, (g, h // g)).unflatten(1, (-1, c))
+    q = q.permute(0, 3, 1, 2, 4, 5).flatten(3, 4)  # b g n cr d
+    k, v = (windows(functional.pad(x.movedim(1, 2), (0, 0, side, side + more)), 2, width, c) for x in (k, v))
+    real = q.new_ones(1, t, dtype=torch.bool) if visible is None else visible
+    real = windows(functional.pad(real, (side, side + more)), 1, width, c)  # b n j
+    piece = softmax_attention(q, k, v, visible=real[:, None, :, None], scale=scale, dropout=dropout)
+    o, logsumexp = (x.unflatten(3, (c, h // g)) for x in piece)
+    o, logsumexp = o.permute(0, 2, 3, 1, 4, 5), logsumexp.permute(0, 2, 3, 1, 4)
+    return PartialAttention(*(x.flatten(3, 4).flatten(1, 2)[:, :t] for x in (o, logsumexp)))
 
 
 def _validate(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, segment: int, side: int) -> None:

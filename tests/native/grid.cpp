@@ -19,6 +19,8 @@ int lintra_conv1d_forward(const lintra_conv1d* call);
 int lintra_conv1d_backward(const lintra_conv1d* call);
 int lintra_scan_forward(const lintra_scan* call);
 int lintra_scan_backward(const lintra_scan* call);
+int lintra_softmax_forward(const lintra_softmax* call);
+int lintra_softmax_backward(const lintra_softmax* call);
 }
 
 namespace {
@@ -212,6 +214,48 @@ void selective_scan(const Shape& x, bool whole, bool time) {
   expect(lintra_scan_backward(&s));
 }
 
+// A band whose queries are the last t of t + 3 places, segments, and blocks of 5 places.
+void softmax(const Shape& x, i64 kind, i64 reach, i64 dilation) {
+  memory.clear();
+  const i64 unit = kind == LINTRA_BLOCKS ? 5 : 7, t = kind == LINTRA_BLOCKS ? (x.t + 4) / 5 * 5 : x.t;
+  const i64 s = kind == LINTRA_BAND ? t + 3 : kind == LINTRA_BLOCKS ? t + 10 : t, wide = sums(x.dtype);
+  lintra_softmax c = {};
+  c.isa = x.isa, c.threads = x.threads, c.dtype = x.dtype, c.kind = kind, c.b = x.b, c.t = t, c.s = s;
+  c.h = x.h, c.g = x.g, c.d = x.f, c.e = x.e, c.before = reach, c.after = reach / 2, c.dilation = dilation, c.unit = unit;
+  c.scale = 0.5;
+  c.q = tensor(numbers(x.b * t * x.h * x.f, x.dtype, -1, 1), t, x.h, x.f);
+  c.k = tensor(numbers(x.b * s * x.g * x.f, x.dtype, -1, 1), s, x.g, x.f);
+  c.v = tensor(numbers(x.b * s * x.g * x.e, x.dtype, -1, 1), s, x.g, x.e);
+  if (x.masked) c.visible = mask(x.b, s);
+  if (kind == LINTRA_BLOCKS) {
+    const i64 n = t / unit, m = s / unit;
+    c.entries = 3;
+    memory.emplace_back(new char[size_t(x.b * x.g * n * c.entries * 8)]);
+    i64* blocks = (i64*)memory.back().get();
+    memory.emplace_back(new char[size_t(x.b * x.g * n * c.entries)]);
+    char* listed = memory.back().get();
+    for (i64 i = 0; i < x.b * x.g * n * c.entries; ++i) blocks[i] = i64(uniform() * double(m)), listed[i] = uniform() < 0.7;
+    c.blocks = {(char*)blocks, x.g * n * c.entries, c.entries, n * c.entries};
+    c.listed = c.blocks;
+    c.listed.data = listed;
+    if (reach > 5) {
+      memory.emplace_back(new char[size_t(x.b * n * 8)]);
+      i64* own = (i64*)memory.back().get();
+      for (i64 i = 0; i < x.b * n; ++i) own[i] = i % m;
+      c.own = {(char*)own, n, 1, 0};
+    }
+  }
+  c.o = numbers(x.b * t * x.h * x.e, wide, 0, 0);
+  c.logsumexp = numbers(x.b * t * x.h, wide, 0, 0);
+  expect(lintra_softmax_forward(&c));
+  c.dO = tensor(numbers(x.b * t * x.h * x.e, wide, -1, 1), t, x.h, x.e);
+  if (x.masked) c.dlogsumexp = numbers(x.b * t * x.h, wide, -1, 1);
+  c.dq = numbers(x.b * t * x.h * x.f, x.dtype, 0, 0);
+  c.dk = numbers(x.b * s * x.g * x.f, x.dtype, 0, 0);
+  c.dv = numbers(x.b * s * x.g * x.e, x.dtype, 0, 0);
+  expect(lintra_softmax_backward(&c));
+}
+
 }  // namespace
 
 int main() {
@@ -230,6 +274,9 @@ int main() {
                   recurrence(x, decay, delta, width[1] > 32 ? 2 : 1, decay == 1 ? 1 : x.g);
               for (bool whole : {false, true})
                 for (bool time : {false, true}) selective_scan(x, whole, time);
+              for (i64 reach : {0, 9, 200})
+                for (i64 kind = 0; kind < 3; ++kind) softmax(x, kind, reach, kind ? 1 : 1 + reach % 4);
+              if (t == 70 && head[0] == 1) softmax({isa, 2, dtype, 1, 1300, 2, 1, width[0], width[1], kind == 1, false}, kind, 60, 1);
               for (bool causal : {false, true})
                 for (bool normalize : {false, true})
                   if (causal || !x.packed) sum(x, causal, normalize, t % 3, causal && normalize);

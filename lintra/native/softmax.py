@@ -1,0 +1,115 @@
+"""Softmax attention to bands, segments and listed blocks of keys in C++, on the CPU, no score kept.
+
+`forward` and `backward` compute what `lintra.ops.banded`, `segments` and `blocks` define.
+`lintra/native/softmax.h` says how. Arguments are trusted: the caller has checked them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lintra import native
+
+KINDS = {"band": 0, "segments": 1, "blocks": 2}  # in the order of the enumeration in abi.h
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor | None,
+    blocks: Tensor | None,
+    listed: Tensor | None,
+    own: Tensor | None,
+    kind: str,
+    before: int,
+    after: int,
+    dilation: int,
+    unit: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return o [b t h e] and logsumexp [b t h] in the dtype of sums, 0 and -inf where a query sees nothing.
+
+    q [b t h d], k [b s g d], v [b s g e] of one dtype, any strides; visible [b s] bool. kind: "band" (places
+    i - j from -after dilation to before dilation, multiples of dilation), "segments" (of `unit` places, with
+    so many before and after) or "blocks" (of `unit` places: blocks [b g n l], listed [b g n l] bool and own
+    [b n] or None). Raises MemoryError.
+    """
+    total = torch.float64 if q.dtype is torch.float64 else torch.float32
+    o = torch.empty(*q.shape[:3], v.shape[3], dtype=total)
+    logsumexp = torch.empty(q.shape[:3], dtype=total)
+    where = (visible, blocks, listed, own, kind, before, after, dilation, unit, scale)
+    _run("lintra_softmax_forward", q, k, v, where, (o, logsumexp), None, (None,) * 4)
+    return o, logsumexp
+
+
+def backward(
+    do: Tensor,
+    dlogsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    logsumexp: Tensor,
+    *where: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, in the dtype of those.
+
+    `do` and `dlogsumexp` (None: zero) are those of what `forward` returned, o and logsumexp; `where` are its
+    further arguments. Raises MemoryError.
+    """
+    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
+    results = o.contiguous(), logsumexp.contiguous()
+    _run("lintra_softmax_backward", q, k, v, where, results, native.rows(do), (dlogsumexp, *gradients))
+    dq, dk, dv = gradients
+    return dq, dk, dv
+
+
+def _run(
+    function: str,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    where: tuple[Any, ...],
+    results: tuple[Tensor, Tensor],
+    do: Tensor | None,
+    gradients: Sequence[Tensor | None],
+) -> None:
+    visible, blocks, listed, own, kind, before, after, dilation, unit, scale = where
+    q, k, v = native.rows(q), native.rows(k), native.rows(v)
+    b, t, h, d = q.shape
+    s, g, e = k.shape[1], *v.shape[2:]
+    entries, lists = 0, (native.strided(None),) * 3
+    if blocks is not None:
+        n, entries = blocks.shape[2:]
+        blocks = blocks.to(torch.int64).expand(b, g, n, entries)
+        listed = listed.expand(b, g, n, entries)
+        own = None if own is None else own.to(torch.int64).expand(b, n)
+        lists = (_list(blocks), _list(listed), native.strided(own))
+    loaded, instruction_set = native.chosen()
+    most = max(1, s)  # a band of all places is one of more
+    call = native.SOFTMAX.pack(
+        instruction_set,
+        torch.get_num_threads(),
+        native.DTYPES[q.dtype],
+        KINDS[kind],
+        *(b, t, s, h, g, d, e),
+        *(min(before, most), min(after, most), min(dilation, most), min(unit, max(1, t))),
+        entries,
+        scale,
+        *(word for x in (q, k, v, visible) for word in native.strided(x)),
+        *(word for x in lists for word in x),
+        *map(native.address, results),
+        *native.strided(do),
+        *map(native.address, gradients),
+    )
+    native.check(getattr(loaded, function)(call))
+
+
+def _list(x: Tensor) -> tuple[int, int, int, int]:
+    """A tensor [b g n l] as a lintra_tensor of b, n and g, its last axis contiguous."""
+    x = x if x.stride(3) == 1 or x.shape[3] < 2 else x.contiguous()
+    return x.data_ptr(), x.stride(0), x.stride(2), x.stride(1)

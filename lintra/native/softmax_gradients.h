@@ -1,0 +1,55 @@
+// The gradients of softmax.h from the log-sum-exps, each score computed once more: Dao et al. 2022, arXiv:2205.14135,
+// algorithm 4. With P the weights, L the log-sum-exp of a row and do, dL the gradients that come in,
+//
+//     dv = P^T do        dS = P (do v^T - less), less = do . o - dL        dq = scale dS k        dk = scale dS^T q
+#pragma once
+#include "softmax.h"
+
+namespace lintra {
+namespace LINTRA_ISA {
+
+template <class T>
+struct BackwardTile {
+  static constexpr i64 W = kLanes<T>;
+  i64 d, e, d_step, e_step;
+  T *q, *q_t;    // [kTile][d_step], scaled; [d_step][kTile]
+  T *dO, *dO_t;  // [kTile][e_step]; [e_step][kTile]
+  T *scores, *dscores;  // [kTile][kTile]
+  T *dq;                // [kTile][d_step], to be scaled
+  T *logsumexp, *less;  // [kTile]
+  bool wild_q, wild_dO;  // not all finite
+
+  void attend(const Sight& x, const T* keys, const T* values, bool wild_keys, T* dk, T* dv,
+              Ahead* ahead) {
+    multiply_scores(x, keys, d_step, q_t, d, scores, ahead);
+    multiply_scores(x, values, e_step, dO_t, e, dscores, ahead);
+    const bool masked = !x.full() || x.hidden;
+    for (i64 i = 0; i < x.rows; i += W) masked ? weigh<true>(x, i) : weigh<false>(x, i);
+    add_to_keys<T>(x, {scores, kTile, dO, e_step, dv, e_step, nullptr}, e_step, wild_dO);
+    add_to_keys<T>(x, {dscores, kTile, q, d_step, dk, d_step, nullptr}, d_step, wild_q);
+    add_to_rows<T>(x, {dscores, kTile, keys, d_step, dq, d_step, nullptr}, d_step, wild_keys);
+  }
+
+  // Scores -> weights; gradients of weights -> of scores.
+  template <bool Masked>
+  void weigh(const Sight& x, i64 first) {
+    T *column = scores + first, *dcolumn = dscores + first;
+    const Vec<T> base = load(logsumexp + first), subtracted = load(less + first);
+    const SeenBy<T> seen(x, first);
+    each_seen(x, first, dcolumn, [&](i64) {});
+    each_seen(x, first, column, [&](i64 j) {
+      T *score = column + j * kTile, *dscore = dcolumn + j * kTile;
+      Vec<T> weight = exp_below<T>(load(score) - base), dweight = (load(dscore) - subtracted) * weight;
+      if (Masked) {
+        const Mask<T> mask = x.hidden && x.hidden[j] ? Mask<T>{} : seen(j);
+        weight = select<T>(mask, weight, Vec<T>{});
+        dweight = select<T>(mask, dweight, Vec<T>{});
+      }
+      store(score, weight);
+      store(dscore, dweight);
+    });
+  }
+};
+
+}  // namespace LINTRA_ISA
+}  // namespace lintra

@@ -1,0 +1,130 @@
+"""Softmax attention to some of the keys in C++, as the operator `lintra::softmax`: no score is kept.
+
+Bands, segments and listed blocks are kinds of one operator. It runs where numbers and first derivatives are
+asked for; a backward pass that is to be differentiated itself goes by way of all scores.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lintra import native
+from lintra.native import softmax
+from lintra.ops import checks, dispatch
+from lintra.ops.operator import define
+from lintra.ops.softmax_attention import PartialAttention
+
+# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is reported then.
+with suppress(ValueError):
+    native.available()
+
+_WHERE = (
+    "Tensor? visible, Tensor? blocks, Tensor? listed, Tensor? own, str kind, SymInt before, SymInt after, "
+    "SymInt dilation, SymInt unit, float scale"
+)
+_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_WHERE}) -> (Tensor o, Tensor logsumexp)"
+_BACKWARD = (
+    "(Tensor do, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor o, Tensor logsumexp, "
+    f"{_WHERE}) -> (Tensor dq, Tensor dk, Tensor dv)"
+)
+_TENSORS = 4  # of `where`
+_scored: dict[str, Callable[..., PartialAttention]] = {}  # by kind: by way of all scores
+
+
+def runs_natively(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
+    """Return whether `softmax_native` serves this call: on the CPU, no weights dropped, no transforms."""
+    if dropout or checks.transforming(q, k, v) or torch._C._get_tracing_state() is not None:
+        return False
+    return bool(q.shape[3] and v.shape[3]) and dispatch.serves("native", q, k, v)
+
+
+def softmax_native(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kind: str,
+    *,
+    visible: Tensor | None = None,
+    blocks: Tensor | None = None,
+    listed: Tensor | None = None,
+    own: Tensor | None = None,
+    before: int = 0,
+    after: int = 0,
+    dilation: int = 1,
+    unit: int = 1,
+    scale: float | None = None,
+) -> PartialAttention:
+    """Return o [b t h e] and logsumexp [b t h] of q [b t h d] to the keys that a kind and its sizes name.
+
+    See `lintra.native.softmax.forward`. `scale` has no unit (default d**-0.5)."""
+    factor = q.shape[3] ** -0.5 if scale is None else scale
+    where = (visible, blocks, listed, own, kind, before, after, dilation, unit, factor)
+    return PartialAttention(*_operator(q, k, v, *where))
+
+
+def by_all_scores(kind: str) -> Callable[[Callable[..., PartialAttention]], Callable[..., PartialAttention]]:
+    """Register a function of `softmax_native`'s arguments but for the kind, which PyTorch differentiates any
+    number of times, for the second derivatives of that kind."""
+
+    def register(function: Callable[..., PartialAttention]) -> Callable[..., PartialAttention]:
+        _scored[kind] = function
+        return function
+
+    return register
+
+
+def _forward_fake(q, k, v, *_):
+    total = checks.sum_dtype(q.dtype)
+    return q.new_empty(*q.shape[:3], v.shape[3], dtype=total), q.new_empty(q.shape[:3], dtype=total)
+
+
+def _backward_fake(do, dlogsumexp, q, k, v, *_):
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *where = inputs
+    ctx.options = where[_TENSORS:]
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(q, k, v, *output, *where[:_TENSORS])
+
+
+def _differentiate(ctx: Any, do: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, o, logsumexp, *tensors = ctx.saved_tensors
+    nothing = (None,) * (_TENSORS + len(ctx.options))
+    if do is None and dlogsumexp is None:
+        return None, None, None, *nothing
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+        return *_differentiable(q, k, v, (*tensors, *ctx.options), (do, dlogsumexp)), *nothing
+    do = torch.zeros_like(o) if do is None else do
+    return *_backward(do, dlogsumexp, q, k, v, o, logsumexp, *tensors, *ctx.options), *nothing
+
+
+def _differentiable(
+    q: Tensor, k: Tensor, v: Tensor, where: tuple[Any, ...], given: tuple[Tensor | None, Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients by way of all scores, with gradients of their own."""
+    visible, blocks, listed, own, kind, before, after, dilation, unit, scale = where
+    lists = {"blocks": blocks, "listed": listed, "own": own}
+    sizes = {"before": before, "after": after, "dilation": dilation, "unit": unit}
+    pieces = _scored[kind](q, k, v, visible=visible, scale=scale, **lists, **sizes)
+    used = [(x, dx) for x, dx in zip(pieces, given, strict=True) if dx is not None and x.requires_grad]
+    wanted = [x for x in (q, k, v) if x.requires_grad]
+    if not used:
+        return [None, None, None]
+    outputs, gradients = zip(*used, strict=True)
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in (q, k, v)]
+
+
+def _once(ctx: Any, *_: Any) -> None:
+    raise NotImplementedError(
+        "softmax attention in C++ can be differentiated once in a compiled graph; LINTRA_NATIVE=off has more"
+    )
+
+
+_backward = define("softmax_backward", _BACKWARD, softmax.backward, _backward_fake, _once, None, ["CPU"])
+_operator = define("softmax", _FORWARD, softmax.forward, _forward_fake, _differentiate, _save, ["CPU"])
