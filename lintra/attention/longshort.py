@@ -41,6 +41,7 @@ from lintra.ops.padding import LeftAlign, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import PartialAttention, merge_lse
+from lintra.ops.softmax_native import all_keys
 
 # So many queries at a time look back: those of a block are not shown the summaries that all of them precede.
 _BLOCK = 512
@@ -235,7 +236,8 @@ class LongShortAttention(ScoredAttention):
         return LongShortMemory(k, v, real.any(1))
 
     def _read(self, q: Tensor, memory: LongShortMemory) -> PartialAttention:
-        return self.partial_attention(q, memory.k, memory.v, memory.real[:, None, None])
+        visible = memory.real[:, None].expand(-1, memory.k.shape[1])
+        return all_keys(q, memory.k, memory.v, visible=visible, **self.weighing())
 
     def _slide(
         self,

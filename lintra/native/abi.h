@@ -123,7 +123,8 @@ typedef struct {
 // Softmax attention to some of the keys, no score kept: softmax.h. Query heads j / (h / g) share a head of keys. kind:
 // LINTRA_BAND: the queries are the last t of the s places; that at place i sees the keys at places j with
 //   -after dilation <= i - j <= before dilation, i - j a multiple of dilation.
-// LINTRA_SEGMENTS: t == s; a query sees the segment of `unit` places it is in, `before` places before and `after` after it.
+// LINTRA_SEGMENTS: a query sees the segment of `unit` places it is in, `before` places before and `after` after it; t == s,
+//   or there is one segment.
 // LINTRA_BLOCKS: a block of `unit` queries sees the blocks of keys on its list, and of its own block of keys the offsets
 //   up to the query's.
 typedef struct {

@@ -132,7 +132,7 @@ bool plausible(const lintra_softmax& c) {
   if (!sizes || !reach || !dtype || c.threads <= 0) return false;
   if (c.kind == LINTRA_BAND) return c.t <= c.s;
   if (c.dilation != 1) return false;
-  return c.kind == LINTRA_SEGMENTS ? c.t == c.s : c.kind == LINTRA_BLOCKS && valid_lists(c);
+  return c.kind == LINTRA_SEGMENTS ? c.t == c.s || c.t <= c.unit : c.kind == LINTRA_BLOCKS && valid_lists(c);
 }
 
 bool plausible(const lintra_decoder& c) {

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lintra import native
 
-KINDS = {"band": 0, "segments": 1, "blocks": 2}  # in the order of the enumeration in abi.h
+# In the enumeration of abi.h. All keys are those of one segment, and of the places after it.
+KINDS = {"band": 0, "segments": 1, "blocks": 2, "all": 1}
 
 
 def forward(
@@ -34,8 +35,8 @@ def forward(
 
     q [b t h d], k [b s g d], v [b s g e] of one dtype, any strides; visible [b s] bool. kind: "band" (places
     i - j from -after dilation to before dilation, multiples of dilation), "segments" (of `unit` places, with
-    so many before and after) or "blocks" (of `unit` places: blocks [b g n l], listed [b g n l] bool and own
-    [b n] or None). Raises MemoryError.
+    so many before and after), "all" (no sizes) or "blocks" (of `unit` places: blocks [b g n l], listed
+    [b g n l] bool and own [b n] or None). Raises MemoryError.
     """
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     o = torch.empty(*q.shape[:3], v.shape[3], dtype=total)
@@ -89,6 +90,8 @@ def _run(
         listed = listed.expand(b, g, n, entries)
         own = None if own is None else own.to(torch.int64).expand(b, n)
         lists = (_list(blocks), _list(listed), native.strided(own))
+    if kind == "all":
+        unit, after = max(1, t), s
     loaded, instruction_set = native.chosen()
     most = max(1, s)  # a band of all places is one of more
     call = native.SOFTMAX.pack(

@@ -15,7 +15,7 @@ from lintra import native
 from lintra.native import softmax
 from lintra.ops import checks, dispatch
 from lintra.ops.operator import define
-from lintra.ops.softmax_attention import PartialAttention
+from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 
 # Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is reported then.
 with suppress(ValueError):
@@ -65,6 +65,22 @@ def softmax_native(
     return PartialAttention(*_operator(q, k, v, *where))
 
 
+def all_keys(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    visible: Tensor | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> PartialAttention:
+    """Return attention of q [b t h d] to all keys [b s g d] that are `visible` [b s], which may be a part of
+    what the queries see: o [b t h e], logsumexp [b t h]. In C++ no score is kept."""
+    if runs_natively(q, k, v, dropout):
+        return softmax_native(q, k, v, "all", visible=visible, scale=scale)
+    return _all_scores(q, k, v, visible=visible, scale=scale, dropout=dropout)
+
+
 def by_all_scores(kind: str) -> Callable[[Callable[..., PartialAttention]], Callable[..., PartialAttention]]:
     """Register a function of `softmax_native`'s arguments but for the kind, which PyTorch differentiates any
     number of times, for the second derivatives of that kind."""
@@ -74,6 +90,24 @@ def by_all_scores(kind: str) -> Callable[[Callable[..., PartialAttention]], Call
         return function
 
     return register
+
+
+@by_all_scores("all")
+def _all_scores(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    visible: Tensor | None,
+    scale: float | None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> PartialAttention:
+    q = q.unflatten(2, (k.shape[2], -1)).movedim(1, 3)  # b g r t d
+    k, v = (x.movedim(1, 2)[:, :, None] for x in (k, v))
+    visible = None if visible is None else visible[:, None, None, None]
+    piece = softmax_attention(q, k, v, visible=visible, scale=scale, dropout=dropout)
+    return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
 
 
 def _forward_fake(q, k, v, *_):
