@@ -11,6 +11,7 @@ BENCHES = {
     "roofline": "what bounds the linear sum, arithmetic or memory",
     "busy": "what is left of the speed while other processes use the same cores",
     "recurrence": "the delta rule, decays of every feature and selective scans, beside other implementations",
+    "softmax": "softmax to a few of the keys, beside PyTorch's to all of them",
     "train": "a training step of the image model with every mechanism",
     "decode": "the next token against its position",
     "drift": "what decoding loses with a state in bfloat16",

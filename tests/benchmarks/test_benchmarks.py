@@ -153,6 +153,7 @@ def test_a_computation_is_held_against_what_bounds_it():
         "train",
         "recurrence",
         "busy",
+        "softmax",
         "decode",
         "drift",
         "model",

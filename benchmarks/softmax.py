@@ -1,0 +1,129 @@
+"""`python -m benchmarks softmax`: softmax to a few of the keys, beside PyTorch's to all of them.
+
+All in one interleaved run: the ops alone, whose pairs of a query and a key are counted, and the mechanisms
+around them as their `Config` has them by default. Softmax to all keys costs t / (keys a query sees) times as
+much: what it takes over that number is the time at which an op would have the rate of PyTorch's kernel.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lintra import ops
+from lintra.attention import bigbird, for_length, longshort
+from lintra.bench import calls, training_step
+from lintra.bench.mechanisms import CAUSAL
+from lintra.bench.reports import Row
+from lintra.bench.timing import Timing, interleaved
+
+MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
+NAMES = ("longformer", "bigbird", "longshort", "lsh", "performer")
+PASSES = {"forward": 1.0, "forward + backward": 3.5}  # products of a pair, two being those of the forward
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Amount of work that is timed."""
+
+    tokens: int = 4096
+    heads: int = 8
+    dim: int = 64
+    window: int = 256  # of the bands, as longformer has it
+    rounds: int = 9
+
+
+QUICK = Sizes(tokens=128, heads=2, dim=16, window=16, rounds=2)
+
+
+@dataclass
+class Work:
+    """Calls by name, and how many pairs of a query and a key each of the counted ones computes."""
+
+    timed: dict[str, Call] = field(default_factory=dict)
+    pairs: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, attend: calls.Attend, inputs: calls.Inputs, pairs: int) -> None:
+        forward, both = calls.each_pass(attend, inputs)
+        self.timed |= {f"{name}, forward": forward, f"{name}, forward + backward": both}
+        self.pairs[name] = pairs
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Times everything -> the table's rows and the single timings."""
+    inputs = calls.draw(1, sizes.tokens, sizes.heads, sizes.dim)
+    work = Work({"matmul": training_step.matmul()})
+    work.add("softmax", lambda q, k, v: calls.fused(q, k, v, causal=False), inputs, sizes.tokens**2)
+    for before, after in ((sizes.window, sizes.window), (sizes.window, 0)):
+        work.add(f"band {before} + {after}", *_band(before, after, inputs))
+    work.add("segments", *_segments(sizes, inputs))
+    work.add("blocks", *_blocks(sizes, inputs))
+    for name in NAMES:
+        for causal in calls.modes(name):
+            work.timed[f"{name}, {CAUSAL[causal]}"] = calls.mechanism(name, inputs, causal=causal)
+    exact = calls.passes(calls.fused, inputs)
+    work.timed |= {"SDPA, causal": exact, "SDPA, bidirectional": work.timed["softmax, forward + backward"]}
+    timings = interleaved(work.timed, rounds=sizes.rounds, at_least=0, progress=progress)
+    return _rows({name: each.median for name, each in timings.items()}, work.pairs, sizes), timings
+
+
+Counted = tuple[calls.Attend, calls.Inputs, int]
+
+
+def _band(before: int, after: int, inputs: calls.Inputs) -> Counted:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.banded_attention(q, k, v, before=before, after=after).o
+
+    t = inputs[0].shape[1]
+    return attend, inputs, sum(min(t - 1, i + after) - max(0, i - before) + 1 for i in range(t))
+
+
+def _segments(sizes: Sizes, inputs: calls.Inputs) -> Counted:
+    """The window of longshort in both directions."""
+    segment = for_length(longshort.Config, sizes.tokens).window
+    side, t = (segment + 1) // 2, sizes.tokens
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.segment_attention(q, k, v, segment=segment, side=side).o
+
+    starts = (i // segment * segment for i in range(t))
+    return attend, inputs, sum(min(t, i + segment + side) - max(0, i - side) for i in starts)
+
+
+def _blocks(sizes: Sizes, inputs: calls.Inputs) -> Counted:
+    """The lists of bigbird in both directions, without its global queries."""
+    config = for_length(bigbird.Config, sizes.tokens)
+    built = config.build(heads=sizes.heads, dim=sizes.dim, causal=False)
+    row = torch.arange(sizes.tokens // config.block)[None]
+    blocks, listed = built.lists(row, torch.full((1, 1), row.shape[1]))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.block_attention(q, k, v, blocks, listed, block=config.block)
+
+    return attend, inputs, int(listed.sum()) * config.block**2
+
+
+def _rows(seconds: dict[str, float], pairs: dict[str, int], sizes: Sizes) -> list[Row]:
+    rate = training_step.MATMUL_OPERATIONS / seconds["matmul"]
+    rows = [Row(f"matmul {training_step.MATMUL}^3 float32", rate / 1e9, "GFLOP/s")]
+    for name, count in pairs.items():
+        rows.append(Row(f"{name}: keys of a query", count / sizes.tokens, ""))
+        for passed, products in PASSES.items():
+            time = seconds[f"{name}, {passed}"]
+            operations = 4 * sizes.dim * products * count * sizes.heads
+            rows.append(Row(f"{name}, {passed}", 1e3 * time, "ms"))
+            rows.append(Row(f"{name}, {passed}: of matmul", 100 * operations / time / rate, "%"))
+            if name != "softmax":
+                ratio, bound = seconds[f"softmax, {passed}"] / time, pairs["softmax"] / count
+                rows.append(Row(f"{name}, {passed}: SDPA softmax / it", ratio, "x"))
+                rows.append(Row(f"{name}, {passed}: of its bound", 100 * ratio / bound, "%", 70))
+    for name in NAMES:
+        for causal in calls.modes(name):
+            what = f"{name}, {CAUSAL[causal]}"
+            ratio = seconds[f"SDPA, {CAUSAL[causal]}"] / seconds[what]
+            rows.append(Row(f"{what}, forward + backward", 1e3 * seconds[what], "ms"))
+            rows.append(Row(f"{what}, forward + backward: SDPA softmax / it", ratio, "x"))
+    rows.append(Row("threads", torch.get_num_threads(), ""))
+    return rows
