@@ -12,7 +12,8 @@ typedef int64_t i64;
 enum { LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16, LINTRA_INT8 };  // element types
 enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU };                         // feature maps
 enum { LINTRA_MLP_GELU, LINTRA_MLP_SWIGLU, LINTRA_MLP_RELU };                    // activations of the MLP
-enum { LINTRA_BAND, LINTRA_SEGMENTS, LINTRA_BLOCKS };                               // which keys a softmax reads
+enum { LINTRA_BAND, LINTRA_SEGMENTS, LINTRA_BLOCKS, LINTRA_SORTED };               // which keys a softmax reads
+enum { LINTRA_CAUSAL = 1, LINTRA_SEE_SELF = 2, LINTRA_ACROSS_BUCKETS = 4, LINTRA_WRAP = 8, LINTRA_EXACT_UNION = 16 };
 enum { LINTRA_OK, LINTRA_NO_MEMORY, LINTRA_BAD_CALL };                              // return values
 enum { LINTRA_BASELINE, LINTRA_AVX2, LINTRA_AVX512, LINTRA_NEON, LINTRA_ISA_COUNT };  // instruction sets
 
@@ -127,6 +128,8 @@ typedef struct {
 //   or there is one segment.
 // LINTRA_BLOCKS: a block of `unit` queries sees the blocks of keys on its list, and of its own block of keys the offsets
 //   up to the query's.
+// LINTRA_SORTED: t == s, h == g; in each of several rounds the visible tokens stand in an order of their own, in chunks of
+//   `unit`, and a query sees the `before` chunks before its own, its own and the `after` chunks after it, by the rule.
 typedef struct {
   i64 isa, threads, dtype, kind;
   i64 b, t, s, h, g, d, e;
@@ -136,6 +139,10 @@ typedef struct {
   lintra_tensor q, k, v;  // [b t h d] [b s g d] [b s g e]
   lintra_tensor visible;  // bytes, [b s]; h is unused
   lintra_tensor blocks, listed, own;  // i64 [b g n l], bytes [b g n l], i64 [b n], with n for t and g for h
+  // Of LINTRA_SORTED, contiguous [b h rounds n], n = whole chunks: the tokens by rank, and by token its chunk and bucket.
+  i64 rounds, rule;
+  const i64* token;
+  const int32_t *place, *bucket;
   void *o, *logsumexp;    // s, [b t h e] [b t h], contiguous: written by forward, read by backward
   // Backward only.
   lintra_tensor dO;         // s, [b t h e]

@@ -123,6 +123,19 @@ bool valid_lists(const lintra_softmax& c) {
   return true;
 }
 
+bool valid_order(const lintra_softmax& c) {
+  if (c.t != c.s || c.h != c.g || c.rounds < 1 || c.rounds > 16 || !(c.token && c.place && c.bucket)) return false;
+  const i64 n = (c.t + c.unit - 1) / c.unit * c.unit;
+  for (i64 i = 0; i < c.b * c.h * c.rounds; ++i) {
+    const char* visible = c.visible.data ? c.visible.data + i / (c.h * c.rounds) * c.visible.b : nullptr;
+    i64 real = 0;
+    for (i64 j = 0; j < c.t; ++j) real += !visible || visible[j * c.visible.t];
+    for (i64 j = 0; j < real; ++j)
+      if (c.token[i * n + j] < 0 || c.token[i * n + j] >= c.t) return false;
+  }
+  return true;
+}
+
 bool plausible(const lintra_softmax& c) {
   const i64 most = i64(1) << 30;  // places are numbers of 32 bits in float32's lanes
   const bool sizes = c.b >= 0 && c.t >= 0 && c.s >= 0 && c.g > 0 && c.h > 0 && c.h % c.g == 0 && c.d > 0 && c.e > 0;
@@ -132,6 +145,7 @@ bool plausible(const lintra_softmax& c) {
   if (!sizes || !reach || !dtype || c.threads <= 0) return false;
   if (c.kind == LINTRA_BAND) return c.t <= c.s;
   if (c.dilation != 1) return false;
+  if (c.kind == LINTRA_SORTED) return valid_order(c);
   return c.kind == LINTRA_SEGMENTS ? c.t == c.s || c.t <= c.unit : c.kind == LINTRA_BLOCKS && valid_lists(c);
 }
 

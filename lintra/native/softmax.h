@@ -124,8 +124,12 @@ struct TokenRows {
   const char* data;
   i64 token, head;  // bytes from one to the next
   i64 heads, width, dtype;
+  const i64* order = nullptr;  // the tokens in the order of the rows; absent: as they lie
 
-  const char* at(i64 row) const { return data + row / heads * token + row % heads * head; }
+  const char* at(i64 row) const {
+    const i64 place = row / heads;
+    return data + (order ? order[place] : place) * token + row % heads * head;
+  }
 };
 
 // Rows that come next, fetched a few at a time between other work: those of one head lie far apart, which defeats the
@@ -202,6 +206,7 @@ inline void add_to_keys(const Sight& x, const Product<T>& p, i64 columns, bool c
 // Whether a vector of rows sees a key: only the places count.
 template <class T>
 struct SeenBy {
+  static constexpr bool kMasked = true, kShared = false;
   const Sight& x;
   Mask<T> place;
 
@@ -213,6 +218,64 @@ struct SeenBy {
     const auto low = typename Types<T>::Int(clamp(x.low - x.delta + key, -1, most + 1));
     const auto high = typename Types<T>::Int(clamp(x.high - x.delta + key, -1, most + 1));
     return (place >= low) & (place <= high);
+  }
+};
+
+// All rows see all keys.
+template <class T>
+struct SeenByAll {
+  static constexpr bool kMasked = false, kShared = false;
+  Mask<T> operator()(i64) const { return {}; }
+};
+
+// Tokens of two chunks of a sorted sequence: who sees whom follows from the tokens; and in how many of all rounds, each of
+// which takes its share of the weight, from the chunks they are in there.
+template <class T>
+struct SeenSorted {
+  typedef typename Types<T>::Int Int;
+  static constexpr bool kMasked = true, kShared = true;
+  static constexpr i64 kMost = 16;  // rounds
+  struct Tokens {
+    Int token[kTile];
+    Int place[kMost][kTile], bucket[kMost][kTile];  // `place`: the chunk
+  };
+  struct Rule {
+    i64 round, rounds;  // rounds: of which the shares are counted, or 1
+    i64 chunks, look_back, width;
+    bool causal, see_self, across_buckets, wrap;
+  };
+  const Rule& rule;
+  const Tokens &rows, &keys;
+  i64 first;
+
+  Mask<T> rows_of(const Int* x) const {
+    Mask<T> lanes;
+    memcpy(&lanes, x + first, sizeof lanes);
+    return lanes;
+  }
+  Mask<T> operator()(i64 j) const {
+    const Mask<T> row = rows_of(rows.token);
+    const Int key = keys.token[j];
+    Mask<T> seen = rule.causal ? row > key : row != key;
+    if (rule.see_self) seen |= row == key;
+    if (!rule.across_buckets) seen &= rows_of(rows.bucket[rule.round]) == keys.bucket[rule.round][j];
+    return seen;
+  }
+  // 1 / the number of rounds that see the pair.
+  Vec<T> share(i64 j) const {
+    Mask<T> count = Mask<T>{} + 1;
+    for (i64 i = 0; i < rule.rounds; ++i) {
+      if (i == rule.round) continue;
+      Mask<T> distance = keys.place[i][j] + Int(rule.look_back) - rows_of(rows.place[i]);
+      if (rule.wrap) {
+        distance += (distance < 0) & Int(rule.chunks);
+        distance -= (distance >= Int(rule.chunks)) & Int(rule.chunks);
+      }
+      Mask<T> seen = (distance >= 0) & (distance < Int(rule.width));
+      if (!rule.across_buckets) seen &= rows_of(rows.bucket[i]) == keys.bucket[i][j];
+      count -= seen;  // a true lane is -1
+    }
+    return T(1) / __builtin_convertvector(count, Vec<T>);
   }
 };
 
@@ -315,23 +378,23 @@ struct ForwardTile {
     for (i64 i = 0; i < kTile; ++i) highest[i] = -T(INFINITY), total[i] = 0;
   }
 
-  void attend(const Sight& x, const T* keys, const T* values, bool careful, Ahead* ahead) {
+  // `make_seen(first row)` says who sees whom.
+  template <class F>
+  void attend(const Sight& x, const T* keys, const T* values, bool careful, Ahead* ahead, F&& make_seen) {
     multiply_scores(x, keys, d_step, q_t, d, scores, ahead);
-    const bool masked = !x.full() || x.hidden;
-    for (i64 i = 0; i < x.rows; i += W) masked ? weigh<true>(x, i) : weigh<false>(x, i);
+    for (i64 i = 0; i < x.rows; i += W) weigh(x, i, make_seen(i));
     add_to_rows<T>(x, {scores, kTile, values, e_step, o, e_step, fade}, e_step, careful);
   }
 
   // Scores -> weights relative to the largest score so far.
-  template <bool Masked>
-  void weigh(const Sight& x, i64 first) {
+  template <class Seen>
+  void weigh(const Sight& x, i64 first, const Seen& seen) {
     T* column = scores + first;
     const Vec<T> least = splat(-T(INFINITY)), before = load(highest + first);
-    const SeenBy<T> seen(x, first);
     Vec<T> most = before, sum{};
     each_seen(x, first, column, [&](i64 j) {
       Vec<T> score = load(column + j * kTile);
-      if (Masked) {
+      if constexpr (Seen::kMasked) {
         score = x.hidden && x.hidden[j] ? least : select<T>(seen(j), score, least);
         store(column + j * kTile, score);
       }
@@ -339,7 +402,10 @@ struct ForwardTile {
     });
     const Vec<T> base = select<T>(most == least, Vec<T>{}, most);
     each_seen(x, first, column, [&](i64 j) {
-      const Vec<T> weight = exp_below<T>(load(column + j * kTile) - base);
+      Vec<T> weight = exp_below<T>(load(column + j * kTile) - base);
+      if constexpr (Seen::kShared) {
+        if (seen.rule.rounds > 1) weight *= seen.share(j);
+      }
       store(column + j * kTile, weight);
       sum += weight;
     });

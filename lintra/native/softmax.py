@@ -1,6 +1,7 @@
-"""Softmax attention to bands, segments and listed blocks of keys in C++, on the CPU, no score kept.
+"""Softmax attention to bands, segments, listed blocks and sorted chunks in C++, on the CPU, no score kept.
 
-`forward` and `backward` compute what `lintra.ops.banded`, `segments` and `blocks` define.
+`forward` and `backward` compute what `lintra.ops.banded`, `segments` and `blocks` define, `forward_sorted` and
+`backward_sorted` what `lintra.ops.lsh` does.
 `lintra/native/softmax.h` says how. Arguments are trusted: the caller has checked them.
 """
 
@@ -13,7 +14,11 @@ from torch import Tensor
 from lintra import native
 
 # In the enumeration of abi.h. All keys are those of one segment, and of the places after it.
-KINDS = {"band": 0, "segments": 1, "blocks": 2, "all": 1}
+KINDS = {"band": 0, "segments": 1, "blocks": 2, "all": 1, "sorted": 3}
+RULES = {"causal": 1, "see_self": 2, "across_buckets": 4, "wrap": 8, "exact_union": 16}
+MOST_ROUNDS = 16  # SeenSorted::kMost of softmax.h
+
+_UNSORTED = (0, 0, None, None, None)
 
 
 def forward(
@@ -42,7 +47,7 @@ def forward(
     o = torch.empty(*q.shape[:3], v.shape[3], dtype=total)
     logsumexp = torch.empty(q.shape[:3], dtype=total)
     where = (visible, blocks, listed, own, kind, before, after, dilation, unit, scale)
-    _run("lintra_softmax_forward", q, k, v, where, (o, logsumexp), None, (None,) * 4)
+    _run("lintra_softmax_forward", q, k, v, where, _UNSORTED, (o, logsumexp), None, (None,) * 4)
     return o, logsumexp
 
 
@@ -64,9 +69,64 @@ def backward(
     gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
     dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
     results = o.contiguous(), logsumexp.contiguous()
-    _run("lintra_softmax_backward", q, k, v, where, results, native.rows(do), (dlogsumexp, *gradients))
+    _run(
+        "lintra_softmax_backward",
+        q,
+        k,
+        v,
+        where,
+        _UNSORTED,
+        results,
+        native.rows(do),
+        (dlogsumexp, *gradients),
+    )
     dq, dk, dv = gradients
     return dq, dk, dv
+
+
+def forward_sorted(q: Tensor, k: Tensor, v: Tensor, *where: Any) -> tuple[Tensor, Tensor]:
+    """Return o [b t h e] and logsumexp [b t h] of tokens that are sorted several times, as `forward` does.
+
+    q, k [b t h d], v [b t h e]. `where`: visible [b t] bool or None; token [b h r n], the tokens by rank, in
+    r rounds and n places of whole chunks; place and bucket [b h r n], their chunks and buckets by token; the
+    sum of the `RULES` that hold; the tokens of a chunk; the chunks seen before and after the own; the scale.
+    Raises MemoryError.
+    """
+    total = torch.float64 if q.dtype is torch.float64 else torch.float32
+    results = torch.empty(v.shape, dtype=total), torch.empty(q.shape[:3], dtype=total)
+    _run("lintra_softmax_forward", q, k, v, *_sorted(where), results, None, (None,) * 4)
+    return results
+
+
+def backward_sorted(
+    do: Tensor,
+    dlogsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    logsumexp: Tensor,
+    *where: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v, as `backward` does, for the arguments of `forward_sorted`."""
+    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
+    results = o.contiguous(), logsumexp.contiguous()
+    given = native.rows(do), (dlogsumexp, *gradients)
+    _run("lintra_softmax_backward", q, k, v, *_sorted(where), results, *given)
+    dq, dk, dv = gradients
+    return dq, dk, dv
+
+
+def _sorted(where: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments of `forward`, and what is sorted."""
+    visible, token, place, bucket, rule, chunk, before, after, scale = where
+    order = token.to(torch.int64).contiguous(), *(x.to(torch.int32).contiguous() for x in (place, bucket))
+    return (visible, None, None, None, "sorted", before, after, 1, chunk, scale), (
+        token.shape[2],
+        rule,
+        *order,
+    )
 
 
 def _run(
@@ -75,6 +135,7 @@ def _run(
     k: Tensor,
     v: Tensor,
     where: tuple[Any, ...],
+    order: tuple[Any, ...],
     results: tuple[Tensor, Tensor],
     do: Tensor | None,
     gradients: Sequence[Tensor | None],
@@ -100,12 +161,14 @@ def _run(
         native.DTYPES[q.dtype],
         KINDS[kind],
         *(b, t, s, h, g, d, e),
-        *(min(before, most), min(after, most), min(dilation, most), min(unit, max(1, t))),
+        *(min(before, most), min(after, most), min(dilation, most)),
+        unit if kind == "sorted" else min(unit, max(1, t)),
         entries,
         scale,
         *(word for x in (q, k, v, visible) for word in native.strided(x)),
         *(word for x in lists for word in x),
-        *map(native.address, results),
+        *order[:2],
+        *map(native.address, (*order[2:], *results)),
         *native.strided(do),
         *map(native.address, gradients),
     )

@@ -19,28 +19,30 @@ struct BackwardTile {
   T *logsumexp, *less;  // [kTile]
   bool wild_q, wild_dO;  // not all finite
 
-  void attend(const Sight& x, const T* keys, const T* values, bool wild_keys, T* dk, T* dv,
-              Ahead* ahead) {
+  template <class F>
+  void attend(const Sight& x, const T* keys, const T* values, bool wild_keys, T* dk, T* dv, Ahead* ahead, F&& make_seen) {
     multiply_scores(x, keys, d_step, q_t, d, scores, ahead);
     multiply_scores(x, values, e_step, dO_t, e, dscores, ahead);
-    const bool masked = !x.full() || x.hidden;
-    for (i64 i = 0; i < x.rows; i += W) masked ? weigh<true>(x, i) : weigh<false>(x, i);
+    for (i64 i = 0; i < x.rows; i += W) weigh(x, i, make_seen(i));
     add_to_keys<T>(x, {scores, kTile, dO, e_step, dv, e_step, nullptr}, e_step, wild_dO);
     add_to_keys<T>(x, {dscores, kTile, q, d_step, dk, d_step, nullptr}, d_step, wild_q);
     add_to_rows<T>(x, {dscores, kTile, keys, d_step, dq, d_step, nullptr}, d_step, wild_keys);
   }
 
   // Scores -> weights; gradients of weights -> of scores.
-  template <bool Masked>
-  void weigh(const Sight& x, i64 first) {
+  template <class Seen>
+  void weigh(const Sight& x, i64 first, const Seen& seen) {
     T *column = scores + first, *dcolumn = dscores + first;
     const Vec<T> base = load(logsumexp + first), subtracted = load(less + first);
-    const SeenBy<T> seen(x, first);
     each_seen(x, first, dcolumn, [&](i64) {});
     each_seen(x, first, column, [&](i64 j) {
       T *score = column + j * kTile, *dscore = dcolumn + j * kTile;
-      Vec<T> weight = exp_below<T>(load(score) - base), dweight = (load(dscore) - subtracted) * weight;
-      if (Masked) {
+      Vec<T> weight = exp_below<T>(load(score) - base);
+      if constexpr (Seen::kShared) {
+        if (seen.rule.rounds > 1) weight *= seen.share(j);
+      }
+      Vec<T> dweight = (load(dscore) - subtracted) * weight;
+      if constexpr (Seen::kMasked) {
         const Mask<T> mask = x.hidden && x.hidden[j] ? Mask<T>{} : seen(j);
         weight = select<T>(mask, weight, Vec<T>{});
         dweight = select<T>(mask, dweight, Vec<T>{});

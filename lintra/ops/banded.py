@@ -167,6 +167,7 @@ class _Banded(torch.autograd.Function):
         q, k, v, real, band, o, logsumexp = ctx.saved_tensors
         dtype, step = o.dtype, ctx.step
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            q, k, v = (x.view_as(x) for x in (q, k, v))  # one may be computed from another
             pieces = zip(_at_once(q, k, v, real, band, step, scale=1.0), (do, dlogsumexp), strict=True)
             outputs, given = zip(*(each for each in pieces if each[0].requires_grad), strict=True)
             wanted = [x for x in (q, k, v) if x.requires_grad]

@@ -18,7 +18,7 @@ IMPLEMENTATIONS = {  # fastest first
     "recurrence": ("native", "torch", "reference"),  # the delta rule, and decays of every feature
     "causal_conv1d": ("native", "torch", "reference"),
     "selective_scan": ("native", "torch", "reference"),
-    "softmax": ("native", "torch"),  # to bands, segments and listed blocks of keys
+    "softmax": ("native", "torch"),  # to bands, segments, listed blocks, sorted chunks
 }
 
 # Both here and not at the first call, which torch.compile may be tracing. Triton is imported when it is used.

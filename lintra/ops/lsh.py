@@ -5,22 +5,25 @@ sorted row into chunks; a query sees the keys in its own chunk and in those besi
 joined by their log-sum-exps. Queries and keys are one vector u: a key is u at length 1, and a token sees
 itself only where it sees nothing else, unless `see_self`.
 
-Padded tokens sort behind all others, so that every real one has the rank it would have alone.
+Padded tokens sort behind all others, so that every real one has the rank it would have alone. On the CPU the
+tokens are sorted in PyTorch, and chunks attend to each other in C++, no score kept.
 """
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from lintra.native.softmax import MOST_ROUNDS, RULES
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
+from lintra.ops.softmax_native import register_sorted, runs_natively
 
 SINGLE = 6  # up to 2^6 buckets come from one hash, more from a pair of hashes
 
@@ -36,6 +39,24 @@ class Pattern:
     wrap: bool = True  # the chunk before the first is the last of the same round and sample
     across_buckets: bool = True  # False: a query sees only keys of its own bucket
     see_self: bool = False  # a token's own key is one like any other; else only where it sees nothing else
+
+    def rule(self, exact_union: bool) -> int:
+        """Return how tokens see each other as the kernel reads it."""
+        holds = {
+            "causal": self.causal,
+            "see_self": self.see_self,
+            "across_buckets": self.across_buckets,
+            "wrap": self.wrap,
+            "exact_union": exact_union,
+        }
+        return sum(RULES[name] for name, value in holds.items() if value)
+
+    @classmethod
+    def of_rule(cls, rule: int, chunk: int, look_back: int, look_ahead: int) -> tuple["Pattern", bool]:
+        """Return the pattern that has this rule, and whether it is of an exact union."""
+        holds = {name: bool(rule & flag) for name, flag in RULES.items()}
+        exact_union = holds.pop("exact_union")
+        return cls(chunk=chunk, look_back=look_back, look_ahead=look_ahead, **holds), exact_union
 
     @property
     def width(self) -> int:
@@ -221,32 +242,82 @@ def lsh_attention(
     if u.numel() == 0 or v.numel() == 0:
         return torch.zeros_like(v)
     order = Order.of(bucket, mask, chunk)
-    spare = order.real.shape[1] - time
-    u, v = (functional.pad(x, (0, 0, 0, 0, 0, spare)).transpose(1, 2) for x in (u, v))
+    keys = unit(u)
+    few = allowed is None and bucket.shape[3] <= MOST_ROUNDS
+    if few and runs_natively(u, keys, v, dropout):
+        real = None if mask is None else order.real[:, :time]
+        sizes = (pattern.rule(exact_union), chunk, pattern.look_back, pattern.look_ahead, scale)
+        piece = PartialAttention(*_operator(u, keys, v, real, order.token, order.place, order.bucket, *sizes))
+    else:
+        piece = _rounds(u, keys, v, order, pattern, exact_union, allowed, scale=scale, dropout=dropout)
     own = v
     if allowed is not None:
+        own = v * allowed.diagonal()[:, None, None]
+    return _join(piece, own, order.real[:, :time], dropout)
+
+
+def _rounds(
+    u: Float[Tensor, "b t h d"],
+    keys: Float[Tensor, "b t h d"],
+    v: Float[Tensor, "b t h e"],
+    order: Order,
+    pattern: Pattern,
+    exact_union: bool,
+    allowed: Bool[Tensor, "t t"] | None,
+    **options: Any,
+) -> PartialAttention:
+    """All rounds together, o [b t h e] and logsumexp [b t h], on every device."""
+    time, chunk = u.shape[1], pattern.chunk
+    spare = order.real.shape[1] - time
+    u, keys, v = (functional.pad(x, (0, 0, 0, 0, 0, spare)).transpose(1, 2) for x in (u, keys, v))
+    if allowed is not None:
         allowed = functional.pad(allowed, (0, spare, 0, spare))
-        own = v * allowed.diagonal()[:, None]
     place = torch.arange(order.real.shape[1] // chunk, device=u.device).expand(*u.shape[:2], -1)
     pieces = []
-    for i in range(bucket.shape[3]):
+    for i in range(order.token.shape[2]):
         token, rank = order.token[:, :, i], order.rank[:, :, i]
         query = token.unflatten(2, (-1, chunk))
         sight = Sight.of(order, i, query, place, pattern, exact_union, allowed)
-        near = _take(u, query)
         piece = softmax_attention(
-            near,
-            _beside(unit(near), sight.source),
+            _take(u, query),
+            _beside(_take(keys, query), sight.source),
             _beside(_take(v, query), sight.source),
             visible=sight.visible,
             bias=sight.bias(sum_dtype(v.dtype)),
-            scale=scale,
-            dropout=dropout,
+            **options,
         )
         pieces.append(
             PartialAttention(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank))
         )
-    return _join(pieces, own, order.real, dropout)[:, :time]
+    return PartialAttention(*(x.transpose(1, 2)[:, :time] for x in merge_lse(*pieces)))
+
+
+def _again(
+    u: Tensor,
+    keys: Tensor,
+    v: Tensor,
+    real: Tensor | None,
+    token: Tensor,
+    place: Tensor,
+    bucket: Tensor,
+    rule: int,
+    chunk: int,
+    before: int,
+    after: int,
+    scale: float,
+) -> PartialAttention:
+    """All rounds by way of all scores, for the gradient of a gradient."""
+    pattern, exact_union = Pattern.of_rule(rule, chunk, before, after)
+    spare = token.shape[3] - u.shape[1]
+    real = functional.pad(real_tokens(real, u), (0, spare))
+    places = torch.arange(token.shape[3], device=u.device).expand_as(token)
+    rank = torch.empty_like(token).scatter(-1, token, places)
+    chunks = ((real.sum(1) + chunk - 1) // chunk).clamp(min=1)
+    order = Order(token, rank, place, bucket, real, chunks)
+    return _rounds(u, keys, v, order, pattern, exact_union, None, scale=scale)
+
+
+_operator = register_sorted(_again)
 
 
 def lsh_attention_newest(
@@ -283,7 +354,8 @@ def lsh_attention_newest(
             dropout=dropout,
         )
         pieces.append(PartialAttention(piece.o.flatten(2, 3), piece.logsumexp.flatten(2)))
-    return _join(pieces, v[:, :, last], order.real[:, last], dropout)
+    piece = PartialAttention(*(x.transpose(1, 2) for x in merge_lse(*pieces)))
+    return _join(piece, v[:, :, last].transpose(1, 2), order.real[:, last], dropout)
 
 
 def unit(u: Tensor) -> Tensor:
@@ -339,11 +411,10 @@ def _beside(x: Tensor, source: Tensor) -> Tensor:
     return rows.reshape(batch, heads, count, -1, width)
 
 
-def _join(rounds: list[PartialAttention], own: Tensor, real: Tensor, dropout: float) -> Tensor:
-    """The rounds together [b t h e], a token's `own` value [b h t e] where no round sees anything."""
-    o, logsumexp = merge_lse(*rounds)
-    alone = logsumexp[..., None] == -math.inf
+def _join(piece: PartialAttention, own: Tensor, real: Tensor, dropout: float) -> Tensor:
+    """What the rounds found [b t h e], a token's `own` value [b t h e] where none of them sees anything."""
+    alone = piece.logsumexp[..., None] == -math.inf
     if dropout:
         own = own * functional.dropout(torch.ones_like(own[..., :1]), dropout)
-    y = torch.where(alone, own.to(o.dtype), o).masked_fill(~real[:, None, :, None], 0.0)
-    return y.transpose(1, 2).to(own.dtype)
+    y = torch.where(alone, own.to(piece.o.dtype), piece.o)
+    return y.masked_fill(~real[:, :, None, None], 0.0).to(own.dtype)

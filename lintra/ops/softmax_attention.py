@@ -125,6 +125,7 @@ class _TwiceDifferentiable(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return dy, None, None, None, None, None
         q, k, v, visible = ctx.saved_tensors
+        q, k, v = (x.view_as(x) for x in (q, k, v))  # one may be computed from another
         with sdpa_kernel(SDPBackend.MATH):
             y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **ctx.options)
         wanted = [x for x in (q, k, v) if x.requires_grad]

@@ -1,6 +1,7 @@
-"""Softmax attention to some of the keys in C++, as the operator `lintra::softmax`: no score is kept.
+"""Softmax attention to some of the keys in C++, as operators of PyTorch: no score is kept.
 
-Bands, segments and listed blocks are kinds of one operator. It runs where numbers and first derivatives are
+Bands, segments and listed blocks are kinds of one operator, `lintra::softmax`; another, which
+`lintra.ops.lsh` registers, reads tokens in sorted chunks. They run where numbers and first derivatives are
 asked for; a backward pass that is to be differentiated itself goes by way of all scores.
 """
 
@@ -25,12 +26,11 @@ _WHERE = (
     "Tensor? visible, Tensor? blocks, Tensor? listed, Tensor? own, str kind, SymInt before, SymInt after, "
     "SymInt dilation, SymInt unit, float scale"
 )
-_FORWARD = f"(Tensor q, Tensor k, Tensor v, {_WHERE}) -> (Tensor o, Tensor logsumexp)"
-_BACKWARD = (
-    "(Tensor do, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor o, Tensor logsumexp, "
-    f"{_WHERE}) -> (Tensor dq, Tensor dk, Tensor dv)"
+_SORTED = (
+    "Tensor? visible, Tensor token, Tensor place, Tensor bucket, int rule, SymInt chunk, SymInt before, "
+    "SymInt after, float scale"
 )
-_TENSORS = 4  # of `where`
+_TENSORS = 4  # that either begins with
 _scored: dict[str, Callable[..., PartialAttention]] = {}  # by kind: by way of all scores
 
 
@@ -110,48 +110,73 @@ def _all_scores(
     return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
 
 
-def _forward_fake(q, k, v, *_):
-    total = checks.sum_dtype(q.dtype)
-    return q.new_empty(*q.shape[:3], v.shape[3], dtype=total), q.new_empty(q.shape[:3], dtype=total)
-
-
-def _backward_fake(do, dlogsumexp, q, k, v, *_):
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *where = inputs
-    ctx.options = where[_TENSORS:]
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(q, k, v, *output, *where[:_TENSORS])
-
-
-def _differentiate(ctx: Any, do: Tensor | None, dlogsumexp: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, o, logsumexp, *tensors = ctx.saved_tensors
-    nothing = (None,) * (_TENSORS + len(ctx.options))
-    if do is None and dlogsumexp is None:
-        return None, None, None, *nothing
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-        return *_differentiable(q, k, v, (*tensors, *ctx.options), (do, dlogsumexp)), *nothing
-    do = torch.zeros_like(o) if do is None else do
-    return *_backward(do, dlogsumexp, q, k, v, o, logsumexp, *tensors, *ctx.options), *nothing
-
-
-def _differentiable(
-    q: Tensor, k: Tensor, v: Tensor, where: tuple[Any, ...], given: tuple[Tensor | None, Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients by way of all scores, with gradients of their own."""
+def _scores_again(q: Tensor, k: Tensor, v: Tensor, *where: Any) -> PartialAttention:
     visible, blocks, listed, own, kind, before, after, dilation, unit, scale = where
     lists = {"blocks": blocks, "listed": listed, "own": own}
     sizes = {"before": before, "after": after, "dilation": dilation, "unit": unit}
-    pieces = _scored[kind](q, k, v, visible=visible, scale=scale, **lists, **sizes)
+    return _scored[kind](q, k, v, visible=visible, scale=scale, **lists, **sizes)
+
+
+def register(
+    name: str,
+    where: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    again: Callable[..., PartialAttention],
+) -> Callable[..., Any]:
+    """Make the operators lintra::`name` and lintra::`name`_backward; return the first.
+
+    `where` is the schema of what follows q, k and v, four tensors first. `again` computes what `forward` does
+    in a form that PyTorch differentiates any number of times."""
+
+    def forward_fake(q, k, v, *_):
+        total = checks.sum_dtype(q.dtype)
+        return q.new_empty(*q.shape[:3], v.shape[3], dtype=total), q.new_empty(q.shape[:3], dtype=total)
+
+    def backward_fake(do, dlogsumexp, q, k, v, *_):
+        return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+    def save(ctx, inputs, output):
+        q, k, v, *others = inputs
+        ctx.options = others[_TENSORS:]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, *output, *others[:_TENSORS])
+
+    def differentiate(ctx, do, dlogsumexp):
+        q, k, v, o, logsumexp, *tensors = ctx.saved_tensors
+        nothing = (None,) * (_TENSORS + len(ctx.options))
+        if do is None and dlogsumexp is None:
+            return None, None, None, *nothing
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            inputs = [x.view_as(x) for x in (q, k, v)]  # one may be computed from another
+            pieces = again(*inputs, *tensors, *ctx.options)
+            return *_differentiable(inputs, pieces, (do, dlogsumexp)), *nothing
+        do = torch.zeros_like(o) if do is None else do
+        given = (do, dlogsumexp, q, k, v, o, logsumexp, *tensors, *ctx.options)
+        return *backward_operator(*given), *nothing
+
+    backward_schema = (
+        "(Tensor do, Tensor? dlogsumexp, Tensor q, Tensor k, Tensor v, Tensor o, Tensor logsumexp, "
+        f"{where}) -> (Tensor dq, Tensor dk, Tensor dv)"
+    )
+    forward_schema = f"(Tensor q, Tensor k, Tensor v, {where}) -> (Tensor o, Tensor logsumexp)"
+    backward_operator = define(
+        f"{name}_backward", backward_schema, backward, backward_fake, _once, None, ["CPU"]
+    )
+    return define(name, forward_schema, forward, forward_fake, differentiate, save, ["CPU"])
+
+
+def _differentiable(
+    inputs: list[Tensor], pieces: PartialAttention, given: tuple[Tensor | None, Tensor | None]
+) -> list[Tensor | None]:
+    """The gradients of inputs by way of all scores, with gradients of their own."""
     used = [(x, dx) for x, dx in zip(pieces, given, strict=True) if dx is not None and x.requires_grad]
-    wanted = [x for x in (q, k, v) if x.requires_grad]
     if not used:
-        return [None, None, None]
+        return [None] * len(inputs)
+    wanted = [x for x in inputs if x.requires_grad]
     outputs, gradients = zip(*used, strict=True)
     found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in (q, k, v)]
+    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 def _once(ctx: Any, *_: Any) -> None:
@@ -160,5 +185,9 @@ def _once(ctx: Any, *_: Any) -> None:
     )
 
 
-_backward = define("softmax_backward", _BACKWARD, softmax.backward, _backward_fake, _once, None, ["CPU"])
-_operator = define("softmax", _FORWARD, softmax.forward, _forward_fake, _differentiate, _save, ["CPU"])
+_operator = register("softmax", _WHERE, softmax.forward, softmax.backward, _scores_again)
+
+
+def register_sorted(again: Callable[..., PartialAttention]) -> Callable[..., Any]:
+    """Make and return the operator of `lintra.native.softmax.forward_sorted`, see `register`."""
+    return register("sorted_softmax", _SORTED, softmax.forward_sorted, softmax.backward_sorted, again)

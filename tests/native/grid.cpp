@@ -214,7 +214,7 @@ void selective_scan(const Shape& x, bool whole, bool time) {
   expect(lintra_scan_backward(&s));
 }
 
-// A band whose queries are the last t of t + 3 places, segments, and blocks of 5 places.
+// A band whose queries are the last t of t + 3 places, segments, blocks of 5 places, and sorted chunks.
 void softmax(const Shape& x, i64 kind, i64 reach, i64 dilation) {
   memory.clear();
   const i64 unit = kind == LINTRA_BLOCKS ? 5 : 7, t = kind == LINTRA_BLOCKS ? (x.t + 4) / 5 * 5 : x.t;
@@ -245,14 +245,35 @@ void softmax(const Shape& x, i64 kind, i64 reach, i64 dilation) {
       c.own = {(char*)own, n, 1, 0};
     }
   }
+  if (kind == LINTRA_SORTED) {
+    c.g = x.h, c.rounds = 1 + reach % 3, c.rule = reach + x.t, c.before = reach % 4, c.after = reach % 2;
+    c.k = tensor(numbers(x.b * t * x.h * x.f, x.dtype, -1, 1), t, x.h, x.f);
+    c.v = tensor(numbers(x.b * t * x.h * x.e, x.dtype, -1, 1), t, x.h, x.e);
+    const i64 n = (t + unit - 1) / unit * unit, all = x.b * x.h * c.rounds;
+    memory.emplace_back(new char[size_t(all * n * 8)]);
+    i64* token = (i64*)memory.back().get();
+    memory.emplace_back(new char[size_t(all * n * 4)]);
+    int32_t* place = (int32_t*)memory.back().get();
+    memory.emplace_back(new char[size_t(all * n * 4)]);
+    int32_t* bucket = (int32_t*)memory.back().get();
+    for (i64 i = 0; i < all; ++i) {  // the visible tokens from the last to the first, then the others
+      const char* visible = c.visible.data ? c.visible.data + i / (x.h * c.rounds) * s : nullptr;
+      i64 front = 0, back = n;
+      for (i64 j = n - 1; j >= 0; --j) {
+        const i64 at = j < t && (!visible || visible[j]) ? front++ : --back;
+        token[i * n + at] = j, place[i * n + j] = int32_t(at / unit), bucket[i * n + j] = int32_t(j % 3);
+      }
+    }
+    c.token = token, c.place = place, c.bucket = bucket;
+  }
   c.o = numbers(x.b * t * x.h * x.e, wide, 0, 0);
   c.logsumexp = numbers(x.b * t * x.h, wide, 0, 0);
   expect(lintra_softmax_forward(&c));
   c.dO = tensor(numbers(x.b * t * x.h * x.e, wide, -1, 1), t, x.h, x.e);
   if (x.masked) c.dlogsumexp = numbers(x.b * t * x.h, wide, -1, 1);
   c.dq = numbers(x.b * t * x.h * x.f, x.dtype, 0, 0);
-  c.dk = numbers(x.b * s * x.g * x.f, x.dtype, 0, 0);
-  c.dv = numbers(x.b * s * x.g * x.e, x.dtype, 0, 0);
+  c.dk = numbers(x.b * s * c.g * x.f, x.dtype, 0, 0);
+  c.dv = numbers(x.b * s * c.g * x.e, x.dtype, 0, 0);
   expect(lintra_softmax_backward(&c));
 }
 
@@ -275,7 +296,7 @@ int main() {
               for (bool whole : {false, true})
                 for (bool time : {false, true}) selective_scan(x, whole, time);
               for (i64 reach : {0, 9, 200})
-                for (i64 kind = 0; kind < 3; ++kind) softmax(x, kind, reach, kind ? 1 : 1 + reach % 4);
+                for (i64 kind = 0; kind < 4; ++kind) softmax(x, kind, reach, kind ? 1 : 1 + reach % 4);
               if (t == 70 && head[0] == 1) softmax({isa, 2, dtype, 1, 1300, 2, 1, width[0], width[1], kind == 1, false}, kind, 60, 1);
               for (bool causal : {false, true})
                 for (bool normalize : {false, true})

@@ -8,7 +8,7 @@ import torch
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.ops import softmax_native
+from lintra.ops import lsh, softmax_native
 from lintra.ops.banded import banded_attention, banded_attention_reference
 from lintra.ops.blocks import block_attention, block_attention_reference
 from lintra.ops.segments import segment_attention, segment_attention_reference
@@ -49,6 +49,33 @@ def listed(q, k, v, reference=False, **options):
     return y, q.new_zeros(q.shape[:3])
 
 
+def hashed(q, k, v, reference=False, **options):
+    """Of tokens sorted by hashes: keys are queries."""
+    q = q + k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    v = v.repeat_interleave(q.shape[2] // v.shape[2], 2)
+    y = (lsh.lsh_attention_reference if reference else lsh.lsh_attention)(q, v, **options)
+    return y, q.new_zeros(q.shape[:3])
+
+
+PATTERNS = [
+    lsh.Pattern(causal=False, chunk=20),
+    lsh.Pattern(causal=True, chunk=70, look_ahead=1, see_self=True),
+    lsh.Pattern(causal=True, chunk=7, look_back=2, wrap=False),
+    lsh.Pattern(causal=False, chunk=5, across_buckets=False),
+    lsh.Pattern(causal=False, chunk=90, look_back=4),
+]
+
+
+def sorts(t, h, batch=2):
+    """Options of `hashed`, one for each pattern."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(batch, t, generator=generator) > 0.2
+    mask[0] = True
+    for i, pattern in enumerate(PATTERNS):
+        bucket = torch.randint(4, (batch, t, h, 1 + i % 3), generator=generator)
+        yield {"bucket": bucket, "pattern": pattern, "mask": mask, "exact_union": i != 1, "scale": 0.7}
+
+
 def cases(h, g, d, e, dtype=torch.float64):
     """Calls of every kind, over more than a tile of queries and of keys: name, function, inputs, options."""
     visible = torch.rand(2, 160, generator=torch.Generator().manual_seed(1)) > 0.3
@@ -63,6 +90,8 @@ def cases(h, g, d, e, dtype=torch.float64):
     )
     yield "segments", segments, draw(160, **size), {"segment": 30, "side": 17, "visible": visible}
     yield "blocks", listed, draw(100, 160, **size), lists(100, 160, g, False) | {"visible": visible}
+    for options in sorts(160, h):
+        yield "sorted", hashed, draw(160, **size), options
     yield "causal blocks", listed, draw(80, 160, **size), lists(80, 160, g, True) | {"scale": -0.3}
 
 
@@ -95,6 +124,8 @@ def test_every_dtype_is_summed_in_float32(name, dtype):
             exact = [x.detach().double().requires_grad_() for x in inputs]
             expected = results(function, exact, reference=True, **options)
             for i, (x, y) in enumerate(zip(found, expected, strict=True)):
+                if function is hashed and dtype != torch.float32:
+                    continue  # what is hashed is rounded before, and normalised
                 # o of blocks is in the dtype of v, and the gradient that comes back to it so far rounded.
                 rounded = i > 1 or function is listed
                 eps = torch.finfo(dtype if rounded else torch.float32).eps
@@ -109,7 +140,9 @@ def test_threads_change_no_bit(batch):
         inputs = draw(t, h=h, g=g, batch=batch, dtype=torch.float32)
         everywhere = torch.arange(t // BLOCK).expand(1, g, t // BLOCK, -1)
         lists = {"blocks": everywhere, "listed": everywhere % 3 > 0, "block": BLOCK}
+        bucket = torch.randint(40, (batch, t, h, 2), generator=torch.Generator().manual_seed(0))
         for function, options in (
+            (hashed, {"bucket": bucket, "pattern": PATTERNS[0]}),
             (band, {"before": 90, "after": 10}),
             (band, {"before": 9, "after": 10, "dilation": 3}),
             (segments, {"segment": 50, "side": 30}),
@@ -235,8 +268,21 @@ def test_operator_obeys_pytorch(kind):
     torch.library.opcheck(softmax_native._operator, arguments)
 
 
+def test_sorted_operator_obeys_pytorch():
+    u, _, v = draw(40, h=2, g=2, batch=1)
+    options = list(sorts(40, 2, 1))[2]
+    pattern, order = options["pattern"], lsh.Order.of(options["bucket"], options["mask"], 7)
+    sizes = (pattern.rule(True), pattern.chunk, pattern.look_back, pattern.look_ahead, 0.5)
+    keys = lsh.unit(u).detach().requires_grad_()
+    torch.library.opcheck(
+        lsh._operator, (u, keys, v, options["mask"], order.token, order.place, order.bucket, *sizes)
+    )
+
+
 def test_compiled_whole():
-    for _, function, inputs, options in cases(4, 2, 5, 3):
+    for name, function, inputs, options in cases(4, 2, 5, 3):
+        if name == "sorted" and options["pattern"] != PATTERNS[1]:
+            continue  # a graph of each costs seconds
         compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
         assert_close(
             results(compiled, inputs, **options), results(function, inputs, **options), rtol=0, atol=0
@@ -251,10 +297,15 @@ def test_autocast_keeps_the_digits():
         assert_close(o, function(*inputs, **options)[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("function", [band, segments, listed])
+@pytest.mark.parametrize("function", [band, segments, listed, hashed])
 def test_second_derivatives_and_transforms(function):
     inputs, options = draw(40, h=2, g=1, d=2, e=2, batch=1), lists(40, 40, 1, True, batch=1)
-    options = {band: {"before": 3, "after": 1}, segments: {"segment": 6, "side": 2}}.get(function, options)
+    given = {
+        band: {"before": 3, "after": 1},
+        segments: {"segment": 6, "side": 2},
+        hashed: next(sorts(40, 2, 1)),
+    }
+    options = given.get(function, options)
     found = []
     for reference in (False, True):
         o, _ = function(*inputs, reference=reference, **options)
@@ -269,6 +320,19 @@ def test_second_derivatives_and_transforms(function):
     assert_close(torch.func.grad(scalar)(detached[0]), gradients_of(scalar, detached[0]), **EXACT)
     one = torch.func.vmap(lambda q: function(q, *detached[1:], **options)[0])(detached[0][None])
     assert_close(one[0], function(*detached, **options)[0], **EXACT)
+
+
+@pytest.mark.parametrize("impl", ["native", "off"])
+def test_second_derivatives_of_keys_that_are_computed_from_queries(impl):
+    """A path from one input to another belongs to neither's own gradient."""
+    q, _, v = draw(30, h=2, g=2, d=3)
+    found = []
+    with native.use(native.instruction_set() if impl == "native" else "off"):
+        for attention in (banded_attention, banded_attention_reference):
+            o = attention(q, q.sin(), v, before=3, after=1).o
+            (first,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+            found.append(torch.autograd.grad(first.square().sum(), (q, v)))
+    assert_close(*found, **EXACT)
 
 
 def gradients_of(scalar, x):
