@@ -80,7 +80,7 @@ class ConvolvedRecurrence(Attention):
         inputs = widened(q, k, v)
         if self.config.conv is None:
             return inputs, state[1:]
-        impl = self.config.impl
+        impl = "auto" if self.config.impl == "triton" else self.config.impl  # it has no kernel there
         if layout is None:
             layout, impl = Layout(q.shape[0], 1, q.device), "reference"
         found = []

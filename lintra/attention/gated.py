@@ -25,7 +25,7 @@ from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
+from lintra.ops.linear_attention import Impl, LinearState, linear_attention
 from lintra.ops.norms import gated_norm
 from lintra.ops.rope import RotaryEmbedding
 
@@ -37,7 +37,7 @@ class Config:
     rank: int = 16  # numbers a token's decays are computed from
     temperature: float = 16.0  # divides the logarithm of the decays: the larger, the longer the memory
     chunk: int = 64  # tokens per block of the parallel form, a power of two; does not change the result
-    impl: RecurrenceImpl = "auto"  # which implementation of the recurrence
+    impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)

@@ -24,7 +24,7 @@ from torch.nn import functional
 from lintra.attention.delta import DeltaNet
 from lintra.config import fields
 from lintra.ops.autocast import widened
-from lintra.ops.linear_attention import RecurrenceImpl
+from lintra.ops.linear_attention import Impl
 from lintra.ops.norms import gated_norm
 
 
@@ -38,7 +38,7 @@ class Config:
     conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
     gate: bool = True  # multiply by sigmoid of a projection of the layer's input
     chunk: int = 64  # tokens per block of the parallel form in PyTorch; changes speed, not the result
-    impl: RecurrenceImpl = "auto"  # which implementation of the recurrence
+    impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)

@@ -25,7 +25,7 @@ from lintra.attention._convolved import ConvolvedRecurrence, ConvolvedState
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import LinearState, RecurrenceImpl, linear_attention
+from lintra.ops.linear_attention import Impl, LinearState, linear_attention
 from lintra.ops.norms import gated_norm
 from lintra.ops.rope import RotaryEmbedding
 
@@ -38,7 +38,7 @@ class Config:
     skip: bool = True  # add D times a token's own value
     gate: bool = True  # multiply by silu of a projection of the layer's input, before the norm
     chunk: int = 64  # tokens per block of the parallel form in PyTorch; changes speed, not the result
-    impl: RecurrenceImpl = "auto"  # which implementation of the recurrence
+    impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)

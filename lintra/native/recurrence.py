@@ -78,20 +78,20 @@ def backward(
     gradients = (dstate, dq, dk, dlog_decay, dbeta, dv, before)
     call.run("lintra_recurrence_backward", scale, (None, None, None, saved), native.rows(dy), gradients)
     dlog_decay, dbeta = (None if x is None else _summed(x) for x in (dlog_decay, dbeta))
-    dq, dk = _grouped(_summed(dq), q), _grouped(_summed(dk), k)
-    return dq, dk, _grouped(dv, v), dlog_decay, dbeta, before
+    dq, dk = grouped(_summed(dq), q), grouped(_summed(dk), k)
+    return dq, dk, grouped(dv, v), dlog_decay, dbeta, before
 
 
-def saved_size(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> int:
+def saved_size(q: Tensor, k: Tensor, v: Tensor, beta: Tensor | None, cu_seqlens: Tensor | None) -> int:
     """Return how many numbers `forward` saves."""
-    return _Call(q, k, v, None, None, None, cu_seqlens).saved
+    return _Call(q, k, v, None, beta, None, cu_seqlens).saved
 
 
 def _summed(parts: Tensor) -> Tensor:
     return parts[0] if parts.shape[0] == 1 else parts.sum(0)
 
 
-def _grouped(gradient: Tensor, x: Tensor) -> Tensor:
+def grouped(gradient: Tensor, x: Tensor) -> Tensor:
     """The sum over the heads that share one of x, in its dtype."""
     heads = x.shape[2]
     if gradient.shape[2] != heads:

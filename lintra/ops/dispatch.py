@@ -15,7 +15,7 @@ from lintra.ops.checks import transformed
 
 IMPLEMENTATIONS = {  # fastest first
     "linear_attention": ("triton", "native", "torch", "reference"),
-    "recurrence": ("native", "torch", "reference"),  # the delta rule, and decays of every feature
+    "recurrence": ("triton", "native", "torch", "reference"),  # the delta rule, and decays of every feature
     "causal_conv1d": ("native", "torch", "reference"),
     "selective_scan": ("native", "torch", "reference"),
     "softmax": ("native", "torch"),  # to bands, segments, listed blocks, sorted chunks
@@ -39,6 +39,7 @@ _TRITON = _triton()
 _TRITON_NEEDED = (3, 4)  # earlier ones do not compile all of the kernels
 _CAPABILITY = (8, 0)  # the first with TF32 and bfloat16
 _STATE_MOST = 65_535 * 1_024  # numbers: the programs of a launch along an axis, times what each takes
+_FEATURES_MOST = 256  # of a recurrence, whose programs hold whole columns of a state
 _warned: set[str] = set()
 
 
@@ -60,10 +61,10 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
         _warn_of_slow_gpu(op, tensors)
         on_gpu = bool(tensors) and tensors[0].is_cuda  # interpreted, Triton could run anywhere, slowly
         names = [name for name in IMPLEMENTATIONS[op] if on_gpu or name != "triton"]
-        return next(name for name in names if _why_not(name, tensors) is None)
+        return next(name for name in names if _why_not(op, name, tensors) is None)
     if impl not in IMPLEMENTATIONS[op]:
         raise ValueError(f"impl must be 'auto' or one of {IMPLEMENTATIONS[op]}, got {impl!r}")
-    reason = _why_not(impl, tensors)
+    reason = _why_not(op, impl, tensors)
     if reason is not None:
         raise RuntimeError(f"impl={impl!r} cannot serve {op} here: {reason}")
     return impl
@@ -80,9 +81,9 @@ def explain() -> list[Row]:
     for op, names in IMPLEMENTATIONS.items():
         chosen = {"CPU": choose(op, "auto")}
         if torch.cuda.is_available():
-            chosen["GPU"] = "torch" if _no_kernels_of(op, torch.device("cuda")) else "triton"
+            chosen["GPU"] = "torch" if _no_gpu_kernels(torch.device("cuda")) else "triton"
         for name in names:
-            reason = _why_not(name, ())
+            reason = _why_not(op, name, ())
             serves = ", ".join(device for device, each in chosen.items() if each == name)
             rows.append(Row(op, name, serves, reason or _ROLES[name]))
     return rows
@@ -96,10 +97,10 @@ _ROLES = {
 }
 
 
-def _why_not(name: str, tensors: Sequence[Tensor]) -> str | None:
+def _why_not(op: str, name: str, tensors: Sequence[Tensor]) -> str | None:
     if name == "native":
         return _why_not_native(tensors)
-    return _why_not_triton(tensors) if name == "triton" else None
+    return _why_not_triton(op, tensors) if name == "triton" else None
 
 
 def _why_not_native(tensors: Sequence[Tensor]) -> str | None:
@@ -114,7 +115,9 @@ def _why_not_native(tensors: Sequence[Tensor]) -> str | None:
 _NO_TRANSFORMS = "it has no rule for torch.func and forward-mode differentiation; impl='torch' has"
 
 
-def _why_not_triton(tensors: Sequence[Tensor]) -> str | None:
+def _why_not_triton(op: str, tensors: Sequence[Tensor]) -> str | None:
+    if op == "recurrence" and tensors and tensors[0].shape[-1] > _FEATURES_MOST:
+        return f"keys of {tensors[0].shape[-1]} features are wider than {_FEATURES_MOST}, the most it takes"
     for x in tensors:
         if not (x.is_cuda or (INTERPRETED and x.device.type == "cpu")):
             return f"it runs on an NVIDIA GPU, the tensors are on {x.device.type}"
@@ -126,11 +129,6 @@ def _why_not_triton(tensors: Sequence[Tensor]) -> str | None:
         if x.dim() == 4 and x.shape[2] * (x.shape[3] + 1) >= _STATE_MOST:
             return f"a state of {x.shape[2]} x {x.shape[3]} numbers is too large for one launch over it"
     return _no_gpu_kernels(tensors[0].device if tensors else torch.device("cuda"))
-
-
-def _no_kernels_of(op: str, device: torch.device) -> str | None:
-    """Why no kernels of an op can run on this GPU, whatever the tensors."""
-    return _no_gpu_kernels(device) if "triton" in IMPLEMENTATIONS[op] else "it has no kernels for GPUs yet"
 
 
 def _no_gpu_kernels(device: torch.device) -> str | None:
@@ -157,7 +155,7 @@ def _warn_of_slow_gpu(op: str, tensors: Sequence[Tensor]) -> None:
     """Once for each reason, where a GPU is at hand and its kernels are not."""
     if torch.compiler.is_compiling() or not (tensors and tensors[0].is_cuda):
         return
-    reason = _no_kernels_of(op, tensors[0].device)
+    reason = _no_gpu_kernels(tensors[0].device)
     if reason is not None and reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"{op} on the GPU is chunked PyTorch here, not Triton: {reason}", stacklevel=4)

@@ -99,7 +99,7 @@ def test_the_rank_is_the_width_of_a_head_unless_it_is_given():
         ({"rank": 0}, "rank must be at least 1, got 0"),
         ({"conv": 0}, "conv must be at least 1, got 0"),
         ({"chunk": 0}, "chunk must be at least 1, got 0"),
-        ({"impl": "triton"}, "impl must be"),
+        ({"impl": "cuda"}, "impl must be"),
     ],
 )
 def test_refuses(options, message):

@@ -29,12 +29,15 @@ def on_gpu(monkeypatch):
     )
 
 
-def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu):
+@pytest.mark.parametrize("op", dispatch.IMPLEMENTATIONS)
+def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu, op):
     as_if(monkeypatch)
-    assert dispatch.choose("linear_attention", "auto", on_gpu) == "triton"
-    assert {row.implementation: row.serves for row in dispatch.explain()}["triton"] == "GPU"
+    assert dispatch.choose(op, "auto", on_gpu) == "triton"
+    rows = {row.implementation: row.serves for row in dispatch.explain() if row.op == op}
+    assert rows["triton"] == "GPU"
 
 
+@pytest.mark.parametrize("op", dispatch.IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
@@ -44,16 +47,16 @@ def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu):
         ({"hip": "6.1"}, "it runs on NVIDIA GPUs only"),
     ],
 )
-def test_an_unsupported_gpu_is_told_once(monkeypatch, on_gpu, machine, reason):
+def test_an_unsupported_gpu_is_told_once(monkeypatch, on_gpu, machine, reason, op):
     as_if(monkeypatch, **machine)
     with pytest.warns(UserWarning, match=f"chunked PyTorch here, not Triton: {reason}"):
-        assert dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
+        assert dispatch.choose(op, "auto", on_gpu) == "torch"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.choose("linear_attention", "auto", on_gpu) == "torch"
-    with pytest.raises(RuntimeError, match=f"impl='triton' cannot serve linear_attention here: {reason}"):
-        dispatch.choose("linear_attention", "triton", on_gpu)
-    rows = {row.implementation: row for row in dispatch.explain()}
+        assert dispatch.choose(op, "auto", on_gpu) == "torch"
+    with pytest.raises(RuntimeError, match=f"impl='triton' cannot serve {op} here: {reason}"):
+        dispatch.choose(op, "triton", on_gpu)
+    rows = {row.implementation: row for row in dispatch.explain() if row.op == op}
     assert rows["triton"].reason.startswith(reason)
     assert (rows["triton"].serves, "GPU" in rows["torch"].serves) == ("", True)
 
@@ -68,6 +71,15 @@ def test_what_triton_cannot_do_is_chunked(monkeypatch, on_gpu):
         assert dispatch.choose("linear_attention", "auto", x) == "torch"
         with pytest.raises(RuntimeError, match=reason):
             dispatch.choose("linear_attention", "triton", x)
+
+
+def test_keys_that_are_too_wide_for_a_recurrence_are_chunked(monkeypatch, on_gpu):
+    as_if(monkeypatch)
+    x = SimpleNamespace(**vars(on_gpu) | {"shape": (1, 1, 1, 257)})
+    assert dispatch.choose("recurrence", "auto", x) == "torch"
+    assert dispatch.choose("linear_attention", "auto", x) == "triton"
+    with pytest.raises(RuntimeError, match="keys of 257 features are wider than 256"):
+        dispatch.choose("recurrence", "triton", x)
 
 
 def test_without_a_gpu(monkeypatch):

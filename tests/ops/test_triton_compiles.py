@@ -14,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from lintra.ops.linear_attention import triton as linear_attention_triton
+from lintra.ops.linear_attention import triton_recurrence
 
 KINDS = {
     torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.float16: "*fp16",
@@ -21,8 +22,9 @@ KINDS = {
 }
 LEAST = 99 * 1024  # bytes of shared memory to a program on the smallest GPUs that are served
 launched = []
-linear_attention_triton.launch = lambda kernel, grid, **arguments: launched.append((kernel, arguments))
-linear_attention_triton.target_programs = lambda x: 528
+for module in (linear_attention_triton, triton_recurrence):
+    module.launch = lambda kernel, grid, **arguments: launched.append((kernel, arguments))
+    module.target_programs = lambda x: 528
 
 
 def compiled(kernel, arguments, capability):
@@ -60,6 +62,23 @@ def go(
     others = (logarithm, logarithm, kv, z, mask, cu_seqlens, *options.values())
     y, kv, z, denominator = linear_attention_triton.forward(q, k, v, *others)
     linear_attention_triton.backward(y, kv, z, q, k, v, y, denominator, *others)
+    return {compiled(kernel, arguments, capability) for kernel, arguments in launched}
+
+
+def recur(
+    capability, dtype, decay=None, *, beta=False, b=2, t=300, h=8, g=4, f=128, e=128, mask=False, packed=False
+):
+    launched.clear()
+    q, k, v = (torch.zeros(b, t, n, d, dtype=dtype) for n, d in ((h, f), (g, f), (g, e)))
+    rate = {None: None, "head": torch.zeros(b, t, g), "feature": torch.zeros(b, t, g, f)}[decay]
+    beta = torch.zeros(b, t, g) if beta else None
+    mask = torch.ones(b, t, dtype=torch.bool) if mask else None
+    cu_seqlens = torch.tensor([0, 5, t]) if packed else None
+    others = mask, cu_seqlens, 0.5
+    state = torch.zeros(2, g, f, e)
+    y, after, saved = triton_recurrence.forward(q, k, v, rate, beta, state, *others, t > 1)
+    if t > 1:
+        triton_recurrence.backward(y, after, q, k, v, rate, beta, saved, state, *others)
     return {compiled(kernel, arguments, capability) for kernel, arguments in launched}
 
 

@@ -34,7 +34,6 @@ from lintra.ops.padding import zero_padding
 __all__ = [
     "Impl",
     "LinearState",
-    "RecurrenceImpl",
     "divide",
     "linear_attention",
     "linear_attention_reference",
@@ -42,7 +41,6 @@ __all__ = [
 ]
 
 Impl = Literal["auto", "reference", "torch", "native", "triton"]
-RecurrenceImpl = Literal["auto", "reference", "torch", "native"]  # with beta, or a decay for every feature
 _OPERATORS = {"native": linear_attention_native, "triton": linear_attention_triton}
 
 
@@ -86,8 +84,9 @@ def linear_attention(
     `feature_map` ("elu+1" or "relu") is applied to q and k inside; None means they are features already.
     chunk: tokens to a block of the parallel form of `impl="torch"`; changes speed, not the result.
     impl: "reference" (quadratic; with beta or a decay for every feature token by token), "torch" (chunked,
-    every device), "native" (C++, CPU), "triton" (NVIDIA GPUs, no float64; not with beta or a decay for every
-    feature) or "auto". A log_decay of -inf, which empties the state, is for those two alone.
+    every device), "native" (C++, CPU), "triton" (NVIDIA GPUs, no float64; with beta or a decay for every
+    feature q and k of at most 256) or "auto". A log_decay of -inf, which empties the state, needs beta or a
+    decay for every feature.
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
     """
     if layout is None:

@@ -30,7 +30,7 @@ def _recurrence_backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mas
 
 
 recurrence_native = operator.register_recurrence(
-    recurrence.forward, _recurrence_backward, recurrence.saved_size
+    "recurrence", "native", recurrence.forward, _recurrence_backward, recurrence.saved_size, ["CPU"]
 )
 
 

@@ -45,14 +45,9 @@ def register(
         return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
 
     operator = define(name, _FORWARD, forward, _forward_fake, differentiate, _save, devices)
+    refuse = once("linear attention", impl)
     backward_operator = define(
-        f"{name}_backward",
-        _BACKWARD,
-        gradients,
-        _backward_fake,
-        once("linear attention", impl),
-        None,
-        devices,
+        f"{name}_backward", _BACKWARD, gradients, _backward_fake, refuse, None, devices
     )
     return operator
 
@@ -92,18 +87,23 @@ _RECURRENCE_BACKWARD = (
 
 
 def register_recurrence(
-    forward: Callable[..., Any], backward: Callable[..., Any], saved_size: Callable[..., int]
+    name: str,
+    impl: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    saved_size: Callable[..., int],
+    devices: Sequence[str],
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Make the operators lintra::recurrence and lintra::recurrence_backward on the CPU; return the first.
+    """Make the operators lintra::`name` and lintra::`name`_backward of functions; return the first.
 
-    `forward` and `backward` take arguments in the order of the schemas; `saved_size(q, k, v, cu_seqlens)`
-    counts the numbers that a forward with `save` keeps for the backward."""
+    `forward` and `backward` take arguments in the order of the schemas; `saved_size(q, k, v, beta,
+    cu_seqlens)` counts the numbers that a forward with `save` keeps for the backward."""
 
     def output_shape(q, k, v):
         return *q.shape[:2], max(q.shape[2], k.shape[2], v.shape[2]), v.shape[3]
 
     def fake(q, k, v, log_decay, beta, state, mask, cu_seqlens, scale, save):
-        saved = state.new_empty(saved_size(q, k, v, cu_seqlens) if save else 0)
+        saved = state.new_empty(saved_size(q, k, v, beta, cu_seqlens) if save else 0)
         return v.new_empty(output_shape(q, k, v)), state.new_empty(state.shape), saved
 
     def save(ctx, inputs, output):
@@ -129,14 +129,9 @@ def register_recurrence(
         given = (q, k, v, log_decay, beta, state)
         return tensors(q, (x if x is None else x.new_empty(x.shape) for x in given))
 
-    operator = define("recurrence", _RECURRENCE, forward, fake, differentiate, save, ["CPU"])
+    operator = define(name, _RECURRENCE, forward, fake, differentiate, save, devices)
+    refuse = once("linear attention", impl)
     backward_operator = define(
-        "recurrence_backward",
-        _RECURRENCE_BACKWARD,
-        gradients,
-        gradients_fake,
-        once("linear attention", "native"),
-        None,
-        ["CPU"],
+        f"{name}_backward", _RECURRENCE_BACKWARD, gradients, gradients_fake, refuse, None, devices
     )
     return operator

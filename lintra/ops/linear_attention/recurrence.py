@@ -1,7 +1,7 @@
 """The recurrences without a denominator in their kernels: decays of every feature, and the delta rule.
 
 Where a denominator is asked for, it is a column of ones in v. `reference` has the formulas, `chunked` plain
-PyTorch, `native` the C++ kernels for the CPU.
+PyTorch, `native` the C++ kernels for the CPU, `triton_recurrence` those for NVIDIA GPUs.
 """
 
 import torch
@@ -14,7 +14,10 @@ from lintra.ops.layout import Layout
 from lintra.ops.linear_attention.chunked import recurrence_chunked
 from lintra.ops.linear_attention.native import numbers_alone, recurrence_native
 from lintra.ops.linear_attention.reference import LinearState, divide, recurrence_reference
+from lintra.ops.linear_attention.triton_recurrence import recurrence_triton
 from lintra.ops.padding import zero_padding
+
+_OPERATORS = {"native": recurrence_native, "triton": recurrence_triton}
 
 
 def recur(
@@ -55,9 +58,9 @@ def recur(
     if impl in ("auto", "native") and numbers_alone(given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False)
-    elif (chosen := dispatch.choose("recurrence", impl, *given)) == "native":
+    elif (chosen := dispatch.choose("recurrence", impl, *given)) in _OPERATORS:
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        y, kv, _ = recurrence_native(q, k, v, log_decay, beta, kv, *places, inner, save)
+        y, kv, _ = _OPERATORS[chosen](q, k, v, log_decay, beta, kv, *places, inner, save)
     else:
         y, kv = _in_pytorch([q, k, v, log_decay, beta], kv, layout, chunk, chosen == "reference")
         y = y * inner

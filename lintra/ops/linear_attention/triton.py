@@ -47,6 +47,11 @@ def cut(n: int, time: int, span: int, cu_seqlens: Tensor | None) -> Cut:
     return Cut(units, 0, sequence_of.clamp_(max=max(n - 1, 0)), first_of)
 
 
+def bounded(cu_seqlens: Tensor, time: int) -> Tensor:
+    """Never read on the host: wrong ones must not lead out of the row."""
+    return cu_seqlens.to(torch.int64).clamp(0, time).cummax(0).values
+
+
 def _limited(log_decay: Tensor | None) -> Tensor | None:
     """No decay of so much that a sum with it loses the digits of the others."""
     return None if log_decay is None else log_decay.clamp(min=GONE)
@@ -61,28 +66,26 @@ class _Call:
         self.b, self.t, self.h, self.f = q.shape
         self.s, self.g, self.e = v.shape[1:]
         self.n = kv.shape[0]
-        self.q, self.k, self.v = (_rows(x) for x in (q, k, v))
+        self.q, self.k, self.v = (rows_of(x) for x in (q, k, v))
         self.kv, self.z = kv.contiguous(), z.contiguous()
         self.logarithms = {
             name: None if x is None else x.contiguous()
             for name, x in (("log_decay", _limited(log_decay)), ("log_input", log_input))
         }
         self.mask = None if mask is None else mask.contiguous().view(torch.uint8)
-        self.cu_seqlens = None
-        if cu_seqlens is not None:  # never read on the host: wrong ones must not lead out of the row
-            self.cu_seqlens = cu_seqlens.to(torch.int64).clamp(0, max(self.t, self.s)).cummax(0).values
+        self.cu_seqlens = None if cu_seqlens is None else bounded(cu_seqlens, max(self.t, self.s))
         self.causal, self.normalize, self.eps = causal, normalize, eps
         self.map = feature_map or "none"
         half = q.dtype != torch.float32
         # The interpreter multiplies the bits of bfloat16 as if they were integers.
         multiplied = half and (q.is_cuda or q.dtype != torch.bfloat16)
         self.exact = multiplied and feature_map != "elu+1"
-        self.precision = "tf32" if half or _tf32_allowed() else "ieee"
+        self.precision = "tf32" if half or tf32_allowed() else "ieee"
         wanted = target_programs(q)
         part = 2 if self.precision == "ieee" else 1
-        self.tile_f, self.tile_e = (_block(width, WIDEST // part) for width in (self.f, self.e))
+        self.tile_f, self.tile_e = (block(width, WIDEST // part) for width in (self.f, self.e))
         self.tiles_f, self.tiles_e = -(-self.f // self.tile_f), -(-self.e // self.tile_e)
-        self.chunk = _block(max(self.t, self.s), CHUNK // part)
+        self.chunk = block(max(self.t, self.s), CHUNK // part)
         self.resident = self.tiles_f == self.tiles_e == 1
         chunks = self.n + max(self.t, self.s) * self.b // self.chunk
         enough = min(LONGEST, chunks * self.g // wanted)
@@ -137,9 +140,9 @@ class _Call:
         ends = {"start_kv": start[0], "start_z": start[1], "final_kv": kv, "final_z": z}
         arguments = self.side(backward)
         if gradient is None:
-            arguments |= _strided("a", self.k) | _strided("c", self.v) | {"denominator": None, "dd": None}
+            arguments |= strided("a", self.k) | strided("c", self.v) | {"denominator": None, "dd": None}
         else:
-            arguments |= _strided("a", self.q) | gradient | {"log_input": None}
+            arguments |= strided("a", self.q) | gradient | {"log_input": None}
         if self.serial:
             arguments["SPAN"] = max(self.t, 1)
         launch(
@@ -175,7 +178,7 @@ class _Call:
 
 
 def forward(q, k, v, *others):
-    with _on(q):
+    with on_device(q):
         call = _Call(q, k, v, *others)
         y = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
         denominator = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
@@ -188,9 +191,9 @@ def forward(q, k, v, *others):
         launch(
             kernels.outputs,
             (call.queries.units, call.h, call.tiles_e),
-            **_strided("q", call.q),
-            **_strided("k", call.k),
-            **_strided("v", call.v),
+            **strided("q", call.q),
+            **strided("k", call.k),
+            **strided("v", call.v),
             **call.side(True),
             **call.constants(),
             **results,
@@ -233,16 +236,16 @@ def _step(call: _Call, results: dict[str, Any]) -> tuple[Tensor, Tensor]:
 def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
     from lintra.ops.linear_attention import triton_gradients as kernels
 
-    with _on(q):
+    with on_device(q):
         call = _Call(q, k, v, *others)
         like = {"dtype": torch.float32, "device": q.device}
-        dy, y, denominator = _rows(dy), y.contiguous(), denominator.contiguous()
+        dy, y, denominator = rows_of(dy), y.contiguous(), denominator.contiguous()
         dkv, dz = (None if x is None else x.float().contiguous() for x in (dkv, dz))
         dd = torch.empty(denominator.shape, **like)
         launch(
             kernels.denominator_gradients,
             (-(-denominator.numel() // ROWS),),
-            **_strided("dy", dy),
+            **strided("dy", dy),
             y=y,
             denominator=denominator,
             mask=call.side(True)["mask"],
@@ -257,10 +260,10 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         )
         rows = {"denominator": denominator, "dd": dd}
         past, kv, z = call.sum_states((call.kv.float(), call.z))
-        future, dkv_in, dz_in = call.sum_states((dkv, dz), _strided("c", dy) | rows)
+        future, dkv_in, dz_in = call.sum_states((dkv, dz), strided("c", dy) | rows)
 
-        tensors = _strided("q", call.q) | _strided("k", call.k) | _strided("dy", dy)
-        values = _strided("v", call.v)
+        tensors = strided("q", call.q) | strided("k", call.k) | strided("dy", dy)
+        values = strided("v", call.v)
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
         decays, inputs = (x is not None for x in call.logarithms.values())
         query_dots = torch.empty((call.tiles_f, *q.shape[:3]), **like) if decays else None
@@ -345,18 +348,18 @@ def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
         kernel[grid](**arguments)
 
 
-def _strided(name: str, x: Tensor) -> dict[str, Any]:
+def strided(name: str, x: Tensor) -> dict[str, Any]:
     """A tensor [b t h width] with contiguous rows, as the kernels take it."""
     batch, token, head, _ = x.stride()
     return {name: x, f"{name}_batch": batch, f"{name}_token": token, f"{name}_head": head}
 
 
-def _rows(x: Tensor) -> Tensor:
+def rows_of(x: Tensor) -> Tensor:
     """With the last axis contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def _on(x: Tensor) -> AbstractContextManager[object]:
+def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Kernels start on the current GPU: that of `x`."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
@@ -366,12 +369,12 @@ def target_programs(x: Tensor) -> int:
     return 4 * torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 4
 
 
-def _block(size: int, most: int) -> int:
+def block(size: int, most: int) -> int:
     """A power of 2 that holds `size`, within the bounds; what is larger is cut."""
     return max(LEAST, min(1 << (max(size, 1) - 1).bit_length(), most))
 
 
-def _tf32_allowed() -> bool:
+def tf32_allowed() -> bool:
     setting = torch.backends.cuda.matmul
     precision = getattr(setting, "fp32_precision", None)  # the newer of the two settings; reading both raises
     return bool(setting.allow_tf32) if precision is None else precision == "tf32"
