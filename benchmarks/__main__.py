@@ -21,6 +21,7 @@ BENCHES = {
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
     "regression": "the speed of everything beside an older checkout (--against)",
     "gpu": "the kernels on a GPU, a training step, decoding",
+    "gpu_recurrence": "the delta rule and decays of every feature on a GPU, beside other kernels",
 }
 
 

@@ -83,49 +83,51 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
         **_lengths(sizes),
         **_model(sizes),
     }
-    made, left_out = _made(makers, torch.cuda.get_device_properties(0).total_memory)
-    contestants |= made
+    others, left_out = made(makers, torch.cuda.get_device_properties(0).total_memory)
+    contestants |= others
     timings = interleaved(contestants, rounds=sizes.rounds, progress=progress, finish=torch.cuda.synchronize)
     return _rows(timings, sizes) + left_out, timings
 
 
-def _made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str, Pass], list[Row]]:
-    """Those that find room in so many bytes of memory, and a row for each that does not."""
-    made: dict[str, Pass] = {}
+def made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str, Pass], list[Row]]:
+    """Return those that find room in so many bytes of memory, and a row for each that does not."""
+    found: dict[str, Pass] = {}
     left_out = []
     for name, maker in makers.items():
         try:
-            made[name] = maker()
+            found[name] = maker()
         except torch.OutOfMemoryError:
             left_out.append(Row(f"{name}: left out, out of memory, had", memory / 1e9, "GB"))
             torch.cuda.empty_cache()
-    return made, left_out
+    return found, left_out
 
 
-def check() -> None:
-    """Raises OSError where nothing can be measured."""
+def check(name: str = "gpu") -> None:
+    """Raises OSError where nothing can be measured by the benchmark of that name."""
     if not torch.cuda.is_available():
         raise OSError(
-            "no GPU: python -m benchmarks gpu needs one that PyTorch can use (torch.cuda.is_available())"
+            f"no GPU: python -m benchmarks {name} needs one that PyTorch can use (torch.cuda.is_available())"
         )
 
 
 def details(sizes: Sizes) -> dict[str, object]:
     """Return what the report says beside the figures: the GPU, its software, and where a pass spends its
     time."""
+    return {"gpu": describe(), "profile": profile(sizes).splitlines()}
+
+
+def describe() -> dict[str, object]:
+    """Return the GPU and its software."""
     properties = torch.cuda.get_device_properties(0)
-    packages = ("triton", "flash-linear-attention")
+    packages = ("triton", "flash-linear-attention", "fla-core")
     return {
-        "gpu": {
-            "name": properties.name,
-            "capability": f"{properties.major}.{properties.minor}",
-            "multiprocessors": properties.multi_processor_count,
-            "memory_gb": round(properties.total_memory / 1e9, 1),
-            "cuda": torch.version.cuda,
-            **_driver(),
-            **{name: _version(name) for name in packages},
-        },
-        "profile": profile(sizes).splitlines(),
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gb": round(properties.total_memory / 1e9, 1),
+        "cuda": torch.version.cuda,
+        **_driver(),
+        **{name: _version(name) for name in packages},
     }
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # What only a GPU can show: the tests of the kernels on it, then the tables of `python -m benchmarks gpu`, into
-# benchmarks/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; under nine minutes.
+# benchmarks/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; under nine minutes, and
+# as many for the recurrences.
 #
 #   PYTHON   the interpreter with PyTorch (default python3)
 #   OUT      the folder of the results (default benchmarks/results)
 #
 # Packages that are missing are installed into build/gpu-packages; without a network, fill that folder
 # beforehand: pip install --target build/gpu-packages --no-deps PACKAGE...
+# flash-linear-attention is never installed here; where it is (fla-core, einops), ours is timed beside it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -44,10 +46,12 @@ fi
 mkdir -p "$OUT"
 status=0
 echo "== tests of the kernels on the GPU"
-timeout 230 "$PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" tests/ops/test_linear_attention_triton.py \
-    tests/ops/test_dispatch.py "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" ||
+timeout 460 "$PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" tests/ops/test_linear_attention_triton.py \
+    tests/ops/test_recurrence_triton.py tests/ops/test_dispatch.py "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" ||
     status=$?
 echo "== measurements"
 name=$("$PYTHON" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-"))')
 timeout 280 "$PYTHON" -m benchmarks gpu --out "$OUT/gpu-$name.json" || fail "python -m benchmarks gpu did not finish"
+timeout 500 "$PYTHON" -m benchmarks gpu_recurrence --out "$OUT/gpu-recurrence-$name.json" ||
+    fail "python -m benchmarks gpu_recurrence did not finish"
 [ "$status" -eq 0 ] || fail "the measurements are done, but tests of the kernels failed (above)"

@@ -106,27 +106,38 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
     return _rows({name: each.median for name, each in timings.items()}, sizes), timings
 
 
-def draw(rule: str, tokens: int, heads: int, dim: int, batch: int = 1) -> tuple[Tensor, ...]:
-    """Return q, unit keys, v and, as the rule has them, log_decay and beta, which ask for gradients."""
+def draw(
+    rule: str,
+    tokens: int,
+    heads: int,
+    dim: int,
+    batch: int = 1,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, ...]:
+    """Return q, unit keys, v and, as the rule has them, log_decay and beta in float32, which ask for
+    gradients."""
     delta, decay = RULES[rule]
-    q, k, v = calls.draw(batch, tokens, heads, dim)
+    q, k, v = calls.draw(batch, tokens, heads, dim, device, dtype)
     k = F.normalize(k.detach(), dim=-1).requires_grad_()
     inputs = [q, k, v]
     if decay:
-        inputs.append(-0.1 * torch.rand(batch, tokens, heads, *([dim] if decay == "feature" else [])))
+        shape = (batch, tokens, heads, *([dim] if decay == "feature" else []))
+        inputs.append(-0.1 * torch.rand(shape, device=device))
     if delta:
-        inputs.append(torch.rand(batch, tokens, heads))
+        inputs.append(torch.rand(batch, tokens, heads, device=device))
     return tuple(x.detach().requires_grad_() for x in inputs)
 
 
-def attend(rule: str) -> Callable[..., Tensor]:
-    """Return the rule as a function of what `draw` returns."""
+def attend(rule: str, **more: Any) -> Callable[..., Tensor]:
+    """Return the rule as a function of what `draw` returns, with `more` options."""
     delta, decay = RULES[rule]
 
     def attended(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
         options: dict[str, Any] = {"log_decay": others[0] if decay else None}
         options |= {"beta": others[-1] if delta else None}
-        return ops.linear_attention(q, k, v, **options, normalize=False, scale=q.shape[-1] ** -0.5)[0]
+        return ops.linear_attention(q, k, v, **options, **more, normalize=False, scale=q.shape[-1] ** -0.5)[0]
 
     return attended
 

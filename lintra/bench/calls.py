@@ -65,7 +65,7 @@ def passes(attend: Attend, inputs: Inputs) -> Call:
     return both
 
 
-def each_pass(attend: Attend, inputs: Inputs) -> tuple[Call, Call]:
+def each_pass(attend: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple[Call, Call]:
     """Forward alone, and forward + backward from a gradient that is there already."""
     gradient = torch.randn_like(attend(*inputs))
 

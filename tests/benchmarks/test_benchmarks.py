@@ -9,11 +9,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks import browser, drift, generation, gpu, roofline, runtime
+from benchmarks import browser, drift, generation, gpu, gpu_recurrence, roofline, runtime
 from benchmarks.__main__ import BENCHES, main
 from lintra import checkpoint
 from lintra.attention import linear
@@ -37,7 +38,7 @@ def test_what_finds_no_memory_on_a_gpu_is_left_out():
     def step():
         pass
 
-    made, rows = gpu._made({"a": lambda: step, "b": full, "c": lambda: step}, 80 * 10**9)
+    made, rows = gpu.made({"a": lambda: step, "b": full, "c": lambda: step}, 80 * 10**9)
     assert made == {"a": step, "c": step}
     assert rows == [Row("b: left out, out of memory, had", 80, "GB")]
 
@@ -91,6 +92,22 @@ def test_figures_of_a_gpu():
     assert all(row.met is not False for row in rows.values())
 
 
+def test_figures_of_recurrences_on_a_gpu():
+    sizes = gpu_recurrence.QUICK
+    name = f"delta at {sizes.lengths[0]}"
+    taken = {f"{name}, forward": 2.0, f"{name}, FLA, forward": 3.0, "KDA, step of 2": 1.0}
+    figures = {row.what: row.figure for row in gpu_recurrence.rows(taken, sizes)}
+    expected = {f"{name}, forward": 2000, f"{name}, forward: FLA / lintra": 1.5, "KDA, step of 2": 1e6}
+    assert figures == pytest.approx(expected)
+
+
+def test_a_peer_that_is_missing_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla.ops.kda", None)
+    monkeypatch.setitem(sys.modules, "fla.ops", ModuleType("fla.ops"))
+    monkeypatch.setitem(sys.modules, "fla", ModuleType("fla"))
+    assert gpu_recurrence.fla("KDA") == (None, "import of fla.ops.kda halted; None in sys.modules")
+
+
 def test_rounding_at_random_is_to_a_neighbour_and_right_in_the_mean():
     """Over 100,000 draws, within 4 standard deviations."""
     x = torch.tensor([1 + 2**-9, -3.0 - 2**-8, 2.0 - 2**-10, 0.0])
@@ -118,8 +135,10 @@ def test_the_drift_of_a_state():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_measured(tmp_path, capsys):
     path = tmp_path / "result.json"
-    assert main(["gpu", "--quick", "--out", str(path)]) == 2
-    assert capsys.readouterr().err.startswith("benchmarks: no GPU: python -m benchmarks gpu needs one")
+    for name in ("gpu", "gpu_recurrence"):
+        assert main([name, "--quick", "--out", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"benchmarks: no GPU: python -m benchmarks {name} needs one")
     script = ROOT / "benchmarks" / "gpu.sh"
     environment = os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path)}
     done = subprocess.run(["bash", script], env=environment, capture_output=True, text=True)
