@@ -1,8 +1,8 @@
 """`python -m benchmarks gpu_recurrence`: the delta rule and decays of every feature on a GPU, beside FLA.
 
-Ours, flash-linear-attention's own Triton kernels (`pip install --no-deps fla-core einops`; without it, or where
-it fails, the reason is printed) and chunked PyTorch, of the same numbers in bfloat16, decays and beta in
-float32. Passes are captured in CUDA graphs, so that kernels are timed and not Python, in one interleaved run.
+Ours, flash-linear-attention's own Triton kernels (`pip install --no-deps fla-core einops`; without it, or
+where it fails, the reason is printed) and chunked PyTorch, of the same numbers in bfloat16, decays and beta
+in float32. Passes are captured in CUDA graphs: kernels are timed and not Python, in one interleaved run.
 """
 
 from collections.abc import Callable

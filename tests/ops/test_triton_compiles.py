@@ -40,11 +40,14 @@ def compiled(kernel, arguments, capability):
         else:
             signature[parameter.name] = "fp32" if isinstance(value, float) else "i32"
     source = ASTSource(fn=function, signature=signature, constexprs=constants)
+    shared = []
     for config in [triton.Config({})] if plain else kernel.configs:
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         assert made.asm["cubin"]
-        assert made.metadata.shared <= LEAST, (function.__name__, options, made.metadata.shared)
+        shared.append(made.metadata.shared)
+    # Of those that are tried a GPU drops what it has no room for.
+    assert min(shared) <= LEAST, (function.__name__, shared)
     return function.__name__
 
 
@@ -87,10 +90,16 @@ print(*(name for call in sys.argv[1:] for name in eval(call)))
 FORWARD = {"sum_spans", "scan_spans", "outputs"}
 BOTH = FORWARD | {"denominator_gradients", "query_gradients", "key_gradients", "value_gradients"}
 DECAYED = BOTH | {"logarithm_gradients"}
+RECURRENT = {"chunk_scores", "chunk_states", "outputs", "chunk_gradients", "state_gradients"}
+RECURRENT |= {"score_gradients", "late_gradients", "reader_gradients"}
+GATED = RECURRENT | {"chunk_sides"}
+DELTA = GATED | {"value_gradients"}
 FEW = [
     (["go(90, torch.bfloat16)", "go(90, torch.bfloat16, t=1)"], BOTH | {"step"}),
     (["go(90, torch.bfloat16, t=1, kept=torch.bfloat16)"], BOTH - {"outputs"} | {"step"}),
     (["go(80, torch.float32, b=1, decay=True, packed=True)"], DECAYED),
+    (["recur(90, torch.bfloat16, 'head', beta=True, f=64, e=64)"], DELTA),
+    (["recur(80, torch.float32, 'head', beta=True, b=1, f=64, e=64, t=1)"], {"step"}),
 ]
 MORE = [
     ([f"go({capability}, torch.{dtype}, {rest})"], DECAYED if "decay" in rest else BOTH)
@@ -99,6 +108,14 @@ MORE = [
     for rest in ("decay=True, mask=True", "causal=False, normalize=False", "f=576, e=33, feature_map='relu'")
     if capability == 80 or dtype == "bfloat16"
 ]
+MORE += [
+    ([f"recur({capability}, torch.{dtype}, {rest})"], DELTA if "beta" in rest else GATED)
+    for capability in (80, 90, 100)
+    for dtype in ("float32", "bfloat16", "float16")
+    for rest in ("'feature', beta=True, mask=True", "'head', beta=True, f=256, e=33", "'feature', g=8")
+    if capability == 80 or dtype == "bfloat16"
+]
+MORE.append((["recur(90, torch.bfloat16, beta=True, b=1, packed=True)"], DELTA))
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")

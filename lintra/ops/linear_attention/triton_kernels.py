@@ -32,12 +32,12 @@ _TRIED = [triton.Config({}, num_warps=4, num_stages=2), triton.Config({}, num_wa
 _KEY = ["F", "E", "C", "MAP", "CAUSAL", "RESIDENT", "PRECISION"]  # dtypes are part of it in any case
 
 
-def tuned(kernel, key=_KEY):
+def tuned(kernel, key=_KEY, tried=_TRIED):
     """Under the interpreter there is nothing to tune."""
     if INTERPRETED:
         return kernel
     options = {"cache_results": True} if "cache_results" in signature(triton.autotune).parameters else {}
-    return triton.autotune(_TRIED, key=key, **options)(kernel)
+    return triton.autotune(tried, key=key, **options)(kernel)
 
 
 @triton.jit

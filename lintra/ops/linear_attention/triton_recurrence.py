@@ -67,8 +67,7 @@ class _Call:
         part = 2 if self.precision == "ieee" else 1
         self.tile_f, self.tile_e = (block(width, WIDEST // part) for width in (self.f, self.e))
         self.tiles_f, self.tiles_e = -(-self.f // self.tile_f), -(-self.e // self.tile_e)
-        # The gradients of features hold many rows at once, with decays of their own more than else.
-        self.tile_narrow = block(self.f, (WIDEST // 2 if self.decay == "feature" else WIDEST) // part)
+        self.tile_narrow = block(self.f, WIDEST // 2 // part)  # where many rows are held at once
         self.tiles_narrow = -(-self.f // self.tile_narrow)
         self.all_f = block(self.f, STATE)
         self.column = block(self.e, max(LEAST, min(WIDEST, STATE // self.all_f) // part))
@@ -116,7 +115,8 @@ class _Call:
 
         scores, triangle = self.split(saved)
         given = strided("k", self.k) | self.places() | self.levels()
-        given |= {"log_decay": self.log_decay, "beta": self.beta, "K_SHARE": self.k_share, "BF": self.tile_f}
+        given |= {"log_decay": self.log_decay, "beta": self.beta, "K_SHARE": self.k_share}
+        given |= {"BF": self.tile_narrow if self.decay == "feature" else self.tile_f}
         given |= {"EXACT": self.exact, "SOLVED_IN": "ieee" if self.precision == "ieee" else "tf32x3"}
         readers = [(self.q, self.h, self.q_share, scores)]
         if triangle is not None:
@@ -315,8 +315,12 @@ def backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlen
             )
         dp = _score_gradients(call, dy, n, scale, strict=False)
         da = None if x is None else _score_gradients(call, x, n, -1.0, strict=True)
-        given = {"states": states, "dstates": dstates, "x": x, "dp": dp, "da": da, "dbeta": parts}
-        dq, dk, dlog_decay = _feature_gradients(call, dy, n, given)
+        readers: list[tuple[Any, ...]] = [
+            (call.q, dy, dp, scale, call.q_share, r) for r in range(call.h // call.g)
+        ]
+        if x is not None and da is not None:
+            readers.insert(0, (call.k, x, da, -1.0, call.k_share, None))
+        dq, dk, dlog_decay = _row_gradients(call, n, (states, dstates), readers, parts)
         dbeta = None if parts is None else parts.sum(0)
         return grouped(dq, q), grouped(dk, k), grouped(dv, v), dlog_decay, dbeta, before
 
@@ -386,10 +390,18 @@ def _score_gradients(call: _Call, x: Tensor, n: Tensor, scale: float, *, strict:
     return found
 
 
-def _feature_gradients(
-    call: _Call, dy: Tensor, n: Tensor, given: dict[str, Any]
+def _row_gradients(
+    call: _Call,
+    n: Tensor,
+    states: tuple[Tensor, Tensor],
+    readers: list[tuple[Any, ...]],
+    dbeta: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Those of q [b t h f], k [b t g f] and log_decay."""
+    """Those of q [b t h f], k [b t g f] and log_decay, and a part of `dbeta`, from the states before chunks
+    and the gradients of those after.
+
+    `readers` are rows, their gradients as readers of a state and those of their scores, the scale of the
+    former, how many heads share a row, and which of the queries of a state it is; None: beta k."""
     from lintra.ops.linear_attention import triton_recurrence_gradients as kernels
 
     dq, dk = call.each(call.h, call.f), call.each(call.g, call.f)
@@ -397,31 +409,30 @@ def _feature_gradients(
     if call.log_decay is not None:
         parts = () if call.decay == "feature" else (call.tiles_narrow,)
         here, following = (call.new(*parts, *call.log_decay.shape) for _ in range(2))
-    launch(
-        kernels.feature_gradients,
-        (call.spans.units, call.g, call.tiles_narrow),
-        **strided("q", call.q),
-        **strided("k", call.k),
-        **strided("dy", dy),
-        **call.values(n),
-        **call.places(),
-        **call.levels(),
-        **given,
-        log_decay=call.log_decay,
-        beta=call.beta,
-        dq=dq,
-        dk=dk,
-        dhere=here,
-        dnext=following,
-        scale=call.scale,
-        rows=call.b * call.t * call.g,
-        READERS=call.h // call.g,
-        Q_SHARE=call.q_share,
-        K_SHARE=call.k_share,
-        BF=call.tile_narrow,
-        BE=call.tile_e,
-        DELTA=call.beta is not None,
-    )
+    grid = call.spans.units, call.g, call.tiles_narrow
+    given = call.places() | strided("k", call.k)
+    given |= {"log_decay": call.log_decay, "states": states[0], "K_SHARE": call.k_share, "dk": dk}
+    given |= {"dhere": here, "dnext": following, "rows": call.b * call.t * call.g}
+    given |= {"BF": call.tile_narrow, "BE": call.tile_e}
+    launch(kernels.late_gradients, grid, **given, **call.values(n), dstates=states[1])
+    for x, dread, dscores, scale, share, reader in readers:
+        launch(
+            kernels.reader_gradients,
+            grid,
+            **strided("x", x),
+            **strided("given", dread),
+            **given,
+            **call.levels(),
+            beta=call.beta,
+            dscores=dscores,
+            dx=dq,
+            dbeta=dbeta,
+            scale=scale,
+            READER=reader or 0,
+            READERS=1 if reader is None else call.h // call.g,
+            X_SHARE=share,
+            KEYS=reader is None,
+        )
     if here is None or following is None:
         return dq, dk, None
     if call.decay == "head":

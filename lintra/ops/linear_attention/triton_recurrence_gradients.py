@@ -6,7 +6,8 @@ Backwards, from dY (times the scale) and the gradient dS' of the state after a c
     dS = G_C dS' + (G Q)^T dY - W^T dN                       `state_gradients`, in reverse order
     X  = T^T dN                   `value_gradients`; the sum has none and dV = dN
     dP = dY N^T, dA' = -X N^T     `score_gradients`: A' is A of keys that are multiplied by beta
-    dQ, dK and those of decays    `feature_gradients`, from P, A', G Q, G beta K and H K
+    dQ, dK and those of decays    `late_gradients` from H K, then `reader_gradients` from A' and G beta K, and
+                                  once for each query of a state from P and G Q
 
 beta k reads the chunk as q does, but not its own token. The gradient of the decay of a token sums the terms
 of all pairs that it lies between, at each level by way of what is left to the border: none has to cancel
@@ -35,7 +36,9 @@ from lintra.ops.linear_attention.triton_recurrence_kernels import (
     load_decay,
     sum_in_runs,
     to_border,
+    tuned_accumulating,
     tuned_recurrence,
+    tuned_serial,
     until_last,
 )
 
@@ -82,7 +85,7 @@ def chunk_gradients(
         tl.store(dn + at[:, None] * E + column_e[None, :], total, mask=wide)
 
 
-@tuned_recurrence
+@tuned_serial
 @triton.jit
 def state_gradients(
     late, late_batch, late_token, late_head, erasing, whole, mask, cu_seqlens, first_of, start, partial_dn,
@@ -213,66 +216,40 @@ def through_levels(x, keys, dscores, here, following, C: tl.constexpr, BF: tl.co
 
 
 @triton.jit
-def read_gradients(
-    x, keys, dscores, through, left, since, here, following,
-    C: tl.constexpr, BF: tl.constexpr, LEVELS: tl.constexpr, DECAY: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Gradients of rows x, which read keys of the chunk and, by `through` = d (G x), the state before it.
-
-    -> dx, dkeys [C BF]; of the decays of features what `through_levels` has [C BF], of those of a head the
-    terms of pairs of tokens [C C], twice; and those of G [C BF].
-    """
-    if DECAY == "feature":
-        dx, dkeys, dhere, dnext = through_levels(x, keys, dscores, here, following, C, BF, LEVELS, PRECISION)
-    else:
-        weights = dscores * left
-        dx = tl.dot(weights, keys, input_precision=PRECISION)
-        dkeys = tl.dot(tl.trans(weights), x, input_precision=PRECISION)
-        dhere = weights
-        if DECAY == "head":
-            dhere = weights * tl.dot(x, tl.trans(keys), input_precision=PRECISION)
-        dnext = dhere
-    through = through * since
-    return dx + through, dkeys, dhere, dnext, x * through
+def add_to(target, x, mask, ADD: tl.constexpr):
+    """Store x, or ADD it to what is there."""
+    if ADD:
+        x += tl.load(target, mask=mask, other=0.0)
+    tl.store(target, x, mask=mask)
 
 
 @triton.jit
 def store_decay_gradients(
-    here, behind, pairs, dnext, before, after, kept, at, inside, real, real_next, G, column, rows,
-    F: tl.constexpr, C: tl.constexpr, DECAY: tl.constexpr,
+    dhere, dnext, here, following, at, inside, real, real_next, column, rows,
+    F: tl.constexpr, DECAY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Sum up the terms of each decay: of what is left since the beginning of the chunk (`before`), until its
-    end (`after`) and of all of it (`kept` [BF]), and what `read_gradients` has."""
-    place = tl.arange(0, C)
+    """Those of tokens and those of the tokens behind them, [C BF] of features or the part [C] of a head."""
     if DECAY == "feature":
-        total = tl.cumsum(before, 0, reverse=True) + kept[None, :] + pairs
-        following = until_last(tl.cumsum(after, 0), C, DECAY) + dnext
         wide = inside[:, None] & (column < F)[None, :]
         target = at[:, None] * F + column[None, :]
-        tl.store(here + target, tl.where(real[:, None], total, 0.0), mask=wide)
-        tl.store(behind + target, tl.where(real_next[:, None], following, 0.0), mask=wide)
+        real, real_next = real[:, None], real_next[:, None]
     else:
-        later = place[:, None] > place[None, :]
-        lying_between = tl.sum(tl.where(later, tl.cumsum(pairs, 0, reverse=True), 0.0), 1)
-        total = tl.cumsum(tl.sum(before, 1), 0, reverse=True) + tl.sum(kept, 0) + lying_between
-        following = until_last(tl.cumsum(tl.sum(after, 1), 0), C, DECAY)
+        wide = inside
         target = tl.program_id(2).to(tl.int64) * rows + at
-        tl.store(here + target, tl.where(real, total, 0.0), mask=inside)
-        tl.store(behind + target, tl.where(real_next, following, 0.0), mask=inside)
+    add_to(dhere + target, tl.where(real, here, 0.0), wide, ADD)
+    add_to(dnext + target, tl.where(real_next, following, 0.0), wide, ADD)
 
 
 @tuned_recurrence
 @triton.jit
-def feature_gradients(
-    q, q_batch, q_token, q_head, k, k_batch, k_token, k_head, n, n_batch, n_token, n_head,
-    dy, dy_batch, dy_token, dy_head, log_decay, beta, mask, cu_seqlens, sequence_of, first_of, x, dp, da,
-    states, dstates, dq, dk, dbeta, dhere, dnext, scale, rows, spans, time, G, READERS,
-    Q_SHARE, K_SHARE, V_SHARE,
+def late_gradients(
+    k, k_batch, k_token, k_head, n, n_batch, n_token, n_head, log_decay, mask, cu_seqlens, sequence_of,
+    first_of, states, dstates, dk, dhere, dnext, rows, spans, time, G, K_SHARE, V_SHARE,
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
-    LEVELS: tl.constexpr, DECAY: tl.constexpr, DELTA: tl.constexpr, PRECISION: tl.constexpr,
+    DECAY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dQ [b t h F] and dK [b t g F]; where there are decays their gradients, of features [b t g F], of heads
-    a part of each tile [tiles b t g]; by the DELTA rule the part of dbeta [tiles b t g].
+    """The terms of G_C S and H K, which make the next state: of dK [b t g F], and of decays, of features
+    [b t g F], of heads a part of each tile [tiles b t g].
 
     Grid: chunks; states; tiles of F.
     """
@@ -281,99 +258,115 @@ def feature_gradients(
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
-    _, _, real_next = locate_tokens(mask, batch, begin, count, first + 1, time, C)
     at = (batch * time + row) * G + g
-    place = tl.arange(0, C)
     n += batch * n_batch + g // V_SHARE * n_head
-    states += (unit * G + g) * F * E
-    dstates += (unit * G + g) * F * E
-    to_late = tl.zeros([C, BF], tl.float32)  # d (H K)
-    to_early = tl.zeros([C, BF], tl.float32)  # -d (G beta K)
+    total = tl.zeros([C, BF], tl.float32)
     kept = tl.zeros([BF], tl.float32)
     for tile in range(tl.cdiv(E, BE)):
         column_e = tile * BE + tl.arange(0, BE)
-        state = load_state(states, column, column_e, E, F, E)
-        dstate = load_state(dstates, column, column_e, E, F, E)
+        dstate = load_state(dstates + (unit * G + g) * F * E, column, column_e, E, F, E)
         values = load_rows(n, row, n_token, column_e, real, E).to(tl.float32)
-        to_late += tl.dot(values, tl.trans(dstate), input_precision=PRECISION)
-        if DELTA:
-            solved = load_rows(x, at, E, column_e, real, E)
-            to_early += tl.dot(solved, tl.trans(state), input_precision=PRECISION)
+        total += tl.dot(values, tl.trans(dstate), input_precision=PRECISION)
         if DECAY != "none":
+            state = load_state(states + (unit * G + g) * F * E, column, column_e, E, F, E)
             kept += tl.sum(state * dstate, 1)
+    if DECAY != "none":
+        _, _, real_next = locate_tokens(mask, batch, begin, count, first + 1, time, C)
+        here = load_decay(log_decay, at, real, G, column, 0, F, C, DECAY)
+        following = load_decay(log_decay, at, real_next, G, column, 1, F, C, DECAY)
+        until = tl.exp(tl.cumsum(until_last(following, C, DECAY), 0, reverse=True))
+        kept *= tl.exp(tl.sum(here, 0))
+        keys = load_rows(k + batch * k_batch + g // K_SHARE * k_head, row, k_token, column, real, F)
+        if DECAY == "head":
+            total *= until[:, None]
+            after = tl.sum(keys.to(tl.float32) * total, 1)
+            of_all = tl.zeros([C], tl.float32) + tl.sum(kept, 0)
+        else:
+            total *= until
+            after = keys.to(tl.float32) * total
+            of_all = tl.zeros([C, BF], tl.float32) + kept[None, :]
+        after = until_last(tl.cumsum(after, 0), C, DECAY)
+        store_decay_gradients(
+            dhere, dnext, of_all, after, at, inside, real, real_next, column, rows, F, DECAY, False
+        )
+    wide = inside[:, None] & (column < F)[None, :]
+    tl.store(dk + at[:, None] * F + column[None, :], tl.where(real[:, None], total, 0.0), mask=wide)
 
-    keys = load_rows(
-        k + batch * k_batch + g // K_SHARE * k_head, row, k_token, column, real, F
-    ).to(tl.float32)  # fmt: skip
-    here = to_late * 0
-    following = here
-    since = here + 1
-    left = tl.where(place[:, None] >= place[None, :], 1.0, 0.0)
+
+@tuned_accumulating
+@triton.jit
+def reader_gradients(
+    x, x_batch, x_token, x_head, k, k_batch, k_token, k_head, given, given_batch, given_token, given_head,
+    log_decay, beta, mask, cu_seqlens, sequence_of, first_of, states, dscores, dx, dk, dbeta, dhere, dnext,
+    scale, rows, spans, time, G, READER, READERS, X_SHARE, K_SHARE,
+    F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
+    LEVELS: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What one reader of each state, of READERS, adds to dK and to the gradients of decays, as
+    `late_gradients` has left them: rows x that read the keys of the chunk, with the gradient `dscores`
+    [b t heads C], and the state before it, with that of scale times what is `given` [b t heads E].
+
+    The gradient of x itself is `dx` [b t heads F]. With KEYS x is beta k, and what it is goes into dK and
+    into the part of dbeta of each tile [tiles b t g]. Grid: chunks; states; tiles of F.
+    """
+    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    column = tl.program_id(2) * BF + tl.arange(0, BF)
+    head = g * READERS + READER
+    i, first = locate_span(unit, spans, sequence_of, first_of, C)
+    batch, begin, count = locate_sequence(i, cu_seqlens, time)
+    row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
+    _, _, real_next = locate_tokens(mask, batch, begin, count, first + 1, time, C)
+    at = (batch * time + row) * G + g
+    line = (batch * time + row) * (G * READERS) + head
+    place = tl.arange(0, C)
+    given += batch * given_batch + head * given_head
+    through = tl.zeros([C, BF], tl.float32)
+    for tile in range(tl.cdiv(E, BE)):
+        column_e = tile * BE + tl.arange(0, BE)
+        dy = load_rows(given, row, given_token, column_e, real, E).to(tl.float32)
+        state = load_state(states + (unit * G + g) * F * E, column, column_e, E, F, E)
+        through += tl.dot(dy * scale, tl.trans(state), input_precision=PRECISION)
+    keys = load_rows(k + batch * k_batch + g // K_SHARE * k_head, row, k_token, column, real, F)
+    keys = keys.to(tl.float32)
+    readers = load_rows(x + batch * x_batch + head // X_SHARE * x_head, row, x_token, column, real, F)
+    readers = readers.to(tl.float32)
+    rate = tl.zeros([C, 1], tl.float32)
+    if KEYS:
+        rate = tl.load(beta + at, mask=real, other=0.0)[:, None]
+        readers *= rate
+    weights = load_rows(dscores, line, C, place, real, C)
     if DECAY == "feature":
         here = load_decay(log_decay, at, real, G, column, 0, F, C, DECAY)
         following = load_decay(log_decay, at, real_next, G, column, 1, F, C, DECAY)
-        since = tl.exp(tl.cumsum(here, 0))
-        to_late *= tl.exp(tl.cumsum(until_last(following, C, DECAY), 0, reverse=True))
-        kept *= tl.exp(tl.sum(here, 0))
-    elif DECAY == "head":
-        of_head = load_decay(log_decay, at, real, G, place, 0, F, C, DECAY)
-        behind = load_decay(log_decay, at, real_next, G, place, 1, F, C, DECAY)
-        since *= tl.exp(tl.cumsum(of_head, 0))[:, None]
-        to_late *= tl.exp(tl.cumsum(until_last(behind, C, DECAY), 0, reverse=True))[:, None]
-        kept *= tl.exp(tl.sum(of_head, 0))
-        left = between(of_head, C)
-    dkeys = to_late
-    after = keys * to_late
-    before = to_late * 0
-    size: tl.constexpr = BF if DECAY == "feature" else C
-    pairs = tl.zeros([C, size], tl.float32)
-    further = tl.zeros([C, size], tl.float32)
-    if DELTA:
-        rate = tl.load(beta + at, mask=real, other=0.0)[:, None]
-        weights = load_rows(da, at, C, place, real, C)
-        dread, more, pairs, further, before = read_gradients(
-            keys * rate,
-            keys,
-            weights,
-            -to_early,
-            left,
-            since,
-            here,
-            following,
-            C,
-            BF,
-            LEVELS,
-            DECAY,
-            PRECISION,
+        through *= tl.exp(tl.cumsum(here, 0))
+        dread, dkeys, of_here, of_next = through_levels(
+            readers, keys, weights, here, following, C, BF, LEVELS, PRECISION
         )
-        dkeys += more + rate * dread
-        part = tl.program_id(2).to(tl.int64) * rows + at
-        tl.store(dbeta + part, tl.where(real, tl.sum(keys * dread, 1), 0.0), mask=inside)
-    wide = inside[:, None] & (column < F)[None, :]
-    for reader in range(READERS):
-        head = g * READERS + reader
-        line = (batch * time + row) * (G * READERS) + head
-        through = tl.zeros([C, BF], tl.float32)
-        for tile in range(tl.cdiv(E, BE)):
-            column_e = tile * BE + tl.arange(0, BE)
-            given = load_rows(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
-            state = load_state(states, column, column_e, E, F, E)
-            through += tl.dot(given.to(tl.float32) * scale, tl.trans(state), input_precision=PRECISION)
-        queries = load_rows(
-            q + batch * q_batch + head // Q_SHARE * q_head, row, q_token, column, real, F
-        ).to(tl.float32)  # fmt: skip
-        weights = load_rows(dp, line, C, place, real, C)
-        dread, more, of_pairs, of_further, of_before = read_gradients(
-            queries, keys, weights, through, left, since, here, following, C, BF, LEVELS, DECAY, PRECISION
-        )
-        dkeys += more
-        pairs += of_pairs
-        further += of_further
-        before += of_before
-        tl.store(dq + line[:, None] * F + column[None, :], tl.where(real[:, None], dread, 0.0), mask=wide)
-    tl.store(dk + at[:, None] * F + column[None, :], tl.where(real[:, None], dkeys, 0.0), mask=wide)
+        of_here += tl.cumsum(readers * through, 0, reverse=True)
+    else:
+        if DECAY == "head":
+            here = load_decay(log_decay, at, real, G, place, 0, F, C, DECAY)
+            through *= tl.exp(tl.cumsum(here, 0))[:, None]
+            weights *= between(here, C)
+        dread = tl.dot(weights, keys, input_precision=PRECISION)
+        dkeys = tl.dot(tl.trans(weights), readers, input_precision=PRECISION)
+        if DECAY == "head":
+            pairs = weights * tl.dot(readers, tl.trans(keys), input_precision=PRECISION)
+            later = place[:, None] > place[None, :]
+            of_here = tl.sum(tl.where(later, tl.cumsum(pairs, 0, reverse=True), 0.0), 1)
+            of_here += tl.cumsum(tl.sum(readers * through, 1), 0, reverse=True)
+            of_next = of_here * 0
+    dread += through
     if DECAY != "none":
         store_decay_gradients(
-            dhere, dnext, pairs, further, before, after, kept, at, inside, real, real_next, G, column, rows,
-            F, C, DECAY,
-        )  # fmt: skip
+            dhere, dnext, of_here, of_next, at, inside, real, real_next, column, rows, F, DECAY, True
+        )
+    wide = inside[:, None] & (column < F)[None, :]
+    if KEYS:
+        part = tl.program_id(2).to(tl.int64) * rows + at
+        tl.store(dbeta + part, tl.where(real, tl.sum(keys * dread, 1), 0.0), mask=inside)
+        dkeys += rate * dread
+    else:
+        tl.store(dx + line[:, None] * F + column[None, :], tl.where(real[:, None], dread, 0.0), mask=wide)
+    target = dk + at[:, None] * F + column[None, :]
+    add_to(target, tl.where(real[:, None], dkeys, 0.0), wide, True)

@@ -47,6 +47,12 @@ from lintra.ops.linear_attention.triton_kernels import (
 )
 
 tuned_recurrence = partial(tuned, key=["F", "E", "C", "DECAY", "PRECISION"])
+# Of a program that goes through a sequence, with the next chunk on its way where there is room for it: not on
+# the smallest GPUs, where the tuner leaves such settings out.
+_SERIAL = [triton.Config({}, num_warps=n, num_stages=stages) for n, stages in ((4, 2), (8, 2), (8, 1))]
+tuned_serial = partial(tuned_recurrence, tried=_SERIAL)
+# Nothing is tried of a kernel that adds to tensors. Its rows fit into the registers of 8 warps.
+tuned_accumulating = partial(tuned_recurrence, tried=[triton.Config({}, num_warps=8, num_stages=1)])
 
 
 @triton.jit
@@ -240,7 +246,7 @@ def chunk_sides(
         tl.store(new + at[:, None] * E + column[None, :], solved, mask=wide)
 
 
-@tuned_recurrence
+@tuned_serial
 @triton.jit
 def chunk_states(
     late, late_batch, late_token, late_head, new, new_batch, new_token, new_head, erasing, whole, mask,
