@@ -98,7 +98,7 @@ FEW = [
     (["go(90, torch.bfloat16)", "go(90, torch.bfloat16, t=1)"], BOTH | {"step"}),
     (["go(90, torch.bfloat16, t=1, kept=torch.bfloat16)"], BOTH - {"outputs"} | {"step"}),
     (["go(80, torch.float32, b=1, decay=True, packed=True)"], DECAYED),
-    (["recur(90, torch.bfloat16, 'head', beta=True, f=64, e=64)"], DELTA),
+    (["recur(90, torch.bfloat16, 'head', beta=True, f=64, e=20)"], DELTA),
     (["recur(80, torch.float32, 'head', beta=True, b=1, f=64, e=64, t=1)"], {"step"}),
 ]
 MORE = [

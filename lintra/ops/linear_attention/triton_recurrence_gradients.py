@@ -78,8 +78,8 @@ def chunk_gradients(
             weights = load_rows(scores, line, C, tl.arange(0, C), real, C)
             total += tl.dot(tl.trans(weights), given, input_precision=PRECISION)
     place = column_f[:, None] * E + column_e[None, :]
-    wide = (column_f < F)[:, None] & (column_e < E)[None, :]
-    tl.store(added + (unit * G + g) * F * E + place, state, mask=wide)
+    inside_state = (column_f < F)[:, None] & (column_e < E)[None, :]
+    tl.store(added + (unit * G + g) * F * E + place, state, mask=inside_state)
     if tile_f == 0:
         wide = inside[:, None] & (column_e < E)[None, :]
         tl.store(dn + at[:, None] * E + column_e[None, :], total, mask=wide)

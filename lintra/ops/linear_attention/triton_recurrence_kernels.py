@@ -239,11 +239,12 @@ def chunk_sides(
             solved = tl.dot(inverse, early * rate[:, None], input_precision=PRECISION)
             tl.store(erasing + target, solved, mask=wide)
     elif DELTA:
-        column = (tile - tiles) * BE + tl.arange(0, BE)
-        values = load_rows(v + batch * v_batch + g // V_SHARE * v_head, row, v_token, column, real, E)
-        solved = tl.dot(inverse, values.to(tl.float32) * rate[:, None], input_precision=PRECISION)
-        wide = inside[:, None] & (column < E)[None, :]
-        tl.store(new + at[:, None] * E + column[None, :], solved, mask=wide)
+        # Names of their own: those of both branches must be of one shape.
+        column_e = (tile - tiles) * BE + tl.arange(0, BE)
+        values = load_rows(v + batch * v_batch + g // V_SHARE * v_head, row, v_token, column_e, real, E)
+        written = tl.dot(inverse, values.to(tl.float32) * rate[:, None], input_precision=PRECISION)
+        inside_e = inside[:, None] & (column_e < E)[None, :]
+        tl.store(new + at[:, None] * E + column_e[None, :], written, mask=inside_e)
 
 
 @tuned_serial
