@@ -70,9 +70,9 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
     return impl
 
 
-def serves(impl: str, *tensors: Tensor) -> bool:
+def serves(op: str, impl: str, *tensors: Tensor) -> bool:
     """Return whether an implementation can run for these tensors."""
-    return _why_not(impl, tensors) is None
+    return _why_not(op, impl, tensors) is None
 
 
 def explain() -> list[Row]:
@@ -81,7 +81,8 @@ def explain() -> list[Row]:
     for op, names in IMPLEMENTATIONS.items():
         chosen = {"CPU": choose(op, "auto")}
         if torch.cuda.is_available():
-            chosen["GPU"] = "torch" if _no_gpu_kernels(torch.device("cuda")) else "triton"
+            there = "triton" in names and _no_gpu_kernels(torch.device("cuda")) is None
+            chosen["GPU"] = "triton" if there else "torch"
         for name in names:
             reason = _why_not(op, name, ())
             serves = ", ".join(device for device, each in chosen.items() if each == name)
@@ -152,8 +153,10 @@ def _no_gpu_kernels(device: torch.device) -> str | None:
 
 
 def _warn_of_slow_gpu(op: str, tensors: Sequence[Tensor]) -> None:
-    """Once for each reason, where a GPU is at hand and its kernels are not."""
+    """Once for each reason, where a GPU is at hand and the kernels that an op has for it are not."""
     if torch.compiler.is_compiling() or not (tensors and tensors[0].is_cuda):
+        return
+    if "triton" not in IMPLEMENTATIONS[op]:
         return
     reason = _no_gpu_kernels(tensors[0].device)
     if reason is not None and reason not in _warned:

@@ -38,7 +38,7 @@ def runs_natively(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
     """Return whether `softmax_native` serves this call: on the CPU, no weights dropped, no transforms."""
     if dropout or checks.transforming(q, k, v) or torch._C._get_tracing_state() is not None:
         return False
-    return bool(q.shape[3] and v.shape[3]) and dispatch.serves("native", q, k, v)
+    return bool(q.shape[3] and v.shape[3]) and dispatch.serves("softmax", "native", q, k, v)
 
 
 def softmax_native(

@@ -8,6 +8,8 @@ import torch
 
 from lintra.ops import dispatch
 
+IN_TRITON = [op for op, names in dispatch.IMPLEMENTATIONS.items() if "triton" in names]
+
 
 def as_if(monkeypatch, *, triton="3.7.1", capability=(9, 0), hip=None):
     """As if this machine had that GPU."""
@@ -29,7 +31,7 @@ def on_gpu(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("op", dispatch.IMPLEMENTATIONS)
+@pytest.mark.parametrize("op", IN_TRITON)
 def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu, op):
     as_if(monkeypatch)
     assert dispatch.choose(op, "auto", on_gpu) == "triton"
@@ -37,7 +39,7 @@ def test_a_gpu_is_served_by_triton(monkeypatch, on_gpu, op):
     assert rows["triton"] == "GPU"
 
 
-@pytest.mark.parametrize("op", dispatch.IMPLEMENTATIONS)
+@pytest.mark.parametrize("op", IN_TRITON)
 @pytest.mark.parametrize(
     ("machine", "reason"),
     [
@@ -59,6 +61,16 @@ def test_an_unsupported_gpu_is_told_once(monkeypatch, on_gpu, machine, reason, o
     rows = {row.implementation: row for row in dispatch.explain() if row.op == op}
     assert rows["triton"].reason.startswith(reason)
     assert (rows["triton"].serves, "GPU" in rows["torch"].serves) == ("", True)
+
+
+@pytest.mark.parametrize("op", sorted(set(dispatch.IMPLEMENTATIONS) - set(IN_TRITON)))
+def test_on_a_gpu_the_others_are_pytorch_without_a_word(monkeypatch, on_gpu, op):
+    as_if(monkeypatch, triton=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dispatch.choose(op, "auto", on_gpu) == "torch"
+    rows = {row.implementation: row.serves for row in dispatch.explain() if row.op == op}
+    assert "GPU" in rows["torch"]
 
 
 def test_what_triton_cannot_do_is_chunked(monkeypatch, on_gpu):
