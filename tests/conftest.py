@@ -30,6 +30,16 @@ def one_thread(monkeypatch):
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["native", "torch"])
+def implementation(request):
+    """The native kernels where they are, and without them."""
+    if request.param == "torch" and native.available():
+        with native.use("off"):
+            yield request.param
+    else:
+        yield request.param
+
+
 @pytest.fixture(params=["baseline", "avx2", "avx512", "neon"])
 def instruction_set(request):
     """Each build of the native kernels that this processor has, in turn."""

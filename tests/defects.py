@@ -91,8 +91,8 @@ TABLE = """
 ?tests/attention/test_performer.py::test_defect_08_gradients_survive_a_decay_of_everything[torch]
 
 09 lintra/ops/lsh.py: rounds count alike
--    o, logsumexp = merge_lse(*rounds)
-+    o, logsumexp = sum(each.o for each in rounds) / len(rounds), merge_lse(*rounds).logsumexp
+-    o, logsumexp = merge_lse(*pieces)
++    o, logsumexp = sum(each.o for each in pieces) / len(pieces), merge_lse(*pieces).logsumexp
 ?tests/attention/test_lsh.py::test_defect_09_rounds_are_not_averaged
 
 09 lintra/ops/lsh.py: a length may be 0

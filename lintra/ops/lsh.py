@@ -289,7 +289,8 @@ def _rounds(
         pieces.append(
             PartialAttention(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank))
         )
-    return PartialAttention(*(x.transpose(1, 2)[:, :time] for x in merge_lse(*pieces)))
+    o, logsumexp = merge_lse(*pieces)
+    return PartialAttention(o.transpose(1, 2)[:, :time], logsumexp.transpose(1, 2)[:, :time])
 
 
 def _again(

@@ -193,6 +193,7 @@ def test_defect_19_a_window_is_what_the_configuration_says(window):
             assert torch.equal(g[0].abs().sum((1, 2)) > 0, expected)
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("causal", [True, False])
 def test_defect_16_hidden_scores_are_not_merely_low(causal):
     """Scores of -1e6 for every real key: padding, at 0 less a large number, would win."""
@@ -204,6 +205,7 @@ def test_defect_16_hidden_scores_are_not_merely_low(causal):
     assert_close(y[0, mask[0]], attention(*(x[:1, mask[0]] for x in (q, k, v)))[0], **EXACT)
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("causal", [True, False])
 def test_defect_16_rows_that_see_nothing_have_no_gradient(causal):
     """A norm of zeros has a bias, which must not come through; a NaN masked later would be in a gradient."""

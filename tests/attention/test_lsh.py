@@ -223,6 +223,7 @@ def test_defect_23_what_later_tokens_decide_is_declared():
     assert not torch.allclose(attention(*inputs)[:, :cut], attention(*(x[:, :cut] for x in inputs)))
 
 
+@pytest.mark.usefixtures("implementation")
 def test_defect_09_rounds_are_not_averaged():
     """A round that sees little weighs little: the mean of the rounds alone is something else."""
     config = lsh.Config(rounds=2, chunk=4)
