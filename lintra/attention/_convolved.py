@@ -16,7 +16,7 @@ from torch.nn import functional
 from lintra.attention.base import Attention, Capabilities
 from lintra.ops import checks
 from lintra.ops.autocast import widened
-from lintra.ops.conv1d import causal_conv1d, conv_weight
+from lintra.ops.conv1d import causal_conv1d, conv_impl, conv_weight
 from lintra.ops.layout import Layout
 
 
@@ -36,6 +36,8 @@ class ConvolvedRecurrence(Attention):
 
     State: kv [b g d e] and the last inputs of the convolution."""
 
+    A_log: nn.Parameter
+    dt_bias: nn.Parameter
     conv_bias: ClassVar[bool] = False
     slowest: ClassVar[float] = 0.0  # of the rates exp(A_log) that heads begin with; the fastest is 16
     supports_bf16_state = rotates = reads_packed = True
@@ -52,7 +54,10 @@ class ConvolvedRecurrence(Attention):
             self.conv_q, self.conv_k, self.conv_v = (conv_weight(*each, config.conv) for each in channels)
             if self.conv_bias:
                 self.bias_q, self.bias_k, self.bias_v = (nn.Parameter(torch.zeros(each)) for each in channels)
-        if (rates := self.rates()) is not None:
+        if (rates := self.rates()) is None:
+            self.register_parameter("A_log", None)
+            self.register_parameter("dt_bias", None)
+        else:
             # A step between 1e-3 and 1e-1, which dt_bias gives through softplus.
             self.A_log = nn.Parameter((16 - (16 - self.slowest) * torch.rand(g)).log())
             step = 10 ** torch.empty(rates).uniform_(-3, -1)
@@ -80,7 +85,7 @@ class ConvolvedRecurrence(Attention):
         inputs = widened(q, k, v)
         if self.config.conv is None:
             return inputs, state[1:]
-        impl = "auto" if self.config.impl == "triton" else self.config.impl  # it has no kernel there
+        impl = conv_impl(self.config.impl)
         if layout is None:
             layout, impl = Layout(q.shape[0], 1, q.device), "reference"
         found = []

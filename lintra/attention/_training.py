@@ -20,7 +20,7 @@ def redraw(model: nn.Module, step: int, generator: torch.Generator) -> None:
 
 def no_weight_decay(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that weight decay should leave alone: rates of decay and steps of time."""
-    named = [getattr(module, name, None) for module in _mechanisms(model) for name in module.no_weight_decay]
+    named = [getattr(module, name) for module in _mechanisms(model) for name in module.no_weight_decay]
     return [x for x in named if x is not None]  # a configuration may leave some out
 
 

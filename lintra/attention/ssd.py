@@ -8,7 +8,8 @@ decides and takes in the more of a token the faster it forgets:
 
 In the words of state spaces q is C, k is B, v is x and kv is h. Before that q, k and v pass a short causal
 convolution over time, each channel by itself, and SiLU. The norm is that of the mean square, over all heads.
-The paper's layer has one q and one k for all heads, and ours with kv_heads = 1 one k and one v.
+The paper's layer has one q and one k for all heads, each with v, dt and A of its own; here kv_heads = 1 is
+one k, v, dt and A for all.
 
 Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
 holds d e numbers and the last inputs of the convolution.
@@ -54,13 +55,13 @@ class StateSpaceDuality(ConvolvedRecurrence):
     paper = "Dao and Gu 2024, arXiv:2405.21060"
     paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "mlp_ratio": 0.0, "position": "none"}
     no_weight_decay = ("A_log", "dt_bias", "D")
+    D: nn.Parameter
     conv_bias = True
     slowest = 1.0
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
-        if config.skip:
-            self.D = nn.Parameter(torch.ones(self.heads))
+        self.register_parameter("D", nn.Parameter(torch.ones(self.heads)) if config.skip else None)
         self.norm = nn.Parameter(torch.ones(self.heads * self.value_dim))
 
     def extra_inputs(self) -> dict[str, int]:

@@ -157,7 +157,7 @@ def _with_paper_block(model: Any) -> Any:
     if kind is None or not kind.paper_block:
         having = ", ".join(name for name in attention.names() if attention.mechanism(name).paper_block)
         raise UsageError(f"paper_block is for {having}: leave --paper-block out")
-    return _changed(model, kind.paper_block)
+    return _changed(model, {**kind.paper_block, "grid": (), "max_length": None})  # of other positions
 
 
 def _weights(model: Any) -> int:

@@ -122,6 +122,8 @@ def _portable(model: Any) -> Any:
         config: Any = getattr(module, "config", None)
         if hasattr(config, "impl"):
             module.config = dataclasses.replace(config, impl="torch")
+        if isinstance(module, AttentionLayer):
+            module.conv_impl = "torch"
     return model
 
 

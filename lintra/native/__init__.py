@@ -335,6 +335,13 @@ def address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
 
+def same_shape(name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless a tensor has the shape that the library reads: in a compiled graph, and where a
+    caller hands its layout down, nothing else has looked."""
+    if x is not None and tuple(x.shape) != shape:
+        raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
+
+
 def strided(x: Tensor | None) -> tuple[int, int, int, int]:
     """Return a tensor [b t], [b t h] or [b t h d] as a lintra_tensor."""
     if x is None:

@@ -79,6 +79,7 @@ class _Call:
         n = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.groups = min(n, _GROUPS)
         self.state_shape = (n, width - 1, channels)
+        native.same_shape("state", state, self.state_shape)
         self.sizes = (n, x.shape[1], channels, width)
 
     def run(

@@ -129,8 +129,9 @@ struct RecurrenceCall {
       T* mine = (T*)buffers + worker * size;
       ChunkBuffers<T>::layout(r, backward, call.interval / kChunk, mine, &c);
       if (call.parts > 1) memset((void*)mine, 0, size_t(size) * kSize);  // parts may differ in width, and so in layout
-      T* begin = backward ? c.gradient : c.state;  // holds that of the item before, unless one is loaded into it
-      memset((void*)begin, 0, size_t(StateShape<T>{r.f, r.e}.size()) * kSize);
+      const size_t state = size_t(StateShape<T>{r.f, r.e}.size()) * kSize;  // of the item before, its padding too
+      memset((void*)c.state, 0, state);
+      if (backward) memset((void*)c.gradient, 0, state);
       SequenceGradients<T> sequence(r, c);
       f(at, sequence);
     });

@@ -37,6 +37,7 @@ def forward(
     `out` receives the state, and may be `state` itself for one token. Raises MemoryError.
     """
     call = _Call(q, k, v, log_decay, beta, mask, cu_seqlens)
+    native.same_shape("state", state, call.states)
     y = q.new_empty(*q.shape[:2], call.h, v.shape[3])
     after = out if out is not None else torch.empty(call.states, dtype=call.total)
     saved = torch.empty(call.saved if save else 0, dtype=call.total)

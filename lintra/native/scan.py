@@ -42,6 +42,7 @@ def forward(
     y = like(u)
     after = out if out is not None else torch.empty(call.states, dtype=A.dtype)
     saved = torch.empty(call.saved if save else 0, dtype=A.dtype)
+    native.same_shape("state", state, call.states)
     state = None if state is None else state.contiguous()
     call.run("lintra_scan_forward", state, y, after, saved if save else None)
     return y, after, saved

@@ -144,6 +144,9 @@ def _run(
     q, k, v = native.rows(q), native.rows(k), native.rows(v)
     b, t, h, d = q.shape
     s, g, e = k.shape[1], *v.shape[2:]
+    native.same_shape("k", k, (b, s, g, d))
+    native.same_shape("v", v, (b, s, g, e))
+    native.same_shape("visible", visible, (b, s))
     entries, lists = 0, (native.strided(None),) * 3
     if blocks is not None:
         n, entries = blocks.shape[2:]

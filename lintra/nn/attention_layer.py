@@ -16,7 +16,7 @@ from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param
 from lintra.ops import checks
 from lintra.ops.autocast import widened
-from lintra.ops.conv1d import causal_conv1d, conv_weight
+from lintra.ops.conv1d import causal_conv1d, conv_impl, conv_weight
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.norms import gated_norm, l2_norm
 from lintra.ops.rope import RotaryEmbedding
@@ -51,9 +51,10 @@ class AttentionLayer(nn.Module):
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
     (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
     Three parts that papers on recurrences put around them: `conv`, a causal convolution of q, k and v over so
-    many tokens, then SiLU (`lintra.ops.causal_conv1d`); `qk_norm="l2"`, queries and keys of unit length; and
-    `output_gate`, RMSNorm of each head times silu of a projection of x. Sun et al. 2023, arXiv:2307.08621,
-    equation 8; Yang et al. 2024, arXiv:2406.06484, section 4.
+    many tokens, then SiLU (`lintra.ops.causal_conv1d`); `qk_norm="l2"`, queries and keys of unit length, with
+    which softmax at its usual scale is nearly even; and `output_gate`, RMSNorm of each head times silu of a
+    projection of x. Sun et al. 2023, arXiv:2307.08621, equation 8; Yang et al. 2024, arXiv:2406.06484,
+    section 4.
     What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With `cu_seqlens`
     [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states are of n.
     Raises ValueError unless width is a multiple of heads and heads of kv_heads; and for conv where
@@ -106,6 +107,7 @@ class AttentionLayer(nn.Module):
         )
         self.attention.initialize(self.qkv_proj, self.extra_proj)
         if conv is not None:
+            self.conv_impl = conv_impl(getattr(attention, "impl", "auto"))
             self.conv_weight = conv_weight(sum(self.widths), conv)
         if output_gate:
             self.gate_proj = nn.Linear(width, heads * self.dim, bias=bias)
@@ -233,8 +235,9 @@ class AttentionLayer(nn.Module):
         convolution."""
         x = self.qkv_proj(x)
         if self.conv is not None:
-            given: dict[str, Any] = {"activation": "silu", "state": before[0] if before else None}
-            x, last = causal_conv1d(x, self.conv_weight, layout=layout, **given)
+            state = before[0] if before else None
+            options: dict[str, Any] = {"activation": "silu", "layout": layout, "impl": self.conv_impl}
+            x, last = causal_conv1d(x, self.conv_weight, state=state, **options)
             before = (last,)
         q, k, v = x.split(self.widths, -1)
         q, v = self._normed(q.unflatten(2, (-1, self.dim))), v.unflatten(2, (-1, self.dim))
@@ -243,7 +246,7 @@ class AttentionLayer(nn.Module):
 
     def _normed(self, x: Tensor) -> Tensor:
         """Queries or keys as `qk_norm` has them."""
-        return x if self.qk_norm is None else l2_norm(x)
+        return x if self.qk_norm is None else l2_norm(*widened(x)).to(x.dtype)
 
     def _out(self, x: Tensor, y: Tensor) -> Tensor:
         """The layer's output of its input and what the heads [b t h d] give."""

@@ -75,10 +75,16 @@ def causal_conv1d(
         if layout.packed:
             return _padded(layout, x, weight, bias, silu, state, chosen)
         if chosen == "reference":
+            x = layout.zero(x)
             y, state = causal_conv1d_reference(x.to(dtype), weight, bias, state, layout.mask, silu)
         else:
             y, state = _shifted(x.to(dtype), weight, bias, state, layout, silu)
     return y.to(x.dtype), state
+
+
+def conv_impl(impl: str) -> Any:
+    """Return the implementation of a convolution beside a recurrence of that `impl`: Triton has none."""
+    return "auto" if impl == "triton" else impl
 
 
 def conv_weight(*sizes: int) -> nn.Parameter:
@@ -195,10 +201,26 @@ def _save(ctx, inputs, output):
 
 
 def _differentiate(ctx, dy, dstate):
-    x, weight, bias, state, *others = ctx.saved_tensors
+    x, weight, bias, state, mask, cu_seqlens = ctx.saved_tensors
+    others = mask, cu_seqlens
     dy = torch.zeros_like(x) if dy is None else dy
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+        return _differentiable_gradients(dy, dstate, x, weight, bias, state, *others, ctx.silu)
     dx, dweight, dbias, dstate = _backward(dy, dstate, x, weight, bias, state, *others, ctx.silu)
     return dx, dweight, None if bias is None else dbias, dstate, None, None, None
+
+
+def _differentiable_gradients(dy, dstate, x, weight, bias, state, mask, cu_seqlens, silu):
+    """The gradients by way of PyTorch's operators, which differentiate them any number of times."""
+    options = {"mask": mask, "cu_seqlens": cu_seqlens, "impl": "torch"}
+    found = causal_conv1d(x, weight, bias, activation="silu" if silu else None, state=state, **options)
+    pairs = [(y, given) for y, given in zip(found, (dy, dstate), strict=True) if given is not None]
+    outputs, given = zip(*((y, g) for y, g in pairs if y.requires_grad), strict=True)
+    inputs = (x, weight, bias, state)
+    wanted = [y for y in inputs if y is not None and y.requires_grad]
+    gradients = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
+    back = [next(gradients) if y is not None and y.requires_grad else None for y in inputs]
+    return *back, None, None, None
 
 
 def _gradients(dy, dstate, x, *others):

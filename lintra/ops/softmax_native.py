@@ -75,7 +75,11 @@ def all_keys(
     dropout: float = 0.0,
 ) -> PartialAttention:
     """Return attention of q [b t h d] to all keys [b s g d] that are `visible` [b s], which may be a part of
-    what the queries see: o [b t h e], logsumexp [b t h]. In C++ no score is kept."""
+    what the queries see: o [b t h e], logsumexp [b t h]. In C++ no score is kept. Keys of one sequence are
+    those of every one."""
+    if k.shape[0] != q.shape[0]:
+        k, v = (x.expand(q.shape[0], -1, -1, -1) for x in (k, v))
+        visible = None if visible is None else visible.expand(q.shape[0], -1)
     if runs_natively(q, k, v, dropout):
         return softmax_native(q, k, v, "all", visible=visible, scale=scale)
     return _all_scores(q, k, v, visible=visible, scale=scale, dropout=dropout)

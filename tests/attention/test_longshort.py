@@ -410,3 +410,13 @@ def test_wrong_states_and_memories_are_refused():
         build(True).extend(q, k, v, build(True, segment_rank=2).start(BATCH, dtype=torch.float64))
     with pytest.raises(TypeError, match="memory must be a LongShortMemory, from encode_memory, got tuple"):
         build(False, window=0).cross_attend(q, (k, v))
+
+
+def test_a_memory_of_one_sequence_is_read_by_all():
+    layer = AttentionLayer(32, longshort.Config(window=0, rank=4), heads=4, causal=False).double()
+    x = torch.randn(3, 9, 32, dtype=torch.float64)
+    memory = layer.encode_memory(x[:1])
+    found = layer.cross_attend(x, memory)
+    assert_close(found, torch.cat([layer.cross_attend(x[i : i + 1], memory) for i in range(3)]), **EXACT)
+    with pytest.raises((ValueError, RuntimeError)):
+        layer.cross_attend(x, layer.encode_memory(x[:2]))

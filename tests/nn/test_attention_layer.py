@@ -109,6 +109,21 @@ def test_a_network_has_them_and_keeps_them(tmp_path):
     assert generate(model, steps=5).shape[1] == 5
 
 
+def test_it_is_differentiated_twice():
+    for config in (linear.Config(impl="torch"), softmax.Config()):
+        layer, x = build(config, conv=3, rotary=None), draw(t=4).requires_grad_()
+        (dx,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        (found,) = torch.autograd.grad(dx.square().sum(), x)
+        assert found.isfinite().all()
+        assert found.abs().max() > 0
+
+
+def test_unit_length_in_half_precision():
+    x = torch.full((1, 1, 1, 64), 40.0, dtype=torch.float16)
+    layer = AttentionLayer(64, linear.Config(), heads=1, qk_norm="l2")
+    assert_close(layer._normed(x), torch.full_like(x, 0.125))
+
+
 def test_one_native_call_a_token_is_not_for_them():
     base = {"vocabulary": 11, "layers": 1, "heads": 2, "width": 16}
     assert why_not(decoder.Config(**base).build().eval()) is None

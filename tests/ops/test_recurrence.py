@@ -113,6 +113,28 @@ def test_columns_are_shared_between_threads_where_heads_are_few(kind):
 
 @both
 @every
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_sequence(kind, impl, packed, bad):
+    """Values and all gradients of the others are those beside a clean sequence, to the last bit."""
+    inputs = draw(kind, b=3, t=20, h=2, g=1, d=5, e=3)
+    spoilt = [None if x is None else x.detach().clone() for x in inputs]
+    spoilt[1][0, 3] = spoilt[2][0, 4] = bad
+    spoilt = [None if x is None else x.requires_grad_() for x in spoilt]
+    bounds = torch.tensor([0, 20, 40, 60]) if packed else None
+
+    def call(*x):
+        if packed:
+            x = [None if each is None else each.flatten(0, 1)[None] for each in x[:-1]] + [x[-1]]
+        y, state = fast(*x, impl=impl, cu_seqlens=bounds)
+        return y.view(3, 20, 2, 3), state
+
+    for found, expected in zip(results(call, spoilt), results(call, inputs), strict=True):
+        assert_close(found[1:], expected[1:], rtol=0, atol=0)
+
+
+@both
+@every
 @pytest.mark.parametrize("cut", CUTS)
 def test_split_anywhere_and_resumed(kind, impl, cut):
     inputs = draw(kind, t=70)

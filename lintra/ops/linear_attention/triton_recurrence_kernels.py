@@ -46,7 +46,7 @@ from lintra.ops.linear_attention.triton_kernels import (
     tuned,
 )
 
-tuned_recurrence = partial(tuned, key=["F", "E", "C", "DECAY", "PRECISION"])
+tuned_recurrence = partial(tuned, key=["F", "E", "C", "DECAY", "PRECISION", "SOLVE", "BE"])
 # Of a program that goes through a sequence, with the next chunk on its way where there is room for it: not on
 # the smallest GPUs, where the tuner leaves such settings out.
 _SERIAL = [triton.Config({}, num_warps=n, num_stages=stages) for n, stages in ((4, 2), (8, 2), (8, 1))]

@@ -148,8 +148,6 @@ def _validate(
     checks.shape("dt", dt, "b t c", sizes)
     checks.shape("A", A, "c n", sizes)
     letters = "b t g n" if isinstance(B, Tensor) and B.dim() == 4 else "b t n"
-    for name, x in (("B", B), ("C", C)):
-        checks.shape(name, x, letters, sizes)
     for name, x in {"dt": dt, "B": B, "C": C, "z": z}.items():
         if x is not None:
             checks.shape(name, x, letters if name in "BC" else "b t c", sizes)
