@@ -1,5 +1,5 @@
-// The short causal convolution of every channel with itself: y_t = act(bias + sum_j weight[j] x_{t-width+1+j}), where the
-// inputs before the first token come from the state. Only real tokens count. Compiled once per instruction set, with
+// The short causal convolution of every channel with itself: y_t = act(bias + sum_j weight[j] x_{t-width+1+j}), where
+// the inputs before the first token come from the state. Only real tokens count. Compiled once per instruction set, with
 // LINTRA_ISA naming the namespace.
 //
 // Channels go in blocks through time, the last `width` inputs of a block in a ring of rows: all that is read twice stays in

@@ -15,7 +15,7 @@ constexpr double kParallelWork = 1 << 18;  // multiply-adds below which waking a
 constexpr i64 kStreamed = 1 << 23;         // bytes of new states above which they go past the caches
 
 // The columns of one state and the tokens of its sequence.
-struct Item {
+struct StateItem {
   i64 sequence, state, part;
   i64 row, first, tokens;  // the sequence's place: its row of the batch, its first token and its length
   i64 column, columns;
@@ -27,8 +27,8 @@ struct RecurrenceCall {
   static constexpr i64 kSize = sizeof(T);
 
   i64 items() const { return call.b * call.g * call.parts; }
-  Item item(i64 i) const {
-    Item x;
+  StateItem item(i64 i) const {
+    StateItem x;
     x.part = i % call.parts;
     x.state = i / call.parts % call.g;
     x.sequence = i / call.parts / call.g;
@@ -42,23 +42,23 @@ struct RecurrenceCall {
     return x;
   }
 
-  const char* address(const lintra_tensor& x, const Item& at, i64 head, i64 size) const {
+  const char* address(const lintra_tensor& x, const StateItem& at, i64 head, i64 size) const {
     return x.data ? x.data + (at.row * x.b + at.first * x.t + head * x.h) * size : nullptr;
   }
-  Operand operand(const lintra_tensor& x, const Item& at, i64 head, i64 width) const {
+  Operand operand(const lintra_tensor& x, const StateItem& at, i64 head, i64 width) const {
     return tensor_rows(address(x, at, head, element_size(call.dtype)), x, width, call.dtype);
   }
   // Rows of a contiguous tensor [b t heads width].
-  i64 element(const Item& at, i64 head, i64 heads, i64 width) const {
+  i64 element(const StateItem& at, i64 head, i64 heads, i64 width) const {
     return ((at.row * call.t + at.first) * heads + head) * width;
   }
   // The same of a tensor with an axis of parts before.
-  T* gradient(void* x, const Item& at, i64 head, i64 heads, i64 width) const {
+  T* gradient(void* x, const StateItem& at, i64 head, i64 heads, i64 width) const {
     if (!x) return nullptr;
     return (T*)x + at.part * lintra_rows(call) * call.t * heads * width + element(at, head, heads, width);
   }
 
-  Recurrence<T> make(const Item& at) const {
+  Recurrence<T> make(const StateItem& at) const {
     const i64 size = element_size(call.dtype), group = call.h / call.g, e = at.columns;
     const i64 first = at.state * group, rates = call.per_feature ? call.f : 1;
     Recurrence<T> r = {};
@@ -98,16 +98,16 @@ struct RecurrenceCall {
     return r;
   }
 
-  i64 state_place(const Item& at) const { return (at.sequence * call.g + at.state) * call.f * call.e + at.column; }
+  i64 state_place(const StateItem& at) const { return (at.sequence * call.g + at.state) * call.f * call.e + at.column; }
   // The checkpoint before the first token.
-  T* checkpoint(const Item& at) const {
+  T* checkpoint(const StateItem& at) const {
     const i64 longest = call.t / call.interval + 1;
     const i64 number = call.cu_seqlens ? at.first / call.interval + at.sequence : at.sequence * longest;
     return (T*)call.checkpoints + (number * call.g + at.state) * call.f * call.e + at.column;
   }
   i64 checkpoint_step() const { return call.g * call.f * call.e; }
 
-  void load(const void* states, const Item& at, StateShape<T> shape, T* to) const {
+  void load(const void* states, const StateItem& at, StateShape<T> shape, T* to) const {
     if (states) load_state((const T*)states + state_place(at), call.e, shape, to);
   }
 
@@ -116,14 +116,14 @@ struct RecurrenceCall {
     if (!items()) return LINTRA_OK;
     const double work = double(lintra_rows(call)) * double(call.t) * double(call.h) * double(call.f) * double(call.e);
     const i64 threads = work < kParallelWork ? 1 : call.threads, n = items(), workers = threads < n ? threads : n;
-    Item widest = {};
+    StateItem widest = {};
     widest.columns = call.e;
     const i64 size = ChunkBuffers<T>::layout(make(widest), backward, call.interval / kChunk, nullptr, nullptr);
     Memory memory;
     char* buffers = memory.get(workers * size * kSize, true);  // what pads rows and states has to be finite
     if (!buffers) return LINTRA_NO_MEMORY;
     parallel(launch, workers, n, [&](i64 i, i64 worker) {
-      const Item at = item(i);
+      const StateItem at = item(i);
       const Recurrence<T> r = make(at);
       ChunkBuffers<T> c;
       T* mine = (T*)buffers + worker * size;
@@ -139,7 +139,7 @@ struct RecurrenceCall {
   }
 
   int forward(lintra_launch launch) const {
-    return each_item(false, launch, [&](const Item& at, SequenceGradients<T>& sequence) {
+    return each_item(false, launch, [&](const StateItem& at, SequenceGradients<T>& sequence) {
       const StateShape<T> shape = sequence.shape;
       T* state = sequence.c.state;
       load(call.state, at, shape, state);
@@ -151,7 +151,7 @@ struct RecurrenceCall {
   }
 
   int backward(lintra_launch launch) const {
-    return each_item(true, launch, [&](const Item& at, SequenceGradients<T>& sequence) {
+    return each_item(true, launch, [&](const StateItem& at, SequenceGradients<T>& sequence) {
       const StateShape<T> shape = sequence.shape;
       load(call.dstate, at, shape, sequence.c.gradient);
       sequence.backward(call.interval, [&](i64 number, T* to) {
@@ -175,7 +175,7 @@ struct RecurrenceCall {
     const bool streamed = aligned && call.h == call.g && n * f * e * kSize > kStreamed;
     if (!rows) return LINTRA_NO_MEMORY;
     parallel(launch, workers, n, [&](i64 i, i64 worker) {
-      Item at = {};
+      StateItem at = {};
       at.sequence = at.row = i / call.g;
       at.state = i % call.g;
       at.columns = e;

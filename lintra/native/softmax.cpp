@@ -1,5 +1,5 @@
-// Softmax attention of softmax.h to bands, segments, listed blocks and sorted chunks of keys, shared between threads. Compiled once per
-// instruction set, with LINTRA_ISA naming the namespace.
+// Softmax attention of softmax.h to bands, segments, listed blocks and sorted chunks of keys, shared between threads.
+// Compiled once per instruction set, with LINTRA_ISA naming the namespace.
 #include "softmax_gradients.h"
 
 #include "kernel.h"
@@ -202,7 +202,8 @@ struct SoftmaxCall {
     keys.k = token_rows(call.k, x, x.key, x.group, 1, call.d);
     keys.v = token_rows(call.v, x, x.key, x.group, 1, call.e);
     ahead->tensors[0] = keys.k, ahead->tensors[1] = keys.v, ahead->count = 2;
-    keys.visible = call.visible.data && !x.order ? call.visible.data + x.row * call.visible.b + x.key * call.visible.t : nullptr;
+    const i64 first = x.row * call.visible.b + x.key * call.visible.t;
+    keys.visible = call.visible.data && !x.order ? call.visible.data + first : nullptr;
     keys.visible_step = x.step * call.visible.t;
     keys.count = x.keys;
     keys.d_step = d_step(), keys.e_step = e_step();
@@ -230,7 +231,8 @@ struct SoftmaxCall {
     if (!n || !call.t) return LINTRA_OK;
     const bool sorted = call.kind == LINTRA_SORTED;  // the rows of a tile are others in each round
     const i64 available = threads(), tiles = item(0).tiles, most = sorted ? 1 : (tiles + kPartTiles - 1) / kPartTiles;
-    const i64 parts = clamp(4 * available / n, 1, most > 1 ? most : 1), workers = available < n * parts ? available : n * parts;
+    const i64 parts = clamp(4 * available / n, 1, most > 1 ? most : 1);
+    const i64 workers = available < n * parts ? available : n * parts;
     const i64 widest = d_step() > e_step() ? d_step() : e_step();
     const i64 size = key_size() + kTile * (d_step() + kTile + e_step() + widest + 3);
     Memory memory;
