@@ -43,12 +43,8 @@ def forward(
     so many before and after), "all" (no sizes) or "blocks" (of `unit` places: blocks [b g n l], listed
     [b g n l] bool and own [b n] or None). Raises MemoryError.
     """
-    total = torch.float64 if q.dtype is torch.float64 else torch.float32
-    o = torch.empty(*q.shape[:3], v.shape[3], dtype=total)
-    logsumexp = torch.empty(q.shape[:3], dtype=total)
     where = (visible, blocks, listed, own, kind, before, after, dilation, unit, scale)
-    _run("lintra_softmax_forward", q, k, v, where, _UNSORTED, (o, logsumexp), None, (None,) * 4)
-    return o, logsumexp
+    return _forward(q, k, v, where, _UNSORTED)
 
 
 def backward(
@@ -66,22 +62,7 @@ def backward(
     `do` and `dlogsumexp` (None: zero) are those of what `forward` returned, o and logsumexp; `where` are its
     further arguments. Raises MemoryError.
     """
-    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
-    dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
-    results = o.contiguous(), logsumexp.contiguous()
-    _run(
-        "lintra_softmax_backward",
-        q,
-        k,
-        v,
-        where,
-        _UNSORTED,
-        results,
-        native.rows(do),
-        (dlogsumexp, *gradients),
-    )
-    dq, dk, dv = gradients
-    return dq, dk, dv
+    return _backward(do, dlogsumexp, q, k, v, o, logsumexp, where, _UNSORTED)
 
 
 def forward_sorted(q: Tensor, k: Tensor, v: Tensor, *where: Any) -> tuple[Tensor, Tensor]:
@@ -92,10 +73,7 @@ def forward_sorted(q: Tensor, k: Tensor, v: Tensor, *where: Any) -> tuple[Tensor
     sum of the `RULES` that hold; the tokens of a chunk; the chunks seen before and after the own; the scale.
     Raises MemoryError.
     """
-    total = torch.float64 if q.dtype is torch.float64 else torch.float32
-    results = torch.empty(v.shape, dtype=total), torch.empty(q.shape[:3], dtype=total)
-    _run("lintra_softmax_forward", q, k, v, *_sorted(where), results, None, (None,) * 4)
-    return results
+    return _forward(q, k, v, *_sorted(where))
 
 
 def backward_sorted(
@@ -109,12 +87,34 @@ def backward_sorted(
     *where: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v, as `backward` does, for the arguments of `forward_sorted`."""
-    gradients = [torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v)]
+    return _backward(do, dlogsumexp, q, k, v, o, logsumexp, *_sorted(where))
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, where: tuple[Any, ...], order: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    total = torch.float64 if q.dtype is torch.float64 else torch.float32
+    o = torch.empty(*q.shape[:3], v.shape[3], dtype=total)
+    logsumexp = torch.empty(q.shape[:3], dtype=total)
+    _run("lintra_softmax_forward", q, k, v, where, order, (o, logsumexp), None, (None,) * 4)
+    return o, logsumexp
+
+
+def _backward(
+    do: Tensor,
+    dlogsumexp: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    logsumexp: Tensor,
+    where: tuple[Any, ...],
+    order: tuple[Any, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
-    results = o.contiguous(), logsumexp.contiguous()
-    given = native.rows(do), (dlogsumexp, *gradients)
-    _run("lintra_softmax_backward", q, k, v, *_sorted(where), results, *given)
-    dq, dk, dv = gradients
+    results, given = (o.contiguous(), logsumexp.contiguous()), (dlogsumexp, dq, dk, dv)
+    _run("lintra_softmax_backward", q, k, v, where, order, results, native.rows(do), given)
     return dq, dk, dv
 
 

@@ -11,6 +11,7 @@ m = b g, n blocks, c queries, i = c r rows and j keys to a block.
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch.nn import functional
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
+from lintra.ops.operator import differentiable
 from lintra.ops.padding import real_tokens
 from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
@@ -167,12 +169,8 @@ class _Banded(torch.autograd.Function):
         q, k, v, real, band, o, logsumexp = ctx.saved_tensors
         dtype, step = o.dtype, ctx.step
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            q, k, v = (x.view_as(x) for x in (q, k, v))  # one may be computed from another
-            pieces = zip(_at_once(q, k, v, real, band, step, scale=1.0), (do, dlogsumexp), strict=True)
-            outputs, given = zip(*(each for each in pieces if each[0].requires_grad), strict=True)
-            wanted = [x for x in (q, k, v) if x.requires_grad]
-            found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True))
-            return *(next(found) if x.requires_grad else None for x in (q, k, v)), None, None, None
+            again = partial(_at_once, real=real, band=band, step=step, scale=1.0)
+            return *differentiable(again, (q, k, v), (do, dlogsumexp)), None, None, None
         keys, values, seen = (_windows(x, band, step) for x in (k, v, real))
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
         less = ((do * o).sum(-1) - dlogsumexp)[..., None]

@@ -10,14 +10,12 @@ Dao 2023, arXiv:2312.00752, section 3.4. Its state is the last w - 1 inputs.
 Letters: b batch, t time, c channels, w width, n sequences.
 """
 
-from contextlib import suppress
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra import native
 from lintra.native import conv1d as kernel
 from lintra.ops import checks, dispatch, operator
 from lintra.ops.autocast import follow_autocast, no_autocast
@@ -27,9 +25,6 @@ from lintra.ops.padding import take
 
 Activation = Literal["silu"]
 ConvImpl = Literal["auto", "reference", "torch", "native"]
-
-with suppress(ValueError):  # here and not at the first call, which torch.compile may be tracing
-    native.available()
 
 
 def causal_conv1d(
@@ -205,22 +200,15 @@ def _differentiate(ctx, dy, dstate):
     others = mask, cu_seqlens
     dy = torch.zeros_like(x) if dy is None else dy
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-        return _differentiable_gradients(dy, dstate, x, weight, bias, state, *others, ctx.silu)
+        inputs, given = (x, weight, bias, state), (dy, dstate)
+        options = {"activation": "silu" if ctx.silu else None, "mask": mask, "cu_seqlens": cu_seqlens}
+
+        def again(x, weight, bias, state):
+            return causal_conv1d(x, weight, bias, state=state, impl="torch", **options)
+
+        return *operator.differentiable(again, inputs, given), None, None, None
     dx, dweight, dbias, dstate = _backward(dy, dstate, x, weight, bias, state, *others, ctx.silu)
     return dx, dweight, None if bias is None else dbias, dstate, None, None, None
-
-
-def _differentiable_gradients(dy, dstate, x, weight, bias, state, mask, cu_seqlens, silu):
-    """The gradients by way of PyTorch's operators, which differentiate them any number of times."""
-    options = {"mask": mask, "cu_seqlens": cu_seqlens, "impl": "torch"}
-    found = causal_conv1d(x, weight, bias, activation="silu" if silu else None, state=state, **options)
-    pairs = [(y, given) for y, given in zip(found, (dy, dstate), strict=True) if given is not None]
-    outputs, given = zip(*((y, g) for y, g in pairs if y.requires_grad), strict=True)
-    inputs = (x, weight, bias, state)
-    wanted = [y for y in inputs if y is not None and y.requires_grad]
-    gradients = iter(torch.autograd.grad(outputs, wanted, given, create_graph=True, allow_unused=True))
-    back = [next(gradients) if y is not None and y.requires_grad else None for y in inputs]
-    return *back, None, None, None
 
 
 def _gradients(dy, dstate, x, *others):

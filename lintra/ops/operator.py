@@ -5,10 +5,17 @@ the other transforms are not offered here: `impl="torch"` of an op has them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lintra import native
+
+# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is reported then.
+with suppress(ValueError):
+    native.available()
 
 _LIBRARY = torch.library.Library("lintra", "FRAGMENT")
 
@@ -43,6 +50,24 @@ def once(op: str, impl: str) -> Callable[..., Any]:
         )
 
     return no_double_backward
+
+
+def differentiable(
+    again: Callable[..., Iterable[Tensor]], inputs: Sequence[Tensor | None], given: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradients of `inputs` by way of `again`, which computes the outputs from them in a form that
+    PyTorch differentiates any number of times: for a backward pass with create_graph=True.
+
+    `given` are the gradients of the outputs, None for zero."""
+    inputs = [None if x is None else x.view_as(x) for x in inputs]  # one may be computed from another
+    used = [(y, dy) for y, dy in zip(again(*inputs), given, strict=True) if dy is not None]
+    used = [(y, dy.to(y.dtype)) for y, dy in used if y.requires_grad]
+    wanted = [x for x in inputs if x is not None and x.requires_grad]
+    if not used:
+        return [None] * len(inputs)
+    outputs, gradients = zip(*used, strict=True)
+    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
 def tensors(like: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, ...]:

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype, transforming
+from lintra.ops.operator import differentiable
 
 
 class PartialAttention(NamedTuple):
@@ -125,12 +126,12 @@ class _TwiceDifferentiable(torch.autograd.Function):
         if not torch.is_grad_enabled():
             return dy, None, None, None, None, None
         q, k, v, visible = ctx.saved_tensors
-        q, k, v = (x.view_as(x) for x in (q, k, v))  # one may be computed from another
-        with sdpa_kernel(SDPBackend.MATH):
-            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **ctx.options)
-        wanted = [x for x in (q, k, v) if x.requires_grad]
-        found = iter(torch.autograd.grad(y, wanted, dy.to(y.dtype), create_graph=True))
-        return None, *(next(found) if x.requires_grad else None for x in (q, k, v)), None, None
+
+        def again(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+            with sdpa_kernel(SDPBackend.MATH):
+                return (functional.scaled_dot_product_attention(q, k, v, attn_mask=visible, **ctx.options),)
+
+        return None, *differentiable(again, (q, k, v), (dy,)), None, None
 
 
 def merge_lse(one: PartialAttention, *others: PartialAttention) -> PartialAttention:

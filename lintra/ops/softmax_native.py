@@ -6,21 +6,15 @@ asked for; a backward pass that is to be differentiated itself goes by way of al
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lintra import native
 from lintra.native import softmax
 from lintra.ops import checks, dispatch
-from lintra.ops.operator import define
+from lintra.ops.operator import define, differentiable
 from lintra.ops.softmax_attention import PartialAttention, softmax_attention
-
-# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is reported then.
-with suppress(ValueError):
-    native.available()
 
 _WHERE = (
     "Tensor? visible, Tensor? blocks, Tensor? listed, Tensor? own, str kind, SymInt before, SymInt after, "
@@ -152,9 +146,8 @@ def register(
         if do is None and dlogsumexp is None:
             return None, None, None, *nothing
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-            inputs = [x.view_as(x) for x in (q, k, v)]  # one may be computed from another
-            pieces = again(*inputs, *tensors, *ctx.options)
-            return *_differentiable(inputs, pieces, (do, dlogsumexp)), *nothing
+            scored = lambda q, k, v: again(q, k, v, *tensors, *ctx.options)  # noqa: E731
+            return *differentiable(scored, (q, k, v), (do, dlogsumexp)), *nothing
         do = torch.zeros_like(o) if do is None else do
         given = (do, dlogsumexp, q, k, v, o, logsumexp, *tensors, *ctx.options)
         return *backward_operator(*given), *nothing
@@ -168,19 +161,6 @@ def register(
         f"{name}_backward", backward_schema, backward, backward_fake, _once, None, ["CPU"]
     )
     return define(name, forward_schema, forward, forward_fake, differentiate, save, ["CPU"])
-
-
-def _differentiable(
-    inputs: list[Tensor], pieces: PartialAttention, given: tuple[Tensor | None, Tensor | None]
-) -> list[Tensor | None]:
-    """The gradients of inputs by way of all scores, with gradients of their own."""
-    used = [(x, dx) for x, dx in zip(pieces, given, strict=True) if dx is not None and x.requires_grad]
-    if not used:
-        return [None] * len(inputs)
-    wanted = [x for x in inputs if x.requires_grad]
-    outputs, gradients = zip(*used, strict=True)
-    found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True, allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in inputs]
 
 
 def _once(ctx: Any, *_: Any) -> None:

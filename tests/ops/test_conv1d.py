@@ -160,6 +160,20 @@ def test_first_and_second_derivatives(impl):
     assert torch.autograd.gradgradcheck(lambda x: fast(x, *inputs[1:], impl=impl)[0], inputs[:1])
 
 
+@both
+def test_second_derivatives_where_one_input_is_computed_from_another(impl):
+    x, weight, bias, _ = draw(b=2, t=5, c=2, width=3)
+
+    def call(x):
+        return fast(x, x[0, :2].mT.repeat(1, 2)[:, :3] * weight, bias, x[:, :2].sin(), impl=impl)
+
+    y = torch.cat([found.flatten() for found in call(x)])
+    (once,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    (again,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert_close(again, once, **EXACT)
+    assert torch.autograd.gradgradcheck(call, [x])
+
+
 @needs_native
 def test_it_is_an_operator_of_pytorch():
     x, weight, bias, state = draw(c=20, dtype=torch.float32)

@@ -1,7 +1,6 @@
 """The C++ kernels as the operators `lintra::linear_attention` and `lintra::recurrence`."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -12,11 +11,6 @@ from lintra import native
 from lintra.native import recurrence
 from lintra.ops.features import FeatureMapName
 from lintra.ops.linear_attention import operator
-
-# Here and not at the first call, which torch.compile may be tracing. A wrong LINTRA_NATIVE is reported then.
-with suppress(ValueError):
-    native.available()
-
 
 linear_attention_native = operator.register(
     "linear_attention", "native", native.forward, native.backward, ["CPU"]
