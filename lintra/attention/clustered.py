@@ -170,8 +170,7 @@ class ClusteredAttention(ScoredAttention):
         """Softmax attention [b h t e] of each query to the keys `top` [b h c k] of its cluster."""
         clusters = self.config.clusters
         blocks = clustering.Blocks.of(cluster, clusters, max(1, q.shape[2] // clusters))
-        index = blocks.member.flatten(2)[..., None].expand(-1, -1, -1, self.dim)
-        rows = q.gather(2, index).unflatten(2, blocks.member.shape[2:])
+        rows = _of_cluster(q, blocks.member.flatten(2)).unflatten(2, blocks.member.shape[2:])
         keys, values = (
             _of_cluster(_keys(x, top, self.group).flatten(3), blocks.cluster).unflatten(3, (top.shape[3], -1))
             for x in (k, v)
@@ -192,10 +191,10 @@ class ClusteredAttention(ScoredAttention):
 
 def _of_cluster(x: Tensor, cluster: Tensor) -> Tensor:
     """x [b h c e] for the cluster of each token [b h t] -> [b h t e]."""
-    return x.gather(2, cluster[..., None].expand(-1, -1, -1, x.shape[3]))
+    first = torch.arange(x.shape[0] * x.shape[1], device=x.device).view(*x.shape[:2], 1) * x.shape[2]
+    return x.flatten(0, 2).index_select(0, (first + cluster).flatten()).view(*cluster.shape, x.shape[3])
 
 
 def _keys(x: Tensor, top: Tensor, group: int) -> Tensor:
     """x [b g s d] at the places top [b h c k] -> [b h c k d]."""
-    index = top.unflatten(1, (-1, group)).flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])
-    return x.gather(2, index).reshape(*top.shape, x.shape[3])
+    return _of_cluster(x, top.unflatten(1, (-1, group)).flatten(2)).reshape(*top.shape, x.shape[3])

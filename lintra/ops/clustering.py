@@ -72,8 +72,18 @@ def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> Int[Tensor, 
 
 
 def _nearest(codes: Tensor, centroids: Tensor) -> Tensor:
+    """Return the nearest centroid [b h t] of codes [b h t n], of equally near ones the first.
+
+    PyTorch finds a maximum several times as fast as its place. So the place is part of the number: c dots of
+    a code, whole numbers, leave room for c places between them.
+    """
+    clusters, bits = centroids.shape[-2:]
     with no_autocast(codes):
-        return (codes @ centroids.mT).argmax(-1)
+        if clusters * (bits + 1) >= 2**24:  # beyond float32's whole numbers
+            return (codes @ centroids.mT).argmax(-1)
+        backwards = torch.arange(clusters - 1, -1, -1, device=codes.device, dtype=codes.dtype)
+        best = (codes @ (clusters * centroids).mT + backwards).amax(-1)
+        return (clusters - 1) - best.remainder(clusters).long()
 
 
 class Blocks(NamedTuple):

@@ -81,3 +81,12 @@ def test_a_block_holds_members_of_one_cluster(time, clusters, size):
         assert torch.equal(blocks.cluster.gather(2, blocks.place // size), own)
         assert blocks.place.sort(-1).values.diff().gt(0).all()
         assert blocks.cluster.shape[2] == -(-time // size) + clusters
+
+
+def test_the_nearest_centroid_is_the_first_of_equally_near_ones():
+    given, sampled = codes(60, bits=3), draws(20)  # with 3 bits many of the 20 centroids are equal
+    places = 3 * torch.arange(20) + sampled % 3  # one of each 3 tokens
+    centroids = given.gather(2, places[None, ..., None].expand(2, 3, 20, 3))
+    near = (given[:, :, :, None] != centroids[:, :, None]).sum(-1)
+    first = (near == near.amin(-1, keepdim=True)).int().argmax(-1)
+    assert torch.equal(cluster(given, sampled, iterations=0), first)
