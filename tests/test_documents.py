@@ -321,6 +321,7 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
         ("benchmarks/results/softmax-intel-xeon.json", "docs/performance.md"),
         ("benchmarks/results/busy-intel-xeon.json", "docs/performance.md"),
         ("benchmarks/results/runtime-intel-xeon.json", "docs/performance.md"),
+        ("benchmarks/results/original-intel-xeon.json", "docs/migrating.md"),
         ("experiments/speech/streaming.json", "experiments/speech/README.md"),
     ],
 )
