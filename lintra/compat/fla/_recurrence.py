@@ -1,0 +1,168 @@
+"""What every function of the stand-in does: check by the names callers use, arrange, call `linear_attention`.
+
+Letters: b batch, t time, n sequences (b, or those of cu_seqlens), h heads of queries and keys, o heads of
+values, which may be more, d width of q and k, e width of v.
+"""
+
+import warnings
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lintra.ops import LinearState, checks, linear_attention
+from lintra.ops.autocast import no_autocast
+from lintra.ops.norms import l2_norm
+
+State: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
+EPS = 1e-10  # added to the denominator, which has the scale in it
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: State = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    state_v_first: bool = False,
+    normalize: bool = False,
+    reverse: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, State]:
+    """Return o [b t o e] in v's dtype and the state after the last token or None, by FLA's conventions.
+
+    q, k [b t h d], v [b t o e]; logarithms of decays g [b t o] or [b t o d]; beta [b t o] makes it the delta
+    rule. `scale` is d^-0.5 unless given. States are [n o d e], with `state_v_first` [n o e d], float32
+    (float64 for float64 inputs); an initial one may have any floating dtype. With `normalize` they are pairs,
+    the second [n 1 o d] the sum of the keys. `reverse` goes from the last token to the first.
+    Autocast changes nothing: inputs are computed with as they come.
+    """
+    sizes = _sizes(q, k, v, g, beta, cu_seqlens)
+    factor = sizes["d"] ** -0.5 if scale is None else scale
+    with no_autocast(q):
+        if use_qk_l2norm_in_kernel:
+            q, k = (normalized(x) for x in (q, k))
+        recurs = beta is not None or (g is not None and g.dim() == 4)
+        state = _state_before(initial_state, q, sizes, state_v_first, normalize, recurs)
+        if reverse:
+            q, k, v = (x.flip(1) for x in (q, k, v))
+            g, beta = (x if x is None else x.flip(1) for x in (g, beta))
+            if cu_seqlens is not None:
+                cu_seqlens, state = sizes["t"] - cu_seqlens.flip(0), _reordered(state)
+        options: dict[str, Any] = {"state": state, "cu_seqlens": cu_seqlens, "normalize": normalize}
+        # In FLA's denominator are the scaled scores: the scale cancels, but for the number that is added.
+        options |= {"eps": EPS / factor} if normalize else {"scale": factor}
+        y, after = linear_attention(q, k, v, log_decay=g, beta=beta, **options)
+    if reverse:
+        y = y.flip(1)
+        after = after if cu_seqlens is None else _reordered(after)
+    if not output_final_state:
+        return y, None
+    kv = after.kv.mT if state_v_first else after.kv
+    return y, (kv, after.z[:, None]) if normalize else kv
+
+
+def normalized(x: Tensor) -> Tensor:
+    """Return x [... d] divided by its length, computed in the dtype of sums and rounded once."""
+    return l2_norm(x.to(checks.sum_dtype(x.dtype))).to(x.dtype)
+
+
+def decay_gate(
+    g: Tensor, A_log: Tensor | None, dt_bias: Tensor | None, lower_bound: float | None = None
+) -> Tensor:
+    """Return the logarithms of decays that a layer makes of g [... o] or [... o d], in the dtype of sums.
+
+    -exp(A_log) softplus(g + dt_bias): Gu and Dao 2023, arXiv:2312.00752, section 3.5. With a lower bound
+    l < 0 FLA's l sigmoid(exp(A_log) (g + dt_bias)), where A_log may be missing; without a bound that is a
+    ValueError. A_log and dt_bias have the last axes of g or 1 in their places.
+    """
+    dtype = checks.sum_dtype(g.dtype)
+    with no_autocast(g):
+        g = g.to(dtype)
+        g = g if dt_bias is None else g + dt_bias.to(dtype)
+        if lower_bound is not None:
+            return lower_bound * (g if A_log is None else A_log.to(dtype).exp() * g).sigmoid()
+        if A_log is None:
+            raise ValueError("A_log must be given where the gate is computed and there is no lower_bound")
+        return -A_log.to(dtype).exp() * torch.nn.functional.softplus(g)
+
+
+def gated_beta(beta: Tensor, use_beta_sigmoid_in_kernel: bool, allow_neg_eigval: bool) -> Tensor:
+    """Return beta, or where it is given as logits its sigmoid, twice that for negative eigenvalues."""
+    if not use_beta_sigmoid_in_kernel:
+        if allow_neg_eigval:
+            raise ValueError("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True")
+        return beta
+    return beta.to(checks.sum_dtype(beta.dtype)).sigmoid() * (2.0 if allow_neg_eigval else 1.0)
+
+
+def refuse(**unserved: object) -> None:
+    """Raise NotImplementedError for arguments, by name, that ask for what is not here."""
+    for name, x in unserved.items():
+        if x is not None and x is not False:
+            raise NotImplementedError(f"{name} is not served by lintra's stand-in for fla, got {x!r:.60}")
+
+
+def heads_behind_time(head_first: object) -> None:
+    """Raise DeprecationWarning, as FLA does, for an argument that was taken out there."""
+    if head_first is not None:
+        raise DeprecationWarning("head_first is gone from FLA: give inputs as [b t h ...]")
+
+
+def v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
+    """Return the layout that one of the two names gives, the second of which FLA keeps for older callers."""
+    if transpose_state_layout is None:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("give state_v_first or the older transpose_state_layout, not both")
+    warnings.warn("transpose_state_layout is called state_v_first now", DeprecationWarning, stacklevel=3)
+    return transpose_state_layout
+
+
+def _sizes(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, beta: Tensor | None, cu_seqlens: Tensor | None
+) -> dict[str, int]:
+    """Return the sizes of the axes by letter, or raise for tensors that do not go together."""
+    sizes: dict[str, int] = {}
+    for name, x, letters in (("q", q, "b t h d"), ("k", k, "b t h d"), ("v", v, "b t o e")):
+        checks.shape(name, x, letters, sizes)
+    if g is not None:
+        checks.shape("g", g, "b t o d" if g.dim() == 4 else "b t o", sizes)
+    if beta is not None:
+        if beta.dim() == 4:
+            raise NotImplementedError(f"beta is served as one number a head, got shape {list(beta.shape)}")
+        checks.shape("beta", beta, "b t o", sizes)
+    if not sizes["h"] or sizes["o"] % sizes["h"]:
+        raise ValueError(
+            f"the heads of v must be a multiple of those of q and k, got {sizes['o']} and {sizes['h']}"
+        )
+    sizes["n"] = sizes["b"] if cu_seqlens is None else len(cu_seqlens) - 1
+    return sizes
+
+
+def _state_before(
+    given: State, q: Tensor, sizes: dict[str, int], transposed: bool, normalize: bool, recurs: bool
+) -> LinearState | None:
+    """Return the given state in the dtype of sums, keys first, zeros in place of what is missing; or None."""
+    if given is None:
+        return None
+    if isinstance(given, tuple) and not normalize:
+        raise TypeError("initial_state must be one tensor without normalize=True, got a tuple")
+    kv, z = given if isinstance(given, tuple) else (given, None)
+    dtype = checks.sum_dtype(q.dtype)
+    checks.shape("initial_state", kv, "n o e d" if transposed else "n o d e", sizes)
+    kv = (kv.mT if transposed else kv).to(dtype)
+    if z is not None:
+        checks.shape("initial_state[1]", z, "n 1 o d", sizes | {"1": 1})
+        return LinearState(kv, z[:, 0].to(dtype))
+    return LinearState.of(kv) if recurs else LinearState(kv, kv.new_zeros([sizes[x] for x in "nod"]))
+
+
+def _reordered(state: Any) -> Any:
+    """Return the states of sequences in the opposite order; None if there are none."""
+    return None if state is None else LinearState(*(x.flip(0) for x in state))
