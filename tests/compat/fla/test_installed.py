@@ -1,0 +1,113 @@
+"""The installed FLA, made for GPUs, serving tensors of the CPU by ours."""
+
+import sys
+from inspect import signature
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from lintra.compat.fla import _installed
+from tests.compat.fla import real
+from tests.compat.fla.cases import CASES, every_case
+
+
+@pytest.fixture
+def fla():
+    """FLA's module of functions, served by ours until the test is over."""
+    module = real.fla("fla.ops")
+    _installed.wrap()
+    yield module
+    _installed.unwrap()
+
+
+@every_case
+def test_tensors_of_the_cpu_are_served(fla, case):
+    inputs = case.draw()
+    expected = case(*inputs)
+    *extra, state = inputs[3:]
+    given = dict(zip(case.extra, extra, strict=True)) | case.options
+    module, name = case.path.split(".")
+    for found in (getattr(fla, name), getattr(sys.modules[f"fla.ops.{module}"], name)):
+        assert_close(found(*inputs[:3], initial_state=state, output_final_state=True, **given), expected)
+
+
+def test_gates_are_served(fla):
+    g, A_log = torch.randn(2, 5, 4, 8), torch.randn(4)
+    gate = real.fla("fla.ops.kda.gate")
+    assert_close(gate.fused_kda_gate(g, A_log), gate.naive_kda_gate(g, A_log))
+    gate = real.fla("fla.ops.gated_delta_rule.gate")
+    assert_close(gate.fused_gdn_gate(g[..., 0], A_log), gate.naive_gdn_gate(g[..., 0], A_log))
+
+
+DISPATCHED = [
+    *("chunk_gated_delta_rule", "chunk_kda", "fused_recurrent_simple_gla", "fused_chunk_simple_gla"),
+]
+
+
+@pytest.mark.parametrize("name", DISPATCHED)
+def test_names_imported_before_are_served_too(name):
+    """By the backends of what FLA dispatches by itself."""
+    before = getattr(real.fla(), name)
+    _installed.wrap()
+    try:
+        case = next(x for x in CASES if x.path.endswith(f".{name}"))
+        *inputs, state = case.draw()
+        given = dict(zip(case.extra, inputs[3:], strict=True)) | case.options
+        found = before(*inputs[:3], initial_state=state, output_final_state=True, **given)
+        assert_close(found, case(*inputs, state))
+    finally:
+        _installed.unwrap()
+
+
+def test_other_devices_go_where_they_went(monkeypatch):
+    real.fla()
+    called = []
+    monkeypatch.setattr(sys.modules["fla.ops.gla"], "chunk_gla", lambda *args, **_: called.append(args))
+    monkeypatch.setattr(sys.modules["fla.ops"], "chunk_gla", sys.modules["fla.ops.gla"].chunk_gla)
+    _installed.wrap()
+    try:
+        q = torch.zeros(1, 2, 1, 4, device="meta")
+        sys.modules["fla.ops.gla"].chunk_gla(q, q, q, q)
+        assert called[0][0] is q
+    finally:
+        _installed.unwrap()
+
+
+def test_unwrapped_it_is_as_before():
+    held = [x for name, x in sys.modules.items() if name.startswith("fla.")]
+    real.fla()
+    before = [dict(vars(x)) for x in held]
+    _installed.wrap()
+    _installed.wrap()
+    wrapped = real.fla().chunk_gla
+    _installed.unwrap()
+    _installed.unwrap()
+    assert wrapped is not real.fla().chunk_gla
+    assert signature(wrapped) == signature(real.fla().chunk_gla)
+    for module, names in zip(held, before, strict=True):
+        assert all(vars(module)[name] is value for name, value in names.items())
+    assert _installed._replaced == []
+
+
+def test_backends_are_silent_when_unwrapped(fla):
+    _installed.unwrap()
+    registry = sys.modules["fla.backends"]._get_operation_registry("gated_delta_rule")
+    ours = registry._backends["lintra"]
+    assert not ours.is_available()
+    _installed.wrap()
+    assert ours.is_available()
+
+
+def test_without_fla(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla", None)
+    monkeypatch.setitem(sys.modules, "fla.ops", None)
+    with pytest.raises(ImportError, match="cannot be imported"):
+        _installed.wrap()
+
+
+def test_a_compiler_sees_one_graph_through_it(fla):
+    case = next(x for x in CASES if x.path.endswith("chunk_kda"))
+    q, k, v, g, beta, _ = (x.detach() for x in case.draw())
+    compiled = torch.compile(lambda *x: fla.chunk_kda(*x)[0], fullgraph=True, backend="eager")
+    assert_close(compiled(q, k, v, g, beta), fla.chunk_kda(q, k, v, g, beta)[0])
