@@ -4,7 +4,7 @@ Modules have the names and functions the signatures they have there; docs/fla.md
 what is not. `__version__` is that of the interface.
 """
 
-from lintra.compat.fla import ops
+from lintra.compat.fla import modules, ops
 
-__all__ = ["ops"]
+__all__ = ["modules", "ops"]
 __version__ = "0.6.0"

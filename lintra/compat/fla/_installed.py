@@ -14,21 +14,29 @@ from typing import Any
 from torch import Tensor
 
 from lintra.compat.fla import ops
+from lintra.compat.fla.modules import activations, convolution, fused_norm_gate, l2norm, layernorm
 from lintra.compat.fla.ops.gated_delta_rule.gate import fused_gdn_gate
 from lintra.compat.fla.ops.kda.gate import fused_kda_gate
 
 Function = Callable[..., Any]
 
-_SERVED: dict[str, Function] = {f"ops.{name}": getattr(ops, name) for name in ops.__all__}
-_SERVED |= {
+_SERVED: dict[str, Function] = {
+    **{f"ops.{name}": getattr(ops, name) for name in ops.__all__},
     "ops.gated_delta_rule.gate.fused_gdn_gate": fused_gdn_gate,
     "ops.kda.gate.fused_kda_gate": fused_kda_gate,
+    "modules.activations.swiglu": activations.swiglu,
+    "modules.activations.swiglu_linear": activations.swiglu_linear,
+    "modules.convolution.causal_conv1d": convolution.causal_conv1d,
+    "modules.convolution.causal_conv1d_update": convolution.causal_conv1d_update,
+    "modules.fused_norm_gate.rms_norm_gated": fused_norm_gate.rms_norm_gated,
+    "modules.l2norm.l2norm": l2norm.l2norm,
+    "modules.layernorm.rms_norm": layernorm.rms_norm,
 }
 # What FLA dispatches: functions by themselves, and those of an operation that has a registry.
 _BY_FUNCTION = ("chunk_kda", "fused_chunk_simple_gla", "fused_recurrent_simple_gla", "parallel_simple_gla")
 _BY_OPERATION = {"gated_delta_rule": "ops.chunk_gated_delta_rule", "kda": "ops.kda.gate.fused_kda_gate"}
 
-_replaced: list[tuple[Any, str, Function]] = []  # module, name, what was there
+_wrapped: list[tuple[Function, Function]] = []  # theirs, and what stands in its place
 _registered: set[str] = set()  # FLA has no way to take a backend out: one that is there says whether it is on
 
 
@@ -36,32 +44,34 @@ def wrap() -> None:
     """Send calls of the installed FLA to ours for tensors of the CPU; others go where they went.
 
     Done twice, it does nothing more. Functions that FLA does not dispatch are reached under the names that
-    its own modules hold, not under those that others have imported before.
-    Raises ImportError if FLA is not installed or cannot be imported here.
+    its own modules hold, those loaded later included, not under those that others have imported before.
+    Raises ImportError if FLA is not installed or cannot be imported here, or has not all that we serve.
     """
-    if _replaced:
+    if _wrapped:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # FLA warns that there is no GPU, which is why we are asked
         try:
             originals = {path: _look_up(path) for path in _SERVED}
-            import_module("fla.modules")
         except Exception as error:
-            raise ImportError(f"the installed fla cannot be imported: {error}", name="fla") from error
+            raise ImportError(f"the installed fla cannot be served by lintra: {error}", name="fla") from error
     _register(originals)
-    functions = {id(theirs): _on_cpu(_SERVED[path], theirs) for path, theirs in originals.items()}
-    for module in [x for name, x in sys.modules.items() if name == "fla" or name.startswith("fla.")]:
-        for name, value in list(vars(module).items()):
-            if id(value) in functions:
-                _replaced.append((module, name, value))
-                setattr(module, name, functions[id(value)])
+    _wrapped.extend((theirs, _on_cpu(_SERVED[path], theirs)) for path, theirs in originals.items())
+    _replace({id(theirs): stand_in for theirs, stand_in in _wrapped})
 
 
 def unwrap() -> None:
     """Undo `wrap`: every function of the installed FLA is its own again."""
-    while _replaced:
-        module, name, theirs = _replaced.pop()
-        setattr(module, name, theirs)
+    _replace({id(stand_in): theirs for theirs, stand_in in _wrapped})
+    _wrapped.clear()
+
+
+def _replace(functions: dict[int, Function]) -> None:
+    """Put functions in place of those with these ids wherever modules of FLA hold them."""
+    for module in [x for name, x in sys.modules.items() if name == "fla" or name.startswith("fla.")]:
+        for name, value in list(vars(module).items()):
+            if id(value) in functions:
+                setattr(module, name, functions[id(value)])
 
 
 def _look_up(path: str) -> Function:
@@ -96,7 +106,7 @@ def _register(originals: dict[str, Function]) -> None:
 
         @classmethod
         def is_available(cls) -> bool:
-            return bool(_replaced)
+            return bool(_wrapped)
 
     for name in _BY_FUNCTION:
         path = f"ops.{name}"

@@ -4,15 +4,14 @@ Letters: b batch, t time, n sequences (b, or those of cu_seqlens), h heads of qu
 values, which may be more, d width of q and k, e width of v.
 """
 
-import warnings
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from lintra.compat.fla.modules.l2norm import l2norm
 from lintra.ops import LinearState, checks, linear_attention
 from lintra.ops.autocast import no_autocast
-from lintra.ops.norms import l2_norm
 
 State: TypeAlias = Tensor | tuple[Tensor, Tensor] | None
 EPS = 1e-10  # added to the denominator, which has the scale in it
@@ -46,7 +45,7 @@ def attend(
     factor = sizes["d"] ** -0.5 if scale is None else scale
     with no_autocast(q):
         if use_qk_l2norm_in_kernel:
-            q, k = (normalized(x) for x in (q, k))
+            q, k = l2norm(q), l2norm(k)
         recurs = beta is not None or (g is not None and g.dim() == 4)
         state = _state_before(initial_state, q, sizes, state_v_first, normalize, recurs)
         if reverse:
@@ -65,11 +64,6 @@ def attend(
         return y, None
     kv = after.kv.mT if state_v_first else after.kv
     return y, (kv, after.z[:, None]) if normalize else kv
-
-
-def normalized(x: Tensor) -> Tensor:
-    """Return x [... d] divided by its length, computed in the dtype of sums and rounded once."""
-    return l2_norm(x.to(checks.sum_dtype(x.dtype))).to(x.dtype)
 
 
 def decay_gate(
@@ -99,29 +93,6 @@ def gated_beta(beta: Tensor, use_beta_sigmoid_in_kernel: bool, allow_neg_eigval:
             raise ValueError("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True")
         return beta
     return beta.to(checks.sum_dtype(beta.dtype)).sigmoid() * (2.0 if allow_neg_eigval else 1.0)
-
-
-def refuse(**unserved: object) -> None:
-    """Raise NotImplementedError for arguments, by name, that ask for what is not here."""
-    for name, x in unserved.items():
-        if x is not None and x is not False:
-            raise NotImplementedError(f"{name} is not served by lintra's stand-in for fla, got {x!r:.60}")
-
-
-def heads_behind_time(head_first: object) -> None:
-    """Raise DeprecationWarning, as FLA does, for an argument that was taken out there."""
-    if head_first is not None:
-        raise DeprecationWarning("head_first is gone from FLA: give inputs as [b t h ...]")
-
-
-def v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
-    """Return the layout that one of the two names gives, the second of which FLA keeps for older callers."""
-    if transpose_state_layout is None:
-        return state_v_first
-    if state_v_first:
-        raise ValueError("give state_v_first or the older transpose_state_layout, not both")
-    warnings.warn("transpose_state_layout is called state_v_first now", DeprecationWarning, stacklevel=3)
-    return transpose_state_layout
 
 
 def _sizes(

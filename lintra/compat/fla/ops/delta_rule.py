@@ -7,7 +7,8 @@ q, k [b t h d], v [b t h e], beta [b t h] -> o [b t h e] in v's dtype and the st
 
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, attend, heads_behind_time
+from lintra.compat.fla._arguments import heads_behind_time
+from lintra.compat.fla._recurrence import State, attend
 
 
 def chunk_delta_rule(

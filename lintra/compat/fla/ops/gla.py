@@ -6,7 +6,8 @@ state [n h d e] or None. `lintra.compat.fla._recurrence` has the rest.
 
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, attend, refuse, v_first
+from lintra.compat.fla._arguments import refuse, v_first
+from lintra.compat.fla._recurrence import State, attend
 
 
 def chunk_gla(

@@ -8,7 +8,8 @@ nothing here.
 import torch
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, heads_behind_time
+from lintra.compat.fla._arguments import heads_behind_time
+from lintra.compat.fla._recurrence import State
 from lintra.compat.fla.ops.simple_gla import chunk_simple_gla, fused_recurrent_simple_gla
 from lintra.ops import checks
 

@@ -7,7 +7,8 @@ q, k [b t h d], v [b t h e] -> o [b t h e] in v's dtype and the state [n h d e] 
 import torch
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, heads_behind_time, v_first
+from lintra.compat.fla._arguments import heads_behind_time, v_first
+from lintra.compat.fla._recurrence import State
 from lintra.compat.fla.ops.simple_gla import (
     chunk_simple_gla,
     fused_recurrent_simple_gla,

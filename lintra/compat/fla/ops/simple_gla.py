@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, attend, heads_behind_time, v_first
+from lintra.compat.fla._arguments import heads_behind_time, v_first
+from lintra.compat.fla._recurrence import State, attend
 from lintra.ops import checks
 
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, heads_behind_time, refuse, v_first
+from lintra.compat.fla._arguments import heads_behind_time, refuse, v_first
+from lintra.compat.fla._recurrence import State
 from lintra.compat.fla.ops.gated_delta_rule.fused_recurrent import fused_recurrent_gated_delta_rule
 
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, attend, decay_gate, gated_beta, refuse, v_first
+from lintra.compat.fla._arguments import refuse, v_first
+from lintra.compat.fla._recurrence import State, attend, decay_gate, gated_beta
 
 
 def fused_recurrent_gated_delta_rule(

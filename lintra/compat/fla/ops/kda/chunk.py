@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, refuse, v_first
+from lintra.compat.fla._arguments import refuse, v_first
+from lintra.compat.fla._recurrence import State
 from lintra.compat.fla.ops.kda.fused_recurrent import fused_recurrent_kda
 
 

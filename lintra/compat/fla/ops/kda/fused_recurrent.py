@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from lintra.compat.fla._recurrence import State, attend, gated_beta, v_first
+from lintra.compat.fla._arguments import v_first
+from lintra.compat.fla._recurrence import State, attend, gated_beta
 from lintra.compat.fla.ops.kda.gate import log_decay
 
 

@@ -1,0 +1,33 @@
+"""Arguments that are not served here, that FLA took out, or that have an older name."""
+
+import warnings
+from collections.abc import Sequence
+
+
+def refuse(**unserved: object) -> None:
+    """Raise NotImplementedError for arguments, by name, that ask for what is not here."""
+    for name, x in unserved.items():
+        if x is not None and x is not False:
+            raise NotImplementedError(f"{name} is not served by lintra's stand-in for fla, got {x!r:.60}")
+
+
+def heads_behind_time(head_first: object) -> None:
+    """Raise DeprecationWarning, as FLA does, for an argument that was taken out there."""
+    if head_first is not None:
+        raise DeprecationWarning("head_first is gone from FLA: give inputs as [b t h ...]")
+
+
+def v_first(state_v_first: bool, transpose_state_layout: bool | None) -> bool:
+    """Return the layout that one of the two names gives, the second of which FLA keeps for older callers."""
+    if transpose_state_layout is None:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("give state_v_first or the older transpose_state_layout, not both")
+    warnings.warn("transpose_state_layout is called state_v_first now", DeprecationWarning, stacklevel=3)
+    return transpose_state_layout
+
+
+def known(name: str, value: str | None, values: Sequence[str | None]) -> None:
+    """Raise ValueError unless `value` is one of `values`."""
+    if value not in values:
+        raise ValueError(f"{name} must be one of {tuple(values)}, got {value!r}")
