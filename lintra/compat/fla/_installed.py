@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lintra.compat.fla import ops
-from lintra.compat.fla.modules import activations, convolution, fused_norm_gate, l2norm, layernorm
+from lintra.compat.fla.modules import activations, convolution, fused_norm_gate, l2norm, layernorm, rotary
 from lintra.compat.fla.ops.gated_delta_rule.gate import fused_gdn_gate
 from lintra.compat.fla.ops.kda.gate import fused_kda_gate
 
@@ -31,6 +31,7 @@ _SERVED: dict[str, Function] = {
     "modules.fused_norm_gate.rms_norm_gated": fused_norm_gate.rms_norm_gated,
     "modules.l2norm.l2norm": l2norm.l2norm,
     "modules.layernorm.rms_norm": layernorm.rms_norm,
+    "modules.rotary.rotary_embedding": rotary.rotary_embedding,
 }
 # What FLA dispatches: functions by themselves, and those of an operation that has a registry.
 _BY_FUNCTION = ("chunk_kda", "fused_chunk_simple_gla", "fused_recurrent_simple_gla", "parallel_simple_gla")

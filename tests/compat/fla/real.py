@@ -15,7 +15,7 @@ def fla(name="fla.ops"):
         try:
             return import_module(name)
         except ImportError as error:
-            pytest.skip(f"fla-core cannot be imported: {error}")
+            pytest.skip(f"{name} cannot be imported (fla.layers is in flash-linear-attention): {error}")
 
 
 def gates():

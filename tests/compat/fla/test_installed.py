@@ -5,9 +5,10 @@ from inspect import signature
 
 import pytest
 import torch
+from torch.nn import functional
 from torch.testing import assert_close
 
-from lintra.compat.fla import _installed
+from lintra.compat.fla import _installed, modules
 from tests.compat.fla import real
 from tests.compat.fla.cases import CASES, every_case
 
@@ -111,3 +112,47 @@ def test_a_compiler_sees_one_graph_through_it(fla):
     q, k, v, g, beta, _ = (x.detach() for x in case.draw())
     compiled = torch.compile(lambda *x: fla.chunk_kda(*x)[0], fullgraph=True, backend="eager")
     assert_close(compiled(q, k, v, g, beta), fla.chunk_kda(q, k, v, g, beta)[0])
+
+
+def test_parts_of_layers_are_served(fla):
+    theirs, generator = real.fla("fla.modules"), torch.Generator().manual_seed(0)
+    x, gate = (torch.randn(2, 5, 6, generator=generator).requires_grad_() for _ in range(2))
+    for name, arguments, inputs in (
+        ("RMSNorm", {"hidden_size": 6}, (x,)),
+        ("FusedRMSNormGated", {"hidden_size": 6}, (x, gate)),
+        ("ShortConvolution", {"hidden_size": 6, "kernel_size": 4}, (x,)),
+        ("L2Norm", {}, (x,)),
+    ):
+        installed, ours = getattr(theirs, name)(**arguments), getattr(modules, name)(**arguments)
+        ours.load_state_dict(installed.state_dict())
+        assert_close(installed(*inputs), ours(*inputs))
+    mlp = theirs.GatedMLP(6, intermediate_size=8)
+    expected = mlp.down_proj(functional.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+    assert_close(mlp(x), expected)
+    cos, sin = torch.ones(5, 2), torch.zeros(5, 2)
+    q = torch.randn(1, 5, 2, 4, generator=generator)
+    assert_close(real.fla("fla.modules.rotary").ops.rotary_embedding(q, cos, sin), q)
+
+
+LAYERS = {
+    "GatedDeltaNet": {"head_dim": 16, "num_v_heads": 4},
+    "KimiDeltaAttention": {"head_dim": 16},
+    "DeltaNet": {},
+    "GatedLinearAttention": {},
+    "LinearAttention": {},
+    "MultiScaleRetention": {},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_on_a_cpu(fla, name):
+    """Of the package flash-linear-attention, where that is installed beside its core."""
+    layers = real.fla("fla.layers")
+    torch.manual_seed(0)
+    layer = getattr(layers, name)(hidden_size=64, num_heads=2, **LAYERS[name])
+    x = torch.randn(2, 30, 64)
+    y = layer(x)[0]
+    y.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+    with torch.no_grad():  # through its recurrent form
+        assert_close(layer.eval()(x)[0], y, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,7 @@
 """Laws of the stand-in that need no oracle: states, packed batches, layouts, reversal, dtypes, errors."""
 
 import warnings
+from inspect import signature
 from itertools import pairwise
 
 import pytest
@@ -52,14 +53,11 @@ def test_packed_and_normalized():
         assert_close([kv[i : i + 1], z[i : i + 1]], [kv_alone, z_alone])
 
 
-@pytest.mark.parametrize(
-    "case",
-    [x for x in CASES if "chunk_gla" in x.path or "simple" in x.path or x.grouped],
-    ids=lambda x: x.path,
-)
+TRANSPOSABLE = [x for x in CASES if "state_v_first" in signature(x.function).parameters]
+
+
+@pytest.mark.parametrize("case", TRANSPOSABLE, ids=lambda x: x.path)
 def test_states_with_values_first(case):
-    if "fused_chunk" in case.path:
-        pytest.skip("FLA has no such argument there")
     inputs = case.draw(torch.float64)
     y, state = case(*inputs)
     other, after = case(*inputs[:-1], inputs[-1].mT, state_v_first=True)
@@ -125,13 +123,17 @@ def test_a_state_is_not_changed(case):
 
 @every_rule
 def test_a_compiler_sees_one_graph(case):
-    inputs = [x.detach() for x in case.draw(t=20)]
-    options = {"use_qk_l2norm_in_kernel": True} if "delta" in case.path or "kda" in case.path else {}
+    options, tensors = {}, case.draw(t=20)
+    if "delta" in case.path or "kda" in case.path:
+        options = {"use_qk_l2norm_in_kernel": True}
     if case.path.endswith("gated_delta_rule"):
         options |= {"cu_seqlens": torch.tensor([0, 7, 20])}
-        inputs = [x[:1] for x in inputs[:-1]] + [inputs[-1]]
-    compiled = torch.compile(lambda *x: case(*x, **options), fullgraph=True, backend="eager")
-    assert_close(compiled(*inputs), case(*inputs, **options))
+        tensors = [*(x[:1] for x in tensors[:-1]), tensors[-1]]
+    inputs = [x.detach().requires_grad_() for x in tensors]
+    compiled = torch.compile(lambda *x: case(*x, **options), fullgraph=True, backend="aot_eager")
+    found, expected = compiled(*inputs), case(*inputs, **options)
+    assert_close(found, expected)
+    assert_close(*(gradients(torch.cat([x.flatten() for x in pair]), inputs) for pair in (found, expected)))
 
 
 @every_case
