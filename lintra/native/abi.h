@@ -94,6 +94,21 @@ typedef struct {
   void *dweight, *dbias;       // s, [groups width c] [groups c]
   void* dstate_in;             // s, [n width-1 c]; absent when not wanted
 } lintra_conv1d;
+// A few tokens of it from a buffer of the last inputs and into that buffer, in place. Strides count elements.
+typedef struct {
+  i64 isa, threads, dtype;
+  i64 b, t, c, width, length;  // length: of the buffer, at least width - 1
+  i64 silu;
+  const char* x;               // [b t c]
+  i64 x_b, x_t, x_c;
+  char* buffer;                // [rows c length], in the dtype of x; none is used twice
+  i64 buffer_row, buffer_c, buffer_l;
+  // i64 [b]: the row of each sequence, below 0 for none, whose y is 0 (absent: that of its number); and where in
+  // the buffer, used in a circle, its first token goes (absent: inputs move up and the latest is last).
+  const i64 *rows, *starts;
+  const void *weight, *bias;   // s, [c width] and [c], contiguous; bias may be absent
+  void* y;                     // [b t c], contiguous
+} lintra_conv1d_step;
 // The selective scan: scan.h. c channels in g groups of neighbours, n states to a channel. Of tensors [b t c] the last
 // stride h is that of the channels; it or that of time is 1, and with t = 1 it is that of the channels.
 typedef struct {
@@ -101,6 +116,7 @@ typedef struct {
   i64 b, t, c, g, n;
   i64 softplus;             // delta is softplus(dt + dt_bias)
   i64 interval;             // tokens of a tile and from one checkpoint to the next, a multiple of 16
+  i64 tied;                 // A is [c], one rate for all states of a channel: of one token forward alone
   lintra_tensor u, dt, z;   // [b t c]; z may be absent
   lintra_tensor B, C;       // [b t g n]
   lintra_tensor mask;       // bytes, [b t]

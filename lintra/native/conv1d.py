@@ -59,6 +59,47 @@ def backward(
     return dx, dweight.sum(0).mT.contiguous(), None if bias is None else dbias.sum(0), before
 
 
+def step(
+    x: Tensor,
+    buffer: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    indices: Tensor | None = None,
+    starts: Tensor | None = None,
+) -> Tensor:
+    """Return y [b t c] of tokens x [b t c] that come after those in `buffer` [rows c l], changed in place.
+
+    x and buffer of one dtype, any strides; weight [c w], w - 1 <= l, and bias [c] in the sum dtype. The last
+    w - 1 inputs in the buffer are read, and x moves in from behind. `indices` [b] says which row is whose
+    (below 0: nobody's, and y is 0), each at most once. With `starts` [b] the buffer is used in a circle: the
+    first token goes to place starts % l. Raises MemoryError.
+    """
+    b, t, c = x.shape
+    weight = weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    rows, starts = native.places(indices), native.places(starts)
+    y = torch.empty(b, t, c, dtype=x.dtype)
+    loaded, instruction_set = native.chosen()
+    call = native.CONV1D_STEP.pack(
+        instruction_set,
+        torch.get_num_threads(),
+        native.DTYPES[x.dtype],
+        b,
+        t,
+        c,
+        weight.shape[1],
+        buffer.shape[2],
+        silu,
+        *(x.data_ptr(), *x.stride()),
+        *(buffer.data_ptr(), *buffer.stride()),
+        *map(native.address, (rows, starts)),
+        *map(native.address, (weight, bias, y)),
+    )
+    native.check(loaded.lintra_conv1d_step_forward(call))
+    return y
+
+
 class _Call:
     """The sizes of a call, and the block of words that the library reads."""
 

@@ -19,6 +19,7 @@ typedef void (*lintra_launch)(void (*work)(void*), void* context, i64 threads);
   int recurrence_forward(const lintra_recurrence& call, lintra_launch launch);  \
   int recurrence_backward(const lintra_recurrence& call, lintra_launch launch); \
   int conv1d(const lintra_conv1d& call, bool gradients, lintra_launch launch);  \
+  int conv1d_step(const lintra_conv1d_step& call, lintra_launch launch);        \
   int scan_forward(const lintra_scan& call, lintra_launch launch);  \
   int scan_backward(const lintra_scan& call, lintra_launch launch); \
   int softmax_forward(const lintra_softmax& call, lintra_launch launch);  \

@@ -23,6 +23,7 @@ namespace {
 
 typedef int (*Kernel)(const lintra_call&, lintra_launch);
 typedef int (*Conv1dKernel)(const lintra_conv1d&, bool, lintra_launch);
+typedef int (*Conv1dStepKernel)(const lintra_conv1d_step&, lintra_launch);
 typedef int (*RecurrenceKernel)(const lintra_recurrence&, lintra_launch);
 typedef int (*ScanKernel)(const lintra_scan&, lintra_launch);
 typedef int (*SoftmaxKernel)(const lintra_softmax&, lintra_launch);
@@ -30,13 +31,14 @@ struct Kernels {
   Kernel forward, backward;
   RecurrenceKernel recurrence_forward, recurrence_backward;
   Conv1dKernel conv1d;
+  Conv1dStepKernel conv1d_step;
   ScanKernel scan_forward, scan_backward;
   SoftmaxKernel softmax_forward, softmax_backward;
   int (*decode)(const lintra_decoder&, lintra_launch);
 };
 #define LINTRA_KERNELS(isa)                                                                          \
   {lintra::isa::forward, lintra::isa::backward, lintra::isa::recurrence_forward, lintra::isa::recurrence_backward, \
-   lintra::isa::conv1d, lintra::isa::scan_forward, lintra::isa::scan_backward, lintra::isa::softmax_forward, \
+   lintra::isa::conv1d, lintra::isa::conv1d_step, lintra::isa::scan_forward, lintra::isa::scan_backward, lintra::isa::softmax_forward, \
    lintra::isa::softmax_backward, lintra::isa::decode}
 
 // The build for an instruction set, empty where this library or this processor lacks it.
@@ -94,6 +96,11 @@ bool plausible(const lintra_conv1d& c) {
   return sizes && dtype && c.threads > 0 && valid_cu_seqlens(c);
 }
 
+bool plausible(const lintra_conv1d_step& c) {
+  const bool sizes = c.b >= 0 && c.t >= 0 && c.c >= 0 && c.width > 0 && c.length > 0 && c.length >= c.width - 1;
+  return sizes && c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16 && c.threads > 0;
+}
+
 // Whether a tensor [b t c] is laid out as the scan reads it.
 bool scannable(const lintra_tensor& x, i64 t) { return !x.data || x.h == 1 || (x.t == 1 && t > 1); }
 
@@ -101,6 +108,7 @@ bool plausible(const lintra_scan& c) {
   const bool sizes = c.b >= 0 && c.t >= 0 && c.c > 0 && c.g > 0 && c.n > 0 && c.c % c.g == 0;
   const bool dtype = c.dtype >= LINTRA_FLOAT32 && c.dtype <= LINTRA_FLOAT16;
   if (!sizes || !dtype || c.threads <= 0 || c.interval < 16 || c.interval % 16) return false;
+  if (c.tied && (c.t != 1 || c.cu_seqlens || c.checkpoints)) return false;
   const lintra_tensor tensors[] = {c.u, c.dt, c.z, c.y, c.dy, c.du, c.ddt, c.dz};
   for (const lintra_tensor& x : tensors)
     if (!scannable(x, c.t)) return false;
@@ -206,6 +214,7 @@ LINTRA_EXPORT i64 lintra_abi(void) { return LINTRA_ABI; }
 LINTRA_EXPORT i64 lintra_call_size(void) { return sizeof(lintra_call); }
 LINTRA_EXPORT i64 lintra_recurrence_size(void) { return sizeof(lintra_recurrence); }
 LINTRA_EXPORT i64 lintra_conv1d_size(void) { return sizeof(lintra_conv1d); }
+LINTRA_EXPORT i64 lintra_conv1d_step_size(void) { return sizeof(lintra_conv1d_step); }
 LINTRA_EXPORT i64 lintra_scan_size(void) { return sizeof(lintra_scan); }
 LINTRA_EXPORT i64 lintra_softmax_size(void) { return sizeof(lintra_softmax); }
 LINTRA_EXPORT i64 lintra_decoder_size(void) { return sizeof(lintra_decoder); }
@@ -258,6 +267,11 @@ LINTRA_EXPORT int lintra_conv1d_backward(const lintra_conv1d* call) {
   if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
   prefer_huge_pages(call->dx, lintra_rows(*call) * call->t * call->c, call->dtype);
   return kernel(*call, true, launcher());
+}
+LINTRA_EXPORT int lintra_conv1d_step_forward(const lintra_conv1d_step* call) {
+  const Conv1dStepKernel kernel = kernels(call->isa).conv1d_step;
+  if (!kernel || !plausible(*call)) return LINTRA_BAD_CALL;
+  return kernel(*call, launcher());
 }
 LINTRA_EXPORT int lintra_scan_forward(const lintra_scan* call) {
   const ScanKernel kernel = kernels(call->isa).scan_forward;

@@ -252,12 +252,16 @@ struct ScanCall {
     }
     T sums[kScanChannels * W];
     for (i64 i = at.channels; i < round_up(at.channels, kChunk); ++i) store(sums + i * W, Vec<T>{});
-    const T* A = (const T*)call.A + at.channel * n;
+    if (call.tied) {
+      load_vector(call.A, at, 1, c.A);
+      for (i64 i = 0; i < at.channels; i += W) store(c.A + i, exp<T>(load(c.A + i) * load(c.delta + i)));
+    }
+    const T* A = call.tied ? c.A : (const T*)call.A + at.channel * n;
     const StepTile<T> tile = {at.channels, n, c.delta, c.u, A, c.B, c.C, from};
     if (n % W == 0)
-      step_states<T, true>(tile, to, sums);
+      call.tied ? step_states<T, true, true>(tile, to, sums) : step_states<T, true, false>(tile, to, sums);
     else
-      step_states<T, false>(tile, to, sums);
+      call.tied ? step_states<T, false, true>(tile, to, sums) : step_states<T, false, false>(tile, to, sums);
     for (i64 i = 0; i < at.channels; i += kChunk) sum_lanes(sums + i * W, c.y + i);
     for (i64 i = 0; i < at.channels; i += W) {
       Vec<T> y = load(c.y + i) + load(c.u + i) * load(c.D + i);

@@ -206,7 +206,7 @@ void scan_gradients(const ScanTile<T>& tile, const T* A, const T* states, const 
 }
 
 // One token of a block of channels: delta and u [channels], A and the states before it [channels][n], B and C [n] and
-// zeros up to a whole vector.
+// zeros up to a whole vector. With Tied, A is the decays [channels], each that of all states of its channel.
 template <class T>
 struct StepTile {
   i64 channels, n;
@@ -214,15 +214,16 @@ struct StepTile {
 };
 
 // The states after the token, and C . x as vectors [channels] whose lanes are to be summed. With Whole, n fills vectors.
-template <class T, bool Whole>
+template <class T, bool Whole, bool Tied>
 void step_states(const StepTile<T>& tile, T* to, T* sums) {
   constexpr i64 W = kLanes<T>;
   for (i64 i = 0; i < tile.channels; ++i) {
     const T delta = tile.delta[i], w = delta * tile.u[i];
+    const Vec<T> decay = Tied ? splat(tile.A[i]) : Vec<T>{};
     Vec<T> sum{};
     for (i64 k = 0; k < tile.n; k += W) {
       const i64 left = Whole ? W : tile.n - k, at = i * tile.n + k;
-      const Vec<T> a = exp<T>(load_some(tile.A + at, left) * delta);
+      const Vec<T> a = Tied ? decay : exp<T>(load_some(tile.A + at, left) * delta);
       const Vec<T> x = a * load_some(tile.state + at, left) + load(tile.B + k) * w;
       sum += x * load(tile.C + k);
       store_some(to + at, x, left);

@@ -34,9 +34,10 @@ def forward(
     """Return y [b t c] laid out like u, the state after the last token and, if `save`, states for `backward`.
 
     u, dt, z [b t c] and B, C [b t g n] of one dtype; those [b t c] are read without a copy where channels or
-    time are contiguous. A [c n], D [c], dt_bias [c] and state [b c n] in the sum dtype. mask [b t] bool. With
-    cu_seqlens [m+1] b is 1 and states are [m c n]. `out`, contiguous, receives the state, and may be `state`
-    itself unless states are saved. Raises MemoryError.
+    time are contiguous. A [c n], D [c], dt_bias [c] and state [b c n] in the sum dtype; for one token A may
+    be [c 1], one rate for all states of a channel. mask [b t] bool. With cu_seqlens [m+1] b is 1 and states
+    are [m c n]. `out`, contiguous, receives the state, and may be `state` itself unless states are saved.
+    Raises MemoryError.
     """
     call = _Call(u, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, cu_seqlens)
     y = like(u)
@@ -111,11 +112,12 @@ class _Call:
         self.states_read = native.rows(B), native.rows(C)
         self.weights = [None if x is None else x.contiguous() for x in (A, D, dt_bias)]
         self.mask, self.cu_seqlens = mask, native.places(cu_seqlens)
-        (b, t, c), g, n = u.shape, B.shape[2], A.shape[1]
+        (b, t, c), g, n = u.shape, *B.shape[2:]
         m = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.states = (m, c, n)
         self.saved = saved_size(u, A, B, cu_seqlens)
-        self.head = (native.DTYPES[u.dtype], m, t, c, g, n, dt_softplus, _INTERVAL)
+        tied = A.shape[1] < n
+        self.head = (native.DTYPES[u.dtype], m, t, c, g, n, dt_softplus, _INTERVAL, tied)
 
     def run(
         self,

@@ -74,9 +74,14 @@ def recur(
 
 
 def same_heads(*heads: Tensor) -> list[Tensor]:
-    """Repeat the heads of tensors [b t h d] until they have as many as the second or the third has."""
+    """Repeat the heads of tensors [b t h d] until they have as many as the second or the third has.
+
+    A single head is read again where it lies: no kernel minds strides of 0."""
     g = max(x.shape[2] for x in heads[1:3])
-    return [x.repeat_interleave(max(1, g // x.shape[2]), 2) for x in heads]
+    return [
+        x.expand(-1, -1, g, -1) if x.shape[2] == 1 else x.repeat_interleave(max(1, g // x.shape[2]), 2)
+        for x in heads
+    ]
 
 
 def _in_pytorch(

@@ -1,0 +1,84 @@
+"""What the stand-ins for other packages' kernels ask of their arguments, beside `lintra.ops.checks`."""
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from lintra import native
+from lintra.ops import checks
+
+
+def refuse(name: str, reason: str) -> None:
+    """Raise NotImplementedError for an argument that a stand-in does not serve."""
+    raise NotImplementedError(f"{name} is not served by lintra's stand-in: {reason}")
+
+
+def tensors(given: dict[str, tuple[Tensor | None, str]]) -> dict[str, int]:
+    """Return the size of each letter in the axes ("b t h d") of tensors by name; None is not given.
+
+    Raises NotImplementedError for complex tensors, TypeError for what is no floating tensor, and ValueError
+    for shapes that disagree and for tensors that are not on the device of the first.
+    """
+    sizes: dict[str, int] = {}
+    first, (leader, _) = next(iter(given.items()))
+    for name, (x, letters) in given.items():
+        if x is None:
+            continue
+        checks.shape(name, x, letters, sizes)
+        if x.is_complex():
+            refuse(name, f"it must be real, got {x.dtype}")
+        checks.floating(name, x)
+        _same_device(name, x, first, leader)
+    return sizes
+
+
+def integers(
+    name: str, x: Tensor | None, letters: str, sizes: dict[str, int], beside: Tensor, other: str
+) -> None:
+    """Raise ValueError or TypeError unless x is None or of int32 or int64, has these axes and is on the
+    device of the tensor `beside`, which is called `other`."""
+    if x is None:
+        return
+    checks.shape(name, x, letters, sizes)
+    if x.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be int32 or int64, got {x.dtype}")
+    _same_device(name, x, other, beside)
+
+
+def rows_below(name: str, indices: Tensor | None, count: int) -> None:
+    """Raise ValueError where an index is not below `count`; where readable."""
+    if indices is not None and checks.readable(indices) and indices.numel() and int(indices.max()) >= count:
+        raise ValueError(f"{name} must be below the {count} rows of states, got {int(indices.max())}")
+
+
+def _same_device(name: str, x: Tensor, other: str, beside: Tensor | None) -> None:
+    if beside is not None and x.device != beside.device:
+        raise ValueError(f"{name} must be on the device of {other}, {beside.device}, got {x.device}")
+
+
+def same_dtype(x: Tensor, *others: Tensor) -> list[Tensor]:
+    """Return the tensors in the widest dtype among them: their products are rounded once."""
+    dtype = x.dtype
+    for y in others:
+        dtype = torch.promote_types(dtype, y.dtype)
+    return [y.to(dtype) for y in (x, *others)]
+
+
+def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:
+    """Return whether the C++ kernels can be called as they are: numbers on the CPU, in any dtype they read,
+    and no gradients, graphs or transforms. The dispatcher takes longer than they do for one token."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    recorded = torch.is_grad_enabled()
+    for y in (x, *others):
+        if y is not None and (
+            y.device.type != "cpu" or checks.transformed(y) or (recorded and y.requires_grad)
+        ):
+            return False
+    return x.dtype in native.DTYPES and native.available()

@@ -1,0 +1,154 @@
+"""The short causal convolution by the names and layouts of causal-conv1d.
+
+Letters: b batch, d channels, t tokens, w width, l inputs that a buffer holds, r rows of a buffer. Channels
+stand before time, and are best contiguous: x is then the transposed view of a tensor [b t d], and so is y.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lintra.compat.arguments import integers, kernels_alone, refuse, rows_below, tensors
+from lintra.compat.seq_idx import Packing, flat
+from lintra.native import conv1d as kernel
+from lintra.ops import Layout, causal_conv1d, checks
+from lintra.ops.conv1d import Activation
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Convolve each channel with itself: y [b d t] in x's dtype and, if asked for, the last w - 1 inputs [b d
+    w-1].
+
+    x [b d t], weight [d w], its last column for the token itself, bias [d]; `activation` is None, "silu" or
+    "swish", one thing. seq_idx [b t] of integers: tokens of other numbers are not read, and where it is below
+    0, y is 0. `initial_states` [b d w-1] are the inputs before x (None: zeros). `final_states_out` [b d w-1]
+    is written to and returned. Differentiable by x, weight, bias and initial_states; of any width. Raises
+    NotImplementedError for another activation and ValueError or TypeError for arguments that disagree, among
+    them seq_idx beside states.
+    """
+    silu = _activation(activation)
+    states = {"initial_states": (initial_states, "b d l"), "final_states_out": (final_states_out, "b d l")}
+    sizes = _check(x, weight, bias, **states)
+    if sizes.setdefault("l", sizes["w"] - 1) != sizes["w"] - 1:
+        raise ValueError(f"states must hold the last w - 1 = {sizes['w'] - 1} inputs, got {sizes['l']}")
+    if seq_idx is not None and (initial_states is not None or return_final_states):
+        raise ValueError("seq_idx excludes initial_states and return_final_states, which are of one sequence")
+    tokens = x.mT
+    if seq_idx is not None:
+        packing = Packing.of(seq_idx, "x", tokens)
+        y, _ = causal_conv1d(flat(tokens), weight, bias, activation=silu, layout=packing.layout)
+        y = y.reshape(tokens.shape)
+        padding = seq_idx < 0
+        return y.masked_fill(padding[..., None], 0).mT
+    state = None if initial_states is None else initial_states.mT.to(checks.sum_dtype(x.dtype))
+    layout = Layout(sizes["b"], sizes["t"], x.device)
+    y, after = causal_conv1d(tokens, weight, bias, activation=silu, state=state, layout=layout)
+    if not return_final_states:
+        return y.mT
+    last = after.to(x.dtype).mT
+    return y.mT, last if final_states_out is None else final_states_out.copy_(last)
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+) -> Tensor:
+    """Convolve a few further tokens: y like x, and `conv_state` is brought up to date in place.
+
+    x [b d] or [b d t] and conv_state [b d l], l >= w - 1, of one dtype; weight [d w], bias [d]. The last w -
+    1 inputs in conv_state come before x, which moves in from behind. With `cache_seqlens` [b] of integers
+    conv_state is used in a circle instead: the first token goes to place cache_seqlens % l. With
+    `conv_state_indices` [b] conv_state is [r d l] and says whose row is whose; below 0 is nobody's, and y is
+    0. No row may be given twice. Differentiable by x, weight and bias as long as conv_state needs no
+    gradient. Raises NotImplementedError for an activation other than None, "silu" or "swish" and ValueError
+    or TypeError for arguments that disagree.
+    """
+    silu = _activation(activation) is not None
+    one = isinstance(x, Tensor) and x.dim() == 2
+    tokens = x[..., None] if one else x
+    axes = "b d l" if conv_state_indices is None else "r d l"
+    sizes = _check(tokens, weight, bias, conv_state=(conv_state, axes))
+    checks.alike("conv_state", conv_state, "x", x)
+    if sizes["l"] < max(1, sizes["w"] - 1):
+        raise ValueError(f"conv_state must hold at least w - 1 = {sizes['w'] - 1} inputs, got {sizes['l']}")
+    integers("cache_seqlens", cache_seqlens, "b", sizes, x, "x")
+    integers("conv_state_indices", conv_state_indices, "b", sizes, x, "x")
+    rows_below("conv_state_indices", conv_state_indices, conv_state.shape[0])
+    tokens = tokens.mT
+    if kernels_alone(tokens, conv_state, weight, bias):
+        total = checks.sum_dtype(x.dtype)
+        weight, bias = weight.to(total), None if bias is None else bias.to(total)
+        y = kernel.step(tokens, conv_state, weight, bias, silu, conv_state_indices, cache_seqlens).mT
+    else:
+        y = _update(tokens.mT, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)
+    return y[..., 0] if one else y
+
+
+def _update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    cache_seqlens: Tensor | None,
+    conv_state_indices: Tensor | None,
+) -> Tensor:
+    """`causal_conv1d_update` in PyTorch alone, of x [b d t]."""
+    d, t = x.shape[1:]
+    (_, width), length = weight.shape, conv_state.shape[2]
+    state, real = conv_state, None
+    if conv_state_indices is not None:
+        real = conv_state_indices >= 0
+        state = conv_state[conv_state_indices.clamp(min=0).long()]
+    if cache_seqlens is None:
+        inputs = torch.cat((state, x), 2)
+        after = inputs[..., inputs.shape[2] - length :]
+        inputs = inputs[..., length - (width - 1) :]
+    else:
+        start = cache_seqlens.long()[:, None]
+        places = (start - (width - 1) + torch.arange(width - 1, device=x.device)) % length
+        inputs = torch.cat((state.gather(2, places[:, None].expand(-1, d, -1)), x), 2)
+        kept = min(t, length)  # of more tokens than there are places, the last
+        places = (start + t - kept + torch.arange(kept, device=x.device)) % length
+        after = state.detach().scatter(2, places[:, None].expand(-1, d, -1), x.detach()[..., t - kept :])
+    with torch.no_grad():
+        if conv_state_indices is None or real is None:
+            conv_state.copy_(after)
+        else:
+            conv_state.index_copy_(0, conv_state_indices[real].long(), after[real])
+    total = checks.sum_dtype(x.dtype)
+    weight, bias = weight.to(total), None if bias is None else bias.to(total)
+    y = functional.conv1d(inputs.to(total), weight[:, None], bias, groups=d)
+    y = functional.silu(y) if silu else y
+    y = y if real is None else y.masked_fill(~real[:, None, None], 0)
+    return y.to(x.dtype)
+
+
+def _activation(activation: str | None) -> Activation | None:
+    if activation not in (None, "silu", "swish"):
+        refuse("activation", f"it must be None, 'silu' or 'swish', got {activation!r}")
+    return None if activation is None else "silu"
+
+
+def _check(
+    x: Tensor, weight: Tensor, bias: Tensor | None, **states: tuple[Tensor | None, str]
+) -> dict[str, int]:
+    """Return the sizes of all, or raise ValueError, TypeError or NotImplementedError."""
+    sizes = tensors({"x": (x, "b d t"), "weight": (weight, "d w"), "bias": (bias, "d"), **states})
+    if sizes["w"] < 1:
+        raise ValueError("weight must be [d w] with a width of at least 1 token, got w=0")
+    return sizes
