@@ -1,1 +1,11 @@
-"""Interfaces of other libraries on top of this one."""
+"""Interfaces of other libraries on top of this one.
+
+install: programs find lintra's CPU kernels under the names fla, mamba_ssm and causal_conv1d. accelerate:
+models that are built already use them. fla, mamba_ssm, causal_conv1d, fast_transformers: the stand-ins, which
+can be imported as they are, too. `python -m lintra.compat program.py` runs a program after `install`.
+"""
+
+from lintra.compat.acceleration import Accelerated, Replaced, accelerate
+from lintra.compat.stand_ins import install, uninstall
+
+__all__ = ["Accelerated", "Replaced", "accelerate", "install", "uninstall"]

@@ -246,7 +246,10 @@ class AttentionLayer(nn.Module):
 
     def _normed(self, x: Tensor) -> Tensor:
         """Queries or keys as `qk_norm` has them."""
-        return x if self.qk_norm is None else l2_norm(*widened(x)).to(x.dtype)
+        if self.qk_norm is None:
+            return x
+        (wide,) = widened(x)
+        return l2_norm(wide).to(x.dtype)
 
     def _out(self, x: Tensor, y: Tensor) -> Tensor:
         """The layer's output of its input and what the heads [b t h d] give."""

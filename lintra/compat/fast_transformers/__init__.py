@@ -10,9 +10,7 @@ docs/migrating.md says what differs on purpose. The private kernels are not cove
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.abc import MetaPathFinder
-from pkgutil import walk_packages
 from types import ModuleType
 
 from lintra.compat.fast_transformers import (
@@ -25,6 +23,7 @@ from lintra.compat.fast_transformers import (
     recurrent,
     transformers,
 )
+from lintra.compat.stand_ins import alias
 
 __all__ = [
     "attention",
@@ -72,7 +71,5 @@ def install() -> None:
         return
     if found is not None:
         raise RuntimeError(f"{_NAME} is imported already, from {found.__file__}: install() must come first")
-    names = [module.name for module in walk_packages(__path__, f"{__name__}.")]
-    for name in [__name__, *(x for x in names if "._" not in x)]:
-        sys.modules[_NAME + name.removeprefix(__name__)] = import_module(name)
+    alias(_NAME, this)
     sys.meta_path.insert(0, _Refusal())

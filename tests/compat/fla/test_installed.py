@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 from torch.testing import assert_close
 
-from lintra.compat.fla import _installed, modules
+from lintra.compat.fla import installed, modules
 from tests.compat.fla import real
 from tests.compat.fla.cases import CASES, every_case
 
@@ -17,9 +17,9 @@ from tests.compat.fla.cases import CASES, every_case
 def fla():
     """FLA's module of functions, served by ours until the test is over."""
     module = real.fla("fla.ops")
-    _installed.wrap()
+    installed.wrap()
     yield module
-    _installed.unwrap()
+    installed.unwrap()
 
 
 @every_case
@@ -50,7 +50,7 @@ DISPATCHED = [
 def test_names_imported_before_are_served_too(name):
     """By the backends of what FLA dispatches by itself."""
     before = getattr(real.fla(), name)
-    _installed.wrap()
+    installed.wrap()
     try:
         case = next(x for x in CASES if x.path.endswith(f".{name}"))
         *inputs, state = case.draw()
@@ -58,7 +58,7 @@ def test_names_imported_before_are_served_too(name):
         found = before(*inputs[:3], initial_state=state, output_final_state=True, **given)
         assert_close(found, case(*inputs, state))
     finally:
-        _installed.unwrap()
+        installed.unwrap()
 
 
 def test_other_devices_go_where_they_went(monkeypatch):
@@ -66,37 +66,37 @@ def test_other_devices_go_where_they_went(monkeypatch):
     called = []
     monkeypatch.setattr(sys.modules["fla.ops.gla"], "chunk_gla", lambda *args, **_: called.append(args))
     monkeypatch.setattr(sys.modules["fla.ops"], "chunk_gla", sys.modules["fla.ops.gla"].chunk_gla)
-    _installed.wrap()
+    installed.wrap()
     try:
         q = torch.zeros(1, 2, 1, 4, device="meta")
         sys.modules["fla.ops.gla"].chunk_gla(q, q, q, q)
         assert called[0][0] is q
     finally:
-        _installed.unwrap()
+        installed.unwrap()
 
 
 def test_unwrapped_it_is_as_before():
     held = [x for name, x in sys.modules.items() if name.startswith("fla.")]
     real.fla()
     before = [dict(vars(x)) for x in held]
-    _installed.wrap()
-    _installed.wrap()
+    installed.wrap()
+    installed.wrap()
     wrapped = real.fla().chunk_gla
-    _installed.unwrap()
-    _installed.unwrap()
+    installed.unwrap()
+    installed.unwrap()
     assert wrapped is not real.fla().chunk_gla
     assert signature(wrapped) == signature(real.fla().chunk_gla)
     for module, names in zip(held, before, strict=True):
         assert all(vars(module)[name] is value for name, value in names.items())
-    assert _installed._wrapped == []
+    assert installed._wrapped == []
 
 
 def test_backends_are_silent_when_unwrapped(fla):
-    _installed.unwrap()
+    installed.unwrap()
     registry = sys.modules["fla.backends"]._get_operation_registry("gated_delta_rule")
     ours = registry._backends["lintra"]
     assert not ours.is_available()
-    _installed.wrap()
+    installed.wrap()
     assert ours.is_available()
 
 
@@ -104,7 +104,7 @@ def test_without_fla(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla", None)
     monkeypatch.setitem(sys.modules, "fla.ops", None)
     with pytest.raises(ImportError, match="cannot be served"):
-        _installed.wrap()
+        installed.wrap()
 
 
 def test_a_compiler_sees_one_graph_through_it(fla):

@@ -86,7 +86,7 @@ def selective_state_update(
     if mask is not None and state_batch_indices is not None:
         real = mask[:, 0]
         state.detach().index_copy_(0, state_batch_indices[real].long(), after[real].to(state.dtype))
-    else:
+    elif after.data_ptr() != state.data_ptr():  # not written in place already
         state.detach().copy_(after)
     return y.view(x.shape).to(x.dtype)
 

@@ -4,7 +4,6 @@ A function that FLA dispatches by itself gets a backend, so that it is reached u
 well. The others are replaced where the modules of FLA hold them.
 """
 
-import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from lintra.compat.fla import ops
 from lintra.compat.fla.modules import activations, convolution, fused_norm_gate, l2norm, layernorm, rotary
 from lintra.compat.fla.ops.gated_delta_rule.gate import fused_gdn_gate
 from lintra.compat.fla.ops.kda.gate import fused_kda_gate
+from lintra.compat.kernels import on_cpu
 
 Function = Callable[..., Any]
 
@@ -57,7 +57,7 @@ def wrap() -> None:
         except Exception as error:
             raise ImportError(f"the installed fla cannot be served by lintra: {error}", name="fla") from error
     _register(originals)
-    _wrapped.extend((theirs, _on_cpu(_SERVED[path], theirs)) for path, theirs in originals.items())
+    _wrapped.extend((theirs, on_cpu(_SERVED[path], theirs, drop=False)) for path, theirs in originals.items())
     _replace({id(theirs): stand_in for theirs, stand_in in _wrapped})
 
 
@@ -78,16 +78,6 @@ def _replace(functions: dict[int, Function]) -> None:
 def _look_up(path: str) -> Function:
     module, name = path.rsplit(".", 1)
     return getattr(import_module(f"fla.{module}"), name)
-
-
-def _on_cpu(ours: Function, theirs: Function) -> Function:
-    """Return a function with the signature of `theirs` that is `ours` where its first tensor is on a CPU."""
-
-    @functools.wraps(theirs, updated=())  # not the mark that keeps compilers out of it
-    def choose(*args: Any, **kwargs: Any) -> Any:
-        return (ours if _is_ours(*args, **kwargs)[0] else theirs)(*args, **kwargs)
-
-    return choose
 
 
 def _is_ours(*args: Any, **kwargs: Any) -> tuple[bool, str | None]:

@@ -1,0 +1,99 @@
+"""Models of transformers, FLA and mamba_ssm that are already built, run on lintra's CPU kernels."""
+
+import sys
+import warnings
+from types import FunctionType, ModuleType
+from typing import NamedTuple
+
+from torch import nn
+
+from lintra.compat import kernels
+
+
+class Replaced(NamedTuple):
+    """A function of a module that calls on the CPU no longer reach."""
+
+    module: str  # that uses the function
+    name: str  # of the function there
+    kernel: str  # that serves in its place
+
+
+class Accelerated:
+    """What `accelerate` replaced; as a context manager, restores it at the end.
+
+    replaced: the functions. Printed, a line for each of them.
+    """
+
+    def __init__(self, before: dict[Replaced, FunctionType]):
+        self._before = before
+
+    @property
+    def replaced(self) -> tuple[Replaced, ...]:
+        return tuple(self._before)
+
+    def undo(self) -> None:
+        """Put back the functions that were there before; done twice, it does nothing more."""
+        for (module, name, _), function in self._before.items():
+            setattr(sys.modules[module], name, function)
+
+    def __enter__(self) -> "Accelerated":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        lines = [f"{module}.{name} -> {kernel}" for module, name, kernel in self._before]
+        return "\n".join(["lintra.accelerate replaced:", *lines] if lines else ["lintra.accelerate: nothing"])
+
+
+def accelerate(model: nn.Module, *, undo: bool = False) -> Accelerated:
+    """Run a model of transformers, FLA or mamba_ssm on lintra's CPU kernels: recurrences, short convolutions.
+
+    model: any module that uses a kernel of theirs, or transformers' PyTorch form of it, as its families with
+    the gated delta rule, KDA, SSD or selective scans do. Weights, states and outputs stay what they are, and
+    tensors on other devices still go to the functions that were there. Functions are replaced in the Python
+    modules that define the model's classes, hence for all models of these classes in the process.
+    undo: restore these functions instead. Returns what was replaced, which also is a context manager:
+
+        with lintra.accelerate(model):
+            model.generate(...)
+
+    A model in which there is nothing to replace is left as it is, with a warning.
+    """
+    modules = {type(part).__module__: None for part in model.modules()}
+    found = [sys.modules[name] for name in modules if name in sys.modules]
+    if undo:
+        restored = {each: function for module in found for each, function in _replaced(module).items()}
+        accelerated = Accelerated(restored)
+        accelerated.undo()
+        return accelerated
+    before = {each: function for module in found for each, function in _replace(module).items()}
+    if not before and not any(_replaced(module) for module in found):
+        warnings.warn(
+            f"lintra.accelerate changed nothing: {type(model).__name__} uses none of the kernels of "
+            f"{', '.join(kernels.PACKAGES)} that lintra has (docs/huggingface.md lists the families)",
+            stacklevel=2,
+        )
+    return Accelerated(before)
+
+
+def _replace(module: ModuleType) -> dict[Replaced, FunctionType]:
+    """Have a module's kernels served on the CPU -> the functions that were there."""
+    before = {}
+    for name, kernel, function in list(kernels.asked_for(module)):
+        mine = kernels.ours(kernel, function.__module__)
+        assert mine is not None
+        drop = kernels.of_transformers(function)
+        setattr(module, name, kernels.on_cpu(mine, function, drop=drop))
+        before[Replaced(module.__name__, name, f"{mine.__module__}.{mine.__name__}")] = function
+    return before
+
+
+def _replaced(module: ModuleType) -> dict[Replaced, FunctionType]:
+    """Return the functions that `accelerate` replaced in a module."""
+    return {
+        Replaced(module.__name__, name, ""): vars(x)["__wrapped__"]
+        for name, x in vars(module).items()
+        if isinstance(x, FunctionType) and kernels.serves_cpu(x)
+    }
