@@ -19,6 +19,7 @@ BENCHES = {
     "runtime": "the C runtime, native and in a browser (--model: rounded weights)",
     "model": "the paper's model against the length, in training and decoding",
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
+    "drop_in": "models of transformers on lintra's CPU kernels and on transformers' functions",
     "original": "the drop-in beside the fast-transformers it stands for (--checkout)",
     "regression": "the speed of everything beside an older checkout (--against)",
     "gpu": "the kernels on a GPU, a training step, decoding",

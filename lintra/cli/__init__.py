@@ -17,7 +17,7 @@ from lintra.allocator import keep_freed_memory
 # command -> (module, function, what it does)
 COMMANDS = {
     "demo": ("demo", "demo_command", "train on real digits, draw some, measure: two minutes, with pictures"),
-    "list": ("info", "list_mechanisms", "the attention mechanisms and what they can do (--json)"),
+    "list": ("info", "list_mechanisms", "the attention mechanisms and what they can do (--json, --families)"),
     "info": ("info", "info", "versions, CPU, and which implementation serves each op here"),
     "train": ("train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("generate", "generate_command", "draw or write with a trained model, as an RNN"),

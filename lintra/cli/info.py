@@ -4,11 +4,12 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 import lintra
-from lintra import attention, native, runtime
+from lintra import attention, compat, native, runtime
 from lintra.ops import dispatch
 
 CHUNKED_IS_SLOWER = 7  # forward + backward, in the figures of benchmarks/results/
@@ -18,9 +19,12 @@ def list_mechanisms(args: Sequence[str]) -> int:
     """The mechanisms as a table, or with --json as a JSON array."""
     if list(args) in (["-h"], ["--help"]):
         print("lintra list [--json | --markdown]: the mechanisms and what they can do")
+        print("lintra list --families [--json]: families of transformers checked on lintra's CPU kernels")
         return 0
+    if "--families" in args and set(args) <= {"--families", "--json"}:
+        return _list_families(json_wanted="--json" in args)
     if list(args) not in ([], ["--json"], ["--markdown"]):
-        raise ValueError(f"list takes only --json or --markdown, got {' '.join(args)!r}")
+        raise ValueError(f"list takes only --json, --markdown or --families, got {' '.join(args)!r}")
     mechanisms = attention.describe()
     for reason in attention.broken().values():
         print(f"left out: {reason}", file=sys.stderr)
@@ -35,6 +39,26 @@ def list_mechanisms(args: Sequence[str]) -> int:
         print("\n".join(f"| {' | '.join(row)} |" for row in rows))
     else:
         _print_table(rows)
+    return 0
+
+
+def _list_families(json_wanted: bool) -> int:
+    """Print how models of transformers did on lintra's kernels, by the report of this version."""
+    report = json.loads((Path(compat.__file__).parent / "families.json").read_text())
+    if json_wanted:
+        print(json.dumps(report, indent=1))
+        return 0
+    columns = ["family", "recurrence", "kernels", "logits", "gradients", "same tokens"]
+    rows = [columns]
+    for name, each in report["families"].items():
+        errors = (f"{each[what]:.0e}" for what in ("logits", "gradients"))
+        same = "yes" if each["same_tokens"] else "no"
+        rows.append([name, each["recurrence"], ", ".join(each["kernels"]), *errors, same])
+    _print_table(rows)
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    print(
+        f"\nlargest relative errors in float32 against transformers' own functions; checked with {versions}"
+    )
     return 0
 
 

@@ -1,0 +1,141 @@
+"""Models that are built already, on lintra's kernels and back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import lintra
+from benchmarks.families import FAMILIES, check, fallbacks
+from lintra.compat import kernels
+
+ROOT = Path(__file__).parents[2]
+QUICK = ("qwen3_5", "kimi_linear", "mamba2", "mamba")  # a family of each recurrence
+pytestmark = pytest.mark.filterwarnings("ignore:Triton is not supported")
+
+
+@pytest.mark.parametrize(
+    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in FAMILIES]
+)
+def test_a_family_gives_the_same_on_our_kernels(name):
+    """Logits of a padded batch, a prefill and single tokens behind it, gradients, generated tokens."""
+    outcome = check(name)
+    assert outcome.passed, outcome
+    assert outcome.kernels
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transformers_still_asks_for_its_kernels_by_the_names_we_know(name):
+    """A newer transformers that finds its kernels in another way, or under other names, fails here."""
+    model = FAMILIES[name].build()
+    module = sys.modules[type(model).__module__]
+    asked = {kernel for _, kernel, _ in kernels.asked_for(module)}
+    needed = {
+        "gated delta rule": {"chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"},
+        "KDA": {"chunk_kda", "fused_recurrent_kda"},
+        "SSD": {"mamba_chunk_scan_combined", "selective_state_update"},
+        "selective scan": {"selective_scan_fn", "selective_state_update"},
+        "short convolution": set(),
+    }[FAMILIES[name].recurrence]
+    assert asked >= {*needed, "causal_conv1d_fn", "causal_conv1d_update"}
+
+
+def functions(model: nn.Module) -> dict[str, object]:
+    return {x: y for x, y in vars(sys.modules[type(model).__module__]).items() if callable(y)}
+
+
+def test_undo_restores_every_function():
+    model = FAMILIES["qwen3_5"].build()
+    before = functions(model)
+    accelerated = lintra.accelerate(model)
+    assert len(accelerated.replaced) == 4
+    assert "torch_chunk_gated_delta_rule -> lintra.compat.fla.ops" in repr(accelerated)
+    assert functions(model) != before
+    assert not lintra.accelerate(model).replaced  # a second time there is nothing left to replace
+    undone = lintra.accelerate(model, undo=True)
+    assert {x.name for x in undone.replaced} == {x.name for x in accelerated.replaced}
+    assert functions(model) == before
+    accelerated.undo()
+    assert functions(model) == before
+
+
+def test_the_context_ends_also_with_an_error():
+    model = FAMILIES["mamba2"].build()
+    before = functions(model)
+    with pytest.raises(IndexError), lintra.accelerate(model):
+        model(torch.tensor([[64]]))  # there are 64 tokens
+    assert functions(model) == before
+
+
+def test_a_model_without_such_kernels_is_left_as_it_is_in_words():
+    with pytest.warns(UserWarning, match="changed nothing: Linear uses none of the kernels"):
+        assert not lintra.accelerate(nn.Linear(2, 2)).replaced
+
+
+def test_tensors_elsewhere_go_where_they_went():
+    calls = []
+    elsewhere = torch.empty(2, device="meta")
+
+    def theirs(x: torch.Tensor, weight: torch.Tensor) -> str:
+        calls.append(x.device.type)
+        return "theirs"
+
+    both = kernels.on_cpu(lambda x, weight: "ours", theirs, drop=True)
+    here = torch.empty(2)
+    assert both(here, here) == both(here, weight=here, chunk_size=64) == "ours"
+    assert both(elsewhere, here) == both(here, weight=elsewhere) == "theirs"
+    assert calls == ["meta", "cpu"]
+    with pytest.raises(TypeError, match="chunk_size"):
+        kernels.on_cpu(lambda x: "ours", theirs, drop=False)(here, chunk_size=64)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "olmo_hybrid", "bamba"])
+def test_packed_sequences_do_not_see_each_other(name):
+    """As transformers' collator packs them; without a package it raises ValueError.
+
+    These families hand the bounds of sequences to kernels and masks; not all others do."""
+    model = FAMILIES[name].build()
+    parts = [torch.randint(64, (1, n)) for n in (5, 1, 19)]
+    ends = torch.tensor([0, 5, 6, 25], dtype=torch.int32)
+    packed = {
+        "input_ids": torch.cat(parts, 1),
+        "position_ids": torch.cat([torch.arange(x.shape[1]) for x in parts])[None],
+        "seq_idx": torch.cat([torch.full((x.shape[1],), i) for i, x in enumerate(parts)])[None].int(),
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": 19,
+        "max_length_k": 19,
+    }
+    with torch.no_grad(), fallbacks(model):
+        alone = torch.cat([model(x, use_cache=False).logits for x in parts], 1)
+    with torch.no_grad(), lintra.accelerate(model):
+        together = model(**packed, use_cache=False).logits
+    assert torch.allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", QUICK)
+def test_half_precision(name, dtype):
+    """As near to float32 as transformers' own functions are with the same weights, within a factor."""
+    torch.manual_seed(0)
+    model = FAMILIES[name].build()
+    tokens = torch.randint(64, (2, 24))
+    with torch.no_grad(), fallbacks(model):
+        exact = model(tokens).logits
+        model.to(dtype)
+        theirs = model(tokens).logits
+    with torch.no_grad(), lintra.accelerate(model):
+        found = model(tokens).logits
+    assert found.dtype == theirs.dtype
+    assert (found - exact).abs().mean() <= 1.5 * (theirs - exact).abs().mean()
+
+
+def test_the_example_prints_its_ratios(tmp_path):
+    program = [sys.executable, str(ROOT / "examples" / "faster_qwen.py"), "--quick"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" x\n") == 2
+    assert "torch_chunk_gated_delta_rule -> lintra" in done.stdout

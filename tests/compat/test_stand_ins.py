@@ -1,0 +1,191 @@
+"""Programs find lintra's kernels under the names of other packages; each in a process of its own."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+import lintra.compat
+from lintra.compat.__main__ import __doc__ as usage
+
+HAS_FLA = importlib.util.find_spec("fla") is not None
+TINY = """
+import torch, transformers
+config = transformers.Mamba2Config(
+    vocab_size=64, hidden_size=32, num_hidden_layers=1, num_heads=8, head_dim=8, n_groups=2, state_size=16,
+    pad_token_id=None, bos_token_id=None, eos_token_id=None
+)
+model = transformers.AutoModelForCausalLM.from_config(config).eval()
+"""
+HYBRID = """
+import torch, transformers
+config = transformers.Qwen3_5TextConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_key_head_dim=8, linear_value_head_dim=16, eos_token_id=None,
+    layer_types=["linear_attention", "full_attention"]
+)
+model = transformers.Qwen3_5ForCausalLM(config).eval()
+"""
+
+
+def run(program: str, *flags: str, path=None) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore:Triton is not supported", *flags, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=path,
+    )
+
+
+def printed(program: str) -> str:
+    """What a new interpreter prints."""
+    done = run(program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_module_is_found_under_its_name_there():
+    program = """
+import sys
+sys.modules.pop("fla", None)
+import importlib.util
+real = importlib.util.find_spec
+import lintra.compat.stand_ins as stand_ins
+stand_ins.find_spec = lambda name: None  # as where none of them is installed
+import lintra.compat
+print(set(lintra.compat.install().values()) | set(lintra.compat.install().values()))
+from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+from fla.ops import chunk_gla
+from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+from causal_conv1d import causal_conv1d_fn
+import fla.ops.kda, mamba_ssm
+print(chunk_gated_delta_rule.__module__, mamba_chunk_scan_combined.__module__, causal_conv1d_fn.__module__)
+try:
+    import mamba_ssm.models
+except ModuleNotFoundError as error:
+    print(error)
+lintra.compat.uninstall()
+print([name for name in sys.modules if name.partition(".")[0] in ("fla", "mamba_ssm", "causal_conv1d")])
+"""
+    first, modules, missing, left = printed(program).splitlines()
+    assert first == "{'stand-in'}"
+    assert all(name.startswith("lintra.compat.") for name in modules.split())
+    assert missing == "No module named 'mamba_ssm.models'"
+    assert left == "[]"
+
+
+@pytest.mark.parametrize("model", [TINY, HYBRID], ids=["mamba2", "qwen3_5"])
+def test_a_model_imported_afterwards_runs_on_our_kernels(model):
+    program = f"""
+import lintra.compat
+lintra.compat.install()
+{model}
+from lintra.compat import kernels
+import sys
+print(list(kernels.slow(sys.modules[type(model).__module__])))
+tokens = torch.randint(64, (2, 9))
+written = model.generate(tokens, max_new_tokens=5, do_sample=False)
+from benchmarks.families import fallbacks
+with fallbacks(model):
+    print(torch.equal(model.generate(tokens, max_new_tokens=5, do_sample=False), written))
+"""
+    assert printed(program).splitlines() == ["[]", "True"]
+
+
+def test_a_model_imported_before_is_named():
+    program = f"""
+{TINY}
+import warnings, lintra.compat
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    lintra.compat.install("mamba_ssm")
+print([str(x.message) for x in caught if "lintra" in str(x.message)])
+"""
+    said = printed(program)
+    assert "transformers.models.mamba2.modeling_mamba2 was imported before" in said
+    assert "lintra.accelerate(model)" in said
+
+
+def test_a_package_that_cannot_run_here_and_is_imported_is_refused():
+    program = """
+import sys, types
+sys.modules["mamba_ssm"] = types.ModuleType("mamba_ssm")
+sys.modules["mamba_ssm"].__file__ = "/there/mamba_ssm.py"
+import torch
+torch.cuda.is_available = lambda: False
+import lintra.compat
+lintra.compat.install("mamba_ssm")
+"""
+    done = run(program)
+    assert done.returncode == 1
+    assert "must come before whatever imports it" in done.stderr
+
+
+def test_another_package_is_refused():
+    with pytest.raises(ValueError, match="packages must be of fla, mamba_ssm, causal_conv1d; got flash_attn"):
+        lintra.compat.install("flash_attn")
+
+
+@pytest.mark.skipif(not HAS_FLA, reason="fla-core is not installed")
+def test_with_fla_installed_a_model_generates_on_a_cpu():
+    """transformers takes its Triton kernels, which end in an error without a GPU."""
+    program = f"""
+{HYBRID}
+model.generate(torch.randint(64, (1, 9)), max_new_tokens=2)
+"""
+    assert "0 active drivers" in run(program).stderr
+    program = f"""
+import lintra.compat
+print(lintra.compat.install()["fla"])
+{HYBRID}
+print(model.generate(torch.randint(64, (1, 9)), max_new_tokens=2).shape)
+"""
+    assert printed(program).splitlines() == ["wrapped", "torch.Size([1, 11])"]
+
+
+def test_a_program_is_run_as_it_is(tmp_path):
+    (tmp_path / "helper.py").write_text("word = 'beside'\n")
+    (tmp_path / "program.py").write_text("""
+import sys
+from helper import word
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+print(__name__, sys.argv, word, selective_scan_fn.__module__)
+sys.exit(3)
+""")
+    for program in ("program.py", "-m program"):
+        done = subprocess.run(
+            [sys.executable, "-m", "lintra.compat", *program.split(), "--lr", "1"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 3, done.stderr
+        name, *_, module = done.stdout.split()
+        assert (name, module) == ("__main__", "lintra.compat.mamba_ssm.ops.selective_scan_interface")
+        assert "'--lr', '1'] beside" in done.stdout
+
+
+@pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 0), (["nothing.py"], 2)])
+def test_calls_without_a_program(args, code, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "lintra.compat", *args], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == code
+    if args == ["nothing.py"]:
+        assert done.stderr == "lintra.compat: there is no program nothing.py\n"
+    else:
+        assert usage.strip() in done.stdout + done.stderr
+
+
+def test_the_list_of_families_is_that_of_the_report():
+    done = subprocess.run(
+        [sys.executable, "-m", "lintra.cli", "list", "--families", "--json"], capture_output=True, text=True
+    )
+    report = json.loads(done.stdout)
+    assert len(report["families"]) >= 18
+    assert all(each["passed"] for each in report["families"].values())
+    assert {"transformers", "torch", "lintra"} <= set(report["versions"])
