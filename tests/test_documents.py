@@ -34,6 +34,7 @@ RESULTS = sorted(
         "benchmarks/results/*.json",
         "experiments/*/*.json",
         "experiments/*/outcomes/*.json",
+        "lintra/compat/families.json",
         "weights/**/evaluation.json",
         "lintra/weights/**/evaluation.json",
         "lintra/weights/**/arrangements.json",

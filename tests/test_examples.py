@@ -10,7 +10,10 @@ from PIL import Image
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PICTURES = ("complete_digits", "nanogpt_swap", "stream_speech")
-ELSEWHERE = {"draw_onnx"}  # tests/export/test_onnx.py
+ELSEWHERE = {
+    "draw_onnx",  # tests/export/test_onnx.py
+    "faster_qwen",  # tests/compat/test_acceleration.py
+}
 
 
 def run(name: str, folder: Path, *options: str) -> str:

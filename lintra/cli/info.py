@@ -48,12 +48,12 @@ def _list_families(json_wanted: bool) -> int:
     if json_wanted:
         print(json.dumps(report, indent=1))
         return 0
-    columns = ["family", "recurrence", "kernels", "logits", "gradients", "same tokens"]
+    columns = ["family", "recurrence", "logits", "cached logits", "gradients", "same tokens"]
     rows = [columns]
     for name, each in report["families"].items():
-        errors = (f"{each[what]:.0e}" for what in ("logits", "gradients"))
+        errors = (f"{each[what]:.0e}" for what in ("logits", "cached", "gradients"))
         same = "yes" if each["same_tokens"] else "no"
-        rows.append([name, each["recurrence"], ", ".join(each["kernels"]), *errors, same])
+        rows.append([name, each["recurrence"], *errors, same])
     _print_table(rows)
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     print(
