@@ -39,8 +39,8 @@ def selective_state_update(
     token, group = f"b {h}p", "b g n" if heads else "b n"
     sizes = tensors(
         {
-            "x": (x, token),
             "state": (state, f"{r} {h}p n"),
+            "x": (x, token),
             "dt": (dt, token),
             "A": (A, f"{h}p n"),
             "B": (B, group),
@@ -66,20 +66,21 @@ def selective_state_update(
         before = state[state_batch_indices.clamp(min=0).long()]
     u, delta, B, C, *gate = same_dtype(x, dt, B, C, *(() if z is None else (z,)))
     total = checks.sum_dtype(u.dtype)
-    tied = heads and _tied(A) and dt.stride(-1) == 0 and (dt_bias is None or dt_bias.stride(-1) == 0)
+    alone = kernels_alone(x, state, dt, A, B, C, D, z, dt_bias)
+    tied = alone and heads and _tied(A) and dt.stride(-1) == 0 and (dt_bias is None or dt_bias.stride(-1) == 0)
     rates = (A[..., :1] if tied else A).reshape(channels, -1).to(total)
     D, dt_bias = (None if y is None else y.reshape(-1).to(total) for y in (D, dt_bias))
     u, delta, *gate = (y.reshape(b, 1, channels) for y in (u, delta, *gate))
     B, C = B.reshape(b, 1, g, n), C.reshape(b, 1, g, n)
     inputs = (B, C, D, gate[0] if gate else None, dt_bias)
     before = before.reshape(b, channels, n).to(total)
-    if kernels_alone(u, delta, rates, before, *inputs):
+    if alone:
         before = before.contiguous()
         y, after, _ = scan.forward(
             u, delta, rates, *inputs, before, dt_softplus, mask, None, False, out=before
         )
     else:
-        rates = rates.expand(-1, n)
+        before = before.clone()  # the backward reads what is written over here
         layout = Layout(b, 1, x.device, mask=mask)
         y, after = selective_scan(u, delta, rates, *inputs, bool(dt_softplus), state=before, layout=layout)
     after = after.detach().view(-1, *state.shape[1:])

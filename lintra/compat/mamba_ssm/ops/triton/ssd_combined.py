@@ -23,6 +23,7 @@ from lintra.compat.mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
 from lintra.compat.seq_idx import Packing, flat
 from lintra.ops import Layout, LinearState, causal_conv1d, checks, linear_attention
 from lintra.ops.autocast import no_autocast
+from lintra.ops.selective_scan.reference import step_sizes
 
 NO_LIMIT = (0.0, float("inf"))
 
@@ -185,8 +186,7 @@ def _axes(D: Tensor | None) -> str:
 
 
 def _step_sizes(dt: Tensor, bias: Tensor | None, softplus: bool, limit: tuple[float, float]) -> Tensor:
-    dt = dt if bias is None else dt + bias.to(dt.dtype)
-    dt = functional.softplus(dt) if softplus else dt
+    dt = step_sizes(dt, None if bias is None else bias.to(dt.dtype), softplus)
     return dt if tuple(limit) == NO_LIMIT and softplus else dt.clamp(*limit)
 
 
