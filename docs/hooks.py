@@ -34,6 +34,7 @@ def on_config(config: Any) -> Any:
         {"Coming from": "coming-from.md"},
         {"Migrating": "migrating.md"},
         {"FLA on a CPU": "fla.md"},
+        {"Mamba": "mamba.md"},
         {"Performance": "performance.md"},
         {"Decisions": "decisions.md"},
         {"Reference": [{page.stem: f"reference/{page.name}"} for page in sorted(REFERENCE.glob("*.md"))]},

@@ -1,4 +1,4 @@
-"""Names, order and defaults of parameters are those of the packages: transformers filters keywords by them."""
+"""Names, order and defaults of parameters are those of the packages: transformers filters by them."""
 
 import ast
 import inspect
@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 PACKAGES = "lintra.compat"
+DECORATOR = "use_kernel_func_from_hub_with_fallback"
 SIGNATURES = {
     "mamba_ssm.ops.selective_scan_interface.selective_scan_fn": (
         "u delta A B C D=None z=None delta_bias=None delta_softplus=False return_last_state=False"
     ),
     "mamba_ssm.ops.selective_scan_interface.mamba_inner_fn": (
-        "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A B=None "
-        "C=None D=None delta_bias=None B_proj_bias=None C_proj_bias=None delta_softplus=True checkpoint_lvl=1 "
-        "b_rms_weight=None c_rms_weight=None dt_rms_weight=None b_c_dt_rms_eps=1e-06"
+        "xz conv1d_weight conv1d_bias x_proj_weight delta_proj_weight out_proj_weight out_proj_bias A "
+        "B=None C=None D=None delta_bias=None B_proj_bias=None C_proj_bias=None delta_softplus=True "
+        "checkpoint_lvl=1 b_rms_weight=None c_rms_weight=None dt_rms_weight=None b_c_dt_rms_eps=1e-06"
     ),
     "mamba_ssm.ops.triton.ssd_combined.mamba_chunk_scan_combined": (
         "x dt A B C chunk_size D=None z=None dt_bias=None initial_states=None seq_idx=None cu_seqlens=None "
@@ -24,8 +25,9 @@ SIGNATURES = {
     ),
     "mamba_ssm.ops.triton.ssd_combined.mamba_split_conv1d_scan_combined": (
         "zxbcdt conv1d_weight conv1d_bias dt_bias A D chunk_size initial_states=None seq_idx=None "
-        "dt_limit=(0.0,inf) return_final_states=False activation='silu' rmsnorm_weight=None rmsnorm_eps=1e-06 "
-        "outproj_weight=None outproj_bias=None headdim=None ngroups=1 norm_before_gate=True state_dtype=None"
+        "dt_limit=(0.0,inf) return_final_states=False activation='silu' rmsnorm_weight=None "
+        "rmsnorm_eps=1e-06 outproj_weight=None outproj_bias=None headdim=None ngroups=1 "
+        "norm_before_gate=True state_dtype=None"
     ),
     "mamba_ssm.ops.triton.selective_state_update.selective_state_update": (
         "state x dt A B C D=None z=None dt_bias=None dt_softplus=False state_batch_indices=None"
@@ -77,14 +79,14 @@ def test_signatures(name):
 
 
 def calls():
-    """(original name, number of positional arguments, keywords, place) of each call in transformers' models."""
+    """Yield the original name, number of positional arguments, keywords and place of transformers' calls."""
     spec = util.find_spec("transformers")
     if spec is None or spec.origin is None:
         pytest.skip("transformers is not installed (pip install -e '.[dev]')")
     names = {name.rpartition(".")[2] for name in SIGNATURES}
     for file in sorted((Path(spec.origin).parent / "models").glob("*/modeling_*.py")):
         text = file.read_text(encoding="utf-8")
-        if "use_kernel_func_from_hub_with_fallback" not in text:
+        if DECORATOR not in text:
             continue
         nodes = list(ast.walk(ast.parse(text)))
         aliases = {}
@@ -96,7 +98,9 @@ def calls():
                 ):
                     aliases[node.name] = decorator.args[0].value
         for node in nodes:
-            original = aliases.get(getattr(node.func, "id", "")) if isinstance(node, ast.Call) else None
+            if not isinstance(node, ast.Call):
+                continue
+            original = aliases.get(getattr(node.func, "id", ""))
             if original in names:
                 keywords = [keyword.arg for keyword in node.keywords if keyword.arg]
                 yield original, len(node.args), keywords, f"{file.parent.name}:{node.lineno}"

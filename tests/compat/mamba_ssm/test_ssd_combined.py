@@ -2,6 +2,7 @@
 
 import sys
 from importlib import import_module
+from itertools import pairwise
 
 import pytest
 import torch
@@ -119,7 +120,7 @@ NUMBERS = torch.tensor([[0] * 9 + [1] * 1 + [2] * 27, [3] * 20 + [-1] * 17], dty
 def spans(numbers):
     """The first and last + 1 token of each sequence of a row."""
     starts = [0, *[i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1]], len(numbers)]
-    return list(zip(starts[:-1], starts[1:], strict=True))
+    return list(pairwise(starts))
 
 
 def test_packed_sequences_are_each_alone():
@@ -280,7 +281,7 @@ def test_a_caller_may_be_compiled():
 
 
 def test_refusals():
-    x, dt, A, B, C, D, z, dt_bias, state = draw()
+    x, dt, A, B, C, D, _, _, state = draw()
     call = mamba_chunk_scan_combined
     with pytest.raises(TypeError, match="unexpected keyword"):
         call(x, dt, A, B, C, 16, chunk=3)

@@ -67,7 +67,9 @@ def selective_state_update(
     u, delta, B, C, *gate = same_dtype(x, dt, B, C, *(() if z is None else (z,)))
     total = checks.sum_dtype(u.dtype)
     alone = kernels_alone(x, state, dt, A, B, C, D, z, dt_bias)
-    tied = alone and heads and _tied(A) and dt.stride(-1) == 0 and (dt_bias is None or dt_bias.stride(-1) == 0)
+    tied = (
+        alone and heads and _tied(A) and dt.stride(-1) == 0 and (dt_bias is None or dt_bias.stride(-1) == 0)
+    )
     rates = (A[..., :1] if tied else A).reshape(channels, -1).to(total)
     D, dt_bias = (None if y is None else y.reshape(-1).to(total) for y in (D, dt_bias))
     u, delta, *gate = (y.reshape(b, 1, channels) for y in (u, delta, *gate))
