@@ -26,7 +26,7 @@ ORDER = [
     {"transcribe"},
     {"tasks"},
     {"train"},
-    {"compat", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},
+    {"hf", "compat", "export", "runtime", "web", "pictures", "bench", "evaluate", "demo"},
     {"cli"},
 ]
 RANK = {name: i for i, names in enumerate(ORDER) for name in names}

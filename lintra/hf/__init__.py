@@ -1,0 +1,42 @@
+"""Hugging Face classes, one each for every mechanism: the mechanism is a field of the configuration.
+
+    model = LintraForCausalLM(LintraConfig(vocab_size=256, attention="performer"))
+
+Importing this package registers them with AutoConfig and the AutoModels; loading one needs no remote code.
+"""
+
+try:
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+    )
+except ImportError as error:
+    raise ImportError(
+        "lintra.hf needs transformers: pip install 'lintra[hf]'", name="transformers"
+    ) from error
+
+from lintra.hf.cache import LintraCache
+from lintra.hf.causal import LintraForCausalLM
+from lintra.hf.config import LintraConfig
+from lintra.hf.convert import from_hf, to_hf
+from lintra.hf.encoders import LintraForMaskedLM, LintraForSequenceClassification, LintraModel
+
+__all__ = [
+    "LintraCache",
+    "LintraConfig",
+    "LintraForCausalLM",
+    "LintraForMaskedLM",
+    "LintraForSequenceClassification",
+    "LintraModel",
+    "from_hf",
+    "to_hf",
+]
+
+AutoConfig.register(LintraConfig.model_type, LintraConfig, exist_ok=True)
+AutoModel.register(LintraConfig, LintraModel, exist_ok=True)
+AutoModelForCausalLM.register(LintraConfig, LintraForCausalLM, exist_ok=True)
+AutoModelForMaskedLM.register(LintraConfig, LintraForMaskedLM, exist_ok=True)
+AutoModelForSequenceClassification.register(LintraConfig, LintraForSequenceClassification, exist_ok=True)

@@ -1,0 +1,133 @@
+"""What the Hugging Face classes share: a network of lintra.models in `model`, and what `forward` takes."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from lintra.hf.config import LintraConfig
+from lintra.ops import checks
+
+_LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")  # keywords of a loss
+_AGAIN = ("cu_seq_lens_k", "max_length_q", "max_length_k")  # what cu_seq_lens_q says already
+_REFUSED = {
+    "inputs_embeds": "the networks read input_ids",
+    "output_attentions": "most mechanisms never make the matrix of attention weights",
+    "output_hidden_states": "LintraModel gives the last ones, hooks of the modules model.blocks the others",
+}
+
+
+class LintraPreTrainedModel(PreTrainedModel):
+    """Base: the network in `model`, under the names of its own parameters, and its head beside it."""
+
+    config: LintraConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _is_stateful = True  # no token can be taken back
+    _no_split_modules = {"Block"}  # noqa: RUF012
+    head_name: str | None = None
+    model: Any
+
+    def __init__(self, config: LintraConfig):
+        super().__init__(config)
+        self.model = self.network_config().build()
+        if self.head_name is not None:
+            setattr(self, self.head_name, self.model.head)
+            self.model.head = nn.Identity()
+        self.gradient_checkpointing = config.checkpoint_blocks
+        self.post_init()
+
+    def network_config(self) -> Any:
+        """Return the configuration of the network, its head included, in lintra.models."""
+        raise NotImplementedError
+
+    def get_input_embeddings(self) -> nn.Module:
+        if self.config.embed != "token":
+            raise NotImplementedError(f"embed={self.config.embed!r} has no table of embeddings")
+        return getattr(self.model.embedding, "own", self.model.embedding).table
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        getattr(self.model.embedding, "own", self.model.embedding).table = value
+
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
+        """Change the number of symbols. Raises ValueError where more than one table depends on it."""
+        config = self.config
+        if config.start or config.context or config.embed != "token" or config.output["name"] != "Logits":
+            raise ValueError(
+                "resize_token_embeddings needs start=False, context=(), embed='token' and logits"
+            )
+        table = super().resize_token_embeddings(new_num_tokens, *args, **options)
+        self.model.config = replace(self.network_config(), checkpoint_blocks=self.gradient_checkpointing)
+        return table
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Leave a module as it is: the networks initialise their parameters when they are built."""
+
+    @torch.no_grad()
+    def _initialize_missing_keys(self, *_: Any, **__: Any) -> None:
+        """Initialise what a file lacks, such as a new head, as in a network that is built."""
+        tensors = self.state_dict(keep_vars=True)
+        missing = [name for name, x in tensors.items() if not getattr(x, "_is_hf_initialized", False)]
+        fresh = type(self)(copy.deepcopy(self.config)).state_dict() if missing else {}
+        for name in missing:
+            tensors[name].copy_(fresh[name])
+
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Callable[..., Any] = checkpoint, **how: Any
+    ) -> None:
+        """Recompute every block in the backward, or none. How PyTorch's function is to do so is ours."""
+        of = getattr(gradient_checkpointing_func, "func", checkpoint)
+        if how.get("every_n_layers", 1) != 1 or of is not checkpoint:
+            raise ValueError("all blocks are recomputed or none, in memory: every_n_layers=1, offload=False")
+        self.gradient_checkpointing = enable
+        self.model.config = replace(self.model.config, checkpoint_blocks=enable)
+
+
+def layout_of(
+    input_ids: Tensor | None, attention_mask: Tensor | None, before: int, given: dict[str, Any]
+) -> dict[str, Tensor | None]:
+    """Return mask [b t] and cu_seqlens [n+1], at most one, of a call of `forward` behind `before` tokens.
+
+    attention_mask, 1 for real tokens wherever padding is, is [b t] or [b before+t]. Packed sequences [1 t]
+    come with `cu_seq_lens_q`, or with `position_ids` that begin again at 0. What remains in `given` are the
+    keywords of a loss; raises TypeError or ValueError for others.
+    """
+    for name, why in _REFUSED.items():
+        if given.pop(name, None) not in (None, False):
+            raise ValueError(f"{name} is not supported: {why}")
+    if input_ids is None:
+        raise ValueError("input_ids must be given")
+    cu_seqlens, position = given.pop("cu_seq_lens_q", None), given.pop("position_ids", None)
+    types = given.pop("token_type_ids", None)
+    if types is not None and checks.readable(types) and bool(types.any()):
+        raise ValueError("token_type_ids must be 0: the networks have no embedding of segments")
+    for name in given.keys() - _LOSS:
+        if given.pop(name) not in (None, False) and name not in _AGAIN:
+            raise TypeError(f"forward takes no {name}")
+    if cu_seqlens is None and position is not None:
+        cu_seqlens = _bounds(position, input_ids)
+    if attention_mask is None:
+        return {"mask": None, "cu_seqlens": cu_seqlens}
+    b, t = input_ids.shape
+    if attention_mask.shape not in ((b, t), (b, before + t)):
+        shape = list(attention_mask.shape)
+        raise ValueError(f"attention_mask must be [{b} {before + t}], 1 for real tokens, got shape {shape}")
+    mask = attention_mask[:, attention_mask.shape[1] - t :] != 0
+    return {"mask": None if checks.readable(mask) and bool(mask.all()) else mask, "cu_seqlens": cu_seqlens}
+
+
+def _bounds(position: Tensor, input_ids: Tensor) -> Tensor:
+    """Return cu_seqlens [n+1] of packed sequences by the positions [1 t] of their tokens."""
+    places = torch.arange(input_ids.shape[1], device=position.device)
+    first = position == 0
+    begin = torch.where(first, places, 0).cummax(-1).values
+    if position.shape != (1, len(places)) or bool((places - begin != position).any()):
+        raise ValueError(
+            "position_ids must be [1 t], from 0 in each packed sequence: others are counted by attention_mask"
+        )
+    return torch.cat((places[first[0]], places.new_tensor([len(places)])))

@@ -1,0 +1,111 @@
+"""A decoder that predicts the next token, with `generate` on its own state."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+
+from lintra.hf.base import LintraPreTrainedModel, layout_of
+from lintra.hf.cache import LintraCache
+from lintra.hf.config import LintraConfig
+from lintra.models import decoder
+
+
+class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
+    """The decoder of lintra.models, its head as `lm_head`. ValueError for a mechanism that is not causal."""
+
+    head_name = "lm_head"
+
+    def __init__(self, config: LintraConfig):
+        if config.causal is False:
+            raise ValueError("LintraForCausalLM sees no future: causal must be True or None, got False")
+        config.causal = True  # of an encoder that is built by this configuration later
+        super().__init__(config)
+        if config.start and self.generation_config.bos_token_id is None:
+            self.generation_config.bos_token_id = self.model.start_token
+
+    def network_config(self) -> decoder.Config:
+        return self.config.network(decoder)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: LintraCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **given: Any,
+    ) -> CausalLMOutputWithPast:
+        """Return logits [b t n] of what follows each token, or those of the last `logits_to_keep` tokens.
+
+        1 is the last real token, wherever padding is. labels [b t] are input_ids, or -100; the loss is the
+        mean in nats over all but the first of each sequence. use_cache: None, that of the configuration, but
+        not in training, with labels, or where later tokens decide what earlier ones see (attention "lsh").
+        """
+        cache = _checked(past_key_values)
+        layout = layout_of(input_ids, attention_mask, 0 if cache is None else cache.length, given)
+        assert input_ids is not None
+        packed, mask = layout["cu_seqlens"], layout["mask"]
+        if packed is not None and (use_cache or cache is not None):
+            raise ValueError("packed sequences cannot be continued: use_cache must be False")
+        if use_cache is None:
+            lookahead = self.model.blocks[0].attn.attention.can.lookahead
+            wanted = not (self.training or lookahead) and labels is packed is None
+            use_cache = self.config.use_cache and wanted
+        if use_cache or cache is not None:
+            cache = LintraCache() if cache is None else cache
+            hidden, state = self.model.extend(input_ids, cache.state, mask=mask)
+            if use_cache:
+                cache.state, cache.length = state, cache.length + input_ids.shape[1]
+        else:
+            hidden = self.model(input_ids, **layout)
+        logits = self.lm_head(_kept(hidden, mask, logits_to_keep))
+        if self.config.output["name"] != "Logits":
+            logits = self.model.output.log_probs(logits)
+        loss = None
+        if labels is not None:
+            if packed is not None:  # nothing precedes the first token of a sequence
+                labels = labels.index_fill(1, packed[:-1].long(), -100)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **given)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+
+    def resize_token_embeddings(self, *args: Any, **options: Any) -> Any:
+        table = super().resize_token_embeddings(*args, **options)
+        self.model.output = self.model.config.output.build(self.config.vocab_size)
+        return table
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **options: Any
+    ) -> None:
+        """Give `generate` a cache of states in place of one of keys and values."""
+        kind, mask = generation_config.cache_implementation, model_kwargs.get("attention_mask")
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation must be None: the cache holds states, got {kind!r}")
+        if generation_config.prefill_chunk_size and mask is not None and not bool(mask[:, -1].all()):
+            raise ValueError(
+                "prefill_chunk_size needs padding at the left, so that the last piece ends every prompt"
+            )
+        if _checked(model_kwargs.get("past_key_values")) is None and generation_config.use_cache is not False:
+            model_kwargs["past_key_values"] = LintraCache()
+
+
+def _checked(cache: Any) -> LintraCache | None:
+    if cache is not None and not isinstance(cache, LintraCache):
+        raise TypeError(
+            f"past_key_values must be a LintraCache, which holds states, got {type(cache).__name__}"
+        )
+    return cache
+
+
+def _kept(hidden: Tensor, mask: Tensor | None, keep: int | Tensor) -> Tensor:
+    """Return the hidden vectors [b t c] of the tokens whose logits are wanted."""
+    if isinstance(keep, Tensor) or keep != 1 or mask is None:
+        return hidden[:, keep if isinstance(keep, Tensor) else slice(-keep, None)]
+    places = torch.arange(mask.shape[1], device=mask.device)
+    last = torch.where(mask, places, -1).amax(1) % mask.shape[1]  # where there is no token, the last place
+    return hidden.take_along_dim(last[:, None, None], 1)

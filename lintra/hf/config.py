@@ -1,0 +1,82 @@
+"""The configuration of a network as Hugging Face keeps it."""
+
+import dataclasses
+from difflib import get_close_matches
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from lintra.attention import AttentionConfig
+from lintra.checkpoint import from_json, to_json
+from lintra.models import decoder, encoder
+
+_RENAMED: dict[str, str] = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+}
+# max_length would be taken for an option of generate
+_NAMES: dict[str, str] = {**_RENAMED, "max_length": "max_position_embeddings"}
+_DEFAULTS: dict[Any, Any] = {
+    _NAMES.get(name, name): x
+    for config in (encoder.Config(vocabulary=256, pool="mean"), decoder.Config(vocabulary=256, start=False))
+    for name, x in to_json(config).items()
+    if name not in ("name", "inputs", "outputs")
+}
+
+
+class LintraConfig(PreTrainedConfig):
+    """A decoder or encoder of any mechanism: the fields of `decoder.Config` and `encoder.Config` in
+    lintra.models, sizes under Hugging Face's names or lintra's.
+
+    `attention` is a mechanism's name, {"name": "performer", "features": 64} with options, or its `Config`.
+    vocab_size counts the symbols that are predicted; with start=True (here False by default) a decoder reads
+    one more, numbered vocab_size, before the first. `pool` is how LintraForSequenceClassification makes one
+    vector of a sequence. Raises TypeError or ValueError for unknown mechanisms and options, values of a wrong
+    type and fields that do not go together.
+    """
+
+    model_type = "lintra"
+    keys_to_ignore_at_inference = ("past_key_values",)
+    attribute_map = _RENAMED
+
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self, **given: Any):
+        given = {_NAMES.get(name, name): x for name, x in given.items()}
+        for name in given.keys() - _DEFAULTS.keys():
+            if near := get_close_matches(name, _DEFAULTS, 1, cutoff=0.85):
+                raise TypeError(f"LintraConfig has no field {name!r} (perhaps {near[0]})")
+        given = _DEFAULTS | given
+        attention = given["attention"]
+        attention = {"name": attention} if isinstance(attention, str) else to_json(attention)
+        given["attention"] = to_json(from_json(AttentionConfig, attention, "attention"))
+        super().__post_init__(**given)
+        if self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings must be False: the networks have a head of their own")
+        self.network(decoder)
+        self.network(encoder)
+
+    def network(self, module: Any, **given: Any) -> Any:
+        """Return the configuration of the network that a module of lintra.models defines, `given` first.
+
+        Raises ValueError where its fields do not go together."""
+        content = {"name": module.__name__.rpartition(".")[2], "inputs": None, "outputs": None, **given}
+        known = {field.name for field in dataclasses.fields(module.Config)}
+        content |= {name: getattr(self, _NAMES.get(name, name)) for name in known - content.keys()}
+        content = {name: x for name, x in content.items() if name in known | {"name"}}
+        return from_json(module.Config, content, "config")
+
+    @classmethod
+    def of(cls, config: decoder.Config | encoder.Config) -> "LintraConfig":
+        """Return the configuration of a network of lintra.models."""
+        content = {name: x for name, x in to_json(config).items() if x is not None}
+        outputs = content.get("outputs") if "pool" in content else None
+        given = {name: x for name, x in content.items() if _NAMES.get(name, name) in _DEFAULTS}
+        return cls(**given, **({} if outputs is None else {"num_labels": outputs}))
