@@ -97,18 +97,18 @@ def layout_of(
     come with `cu_seq_lens_q`, or with `position_ids` that begin again at 0. What remains in `given` are the
     keywords of a loss; raises TypeError or ValueError for others.
     """
-    for name, why in _REFUSED.items():
-        if given.pop(name, None) not in (None, False):
-            raise ValueError(f"{name} is not supported: {why}")
+    asked = {name: given.pop(name) for name in given.keys() - _LOSS}
+    asked = {name: x for name, x in asked.items() if x is not None and x is not False and name not in _AGAIN}
+    for name in asked.keys() & _REFUSED.keys():
+        raise ValueError(f"{name} is not supported: {_REFUSED[name]}")
     if input_ids is None:
         raise ValueError("input_ids must be given")
-    cu_seqlens, position = given.pop("cu_seq_lens_q", None), given.pop("position_ids", None)
-    types = given.pop("token_type_ids", None)
+    cu_seqlens, position = asked.pop("cu_seq_lens_q", None), asked.pop("position_ids", None)
+    types = asked.pop("token_type_ids", None)
     if types is not None and checks.readable(types) and bool(types.any()):
         raise ValueError("token_type_ids must be 0: the networks have no embedding of segments")
-    for name in given.keys() - _LOSS:
-        if given.pop(name) not in (None, False) and name not in _AGAIN:
-            raise TypeError(f"forward takes no {name}")
+    if asked:
+        raise TypeError(f"forward takes no {', '.join(asked)}")
     if cu_seqlens is None and position is not None:
         cu_seqlens = _bounds(position, input_ids)
     if attention_mask is None:

@@ -39,7 +39,7 @@ class LintraConfig(PreTrainedConfig):
     """
 
     model_type = "lintra"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (Trainer adds a list)
     attribute_map = _RENAMED
 
     use_cache: bool = True
