@@ -93,7 +93,9 @@ def test_a_conversation_goes_on_from_its_cache(model):
     cache = first.past_key_values
     assert cache.get_seq_length() == 5 + 6 - 1  # the last token has not been read yet
     longer = torch.cat((first.sequences, more), 1)
-    assert torch.equal(model.generate(longer, past_key_values=cache, **STEPS), model.generate(longer, **STEPS))
+    assert torch.equal(
+        model.generate(longer, past_key_values=cache, **STEPS), model.generate(longer, **STEPS)
+    )
 
 
 def test_a_step_leaves_the_cache_it_was_copied_from(model):
@@ -162,7 +164,8 @@ def test_the_keys_and_values_of_softmax_grow():
 def test_a_cache_answers_what_transformers_asks():
     cache = hf.LintraCache()
     assert (cache.get_seq_length(), cache.get_max_length(), cache.nbytes) == (0, -1, 0)
-    assert not (cache.is_croppable or cache.is_compileable)
+    assert not cache.is_croppable
+    assert not cache.is_compileable
     build()(tokens(2, 5), past_key_values=cache, use_cache=True)
     assert cache.get_mask_sizes(3, 0) == (8, 0)
     cache.crop(0)
@@ -203,9 +206,7 @@ def test_generation_stops_at_the_end_of_text():
     assert torch.equal(text, model.generate(ids, generation_config=options, use_cache=False))
 
 
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_a_compiled_forward_is_one_graph_and_the_forward(backend):
     model, ids = build(dtype=torch.float32), tokens(2, 5)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])

@@ -1,0 +1,81 @@
+"""Encoders of Hugging Face classes: those of lintra.models, their losses, padding."""
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing import assert_close
+
+from lintra import hf
+from lintra.attention import longformer
+from lintra.models import encoder
+from tests.hf.kinds import build, names, tokens
+
+EVERY = sorted({*names(causal=True), *names(causal=False)})
+IDS = tokens(3, 7)
+MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("kind", [hf.LintraForMaskedLM, hf.LintraForSequenceClassification, hf.LintraModel])
+def test_outputs_are_those_of_the_encoder(name, kind):
+    model = build(name, kind, num_labels=3)
+    found = model(IDS, attention_mask=MASK)[0]
+    wanted = hf.from_hf(model)(IDS, mask=MASK.bool())
+    if kind is hf.LintraForMaskedLM:  # its head has a bias where there is no token
+        found, wanted = found[MASK.bool()], wanted[MASK.bool()]
+    assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_text_is_classified_as_alone_wherever_its_padding_is(name):
+    model = build(name, hf.LintraForSequenceClassification, num_labels=3)
+    together = model(IDS.masked_fill(MASK == 0, -1), attention_mask=MASK).logits
+    for row, mask, found in zip(IDS, MASK.bool(), together, strict=True):
+        assert_close(model(row[mask][None]).logits[0], found)
+
+
+def test_packed_texts_are_classified_as_alone():
+    model, rows = build(kind=hf.LintraForSequenceClassification), [tokens(4), tokens(2, seed=1)]
+    found = model(torch.cat(rows)[None], cu_seq_lens_q=torch.tensor([0, 4, 6], dtype=torch.int32)).logits
+    assert_close(found, torch.cat([model(row[None]).logits for row in rows]))
+
+
+def test_losses_are_those_of_transformers():
+    labels = IDS.masked_fill(MASK == 0, -100)
+    model = build(kind=hf.LintraForMaskedLM)
+    found = model(IDS, attention_mask=MASK, labels=labels)
+    assert_close(found.loss, functional.cross_entropy(found.logits.float().flatten(0, 1), labels.flatten()))
+    model, labels = build(kind=hf.LintraForSequenceClassification, num_labels=3), torch.tensor([0, 2, 1])
+    found = model(IDS, labels=labels)
+    assert_close(found.loss, functional.cross_entropy(found.logits, labels))
+    assert_close(model(IDS, labels=labels, num_items_in_batch=6).loss, found.loss / 2)
+    model, level = build(kind=hf.LintraForSequenceClassification, num_labels=1), torch.rand(3).double()
+    found = model(IDS, labels=level)
+    assert_close(found.loss, functional.mse_loss(found.logits[:, 0], level))
+
+
+def test_tokens_that_see_all_are_those_of_the_mechanism():
+    near = longformer.Config(window=1, global_projections=True)
+    model = build("longformer", hf.LintraModel, attention=near)
+    first = torch.zeros_like(IDS)
+    first[:, 0] = 1
+    found = model(IDS, global_attention_mask=first).last_hidden_state
+    assert_close(found, hf.from_hf(model)(IDS, global_mask=first.bool()))
+    assert not torch.equal(found, model(IDS).last_hidden_state)
+
+
+def test_a_causal_encoder_is_asked_for():
+    assert build(kind=hf.LintraModel).model.causal is False
+    assert build(kind=hf.LintraModel, causal=True).model.causal is True
+    assert build("delta", hf.LintraModel).model.causal is True  # it cannot be otherwise
+    assert isinstance(hf.from_hf(build(kind=hf.LintraModel)), encoder.Encoder)
+
+
+def test_blocks_of_an_encoder_are_recomputed():
+    found = []
+    for recomputed in (False, True):
+        model = build(kind=hf.LintraForMaskedLM, checkpoint_blocks=recomputed).train()
+        model(IDS, labels=IDS).loss.backward()
+        found.append([x.grad for x in model.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert_close(one, other, rtol=0, atol=0)

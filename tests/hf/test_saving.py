@@ -1,0 +1,237 @@
+"""Folders in Hugging Face's format, and networks of lintra.models there and back."""
+
+import json
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
+
+from lintra import checkpoint, hf
+from lintra.attention import linear
+from lintra.models import decoder, encoder, seq2seq
+from tests.hf.kinds import build, config, mechanism, names, tokens
+
+EVERY = sorted({*names(causal=True), *names(causal=False)})
+AUTO = {
+    hf.LintraForCausalLM: AutoModelForCausalLM,
+    hf.LintraForMaskedLM: AutoModelForMaskedLM,
+    hf.LintraForSequenceClassification: AutoModelForSequenceClassification,
+    hf.LintraModel: AutoModel,
+}
+IDS = tokens(2, 9)
+
+
+def outputs(model):
+    found = model(IDS)
+    return (
+        found.last_hidden_state
+        if isinstance(model, hf.LintraModel) and "logits" not in found
+        else found.logits
+    )
+
+
+@pytest.mark.parametrize("name", names(causal=True))
+def test_a_saved_decoder_comes_back(name, tmp_path):
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    assert {x.name for x in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is hf.LintraForCausalLM
+    assert again.dtype == torch.float64
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert torch.equal(again.generate(IDS, max_new_tokens=4), model.generate(IDS, max_new_tokens=4))
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == again.config.to_dict()
+    assert again.config.attention == config(name).attention
+
+
+@pytest.mark.parametrize("kind", [hf.LintraForMaskedLM, hf.LintraForSequenceClassification, hf.LintraModel])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_saved_encoder_comes_back(name, kind, tmp_path):
+    model = build(name, kind, num_labels=3)
+    model.save_pretrained(tmp_path)
+    again = AUTO[kind].from_pretrained(tmp_path)
+    assert type(again) is kind
+    assert torch.equal(outputs(again), outputs(model))
+
+
+def test_a_large_model_is_saved_in_parts(tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path, max_shard_size="10KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    again = hf.LintraForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert torch.equal(hf.from_hf(tmp_path)(IDS), hf.from_hf(model)(IDS))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_models_load_and_are_built_in_half_precision(name, tmp_path):
+    kind = hf.LintraForCausalLM if name in names(causal=True) else hf.LintraForMaskedLM
+    model = build(name, kind, torch.float32)
+    model.save_pretrained(tmp_path)
+    again = AUTO[kind].from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {x.dtype for x in again.parameters()} == {torch.bfloat16}
+    # Eight bits of mantissa through two layers; bits of a hash that fall otherwise change whole tokens.
+    difference = (again(IDS).logits.float() - model(IDS).logits).abs().median()
+    assert difference < 0.1
+    built = AUTO[kind].from_config(config(name), dtype=torch.bfloat16)
+    assert {x.dtype for x in built.parameters()} == {torch.bfloat16}
+    assert built(IDS).logits.isfinite().all()
+
+
+def test_a_new_head_on_a_trained_encoder_is_initialised(tmp_path):
+    model = build("performer", hf.LintraForMaskedLM, torch.float32)
+    model.save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3, pool="first")
+    for name, x in model.model.state_dict().items():
+        assert torch.equal(loaded.model.state_dict()[name], x)
+    torch.manual_seed(1)
+    wanted = hf.LintraForSequenceClassification(loaded.config).classifier
+    assert torch.equal(loaded.classifier.weight, wanted.weight)
+    assert torch.equal(loaded.classifier.bias, wanted.bias)
+
+
+def test_an_encoder_of_a_decoders_folder_sees_no_future(tmp_path):
+    model = build("linear")
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert_close(model.lm_head(loaded(IDS).last_hidden_state), model(IDS).logits)
+
+
+@pytest.mark.parametrize("name", names(causal=True))
+def test_a_decoder_goes_there_and_back(name, tmp_path):
+    torch.manual_seed(0)
+    shape = {"vocabulary": 11, "layers": 2, "heads": 2, "width": 16}
+    model = decoder.Config(attention=mechanism(name), **shape).build().double().eval()
+    theirs = hf.to_hf(model)
+    assert theirs.dtype == torch.float64
+    assert torch.equal(theirs(IDS, use_cache=False).logits, model(IDS))
+    start = torch.full((1, 1), model.start_token)
+    assert torch.equal(theirs(start, use_cache=False).logits, model(start))
+    again = hf.from_hf(theirs)
+    assert again.config == model.config
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(again(IDS), model(IDS))
+    checkpoint.save(model, tmp_path / "ours")
+    hf.to_hf(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
+    back = hf.from_hf(tmp_path / "theirs")
+    assert back.config == model.config
+    assert torch.equal(back(IDS), model(IDS))
+
+
+@pytest.mark.parametrize(
+    ("ends", "kind"),
+    [
+        ({"outputs": 3, "pool": "first"}, hf.LintraForSequenceClassification),
+        ({"outputs": 2, "pool": "mean"}, hf.LintraForSequenceClassification),
+        ({"outputs": 11}, hf.LintraForMaskedLM),
+        ({}, hf.LintraModel),
+    ],
+)
+@pytest.mark.parametrize("causal", [None, True, False])
+def test_an_encoder_goes_there_and_back(ends, kind, causal):
+    shape = {"vocabulary": 11, "layers": 2, "heads": 2, "width": 16, "causal": causal}
+    model = encoder.Config(attention=linear.Config(chunk=8), **ends, **shape).build().eval()
+    theirs = hf.to_hf(model)
+    assert type(theirs) is kind
+    assert torch.equal(outputs(theirs), model(IDS))
+    again = hf.from_hf(theirs)
+    assert again.config == model.config
+    assert torch.equal(again(IDS), model(IDS))
+
+
+def test_fields_of_a_network_go_there_and_back():
+    layers = {
+        "layers": 1,
+        "heads": 4,
+        "kv_heads": 2,
+        "width": 16,
+        "conv": 3,
+        "qk_norm": "l2",
+        "output_gate": True,
+    }
+    around = {
+        "norm_kind": "rms",
+        "activation": "swiglu",
+        "mlp_ratio": 2.0,
+        "dropout": 0.1,
+        "checkpoint_blocks": True,
+    }
+    ends = {
+        "context": (1, 4),
+        "position": "grid",
+        "grid": (5, 4),
+        "output": decoder.LogisticMixture(components=3),
+    }
+    given = decoder.Config(vocabulary=11, **layers, **around, **ends)
+    described = hf.LintraConfig.of(given)
+    assert described.network(decoder) == given
+    again = hf.LintraConfig(**json.loads(described.to_json_string()))
+    assert again.network(decoder) == given
+    learned = decoder.Config(vocabulary=11, position="learned", max_length=7)
+    assert hf.LintraConfig.of(learned).max_position_embeddings == 7
+    assert hf.LintraConfig.of(learned).network(decoder) == learned
+    assert hf.LintraConfig(width=32, max_length=7, position="learned").hidden_size == 32
+
+
+def test_what_is_converted_shares_no_memory():
+    model = build()
+    ours = hf.from_hf(model)
+    theirs = hf.to_hf(ours)
+    for x in (*ours.parameters(), *theirs.parameters()):
+        x.data.zero_()
+    assert all(x.any() for x in model.parameters())
+    assert all(x.requires_grad for x in (*ours.parameters(), *theirs.parameters()))
+
+
+@pytest.mark.parametrize("kind", [hf.LintraForCausalLM, hf.LintraForMaskedLM])
+def test_symbols_are_added(kind, tmp_path):
+    model = build(kind=kind, dtype=torch.float32)
+    before = model(IDS).logits
+    model.resize_token_embeddings(14, mean_resizing=False)
+    assert model.config.vocab_size == model.model.config.vocabulary == 14
+    assert_close(model(IDS).logits[..., :11], before)
+    more = torch.full((1, 3), 13)
+    assert model(more, labels=more).loss.isfinite()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(kind.from_pretrained(tmp_path)(more).logits, model(more).logits)
+    assert_close(hf.from_hf(model)(more), model(more).logits)
+
+
+def test_a_shipped_model_is_converted():
+    theirs = hf.to_hf("mnist-small")
+    assert theirs.generate(max_new_tokens=3, do_sample=False).shape == (1, 4)
+
+
+def test_other_networks_are_refused():
+    shape = {"layers": 1, "heads": 2, "width": 8}
+    with pytest.raises(ValueError, match=r"the classes read symbols, the encoder features, inputs=5"):
+        hf.to_hf(encoder.Config(inputs=5, **shape).build())
+    with pytest.raises(ValueError, match=r"no class has outputs=3 of 9 symbols, pool=None"):
+        hf.to_hf(encoder.Config(vocabulary=9, outputs=3, **shape).build())
+    inner = encoder.Config(vocabulary=9, **shape)
+    with pytest.raises(
+        TypeError, match=r"model must be a Decoder or an Encoder of lintra\.models, got Seq2Seq"
+    ):
+        hf.to_hf(seq2seq.Config(vocabulary=9, encoder=inner, **shape).build())
+    with pytest.raises(TypeError, match=r"model must be of a class of lintra\.hf, got Linear"):
+        hf.from_hf(torch.nn.Linear(1, 1))
+
+
+def test_folders_of_others_are_refused(tmp_path):
+    config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"must hold one of LintraForCausalLM, .*, got none"):
+        hf.from_hf(tmp_path)
+    with pytest.raises(checkpoint.Error, match=r"does not exist"):
+        hf.to_hf(tmp_path / "nothing")
