@@ -1,5 +1,6 @@
 """A decoder that predicts the next token, with `generate` on its own state."""
 
+import copy
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
     def __init__(self, config: LintraConfig):
         if config.causal is False:
             raise ValueError("LintraForCausalLM sees no future: causal must be True or None, got False")
-        config.causal = True  # of an encoder that is built by this configuration later
+        config = copy.copy(config)
+        config.causal = True  # of an encoder, too, that is loaded from where this decoder is saved
         super().__init__(config)
         if config.start and self.generation_config.bos_token_id is None:
             self.generation_config.bos_token_id = self.model.start_token

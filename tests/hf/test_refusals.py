@@ -27,7 +27,6 @@ def test_a_mechanism_that_is_not_causal_predicts_no_next_token(name):
         ({"attention": "perfomer"}, "attention must be one of aft, .* (perhaps performer"),
         ({"attention": {"name": "linear", "chunks": 3}}, "attention has the unknown field 'chunks'"),
         ({"attention": {"name": "linear", "chunk": 0}}, "attention: chunk must be at least 1, got 0"),
-        ({"attention": "linformer"}, "attention lacks the field 'max_length'"),
         ({"attention": 3}, "attention must be an object, got 3"),
         ({"hidden_size": 15}, "config: width must be a multiple of heads, got 15 and 2"),
         ({"norm": "middle"}, "config.norm must be 'pre' or 'post', got 'middle'"),

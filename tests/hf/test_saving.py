@@ -107,6 +107,11 @@ def test_an_encoder_of_a_decoders_folder_sees_no_future(tmp_path):
     model.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path)
     assert_close(model.lm_head(loaded(IDS).last_hidden_state), model(IDS).logits)
+    loaded.save_pretrained(tmp_path / "again")
+    assert AutoModel.from_pretrained(tmp_path / "again").model.causal
+    described = config()
+    hf.LintraForCausalLM(described)
+    assert not hf.LintraModel(described).model.causal
 
 
 @pytest.mark.parametrize("name", names(causal=True))

@@ -40,9 +40,10 @@ def test_gradients_are_those_of_the_decoder():
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_recomputed_blocks_have_the_gradients_of_kept_ones(name):
-    found = []
+    found, calls = [], []
     for recomputed in (False, True):
         model, ids = build(name, dropout=0.3).train(), tokens(2, 9)
+        model.model.blocks[0].register_forward_hook(lambda *_: calls.append(1))
         if recomputed:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             assert model.is_activation_checkpointing
@@ -51,6 +52,7 @@ def test_recomputed_blocks_have_the_gradients_of_kept_ones(name):
         found.append({name: x.grad for name, x in model.named_parameters()})
     for name, x in found[0].items():
         assert_close(found[1][name], x, rtol=0, atol=0)
+    assert len(calls) == 1 + 2
     model.gradient_checkpointing_disable()
     assert not model.is_activation_checkpointing
     assert not model.model.config.checkpoint_blocks
