@@ -127,6 +127,18 @@ def test_any_strides(form):
     assert_close(views["state"], expected["state"], **EXACT)
 
 
+def test_the_stride_of_a_single_row_is_nobodys_business():
+    """As a product of matrices leaves it, whose rows would overlap if there were two."""
+    given = draw(tied=True, b=1)
+    expected = {name: x.clone() for name, x in given.items()}
+    y = update(expected)
+    given["state"] = given["state"].as_strided((1, 4, 9, 7), (63, 63, 7, 1))
+    place = given["state"].data_ptr()
+    assert_close(update(given), y, **EXACT)
+    assert_close(given["state"], expected["state"], **EXACT)
+    assert given["state"].data_ptr() == place
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kept", [torch.float32, None])
 @forms

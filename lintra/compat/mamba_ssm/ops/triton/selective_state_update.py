@@ -78,9 +78,10 @@ def selective_state_update(
     before = before.reshape(b, channels, n).to(total)
     if alone:
         before = before.contiguous()
-        y, after, _ = scan.forward(
-            u, delta, rates, *inputs, before, dt_softplus, mask, None, False, out=before
-        )
+        options = (dt_softplus, mask, None, False)
+        y, after, _ = scan.forward(u, delta, rates, *inputs, before, *options, out=before)
+        if after.data_ptr() == state.data_ptr():  # there is nothing to write back
+            return y.view(x.shape).to(x.dtype)
     else:
         before = before.clone()  # the backward reads what is written over here
         layout = Layout(b, 1, x.device, mask=mask)
