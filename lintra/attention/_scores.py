@@ -10,6 +10,7 @@ from lintra.attention.base import Attention
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import PartialAttention, fused_attention, softmax_attention
+from lintra.ops.softmax_native import all_keys, runs_natively
 
 
 class TokenMemory(NamedTuple):
@@ -52,6 +53,13 @@ class ScoredAttention(Attention):
         visible = None if visible is None else visible[:, None]
         options = self.weighing() | options
         return fused_attention(q, k, v, visible=visible, causal=causal, **options).movedim(1, 2)
+
+    def attend_all(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
+        """Return softmax attention [b t h e] to all keys that are `real` [b s] (None: all), in C++ if it is
+        served there."""
+        if runs_natively(q, k, v, self.weighing()["dropout"]):
+            return all_keys(q, k, v, visible=real, **self.weighing()).o.to(v.dtype)
+        return self.attend(q, k, v, None if real is None else real[:, None])
 
     def partial_attention(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> PartialAttention:
         """Return attention [b t h e] to some of the keys a query sees, to be merged with that to others."""

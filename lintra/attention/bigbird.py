@@ -32,7 +32,6 @@ from lintra.ops.blocks import block_attention, random_ranks, take_blocks, whole
 from lintra.ops.layout import Layout
 from lintra.ops.padding import real_tokens, take
 from lintra.ops.softmax_attention import softmax_attention
-from lintra.ops.softmax_native import all_keys, runs_natively
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,9 +239,9 @@ class BigBirdAttention(ScoredAttention):
 
     def _everything(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
         """All real keys, or all so far where causal."""
-        if not self.causal and runs_natively(q, k, v, self.weighing()["dropout"]):
-            return all_keys(q, k, v, visible=real, **self.weighing()).o.to(v.dtype)
-        return self.attend(q, k, v, None if real is None else real[:, None], causal=self.causal)
+        if self.causal:
+            return self.attend(q, k, v, None if real is None else real[:, None], causal=True)
+        return self.attend_all(q, k, v, real)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         shape = (self.kv_heads, self.config.random_blocks)

@@ -69,7 +69,7 @@ class SoftmaxAttention(ScoredAttention):
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
         if not self.causal:
-            return self.attend(q, k, v, None if layout.mask is None else layout.mask[:, None])
+            return self.attend_all(q, k, v, layout.mask)
         if layout.mask is None:
             window = self.config.window
             if window is None or window >= layout.time:
@@ -91,9 +91,11 @@ class SoftmaxAttention(ScoredAttention):
         here = layout.after(_seen(state)).positions()
         after = append(state, SoftmaxState(k, v, here))
         window = self.config.window
-        fresh = state.k.shape[1] == 0
-        if fresh and layout.mask is None and (window is None or window >= q.shape[1]):
+        if state.k.shape[1] == 0 and (window is None or window >= q.shape[1]):
+            left = layout.left_align()  # padding behind the real tokens is later than all of them
+            q, k, v = (q, k, v) if left is None else (left.gather(x) for x in (q, k, v))
             y = self.attend(q, k, v, None, causal=True)
+            y = y if left is None else left.restore(y)
         elif window is not None and q.shape[1] > 1:
             y = self._band(q, k, v, state, layout)
         else:

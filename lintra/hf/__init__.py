@@ -18,11 +18,13 @@ except ImportError as error:
         "lintra.hf needs transformers: pip install 'lintra[hf]'", name="transformers"
     ) from error
 
+from lintra.hf.attention import register_attention
 from lintra.hf.cache import LintraCache
 from lintra.hf.causal import LintraForCausalLM
 from lintra.hf.config import LintraConfig
 from lintra.hf.convert import from_hf, to_hf
 from lintra.hf.encoders import LintraForMaskedLM, LintraForSequenceClassification, LintraModel
+from lintra.hf.state_cache import StateCache, cache_for
 
 __all__ = [
     "LintraCache",
@@ -31,7 +33,10 @@ __all__ = [
     "LintraForMaskedLM",
     "LintraForSequenceClassification",
     "LintraModel",
+    "StateCache",
+    "cache_for",
     "from_hf",
+    "register_attention",
     "to_hf",
 ]
 

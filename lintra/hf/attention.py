@@ -1,0 +1,205 @@
+"""lintra's attention in models of transformers, by `attn_implementation`; `import lintra.hf` registers it.
+
+"lintra" is what the model computes anyway, exact softmax attention, in lintra's kernels: sliding windows as
+bands at O(t w), padded and packed batches without a t x t mask. "lintra-<mechanism>", such as
+"lintra-linear" or "lintra-performer", puts that mechanism, with the defaults of its `Config`, between the
+model's own projections: another function of the same weights, to be trained on. `register_attention` gives
+a name to any other configuration. Mechanisms with parameters or inputs of their own (gated, delta, linformer
+...) are refused: the model has no weights for them, `lintra.hf.LintraForCausalLM` does.
+
+Models with rotary positions rotate q and k before they call attention. A feature map is then applied to
+rotated vectors, above and below the fraction, which is `rotary="inputs"` of `lintra.attention.linear`: y is
+an average of values, and no denominator is 0 where the map is positive. It is no longer a function of
+distances alone, and not what `rotary="features"` gives. With a map that can be 0, such as relu, a
+denominator can be 0 too, and y is then 0.
+
+`scaling` reaches mechanisms whose scores have a scale. The model's attention dropout reaches those whose
+weights can be dropped; the others refuse to be trained with it. No weights are returned.
+
+With transformers' own caches, all keys are read again for each new token, which is exact and O(t) a token.
+`lintra.hf.cache_for(model)` keeps states instead. transformers does not save `attn_implementation`: name it
+again in from_pretrained.
+"""
+
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import find_packed_sequence_indices
+
+from lintra import attention as mechanisms
+from lintra.attention import Attention, AttentionConfig, in_layer, softmax
+from lintra.hf.state_cache import owner
+from lintra.hf.visible import Visible, visible
+from lintra.ops.layout import Layout
+from lintra.ops.softmax_attention import fused_attention
+
+PREFIX = "lintra"
+_UNSERVED = ("softcap", "s_aux", "position_bias", "head_mask", "cache", "output_attentions")
+_registered: dict[str, AttentionConfig] = {}
+# By module, not on it: a mechanism's buffers must not appear in the model's state dict.
+_built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
+
+
+def register_attention(name: str, config: AttentionConfig) -> None:
+    """Let `attn_implementation=name` be the mechanism of a configuration, such as performer.Config().
+
+    Raises ValueError unless the name begins with "lintra-" and is not that of a mechanism; TypeError for what
+    is no configuration."""
+    own = name.removeprefix(f"{PREFIX}-")
+    if own == name or not own or own in mechanisms.names():
+        raise ValueError(f"name must be 'lintra-...' and not that of a mechanism, got {name!r}")
+    if not isinstance(config, AttentionConfig):
+        raise TypeError(f"config must be a mechanism's Config, got {type(config).__name__}")
+    _registered[name] = config
+    _register(name)
+
+
+def configured(name: str | None) -> AttentionConfig | None:
+    """Return the configuration that stands behind an `attn_implementation`; None if it is not lintra's."""
+    if name is None or name in _registered:
+        return _registered.get(name or "")
+    own = "softmax" if name == PREFIX else name.removeprefix(f"{PREFIX}-")
+    return mechanisms.load(own).Config() if own != name and own in mechanisms.names() else None
+
+
+def attend(
+    name: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Visible | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Return y [b t h e] and no weights, of query [b h t d], key [b g s d] and value [b g s e].
+
+    The function of transformers' AttentionInterface. Raises ValueError or NotImplementedError for what the
+    mechanism has no form of."""
+    for option in _UNSERVED:
+        if kwargs.get(option) not in (None, False):
+            raise NotImplementedError(f"attn_implementation={name!r} does not serve {option}")
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    seen = attention_mask
+    if seen is None or (isinstance(seen, Tensor) and seen.dim() == 2):
+        seen = Visible(causal, sliding_window, None if seen is None else seen.bool())
+    config = configured(name)
+    assert config is not None
+    if isinstance(seen, Tensor):
+        if not isinstance(config, softmax.Config) or config.window or seen.dtype != torch.bool:
+            raise NotImplementedError(
+                f"attn_implementation={name!r} takes no mask {list(seen.shape)} of {seen.dtype} that says "
+                "which query sees which key, as of static caches: 'lintra' takes boolean ones"
+            )
+        options = {"visible": seen[..., : k.shape[1]], "scale": scaling, "dropout": dropout}
+        return fused_attention(query, key, value, **options).transpose(1, 2), None
+    mechanism = _mechanism(module, name, config, q, k, v, seen, scaling, dropout)
+    packed, layer = _packing(seen, q, k, position_ids, cu_seq_lens_q), owner(key)
+    if isinstance(mechanism, softmax.SoftmaxAttention):
+        seen = seen._replace(window=mechanism.config.window)
+        if packed is None and layer is None and not seen.causal:
+            return mechanism.attend_all(q, k, v, seen.mask), None
+        if packed is None and layer is None and q.shape[1] != k.shape[1]:
+            return mechanism.attend(q, k, v, seen.pairs(q.shape[1], k.shape[1], q.device)), None
+    elif not seen.causal and _crosses(module, q, k):
+        raise NotImplementedError(f"attn_implementation={name!r} does not serve cross-attention")
+    return _run(mechanism, q, k, v, seen, packed, layer), None
+
+
+def _run(
+    mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, seen: Visible, packed: Layout | None, layer: Any
+) -> Tensor:
+    """y [b t h e] of whole sequences, of tokens after the state of a cache's layer, or after other keys."""
+    if layer is not None:
+        if packed is not None:
+            raise NotImplementedError("a StateCache does not take packed sequences: pass use_cache=False")
+        return layer.extend(mechanism, q, k, v, seen.layout(q))
+    if packed is not None:
+        rows = [x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v)]
+        return mechanism(*rows, layout=packed).unflatten(1, q.shape[:2])[0]
+    before = k.shape[1] - q.shape[1]
+    if before:  # What stands for earlier queries is not looked at: a causal y is of its own query.
+        q = torch.cat((q.new_zeros(q.shape[0], before, *q.shape[2:]), q), 1)
+    layout = seen.layout(q)
+    return layout.zero(mechanism(q, k, v, layout=layout))[:, before:]
+
+
+def _packing(
+    seen: Visible, q: Tensor, k: Tensor, position_ids: Tensor | None, cu_seqlens: Tensor | None
+) -> Layout | None:
+    """The layout of packed sequences, told by cu_seqlens, by the mask, or by positions that begin again."""
+    if cu_seqlens is not None:
+        return Layout.of("query", q, None, cu_seqlens)
+    fresh = seen.causal and seen.mask is None and q.shape[1] == k.shape[1] > 1
+    fresh = fresh and seen.sequence is None
+    if fresh and position_ids is not None and position_ids.shape[1:] == q.shape[1:2]:
+        sequence = find_packed_sequence_indices(position_ids.expand(q.shape[0], -1))
+        seen = seen._replace(sequence=sequence)
+    return None if seen.sequence is None else seen.layout(q)
+
+
+def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
+    """Whether a bidirectional module may read another sequence: its padding would be taken for its own."""
+    config = getattr(module, "config", None)
+    crossing = any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention"))
+    return crossing or q.shape[1] != k.shape[1]
+
+
+def _mechanism(
+    module: nn.Module,
+    name: str,
+    config: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seen: Visible,
+    scaling: float | None,
+    dropout: float,
+) -> Attention:
+    """The mechanism of a layer, built once for each way in which it is called."""
+    known = {field.name for field in fields(config)}
+    if dropout and "dropout" not in known:
+        raise ValueError(
+            f"attn_implementation={name!r} drops no weights: set the model's attention dropout to 0"
+        )
+    if seen.window is not None and not isinstance(config, softmax.Config):
+        raise ValueError(
+            f"attn_implementation={name!r} has no sliding window of {seen.window} tokens: set "
+            "config.sliding_window=None, or use 'lintra'"
+        )
+    given = {"dropout": dropout, "scale": scaling, "window": seen.window}
+    config = replace(config, **{x: y for x, y in given.items() if x in known and y not in (None, 0.0)})
+    shape = {"heads": q.shape[2], "kv_heads": k.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
+    kinds = _built.setdefault(module, {})
+    key = (config, seen.causal, *shape.values(), q.device, q.dtype)
+    if key not in kinds:
+        built = in_layer(config, getattr(module, "layer_idx", None) or 0).build(causal=seen.causal, **shape)
+        if needed := [x for x, _ in built.named_parameters()] + list(built.extra_inputs()):
+            raise ValueError(
+                f"attn_implementation={name!r} needs weights that this model does not have "
+                f"({', '.join(needed)}): train lintra.hf.LintraForCausalLM, which has them"
+            )
+        if built.shared_key:
+            raise ValueError(f"attn_implementation={name!r} has one projection for queries and keys, not two")
+        kinds[key] = built.to(q.device, torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return kinds[key].train(module.training)
+
+
+def _register(name: str) -> None:
+    AttentionInterface.register(name, partial(attend, name))
+    AttentionMaskInterface.register(name, visible)
+
+
+for _name in (PREFIX, *(f"{PREFIX}-{x}" for x in mechanisms.names())):
+    _register(_name)

@@ -1,0 +1,110 @@
+"""Which keys a query sees, told once for all layers of a model of transformers, without a t x t mask."""
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import masking_utils as masks
+
+from lintra.ops import checks
+from lintra.ops.layout import Layout
+
+
+class Visible(NamedTuple):
+    """The queries are the last t of s keys; each sees those of its sequence, up to itself where causal.
+
+    window: keys a query sees, its own included; None: all. mask [b s]: True for real keys; None: all are.
+    sequence [b t]: the number of each token's packed sequence, never decreasing; None: nothing is packed.
+    size: t, s and the device, where a mask function knows them.
+    """
+
+    causal: bool
+    window: int | None = None
+    mask: Tensor | None = None
+    sequence: Tensor | None = None
+    size: tuple[int, int, Any] | None = None
+
+    def contiguous(self) -> Tensor:
+        """Return the mask [b or 1, 1, t, s]: who asks, `generate` for a static cache, takes tensors alone."""
+        assert self.size is not None, "only what a mask function makes has a size"
+        return self.pairs(*self.size)[:, None]
+
+    def layout(self, q: Tensor) -> Layout:
+        """Return the layout of the queries [b t ...]; packed rows are one row of b * t tokens."""
+        if self.sequence is not None:
+            row = torch.arange(q.shape[0], device=q.device)[:, None]
+            number = (self.sequence + row * (self.sequence.max() + 1)).flatten()
+            first = torch.nn.functional.pad(number.diff() != 0, (1, 0), value=True)
+            ends = torch.tensor([number.numel()], device=q.device)
+            return Layout(1, number.numel(), q.device, cu_seqlens=torch.cat((first.nonzero()[:, 0], ends)))
+        mask = None if self.mask is None else self.mask[:, -q.shape[1] :]
+        return Layout(q.shape[0], q.shape[1], q.device, mask=mask)
+
+    def pairs(self, t: int, s: int, device: Any) -> Tensor:
+        """Return which keys each query sees, [b or 1, t, s]; packed sequences are not told apart."""
+        distance = torch.arange(s - t, s, device=device)[:, None] - torch.arange(s, device=device)
+        near = distance >= 0 if self.causal else torch.ones_like(distance, dtype=torch.bool)
+        near = near if self.window is None else near & (distance < self.window)
+        return near[None] if self.mask is None else near & self.mask[:, None]
+
+
+def visible(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masks.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    config: Any = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Visible | Tensor:
+    """Return `Visible` for what it can say, else a mask [b 1 t s]; the mask function of transformers."""
+    window = getattr(config, "sliding_window", None)
+    kinds: list[tuple[Callable[..., Any], bool, int | None]] = [
+        (masks.causal_mask_function, True, None),
+        (masks.bidirectional_mask_function, False, None),
+    ]
+    if window is not None:
+        kinds.append((masks.sliding_window_causal_mask_function(window), True, window))
+    at_end = bool(q_offset + q_length == kv_offset + kv_length)  # not so in a static cache
+    number = torch.empty(0)
+    for function, causal, width in kinds:
+        packed = masks.packed_sequence_compatibility_function(function, number, number)
+        if (at_end or not causal) and _alike(mask_function, function):
+            real = masks.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+            real = None if real is None else real[:, kv_offset : kv_offset + kv_length]
+            if real is not None and checks.readable(real) and bool(real.all()):
+                real = None
+            return Visible(causal, width, real, size=(q_length, kv_length, device))
+        if causal and attention_mask is None and _alike(mask_function, packed):
+            # Who does not see the token before itself begins a sequence.
+            row, place = (
+                torch.arange(batch_size, device=device)[:, None],
+                torch.arange(1, q_length, device=device),
+            )
+            begins = ~mask_function(row, 0, place, place - 1)
+            return Visible(True, width, None, torch.nn.functional.pad(begins, (1, 0)).cumsum(1))
+    options |= {
+        "q_offset": q_offset,
+        "kv_offset": kv_offset,
+        "mask_function": mask_function,
+        "device": device,
+    }
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    mask = masks.sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, **options)
+    assert mask is not None
+    return mask
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Return whether two functions have one code and close over the same values; any tensors are alike."""
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+        values = [tuple(cell.cell_contents for cell in f.__closure__ or ()) for f in (one, other)]
+        return one.__code__ is other.__code__ and _alike(*values)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    return (isinstance(one, Tensor) and isinstance(other, Tensor)) or one is other or one == other

@@ -1,0 +1,319 @@
+"""Models of transformers with attention of lintra: the function they had, or the mechanism's."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+import lintra.hf  # noqa: E402
+from lintra import attention  # noqa: E402
+from lintra.attention import linear, performer, softmax  # noqa: E402
+from lintra.hf.attention import attend  # noqa: E402
+from lintra.hf.visible import Visible  # noqa: E402
+
+SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3}
+DECODERS = {
+    "Llama": {"num_key_value_heads": 2},
+    "Qwen2": {"num_key_value_heads": 2},
+    "Qwen3": {"num_key_value_heads": 2, "head_dim": 8},
+    "Mistral": {"num_key_value_heads": 2, "sliding_window": 4},
+}
+CONSTANT = ["linear", "performer", "cosformer"]
+CAUSAL = [*CONSTANT, "aft", "bigbird", "longformer", "softmax"]
+# Of other layers' rounding: RMSNorm and rotary positions compute in float32 whatever the model is.
+SAME = {"rtol": 1e-6, "atol": 1e-6}
+
+
+def build(name, implementation, head="ForCausalLM", **options):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        **SIZES | DECODERS.get(name, {}) | {"pad_token_id": 0} | options
+    )
+    model = getattr(transformers, f"{name}{head}")._from_config(config, attn_implementation=implementation)
+    return model.double().eval()
+
+
+def tokens(b=2, t=20):
+    return torch.randint(1, 50, (b, t), generator=torch.Generator().manual_seed(1))
+
+
+def padding(side, b=2, t=20, pad=5):
+    mask = torch.ones(b, t, dtype=torch.int64)
+    mask[0, :pad] = 0
+    return {"none": None, "left": mask, "right": mask.flip(1)}[side]
+
+
+def inside(model):
+    """What attention of the first layer is called with and gives, [(q, k, v), y]."""
+    kept = []
+
+    def function(module, q, k, v, mask, **options):
+        y = attend(model.config._attn_implementation, module, q, k, v, mask, **options)[0]
+        kept.append(([x.transpose(1, 2) for x in (q, k, v)], y))
+        return y, None
+
+    return kept, function
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", DECODERS)
+def test_lintra_is_what_the_model_was(name, side):
+    """Its logits where there is a token, and its gradients, of sdpa; eager's softmax is of 32 bits."""
+    mask, results = padding(side), []
+    for implementation in ("sdpa", "lintra"):
+        model = build(name, implementation)
+        y = model(tokens(), attention_mask=mask).logits
+        y = y if mask is None else y[mask.bool()]
+        y.square().mean().backward()
+        results.append([y, *(x.grad for x in model.parameters())])
+    assert_close(results[0], results[1], **SAME)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", ["Bert", "Roberta"])
+def test_encoders_are_what_they_were(name, side):
+    mask = padding(side)
+    a, b = (build(name, x, "Model")(tokens(), attention_mask=mask)[0] for x in ("sdpa", "lintra"))
+    kept = slice(None) if mask is None else mask.bool()
+    assert_close(a[kept], b[kept], rtol=1e-9, atol=1e-9)
+
+
+def test_cross_attention_is_what_it_was():
+    """As long as the sequence that reads, and padded: only the mask is of the other one."""
+    options = {"is_decoder": True, "add_cross_attention": True}
+    other = torch.randn(2, 20, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    given = {"encoder_hidden_states": other, "encoder_attention_mask": padding("right")}
+    a, b = (build("Bert", x, "Model", **options)(tokens(), **given)[0] for x in ("sdpa", "lintra"))
+    assert_close(a, b, rtol=1e-9, atol=1e-9)
+    with pytest.raises(NotImplementedError, match="cross-attention"):
+        build("Bert", "lintra-linear", "Model", **options)(tokens(), **given)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+@pytest.mark.parametrize("cache", ["default", "static", "state"])
+def test_generation_is_what_it_was(name, cache):
+    options = {
+        "do_sample": False,
+        "min_new_tokens": 9,
+        "max_new_tokens": 9,
+        "attention_mask": padding("left"),
+    }
+    expected = build(name, "sdpa").generate(tokens(), **options)
+    model = build(name, "lintra")
+    if cache == "static":
+        options["cache_implementation"] = "static"
+        options["disable_compile"] = True
+    elif cache == "state":
+        options["past_key_values"] = lintra.hf.cache_for(model)
+    assert torch.equal(model.generate(tokens(), **options), expected)
+
+
+@pytest.mark.parametrize("implementation", ["lintra", "lintra-linear", "lintra-softmax"])
+def test_packed_sequences_are_separate_ones(implementation):
+    model, x = build("Llama", implementation), tokens(1)
+    place = torch.cat((torch.arange(7), torch.arange(13)))[None]
+    parts = torch.cat([model(part).logits for part in x.split([7, 13], 1)], 1)
+    bounds = torch.tensor([0, 7, 20], dtype=torch.int32)
+    for given in (
+        {"use_cache": False},
+        {"use_cache": True},
+        {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
+    ):
+        assert_close(model(x, position_ids=place, **given).logits, parts, **SAME)
+    two = model(x.expand(2, -1), position_ids=place, use_cache=False).logits
+    assert_close(two, parts.expand(2, -1, -1), **SAME)
+    with pytest.raises(NotImplementedError, match="packed"):
+        model(x, position_ids=place, past_key_values=lintra.hf.cache_for(model))
+    with pytest.raises(ValueError, match="cu_seqlens must end"):
+        model(x, cu_seq_lens_q=bounds[:2])
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize(
+    ("name", "mechanism"),
+    [*(("Llama", x) for x in CAUSAL), *(("Bert", x) for x in [*CAUSAL, "nystromformer", "clustered"])],
+)
+def test_a_mechanism_is_itself_on_the_layers_q_k_v(name, mechanism, side, monkeypatch):
+    """Rotated ones, with the scale that the model gives, and seeds by layer."""
+    model = build(name, f"lintra-{mechanism}", "Model")
+    kept, function = inside(model)
+    transformers.AttentionInterface.register("lintra-kept", function)
+    interface = transformers.AttentionInterface._global_mapping
+    monkeypatch.setitem(interface, f"lintra-{mechanism}", interface.pop("lintra-kept"))
+    mask = padding(side)
+    model(tokens(), attention_mask=mask)
+    for layer, ((q, k, v), y) in enumerate(kept):
+        config = attention.in_layer(attention.load(mechanism).Config(), layer)
+        ours = config.build(heads=4, kv_heads=k.shape[2], dim=8, causal=name == "Llama").double()
+        expected = ours(q, k, v, mask=None if mask is None else mask.bool())
+        if mechanism == "softmax" and mask is not None:  # which does not see whether queries are padded
+            y, expected = y[mask.bool()], expected[mask.bool()]
+        assert_close(y, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", CAUSAL)
+def test_generating_with_a_cache_is_generating_without(mechanism):
+    model, x = build("Llama", f"lintra-{mechanism}"), tokens()
+    options = {"do_sample": False, "min_new_tokens": 9, "max_new_tokens": 9}
+    for more in ({}, {"num_beams": 3}):
+        given = options | more | {"attention_mask": padding("left")}
+        plain = model.generate(x, use_cache=False, **given)
+        state = lintra.hf.cache_for(model)
+        assert torch.equal(model.generate(x, **given), plain)
+        assert torch.equal(model.generate(x, past_key_values=state, **given), plain)
+    alone = model.generate(x[:1, 5:], past_key_values=lintra.hf.cache_for(model), **options)
+    assert torch.equal(alone, model.generate(x, attention_mask=padding("left"), **options)[:1, 5:])
+
+
+@pytest.mark.parametrize("mechanism", CONSTANT)
+def test_a_state_does_not_grow(mechanism):
+    model, sizes = build("Llama", f"lintra-{mechanism}"), []
+    cache = lintra.hf.cache_for(model)
+    for part in tokens(2, 60).split([50, 9, 1], 1):
+        model(part, past_key_values=cache)
+        sizes.append(cache.nbytes())
+    assert len(set(sizes)) == 1
+    assert cache.get_seq_length() == 60
+
+
+def test_a_state_is_taken_up_again_and_selected():
+    model, x = build("Llama", "lintra-linear"), tokens(2, 30)
+    whole = model(x, use_cache=False).logits
+    cache = lintra.hf.cache_for(model)
+    first = model(x[:, :11], past_key_values=cache).logits
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    rest = model(x[:, 11:].flip(0), past_key_values=cache).logits.flip(0)
+    assert_close(torch.cat((first, rest), 1), whole, **SAME)
+    cache.crop(0)
+    with pytest.raises(NotImplementedError, match="no tokens to remove"):
+        cache.crop(-1)
+    cache.reset()
+    assert_close(model(x, past_key_values=cache).logits, whole, **SAME)
+
+
+def test_what_stands_in_padding_changes_nothing():
+    model, mask = build("Llama", "lintra-linear"), padding("left")
+    x = model.get_input_embeddings()(tokens()).detach()
+    broken = x.masked_fill(~mask.bool()[..., None], torch.nan)
+    a, b = (
+        model(inputs_embeds=e, attention_mask=mask, use_cache=False).logits[mask.bool()] for e in (x, broken)
+    )
+    assert_close(a, b, rtol=0, atol=0)
+
+
+def test_training_with_dropout_and_recomputed_blocks():
+    model = build("Llama", "lintra", attention_dropout=0.5).train()
+    torch.manual_seed(0)
+    a = model(tokens(), use_cache=False).logits
+    assert (a - model(tokens(), use_cache=False).logits).abs().max() > 0.01
+    assert_close(model.eval()(tokens()).logits, build("Llama", "sdpa")(tokens()).logits, **SAME)
+    model, grads = build("Llama", "lintra-linear").train(), []
+    for recompute in (False, True):
+        if recompute:
+            model.activation_checkpointing_enable()
+        model.zero_grad()
+        model(tokens(), use_cache=False).logits.square().mean().backward()
+        grads.append([x.grad for x in model.parameters()])
+    assert_close(grads[0], grads[1], rtol=1e-9, atol=1e-12)
+
+
+def test_a_saved_model_keeps_its_weights_and_is_told_its_attention_again(tmp_path):
+    model = build("Llama", "lintra-performer")
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, attn_implementation="lintra-performer", dtype=torch.float64
+    )
+    assert_close(again(tokens()).logits, model(tokens()).logits, rtol=0, atol=0)
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert plain.config._attn_implementation == "sdpa"
+    plain.set_attn_implementation("lintra-performer")
+    assert_close(plain(tokens()).logits, model(tokens()).logits, rtol=0, atol=0)
+
+
+def test_half_precision_and_autocast():
+    model = build("Llama", "lintra-linear")
+    wide = model.float()(tokens()).logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model(tokens()).logits
+    assert_close(mixed.float(), wide, rtol=0.1, atol=0.3)  # bfloat16 has 8 bits, and the weights are large
+    assert model.bfloat16()(tokens()).logits.dtype == torch.bfloat16
+
+
+@pytest.fixture
+def registered():
+    yield lintra.hf.register_attention
+    for mapping in (transformers.AttentionInterface._global_mapping, lintra.hf.attention._registered):
+        mapping.pop("lintra-mine", None)
+    transformers.AttentionMaskInterface._global_mapping.pop("lintra-mine", None)
+
+
+def test_a_configuration_gets_a_name(registered):
+    registered("lintra-mine", performer.Config(features=24, seed=3))
+    model = build("Llama", "lintra-mine")
+    assert_close(model(tokens()).logits, model(tokens()).logits, rtol=0, atol=0)
+    assert (model(tokens()).logits - build("Llama", "lintra-performer")(tokens()).logits).abs().max() > 1e-3
+    registered("lintra-mine", softmax.Config(window=4, dropout=0.5))
+    expected = build("Mistral", "sdpa", sliding_window=4)(tokens()).logits
+    model = build("Mistral", "lintra-mine", sliding_window=None)
+    assert_close(model(tokens()).logits, expected, **SAME)
+    first = model(tokens()[:, :15])
+    rest = model(tokens()[:, 15:], past_key_values=first.past_key_values).logits
+    assert_close(torch.cat((first.logits, rest), 1), expected, **SAME)
+    for name in ("mine", "lintra-", "lintra-linear"):
+        with pytest.raises(ValueError, match="name must be"):
+            registered(name, linear.Config())
+    with pytest.raises(TypeError, match="mechanism's Config"):
+        registered("lintra-mine", 3)
+
+
+@pytest.mark.parametrize("mechanism", ["gated", "delta", "kda", "ssd", "retention", "rfa", "longshort"])
+def test_mechanisms_with_weights_of_their_own_are_refused(mechanism):
+    with pytest.raises(ValueError, match="needs weights that this model does not have"):
+        build("Llama", f"lintra-{mechanism}")(tokens())
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "options", "message"),
+    [
+        ("Llama", "lintra-nystromformer", {}, "has no causal form"),
+        ("Llama", "lintra-lsh", {"num_key_value_heads": 4}, "one projection"),
+        ("Mistral", "lintra-linear", {}, "no sliding window of 4 tokens"),
+        ("Llama", "lintra-nothing", {}, "is not supported"),
+    ],
+)
+def test_what_cannot_be_is_refused(name, implementation, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, implementation, **options)(tokens())
+
+
+def test_calls_that_cannot_be_served_are_refused():
+    model = build("Llama", "lintra-linear")
+    with pytest.raises(NotImplementedError, match="says which query sees which key"):
+        model(tokens(), attention_mask=torch.ones(2, 1, 20, 20, dtype=torch.bool))
+    with pytest.raises(ValueError, match="drops no weights"):
+        build("Llama", "lintra-linear", attention_dropout=0.1).train()(tokens())
+    x = torch.zeros(1, 4, 3, 8)
+    with pytest.raises(NotImplementedError, match="does not serve softcap"):
+        attend("lintra", model, x, x, x, Visible(True), softcap=30.0)
+    with pytest.raises(ValueError, match="attn_implementation='lintra'"):
+        lintra.hf.cache_for(build("Llama", "sdpa"))
+    cache = lintra.hf.StateCache()
+    other = build("Llama", "sdpa")
+    other(tokens(), past_key_values=cache)
+    with pytest.raises(RuntimeError, match="were not taken"):
+        other(tokens(), past_key_values=cache)
+
+
+def test_masks_of_any_form_are_served_exactly():
+    mask = torch.rand(2, 1, 20, 20, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask |= torch.eye(20, dtype=torch.bool)
+    a, b = (build("Llama", x)(tokens(), attention_mask=mask).logits for x in ("sdpa", "lintra"))
+    assert_close(a, b, **SAME)
+
+
+def test_softmax_by_name_is_lintra():
+    assert lintra.hf.attention.configured("lintra") == softmax.Config()
+    a, b = (build("Mistral", x)(tokens()).logits for x in ("lintra", "lintra-softmax"))
+    assert_close(a, b, rtol=0, atol=0)
