@@ -27,6 +27,7 @@ def on_config(config: Any) -> Any:
         {"Adding a mechanism": "adding.md"},
         {"Conformance": "conformance.md"},
         {"Speech": "speech.md"},
+        {"Pretrained encoders": "pretrained-encoders.md"},
         {"Export": "export.md"},
         {"Web": "web.md"},
         {"Format": "format.md"},

@@ -34,6 +34,8 @@ class Config:
     landmarks: int = 64  # segments of the queries and of the keys; in the paper m
     iterations: int = 6  # towards the inverse; few of them regularise it
     inverse: Literal["iterative", "exact"] = "iterative"  # exact: from singular values, slow
+    # Where iterations begin: by the norm of each head's matrix | by the largest norm of the sample's heads
+    inverse_start: Literal["head", "sample"] = "head"
     conv: int | None = None  # tokens a convolution of the values spans, odd; None: there is none
     scale: float | None = None  # multiplies the scores; no unit; None: (size of a head) ** -0.5
     dropout: float = 0.0  # probability of dropping a weight of F in training
@@ -138,7 +140,7 @@ class NystromAttention(ScoredAttention):
     def _inverse(self, among: Tensor) -> Tensor:
         if self.config.inverse == "exact":
             return exact_inverse(among)
-        return iterative_inverse(among, self.config.iterations)
+        return iterative_inverse(among, self.config.iterations, alone=self.config.inverse_start == "head")
 
     def _convolve(self, weight: Tensor, v: Tensor, layout: Layout) -> Tensor:
         """v [b t g e] with the kernel [g c] of its head over its real neighbours -> [b t h e]."""

@@ -85,6 +85,8 @@ def why_not(model: Any) -> str | None:
             return f"the runtime does not know layers with {block.attn.additions}"
         if block.mlp is None:
             return "the runtime needs blocks with an mlp"
+        if block.mlp.activation not in FEEDS:
+            return f"the runtime does not know the activation {block.mlp.activation!r}"
         if isinstance(block.attn.attention, LinearAttention):
             functions |= {block.attn.attention.query_map, block.attn.attention.key_map}
     for module in model.modules():

@@ -67,6 +67,8 @@ def _foreign(module: nn.Module) -> str | None:
     name = type(module).__name__
     if isinstance(module, Block) and module.mlp is None:
         return "a fused step needs blocks with an mlp"
+    if isinstance(module, MLP) and module.activation not in native.FEEDS:
+        return f"a fused step does not know the activation {module.activation!r}"
     if isinstance(module, AttentionLayer):
         attention = module.attention
         if not isinstance(attention, LinearAttention) or attention.config.feature_map.fused is None:

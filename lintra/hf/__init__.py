@@ -24,6 +24,7 @@ from lintra.hf.causal import LintraForCausalLM
 from lintra.hf.config import LintraConfig
 from lintra.hf.convert import from_hf, to_hf
 from lintra.hf.encoders import LintraForMaskedLM, LintraForSequenceClassification, LintraModel
+from lintra.hf.pretrained import encoder_from_pretrained
 from lintra.hf.state_cache import StateCache, cache_for
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "LintraModel",
     "StateCache",
     "cache_for",
+    "encoder_from_pretrained",
     "from_hf",
     "register_attention",
     "to_hf",

@@ -35,6 +35,7 @@ class TransformerConfig:
     activation: Activation = "gelu"
     norm: NormPlace = "pre"
     norm_kind: NormKind = "layer"
+    norm_eps: float | None = None  # what norms add to a variance; None: 1e-5 of layer, 1e-6 of rms
     final_norm: bool | None = None  # a norm after the last block; None: only with norm="pre", which needs one
     conv: int | None = None  # q, k and v pass a causal convolution over so many tokens, then SiLU; None: none
     qk_norm: QKNorm | None = None  # l2: queries and keys of unit length
@@ -51,6 +52,7 @@ class TransformerConfig:
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
         fields.probability(self, "dropout")
+        fields.positive(self, "norm_eps")
         if not 0 <= self.mlp_ratio < math.inf:
             raise ValueError(f"mlp_ratio must be at least 0 widths and finite, got {self.mlp_ratio}")
         if self.heads % (self.kv_heads or self.heads) or (self.kv_heads is not None and self.kv_heads < 1):
@@ -84,7 +86,7 @@ class TransformerBase(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = cast("list[Block]", nn.ModuleList(blocks))
         last = config.norm == "pre" if config.final_norm is None else config.final_norm
-        self.norm = build_norm(config.norm_kind, config.width) if last else nn.Identity()
+        self.norm = build_norm(config.norm_kind, config.width, config.norm_eps) if last else nn.Identity()
 
     def add_positions(self, x: Tensor, layout: Layout) -> Tensor:
         """Return the embedded tokens [b t ..] with their positions, [b t c].
@@ -169,6 +171,7 @@ def around(config: TransformerConfig) -> dict[str, Any]:
         "width": config.width,
         "norm": config.norm,
         "norm_kind": config.norm_kind,
+        "norm_eps": config.norm_eps,
         "dropout": config.dropout,
     }
 

@@ -8,20 +8,25 @@ predictions are [n o] or [1 t o]. Causal and without a pool it also reads piece 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
 from lintra.attention import AttentionConfig, State, linear
+from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
 from lintra.models.base import TransformerBase, TransformerConfig, blocks
+from lintra.nn.block import build_norm
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
+from lintra.ops import checks
 from lintra.ops.layout import CuSeqlens, Layout
+
+HeadActivation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 
 
 @renamed_arguments(feed="mlp_ratio", feed_kind="activation")
@@ -31,10 +36,19 @@ class Config(EncoderIOConfig, TransformerConfig):
 
     attention: AttentionConfig = field(default_factory=linear.Config)
     causal: bool | None = None  # None: bidirectional where the mechanism can be
+    token_types: int | None = None  # kinds of tokens, each with an embedding that is added; None: one kind
+    embedding_norm: bool = False  # a norm before the first block
+    head_activation: HeadActivation | None = None  # of a layer before the one of outputs; None: there is none
+    head_norm: bool = False  # a norm after that activation
 
     def __post_init__(self):
         TransformerConfig.__post_init__(self)
         EncoderIOConfig.__post_init__(self)
+        fields.at_least(self, token_types=1)
+        if self.head_activation is not None and self.outputs is None:
+            raise ValueError(f"head_activation needs outputs, got {self.head_activation!r} without")
+        if self.head_norm and self.head_activation is None:
+            raise ValueError("head_norm comes after head_activation, which is None")
 
     def build(self) -> "Encoder":
         return Encoder(self)
@@ -55,7 +69,13 @@ class Encoder(TransformerBase):
         embedding = _io.input_embedding(config, config.embedded)
         super().__init__(config, embedding, blocks(config, config.attention, causal=causal))
         self.causal = causal
-        self.head = _io.head(config, config.width)
+        self.token_types = (
+            None if config.token_types is None else nn.Embedding(config.token_types, config.width)
+        )
+        self.embedding_norm = nn.Identity()
+        if config.embedding_norm:
+            self.embedding_norm = build_norm(config.norm_kind, config.width, config.norm_eps)
+        self.head = _head(config)
 
     def forward(
         self,
@@ -65,7 +85,10 @@ class Encoder(TransformerBase):
         cu_seqlens: CuSeqlens | None = None,
         **extra: Tensor,
     ) -> Float[Tensor, "m *t o"]:
-        """`extra` is what the mechanism takes at each call, such as a `global_mask`."""
+        """Return predictions [b o], or [b t o] without a pool.
+
+        `extra` is what the mechanism takes at each call, such as a `global_mask`, and `token_types` [b t] of
+        an encoder that has them; None: all are of type 0."""
         layout = _io.input_layout(self.config, x, mask, cu_seqlens)
         return _io.predict(self.config.pool, self.head, self._hidden(x, layout, extra), layout)
 
@@ -94,16 +117,26 @@ class Encoder(TransformerBase):
 
     def _hidden(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
         warn_if_inverted(layout.mask)
-        x = self._embed(x, layout)
+        x = self._embed(x, layout, extra.pop("token_types", None))
         run = self.block_runner()
         for block in self.blocks:
             x = run(block, x, layout=layout, **extra)
         return layout.zero(self.norm(layout.zero(x)))
 
-    def _embed(self, x: Tensor, layout: Layout) -> Tensor:
+    def _embed(self, x: Tensor, layout: Layout, token_types: Int[Tensor, "b t"] | None) -> Tensor:
         """Return what goes into the first block; 0 in padded places."""
         x = self.embedding(_io.checked(self.config, self.embedding, x, layout))
-        return layout.zero(self.add_positions(x, layout))
+        x = self.add_positions(x, layout)
+        if self.token_types is not None:
+            if token_types is None:
+                token_types = torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device)
+            checks.shape("token_types", token_types, "b t", {"b": x.shape[0], "t": x.shape[1]})
+            token_types = layout.zero(token_types)
+            checks.symbols("token_types", token_types, self.token_types.num_embeddings - 1)
+            x = x + self.token_types(token_types)
+        elif token_types is not None:
+            raise TypeError("token_types needs an encoder of a configuration that says how many there are")
+        return layout.zero(self.embedding_norm(x))
 
     def start(self, batch: int) -> EncoderState:
         """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
@@ -135,9 +168,20 @@ class Encoder(TransformerBase):
         state = self.start(layout.n) if state is None else state
         self.check_state(state, EncoderState, layout.n, "x")
         layout = layout.after(state.seen)
-        hidden, layers = self.run_blocks(self._embed(x, layout), state.layers, layout, **extra)
+        x = self._embed(x, layout, extra.pop("token_types", None))
+        hidden, layers = self.run_blocks(x, state.layers, layout, **extra)
         y = _io.predict(None, self.head, hidden, layout)
         return y, EncoderState(layout.seen_after(), layers)
+
+
+def _head(config: Config) -> nn.Module:
+    """From hidden vectors to predictions, through a hidden layer if there is one."""
+    last = _io.head(config, config.width)
+    if config.head_activation is None:
+        return last
+    kinds = {"gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "relu": nn.ReLU(), "tanh": nn.Tanh()}
+    norm = build_norm(config.norm_kind, config.width, config.norm_eps) if config.head_norm else nn.Identity()
+    return nn.Sequential(nn.Linear(config.width, config.width), kinds[config.head_activation], norm, last)
 
 
 def _causal(config: Config) -> bool:

@@ -16,11 +16,15 @@ NormPlace = Literal["pre", "post"]
 NormKind = Literal["layer", "rms"]
 
 
-def build_norm(kind: NormKind, width: int) -> nn.Module:
-    """LayerNorm (Ba et al. 2016, arXiv:1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+def build_norm(kind: NormKind, width: int, eps: float | None = None) -> nn.Module:
+    """LayerNorm (Ba et al. 2016, arXiv:1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+    `eps` is added to a variance; None: 1e-5 of a LayerNorm, 1e-6 of an RMSNorm."""
     if kind not in ("layer", "rms"):
         raise ValueError(f"norm_kind must be 'layer' or 'rms', got {kind!r}")
-    return nn.LayerNorm(width) if kind == "layer" else nn.RMSNorm(width, eps=1e-6)
+    if kind == "layer":
+        return nn.LayerNorm(width, eps=1e-5 if eps is None else eps)
+    return nn.RMSNorm(width, eps=1e-6 if eps is None else eps)
 
 
 @renamed_attributes(mix="attn", feed="mlp", norm_mix="attn_norm", norm_feed="mlp_norm")
@@ -40,6 +44,7 @@ class Block(nn.Module):
         width: int,
         norm: NormPlace = "pre",
         norm_kind: NormKind = "layer",
+        norm_eps: float | None = None,
         dropout: float = 0.0,
     ):
         super().__init__()
@@ -51,8 +56,8 @@ class Block(nn.Module):
             )
         self.pre, self.width = norm == "pre", width
         self.attn, self.mlp = attn, mlp
-        self.attn_norm = build_norm(norm_kind, width)
-        self.mlp_norm = nn.Identity() if mlp is None else build_norm(norm_kind, width)
+        self.attn_norm = build_norm(norm_kind, width, norm_eps)
+        self.mlp_norm = nn.Identity() if mlp is None else build_norm(norm_kind, width, norm_eps)
         self.dropout = nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(accept_old_tensors)
 
@@ -137,9 +142,10 @@ class CrossBlock(Block):
         *,
         width: int,
         norm_kind: NormKind = "layer",
+        norm_eps: float | None = None,
         **around: Any,
     ):
-        super().__init__(attn, mlp, width=width, norm_kind=norm_kind, **around)
+        super().__init__(attn, mlp, width=width, norm_kind=norm_kind, norm_eps=norm_eps, **around)
         name, can = cross_attn.attention.name, cross_attn.attention.can
         cross_attn.attention.check_cross()
         if can.joint_queries or can.placed_queries:
@@ -148,7 +154,7 @@ class CrossBlock(Block):
                 "token by token, a memory would be read otherwise than by all tokens at once"
             )
         self.cross_attn = cross_attn
-        self.cross_attn_norm = build_norm(norm_kind, width)
+        self.cross_attn_norm = build_norm(norm_kind, width, norm_eps)
 
     def encode_memory(
         self,

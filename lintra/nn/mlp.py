@@ -1,5 +1,6 @@
 """The feed-forward half of a block."""
 
+from functools import partial
 from typing import Literal, get_args
 
 from jaxtyping import Float
@@ -8,14 +9,20 @@ from torch.nn import functional
 
 from lintra.legacy import renamed_arguments
 
-Activation = Literal["gelu", "swiglu", "relu"]
+Activation = Literal["gelu", "gelu_tanh", "swiglu", "relu"]
+_PLAIN = {
+    "gelu": functional.gelu,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
 
 
 @renamed_arguments(multiple="ratio", kind="activation")
 class MLP(nn.Module):
     """Two linear maps, each token by itself: x [b t c] -> [b t c].
 
-    "gelu" and "relu": W2 gelu(W1 x) and W2 relu(W1 x), `ratio` * c hidden units. "swiglu":
+    "gelu" and "relu": W2 gelu(W1 x) and W2 relu(W1 x), `ratio` * c hidden units; "gelu_tanh" is the
+    approximation of gelu by tanh (Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2). "swiglu":
     W2 (silu(W1 x) * W3 x), with two thirds of them so that all kinds have about the same parameters. Shazeer
     2020, arXiv:2002.05202, equation 6.
     """
@@ -25,7 +32,8 @@ class MLP(nn.Module):
     ):
         super().__init__()
         if activation not in get_args(Activation):
-            raise ValueError(f"activation must be 'gelu', 'swiglu' or 'relu', got {activation!r}")
+            kinds = ", ".join(map(repr, get_args(Activation)))
+            raise ValueError(f"activation must be one of {kinds}, got {activation!r}")
         hidden = round(width * ratio * (2 / 3 if activation == "swiglu" else 1))
         if hidden < 1:
             raise ValueError(f"ratio must give at least one hidden unit, got {ratio} of width {width}")
@@ -39,5 +47,5 @@ class MLP(nn.Module):
         if self.activation == "swiglu":
             gate, x = x.chunk(2, -1)
             return self.down(self.dropout(functional.silu(gate) * x))
-        x = functional.gelu(x) if self.activation == "gelu" else functional.relu(x)
+        x = _PLAIN[self.activation](x)
         return self.down(self.dropout(x) if self.training else x)

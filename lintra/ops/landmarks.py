@@ -60,16 +60,21 @@ def segment_means(
     return segments.mean(x)
 
 
-def iterative_inverse(a: Float[Tensor, "*b i j"], iterations: int) -> Float[Tensor, "*b j i"]:
+def iterative_inverse(
+    a: Float[Tensor, "*b h i j"], iterations: int, *, alone: bool = True
+) -> Float[Tensor, "*b h j i"]:
     """Towards the pseudo-inverse of each matrix, by products alone; differentiable.
 
-    Begins with a^T / (largest column sum * largest row sum of |a|), the norms of each matrix by itself. An
+    Begins with a^T / (largest column sum * largest row sum of |a|), the norms of each matrix by itself, or
+    the largest among the h of a sample where they are not taken `alone`. An
     iteration turns an eigenvalue 1 - r of a z into 1 - r^3 (3 + r) / 4: small ones grow by 13/4, so that few
     iterations leave directions of small singular values damped, which regularises the inverse.
     Xiong et al. 2021, arXiv:2102.03902; Razavi et al. 2014, Abstract and Applied Analysis.
     """
     size = a.abs()
     norms = size.sum(-2).amax(-1) * size.sum(-1).amax(-1)
+    if not alone:
+        norms = norms.amax(-1, keepdim=True)
     z = a.mT / norms.masked_fill(norms == 0, 1.0)[..., None, None]
     one = torch.eye(a.shape[-2], dtype=a.dtype, device=a.device)
     for _ in range(iterations):
