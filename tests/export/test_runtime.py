@@ -68,6 +68,7 @@ def other_embedding(model):
             build(attention=linear.Config(rotary="inputs"), position="rotary"),
             "the runtime turns the features of linear, got rotary='inputs'",
         ),
+        (build(activation="gelu_tanh"), "does not know the activation 'gelu_tanh'"),
         (changed(other_block), "does not know Other with AttentionLayer"),
         (changed(other_embedding), "does not know Louder"),
         (

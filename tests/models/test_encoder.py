@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch.nn.functional import gelu
 from torch.testing import assert_close
 
 from lintra import attention
@@ -36,13 +37,62 @@ def gradients_of(model, y):
     return loss, torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
 
 
+WHOLE = {
+    "token_types": 2,
+    "embedding_norm": True,
+    "norm": "post",
+    "norm_eps": 1e-3,
+    "activation": "gelu_tanh",
+}
+WHOLE |= {"head_activation": "tanh", "head_norm": True}
 MASK = torch.tensor([[True] * 9, [True] * 4 + [False] * 5, [False] * 3 + [True, False] * 3])
 PARTS = [
     {"pool": "mean"},
     {"pool": "first", "position": "learned", "max_length": LONGEST, "norm": "post"},
     {"pool": None, "position": "concatenated"},
     {"pool": "mean", "position": "rotary", "kv_heads": 2, "activation": "swiglu", "norm_kind": "rms"},
+    {"pool": None, **WHOLE},
 ]
+
+
+def test_types_norms_and_a_hidden_layer_of_the_head():
+    """What the configuration names, written out around the blocks."""
+    model = build(**WHOLE, position="none")
+    x, kind = torch.arange(9)[None] % 5, torch.tensor([[0, 1, 1, 0, 0, 1, 0, 0, 1]])
+    y = model.embedding.table(x) + model.token_types(kind)
+    y = layer_norm(model.embedding_norm, y)
+    for block in model.blocks:
+        y = layer_norm(block.attn_norm, y + block.attn(y))
+        y = layer_norm(block.mlp_norm, y + block.mlp.down(gelu(block.mlp.up(y), approximate="tanh")))
+    hidden, _, norm, last = model.head
+    assert_close(model(x, token_types=kind), last(layer_norm(norm, hidden(y).tanh())), **EXACT)
+    assert_close(model(x), model(x, token_types=torch.zeros_like(kind)), **EXACT)
+    with pytest.raises(ValueError, match="token_types"):
+        model(x, token_types=kind + 1)
+    with pytest.raises(ValueError, match="token_types"):
+        model(x, token_types=kind[:, 1:])
+    with pytest.raises(TypeError, match="says how many there are"):
+        build()(x, token_types=kind)
+
+
+def layer_norm(norm, x):
+    centred = x - x.mean(-1, keepdim=True)
+    return norm.weight * centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt() + norm.bias
+
+
+def test_types_go_with_padded_and_packed_tokens_and_each_piece():
+    model = build(**WHOLE, causal=True)
+    x, kind = torch.arange(9)[None] % 5, torch.tensor([[0, 1, 1, 0, 0, 1, 0, 0, 1]])
+    whole = model(x, token_types=kind)
+    junk = kind.masked_fill(~MASK[1:2], 77)
+    found = model(x, mask=MASK[1:2], token_types=junk)
+    assert_close(found[:, :4], model(x[:, :4], token_types=kind[:, :4]), **EXACT)
+    bounds = torch.tensor([0, 4, 9])
+    packed = model(x, cu_seqlens=bounds, token_types=kind)
+    assert_close(packed[:, :4], found[:, :4], **EXACT)
+    first, state = model.extend(x[:, :5], token_types=kind[:, :5])
+    rest, _ = model.extend(x[:, 5:], state, token_types=kind[:, 5:])
+    assert_close(torch.cat((first, rest), 1), whole, **EXACT)
 
 
 def is_itself_alone(model, x, junk):
@@ -209,6 +259,10 @@ def test_a_mechanism_gets_what_it_takes_at_each_call():
         ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
         ({"outputs": 0}, "outputs must be at least 1, got 0"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"token_types": 0}, "token_types must be at least 1, got 0"),
+        ({"norm_eps": 0.0}, "norm_eps must be above 0 and finite, got 0.0"),
+        ({"outputs": None, "head_activation": "tanh"}, "head_activation needs outputs, got 'tanh' without"),
+        ({"head_norm": True}, "head_norm comes after head_activation, which is None"),
         ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
     ],
 )

@@ -102,6 +102,18 @@ def test_an_iteration_does_what_is_said_of_eigenvalues():
     assert_close((1 - after[2]) / (1 - r[2]), torch.tensor(3.25, dtype=torch.float64), rtol=1e-3, atol=0)
 
 
+def test_where_iterations_begin():
+    """By each matrix alone, or by the largest norm of a sample's heads, which is that of one of them."""
+    a = attention_matrix(2, 3, 6, 6)
+    alone, together = iterative_inverse(a, 2), iterative_inverse(a, 2, alone=False)
+    heads = a.sum(-2).amax(-1).argmax(1)
+    for sample, head in enumerate(heads):
+        assert_close(together[sample, head], alone[sample, head], **EXACT)
+    assert (alone - together).abs().max() > 1e-3
+    assert_close(together[:1], iterative_inverse(a[:1], 2, alone=False), **EXACT)
+    assert_close(iterative_inverse(a, 40, alone=False), torch.linalg.pinv(a), rtol=1e-8, atol=1e-8)
+
+
 def test_zero_rows_and_columns_stay_apart():
     """The inverse of blocks is the blocks' inverse, values and gradients, for both ways."""
     small = attention_matrix(2, 3, 4).requires_grad_()
