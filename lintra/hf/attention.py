@@ -87,7 +87,7 @@ def attend(
     The function of transformers' AttentionInterface. Raises ValueError or NotImplementedError for what the
     mechanism has no form of."""
     for option in _UNSERVED:
-        if kwargs.get(option) not in (None, False):
+        if kwargs.get(option) is not None and kwargs[option] is not False:
             raise NotImplementedError(f"attn_implementation={name!r} does not serve {option}")
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -97,7 +97,8 @@ def attend(
     config = configured(name)
     assert config is not None
     if isinstance(seen, Tensor):
-        if not isinstance(config, softmax.Config) or config.window or seen.dtype != torch.bool:
+        plain = isinstance(config, softmax.Config) and not config.window and owner(key) is None
+        if not plain or seen.dtype != torch.bool:
             raise NotImplementedError(
                 f"attn_implementation={name!r} takes no mask {list(seen.shape)} of {seen.dtype} that says "
                 "which query sees which key, as of static caches: 'lintra' takes boolean ones"

@@ -295,8 +295,13 @@ def test_calls_that_cannot_be_served_are_refused():
     with pytest.raises(ValueError, match="drops no weights"):
         build("Llama", "lintra-linear", attention_dropout=0.1).train()(tokens())
     x = torch.zeros(1, 4, 3, 8)
-    with pytest.raises(NotImplementedError, match="does not serve softcap"):
-        attend("lintra", model, x, x, x, Visible(True), softcap=30.0)
+    for option in ({"softcap": 30.0}, {"s_aux": torch.zeros(4)}, {"output_attentions": True}):
+        with pytest.raises(NotImplementedError, match=f"does not serve {next(iter(option))}"):
+            attend("lintra", model, x, x, x, Visible(True), **option)
+    exact = build("Llama", "lintra")
+    given = {"attention_mask": torch.ones(2, 1, 20, 20, dtype=torch.bool)}
+    with pytest.raises(NotImplementedError, match="takes no mask"):
+        exact(tokens(), past_key_values=lintra.hf.cache_for(exact), **given)
     with pytest.raises(ValueError, match="attn_implementation='lintra'"):
         lintra.hf.cache_for(build("Llama", "sdpa"))
     cache = lintra.hf.StateCache()
