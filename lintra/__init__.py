@@ -3,8 +3,8 @@
 attention: the mechanisms. ops: the sums they are made of. nn: what surrounds them. models: whole networks.
 generation: text, images, sequences from a model. checkpoint: models on disk. accelerate: models of
 transformers, FLA and mamba_ssm on lintra's CPU kernels. Imported when they are first asked for: tasks, train,
-evaluate (with lintra[train]); audio, speech (with lintra[speech]); hf, Hugging Face classes (with lintra[hf]);
-export and runtime, a model without Python; allocator, what speed depends on.
+evaluate (with lintra[train]); audio, speech (with lintra[speech]); hf, Hugging Face's classes (with
+lintra[hf]); export and runtime, a model without Python; allocator, what speed depends on.
 """
 
 from importlib import import_module
