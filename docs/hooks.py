@@ -34,6 +34,7 @@ def on_config(config: Any) -> Any:
         {"Glossary": "glossary.md"},
         {"Coming from": "coming-from.md"},
         {"Migrating": "migrating.md"},
+        {"Hugging Face": "huggingface.md"},
         {"FLA on a CPU": "fla.md"},
         {"Mamba": "mamba.md"},
         {"Performance": "performance.md"},

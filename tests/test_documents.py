@@ -77,7 +77,8 @@ def test_the_example_of_the_readme_runs(tmp_path):
 @pytest.mark.parametrize(
     "page",
     [
-        *("quickstart.md", "using.md", "speech.md", "conformance.md", "pretrained-encoders.md"),
+        *("quickstart.md", "using.md", "speech.md", "conformance.md"),
+        *("huggingface.md", "pretrained-encoders.md"),
         *("reference/speech.md", "reference/transcription.md"),
     ],
 )
@@ -407,6 +408,15 @@ def test_the_table_of_the_comparison_is_that_of_the_file():
     assert {"machine", "versions", "command", "date"} <= set(report)
     table = runpy.run_path(str(COMPARISON / "run.py"))["table"]
     assert table(report) in (COMPARISON / "README.md").read_text()
+
+
+def test_the_table_of_recall_is_that_of_the_file():
+    folder = ROOT / "experiments" / "recall"
+    table = runpy.run_path(str(folder / "run.py"))["table"]
+    assert (
+        table(json.loads((folder / "results.json").read_text())["scores"])
+        in (folder / "README.md").read_text()
+    )
 
 
 def test_the_table_of_copying_is_that_of_its_outcomes():
