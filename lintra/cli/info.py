@@ -19,7 +19,7 @@ def list_mechanisms(args: Sequence[str]) -> int:
     """The mechanisms as a table, or with --json as a JSON array."""
     if list(args) in (["-h"], ["--help"]):
         print("lintra list [--json | --markdown]: the mechanisms and what they can do")
-        print("lintra list --families [--json]: families of transformers checked on lintra's CPU kernels")
+        print("lintra list --families [--json]: models of transformers on our CPU kernels")
         return 0
     if "--families" in args and set(args) <= {"--families", "--json"}:
         return _list_families(json_wanted="--json" in args)

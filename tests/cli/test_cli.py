@@ -100,7 +100,7 @@ def test_info(lintra_says):
     ("args", "message"),
     [
         (["jump"], "there is no command 'jump'"),
-        (["list", "--yaml"], "list takes only --json or --markdown, got '--yaml'"),
+        (["list", "--yaml"], "list takes only --json, --markdown or --families, got '--yaml'"),
         (["info", "x"], "info takes no arguments, got 'x'"),
         (
             ["train", "juggling"],

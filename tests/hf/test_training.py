@@ -43,7 +43,7 @@ def test_recomputed_blocks_have_the_gradients_of_kept_ones(name):
     found, calls = [], []
     for recomputed in (False, True):
         model, ids = build(name, dropout=0.3).train(), tokens(2, 9)
-        model.model.blocks[0].register_forward_hook(lambda *_: calls.append(1))
+        model.model.blocks[0].register_forward_pre_hook(lambda *_: calls.append(1))
         if recomputed:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             assert model.is_activation_checkpointing
