@@ -25,7 +25,7 @@ class Accelerated:
     """
 
     def __init__(self, before: dict[Replaced, FunctionType]):
-        self._before = before
+        self._before, self._undone = before, False
 
     @property
     def replaced(self) -> tuple[Replaced, ...]:
@@ -33,6 +33,9 @@ class Accelerated:
 
     def undo(self) -> None:
         """Put back the functions that were there before; done twice, it does nothing more."""
+        if self._undone:  # what is there now may be of a later call
+            return
+        self._undone = True
         for (module, name, _), function in self._before.items():
             setattr(sys.modules[module], name, function)
 

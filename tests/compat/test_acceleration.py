@@ -62,6 +62,16 @@ def test_undo_restores_every_function():
     assert functions(model) == before
 
 
+def test_undo_done_twice_leaves_what_a_later_call_replaced():
+    model = FAMILIES["mamba2"].build()
+    first = lintra.accelerate(model)
+    first.undo()
+    with lintra.accelerate(model):
+        accelerated = functions(model)
+        first.undo()
+        assert functions(model) == accelerated
+
+
 def test_the_context_ends_also_with_an_error():
     model = FAMILIES["mamba2"].build()
     before = functions(model)
