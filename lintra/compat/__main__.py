@@ -26,10 +26,10 @@ def main() -> int:
     install()
     sys.argv = args
     if module:
-        sys.path.insert(0, str(Path.cwd()))
         runpy.run_module(args[0], run_name="__main__", alter_sys=True)
     else:
-        sys.path.insert(0, str(Path(args[0]).resolve().parent))
+        if not getattr(sys.flags, "safe_path", False):  # of Python 3.11: with it, no place is put first
+            sys.path[0] = str(Path(args[0]).resolve().parent)
         runpy.run_path(args[0], run_name="__main__")
     return 0
 

@@ -169,6 +169,16 @@ sys.exit(3)
         assert "'--lr', '1'] beside" in done.stdout
 
 
+def test_a_program_finds_what_is_beside_it_and_not_what_is_where_it_is_called(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "elsewhere.py").touch()
+    (tmp_path / "folder" / "beside.py").touch()
+    (tmp_path / "folder" / "program.py").write_text("import beside\nimport elsewhere\n")
+    command = [sys.executable, "-m", "lintra.compat", "folder/program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr.endswith("No module named 'elsewhere'\n")
+
+
 @pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 0), (["nothing.py"], 2)])
 def test_calls_without_a_program(args, code, tmp_path):
     done = subprocess.run(
