@@ -132,7 +132,8 @@ def _update(
             conv_state.index_copy_(0, conv_state_indices[real].long(), after[real])
     total = checks.sum_dtype(x.dtype)
     weight, bias = weight.to(total), None if bias is None else bias.to(total)
-    y = functional.conv1d(inputs.to(total), weight[:, None], bias, groups=d)
+    inputs = inputs if t else functional.pad(inputs, (0, 1))  # conv1d asks for as many as there are weights
+    y = functional.conv1d(inputs.to(total), weight[:, None], bias, groups=d)[..., :t]
     y = functional.silu(y) if silu else y
     y = y if real is None else y.masked_fill(~real[:, None, None], 0)
     return y.to(x.dtype)

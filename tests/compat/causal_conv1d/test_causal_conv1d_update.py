@@ -44,6 +44,16 @@ def test_inputs_move_up(t, length, name):
 
 
 @sets
+@pytest.mark.parametrize("circle", [False, True])
+def test_no_tokens_change_nothing(circle, name):
+    x, buffer, weight, bias = draw(0)
+    before = buffer.clone()
+    seen = torch.arange(3) if circle else None
+    assert update(name, x, buffer, weight, bias, "silu", cache_seqlens=seen).shape == x.shape
+    assert_close(buffer, before, rtol=0, atol=0)
+
+
+@sets
 @pytest.mark.parametrize(("t", "length"), [(1, 3), (1, 5), (4, 5), (7, 5)])
 def test_a_circle(t, length, name):
     """The buffer holds the input of token i at place i % length."""
