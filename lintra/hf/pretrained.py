@@ -33,15 +33,14 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
     """
     if not isinstance(model, PreTrainedModel):
         named = AutoConfig.from_pretrained(model)
-        kind = getattr(transformers, (named.architectures or ["AutoModel"])[0])
+        name = (named.architectures or ["AutoModel"])[0]
+        _check_kind(named, name)
+        kind: Any = getattr(transformers, name, None)
+        if not hasattr(kind, "from_pretrained"):
+            raise ValueError(f"architectures must name a model of transformers, got {name}")
         model = kind.from_pretrained(model)
     assert isinstance(model, PreTrainedModel)
-    decoder = getattr(model.config, "is_decoder", False)
-    if model.config.model_type not in _KINDS or decoder:
-        raise ValueError(
-            f"model must be an encoder, one of {', '.join(_KINDS)}, got {type(model).__name__} of "
-            f"{model.config.model_type!r} with is_decoder={decoder}"
-        )
+    _check_kind(model.config, type(model).__name__)
     base: Any = getattr(model, model.base_model_prefix, model)
     # Longformer and Nystromformer begin behind the positions that padding once had.
     first = {"longformer": base.config.pad_token_id + 1, "nystromformer": 2}.get(base.config.model_type, 0)
@@ -53,6 +52,16 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
         tensors |= {f"blocks.{i}.{name}": x for name, x in _block(layer).items()}
     ours.load_state_dict(tensors)
     return ours.to(model.device).eval()
+
+
+def _check_kind(config: Any, name: str) -> None:
+    """Raise ValueError unless the model `name` of a configuration is an encoder that we have."""
+    decoder = getattr(config, "is_decoder", False)
+    if config.model_type not in _KINDS or decoder:
+        raise ValueError(
+            f"model must be an encoder, one of {', '.join(_KINDS)}, got {name} of {config.model_type!r} with "
+            f"is_decoder={decoder}"
+        )
 
 
 def _config(config: Any, positions: int, options: dict[str, Any]) -> encoder.Config:

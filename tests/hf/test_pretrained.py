@@ -1,5 +1,7 @@
 """Encoders of transformers in lintra's blocks: equal outputs, and where theirs are not the paper's."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -236,3 +238,17 @@ def test_what_cannot_be_is_refused(name, options, head, message):
     model = build(name, options, head)
     with pytest.raises(ValueError, match=message):
         encoder_from_pretrained(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "must be an encoder, one of longformer"),
+        ({"model_type": "longformer", "architectures": ["MyLongformer"]}, "got MyLongformer"),
+        ({"model_type": "longformer", "architectures": ["Trainer"]}, "got Trainer"),
+    ],
+)
+def test_a_folder_with_another_model_is_refused_before_its_weights_are_read(config, message, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message):
+        encoder_from_pretrained(tmp_path)
