@@ -12,7 +12,7 @@ def l2norm(x: Tensor, eps: float = 1e-6, output_dtype: torch.dtype | None = None
     """Return x [... d] divided by sqrt(x . x + eps), computed in the dtype of sums and rounded once, to
     `output_dtype` or x's."""
     with no_autocast(x):
-        return divided(x.to(checks.sum_dtype(x.dtype)), eps).to(output_dtype or x.dtype)
+        return divided(x.to(checks.sum_dtype(x.dtype)), eps=eps).to(output_dtype or x.dtype)
 
 
 l2_norm = l2norm
