@@ -57,7 +57,7 @@ class Sizes:
     training_layers: int = 2
     steps: int = 8  # single tokens of a turn of decoding
     threads: tuple[int, ...] = (1, 2)
-    rounds: int = 5
+    rounds: int = 3
 
     @property
     def turns(self) -> int:
