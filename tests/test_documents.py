@@ -390,6 +390,12 @@ def test_the_figures_beside_the_older_version_are_those_of_the_file(file, table)
     assert table(report) in (ROOT / "docs" / "performance.md").read_text()
 
 
+def test_the_table_of_families_is_that_of_the_file():
+    report = json.loads((ROOT / "lintra" / "compat" / "families.json").read_text())
+    table = runpy.run_path(str(ROOT / "benchmarks" / "families.py"))["table"]
+    assert table(report) in (ROOT / "docs" / "huggingface.md").read_text()
+
+
 def test_the_table_of_conformance_is_that_of_the_file():
     report = json.loads((ROOT / "benchmarks" / "results" / "conformance.json").read_text())
     assert {"machine", "versions", "command", "commit", "date"} <= set(report)

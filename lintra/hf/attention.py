@@ -1,7 +1,8 @@
 """lintra's attention in models of transformers, by `attn_implementation`; `import lintra.hf` registers it.
 
 "lintra" is what the model computes anyway, exact softmax attention, in lintra's kernels: sliding windows as
-bands at O(t w), padded and packed batches without a t x t mask. "lintra-<mechanism>", such as
+bands at O(t w), padded and packed batches without a t x t mask; packed sequences stay apart in a call that
+makes a cache, too, where transformers' own masks let them see each other. "lintra-<mechanism>", such as
 "lintra-linear" or "lintra-performer", puts that mechanism, with the defaults of its `Config`, between the
 model's own projections: another function of the same weights, to be trained on. `register_attention` gives
 a name to any other configuration. Mechanisms with parameters or inputs of their own (gated, delta, linformer
