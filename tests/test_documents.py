@@ -324,6 +324,7 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
         ("benchmarks/results/busy-intel-xeon.json", "docs/performance.md"),
         ("benchmarks/results/runtime-intel-xeon.json", "docs/performance.md"),
         ("benchmarks/results/original-intel-xeon.json", "docs/migrating.md"),
+        ("benchmarks/results/drop_in-intel-xeon.json", "docs/huggingface.md"),
         ("experiments/speech/streaming.json", "experiments/speech/README.md"),
     ],
 )
