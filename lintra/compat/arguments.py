@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from lintra import native
 from lintra.ops import checks
+from lintra.ops.dispatch import eager
 
 
 def refuse(name: str, reason: str) -> None:
@@ -67,13 +67,7 @@ def same_dtype(x: Tensor, *others: Tensor) -> list[Tensor]:
 def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:
     """Return whether the C++ kernels can be called as they are: numbers on the CPU, in any dtype they read,
     and no gradients, graphs or transforms. The dispatcher takes longer than they do for one token."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    ):
+    if not eager():
         return False
     recorded = torch.is_grad_enabled()
     for y in (x, *others):

@@ -19,8 +19,8 @@ from torch.nn import functional
 from lintra.native import conv1d as kernel
 from lintra.ops import checks, dispatch, operator
 from lintra.ops.autocast import follow_autocast, no_autocast
+from lintra.ops.dispatch import numbers_alone
 from lintra.ops.layout import CuSeqlens, Layout
-from lintra.ops.linear_attention.native import numbers_alone
 from lintra.ops.padding import take
 
 Activation = Literal["silu"]

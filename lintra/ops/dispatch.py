@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from lintra import native
 from lintra.ops.checks import transformed
@@ -162,3 +164,29 @@ def _warn_of_slow_gpu(op: str, tensors: Sequence[Tensor]) -> None:
     if reason is not None and reason not in _warned:
         _warned.add(reason)
         warnings.warn(f"{op} on the GPU is chunked PyTorch here, not Triton: {reason}", stacklevel=4)
+
+
+def eager() -> bool:
+    """Return whether calls are computed at once: no graph is made of them, and no transform is active."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def numbers_alone(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the kernels are here and numbers alone are asked of them: no gradients, no graphs, no
+    transforms, no autocast, all tensors in the dtype of sums and on the CPU."""
+    if torch.is_autocast_enabled("cpu") or not eager():
+        return False
+    dtype, recorded = tensors[0].dtype, torch.is_grad_enabled()
+    if dtype is not torch.float32 and dtype is not torch.float64:
+        return False
+    for x in tensors:
+        plain = (type(x) is Tensor or type(x) is Parameter) and x.dtype is dtype and x.device.type == "cpu"
+        if not plain or (recorded and x.requires_grad):
+            return False
+    return native.available()

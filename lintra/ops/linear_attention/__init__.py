@@ -12,6 +12,7 @@ from torch import Tensor
 from lintra.native import forward as native_forward
 from lintra.ops import checks, dispatch
 from lintra.ops.autocast import follow_autocast, no_autocast
+from lintra.ops.dispatch import numbers_alone
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.linear_attention.chunked import (
@@ -19,7 +20,7 @@ from lintra.ops.linear_attention.chunked import (
     linear_attention_chunked,
     linear_attention_step,
 )
-from lintra.ops.linear_attention.native import linear_attention_native, numbers_alone
+from lintra.ops.linear_attention.native import linear_attention_native
 from lintra.ops.linear_attention.recurrence import recur, same_heads
 from lintra.ops.linear_attention.reference import (
     LinearAttentionInputs,

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.nn import Parameter
 
 from lintra import native
 from lintra.native import recurrence
+from lintra.ops.dispatch import numbers_alone
 from lintra.ops.features import FeatureMapName
 from lintra.ops.linear_attention import operator
 
@@ -52,25 +50,3 @@ def native_step(
     if not sizes:
         return None
     return native.forward(q, k, v, kv=kv, z=z, eps=eps, feature_map=feature_map)[:3]
-
-
-def numbers_alone(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels are here and numbers alone are asked of them: no gradients, no graphs, no
-    transforms, no autocast, all tensors in the dtype of sums and on the CPU."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack()
-        or torch.is_autocast_enabled("cpu")
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    dtype, recorded = tensors[0].dtype, torch.is_grad_enabled()
-    if dtype is not torch.float32 and dtype is not torch.float64:
-        return False
-    for x in tensors:
-        plain = (type(x) is Tensor or type(x) is Parameter) and x.dtype is dtype and x.device.type == "cpu"
-        if not plain or (recorded and x.requires_grad):
-            return False
-    return native.available()

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from lintra.native import recurrence
 from lintra.ops import checks, dispatch
+from lintra.ops.dispatch import numbers_alone
 from lintra.ops.features import FeatureMapName, apply_feature_map
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention.chunked import recurrence_chunked
-from lintra.ops.linear_attention.native import numbers_alone, recurrence_native
+from lintra.ops.linear_attention.native import recurrence_native
 from lintra.ops.linear_attention.reference import LinearState, divide, recurrence_reference
 from lintra.ops.linear_attention.triton_recurrence import recurrence_triton
 from lintra.ops.padding import zero_padding

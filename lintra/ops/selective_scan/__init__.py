@@ -12,8 +12,8 @@ from torch import Tensor
 from lintra.native import scan
 from lintra.ops import checks, dispatch
 from lintra.ops.autocast import follow_autocast, no_autocast
+from lintra.ops.dispatch import numbers_alone
 from lintra.ops.layout import CuSeqlens, Layout
-from lintra.ops.linear_attention.native import numbers_alone
 from lintra.ops.padding import zero_padding
 from lintra.ops.selective_scan.chunked import selective_scan_chunked
 from lintra.ops.selective_scan.native import selective_scan_native
