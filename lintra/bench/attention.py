@@ -50,11 +50,13 @@ QUICK = Sizes(
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times everything -> the table's rows and the single timings."""
     impls = ["torch"] if native.why_not() else ["native", "torch"]
+    bf16 = training_step.bf16_is_fast()
     contestants: dict[str, Callable[[], object]] = {"matmul": training_step.matmul(), **_imports()}
     for impl in impls:
         contestants |= _passes(impl, partial(calls.linear, impl=impl), sizes, sizes.tokens)
         contestants[f"{impl} training step"] = _step(impl, sizes, bf16=False)
-        contestants[f"{impl} training step, bf16"] = _step(impl, sizes, bf16=True)
+        if bf16:
+            contestants[f"{impl} training step, bf16"] = _step(impl, sizes, bf16=True)
     contestants |= _passes("softmax", calls.fused, sizes, sizes.tokens)
     for length in sizes.lengths:
         name = f"{impls[0]} {length}"
@@ -115,11 +117,12 @@ def _rows(timings: dict[str, Timing], sizes: Sizes, impl: str) -> list[Row]:
     rows.append(Row("training step", percent(training_step.operations(sizes.step), name), of_matmul, 65))
     if impl == "native":
         slow = "torch training step"
-        rows += [
-            Row("training step: chunked PyTorch / native", ratio(slow, name), "x", 1.5),
-            Row("the same in bf16 autocast", ratio(f"{slow}, bf16", f"{name}, bf16"), "x"),
-            Row("training step: float32 / bf16, native", ratio(name, f"{name}, bf16"), "x"),
-        ]
+        rows.append(Row("training step: chunked PyTorch / native", ratio(slow, name), "x", 1.5))
+        if f"{name}, bf16" in seconds:
+            rows += [
+                Row("the same in bf16 autocast", ratio(f"{slow}, bf16", f"{name}, bf16"), "x"),
+                Row("training step: float32 / bf16, native", ratio(name, f"{name}, bf16"), "x"),
+            ]
     memory = _memory(impl, sizes)
     rows.append(Row(f"memory above the inputs, {sizes.longest:,} tokens", memory / 1e9, "GB", at_most=1))
     imported = seconds["import lintra"] - seconds["import torch"]

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from lintra.attention import linear
+from lintra.bench.timing import interleaved
 from lintra.models import Decoder, decoder
 
 MATMUL = 2048  # rows and columns of the product that stands for what the hardware can do
 MATMUL_OPERATIONS = 2 * MATMUL**3
+EMULATED = 3  # times as long as in float32, or longer, takes what a processor has no instructions for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,15 @@ def matmul() -> Callable[[], object]:
     """The product whose rate the others are measured by."""
     x = torch.randn(MATMUL, MATMUL)
     return lambda: x @ x
+
+
+def bf16_is_fast() -> bool:
+    """Return whether the processor computes products in bfloat16: emulated, a training step takes minutes."""
+    times = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.randn(512, 512).to(dtype)
+        times.append(interleaved({"product": lambda x=x: x @ x}, rounds=3, at_least=0)["product"].median)
+    return times[1] < EMULATED * times[0]
 
 
 def model(mechanism: Any, sizes: Sizes) -> decoder.Config:
