@@ -1,4 +1,4 @@
-"""What the kernel family shares: a sum over the features of the keys is all that is kept of them."""
+"""Base class of the kernel family, which keeps of all keys only a sum over their features."""
 
 from typing import Any
 

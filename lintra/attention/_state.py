@@ -1,4 +1,4 @@
-"""What is done with a state whatever its mechanism: choosing samples, adding tokens, applying a function."""
+"""Functions of a state of any mechanism: choosing samples, adding tokens, applying a function."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a loop that trains a network has to know of the mechanisms in it."""
+"""Functions for loops that train a network with mechanisms in it."""
 
 from collections.abc import Iterator
 

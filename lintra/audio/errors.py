@@ -1,4 +1,4 @@
-"""What is wrong with speech that cannot be used."""
+"""Errors of recordings and transcripts that cannot be used."""
 
 
 class SpeechError(ValueError):

@@ -1,4 +1,4 @@
-"""What a recogniser writes: characters, words, or phonemes through a lexicon, as numbers. Blank is 0."""
+"""Symbols of a recogniser as numbers: characters, words, or phonemes through a lexicon. Blank is 0."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""What benchmarks of attention call: forward + backward of a mechanism, and of softmax in two ways."""
+"""Calls that benchmarks of attention time: forward + backward of a mechanism, and of softmax in two ways."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: rows to read, and a JSON file that says how they came about."""
+"""Reports of benchmarks: rows to read, and a JSON file that says how they came about."""
 
 import hashlib
 import json

@@ -79,7 +79,7 @@ class Options:
         check_fraction(self.fraction)
 
     def given(self, *names: str) -> list[str]:
-        """Those of these flags that are not as they are without them."""
+        """Return the flags that differ from their defaults."""
         return [name for name in names if getattr(self, name) != getattr(Options, name)]
 
 

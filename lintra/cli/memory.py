@@ -1,4 +1,4 @@
-"""How much memory drawing takes, before it is taken."""
+"""Estimate of the memory that sampling takes, before it is taken."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""How a recogniser looks for a text, as flags of the commands that use one."""
+"""Flags of the commands that use a recogniser: how it looks for a text."""
 
 import dataclasses
 import sys

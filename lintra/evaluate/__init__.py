@@ -1,4 +1,4 @@
-"""What a trained model is worth: its scores on a whole test set with their standard errors, and pictures."""
+"""Evaluation of trained models: scores of a whole test set with their standard errors, and pictures."""
 
 from lintra.evaluate.estimates import TOLERANCE, Estimate, nats, normalisation, of_images, scores
 from lintra.evaluate.pictures import draw

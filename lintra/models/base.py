@@ -1,4 +1,4 @@
-"""What the networks made of blocks share: their configuration, positions, blocks, and recomputing these."""
+"""Base of the networks made of blocks: configuration, positions, running blocks and recomputing them."""
 
 import math
 from collections.abc import Callable, Iterable

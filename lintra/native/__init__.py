@@ -333,7 +333,7 @@ def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
 
 
 def address(x: Tensor | None) -> int:
-    """Where the data lie; 0: there are none."""
+    """Return the address of a tensor's data; 0 where there is no tensor."""
     return 0 if x is None else x.data_ptr()
 
 

@@ -1,4 +1,4 @@
-"""What surrounds a mechanism."""
+"""Layers around a mechanism."""
 
 from lintra.legacy import renamed_attribute
 from lintra.nn.attention_layer import AttentionLayer

@@ -1,4 +1,4 @@
-"""What a network's last numbers mean: a distribution over the symbols 0 .. n-1."""
+"""Output distributions over the symbols 0 .. n-1, whose parameters are a network's last numbers."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What may stand in place of a layer: one with low-rank terms added, one of 8 bits, one with hooks.
+"""Layers that may replace a projection: with low-rank terms added, of 8 bits, with hooks.
 
 Whoever reads the weight of a layer, and does not call it, passes over all of that.
 """

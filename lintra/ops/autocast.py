@@ -1,4 +1,4 @@
-"""What autocast may round, and what is out of its reach."""
+"""Autocast: dtypes of what it may round, and code out of its reach."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,4 +1,4 @@
-"""What every op demands of its arguments, said the same way everywhere."""
+"""Checks of the arguments of ops, with the same words everywhere."""
 
 from typing import Any
 

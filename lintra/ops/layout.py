@@ -1,4 +1,4 @@
-"""Where the tokens of a batch are: everywhere, where a mask says, or packed one sequence after the other.
+"""Layout of the tokens of a batch: everywhere, where a mask says, or packed one sequence after the other.
 
 One `Layout` is made where tensors enter a model or a public layer, validated there, and handed down: nothing
 below validates a mask again, counts positions again or looks for the longest sequence again.

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, and that they are saved whole or not at all."""
+"""Figures of all pictures: colours, axes, and saving them whole or not at all."""
 
 from pathlib import Path
 

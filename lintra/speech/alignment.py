@@ -1,4 +1,4 @@
-"""When each symbol of a known text was said: the most probable of the paths that stand for it.
+"""Alignment of a known text: the most probable path says when each symbol was said.
 
 Graves et al. 2006, ICML, section 4.1: symbols y with blanks around them, s = 2 len(y) + 1 places of which a
 path visits them in order, and may leave out a blank between two different symbols.

@@ -129,7 +129,7 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
 
 
 def words(config: Config, log_probs: Float[Tensor, "t n"], ids: Sequence[int], *, frames: int) -> list[Word]:
-    """When each word of a text that was found was said, on the best path for it. frames: of the utterance;
+    """Return the words of a recognised text with their times on its best path. frames: of the utterance;
     the last prediction may stand for more than there are, but no word ends after them."""
     end = frames * config.features.seconds
     return word_times(config.symbols, ids, align(log_probs, ids), seconds=config.seconds, end=end)

@@ -15,7 +15,7 @@ def generator(seed: int, number: int) -> np.random.Generator:
 
 
 class NumberedSamples(Samples):
-    """Those of a task's `config` with these numbers."""
+    """Samples of a task's `config` with these numbers."""
 
     def __init__(self, config: Any, numbers: range):
         self.config = config

@@ -199,14 +199,14 @@ class Speech(Task):
 
     @cached_property
     def utterances(self) -> speech_splits.Splits:
-        """Those of "train" and "validate", not heard yet. Raises DataError and SpeechError."""
+        """Return the utterances of "train" and "validate", not read yet. Raises DataError and SpeechError."""
         train, validate = speech_splits.hold_back(self._corpus["train"])
         return {"train": train, "validate": validate}
 
     @cached_property
     def tested(self) -> list[Utterance]:
-        """Those to be judged by in the end, not heard yet: a test set, or else those to validate on. Raises
-        DataError and SpeechError."""
+        """Return the utterances to be judged by in the end, not read yet: a test set, or else those to
+        validate on. Raises DataError and SpeechError."""
         if self.config.test is not None:
             return speech_splits.own(self.config, self.config.test)
         return self._corpus["test"] if self.config.data is not None else self.utterances["validate"]

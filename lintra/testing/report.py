@@ -1,4 +1,4 @@
-"""What a check found: each law passed, failed or not applicable, with the smallest input that breaks it."""
+"""Report of a check: each law passed, failed or not applicable, with the smallest input that breaks it."""
 
 import traceback
 from dataclasses import asdict, dataclass, field

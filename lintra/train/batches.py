@@ -1,4 +1,4 @@
-"""Which samples make up the batch of a step: a pure function of (seed, step), so nothing need be saved."""
+"""Batches of samples: a pure function of (seed, step), so that nothing need be saved."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What happens between the steps: stopping, saving, logging."""
+"""Callbacks between the steps: stopping, saving, logging."""
 
 import math
 import signal

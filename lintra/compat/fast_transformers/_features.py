@@ -1,4 +1,4 @@
-"""What the types of linear attention share: a feature map and the sum."""
+"""Base of the types of linear attention: a feature map and the sum."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar

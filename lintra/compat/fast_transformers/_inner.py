@@ -1,4 +1,4 @@
-"""What the inner attentions share: masks read once for all of them, and a mechanism of lintra for each shape.
+"""Base of the inner attentions: masks read once for all of them, and a mechanism of lintra for each shape.
 
 An inner attention takes queries [n l h e], keys [n s h e], values [n s h d] and three masks: which keys each
 query may see, which queries are real, which keys are. None stands for all. What it cannot honour it refuses.
@@ -49,7 +49,7 @@ class Dispatching(nn.Module):
 
 
 class Real(NamedTuple):
-    """Which queries [n l] and which keys [n s] are real; None: all. The two may be one mask."""
+    """Masks of unpadded queries [n l] and keys [n s], None for all. The two may be one mask."""
 
     q: Tensor | None
     k: Tensor | None

@@ -315,7 +315,7 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
 def _logarithm_gradients(
     call: _Call, query_dots: Tensor | None, key_dots: Tensor | None, states: dict[str, Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Those of log_decay and log_input [b s g], each None if it was not given."""
+    """Return the gradients of log_decay and log_input [b s g], each None if it was not given."""
     from lintra.ops.linear_attention import triton_gradients as kernels
 
     made = [

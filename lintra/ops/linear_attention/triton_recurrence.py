@@ -134,7 +134,7 @@ class _Call:
             )
 
     def sides(self, triangle: Tensor | None) -> dict[str, Any]:
-        """What chunks do to states, by the names of the kernels' arguments."""
+        """Return the effect of chunks on states, by the names of the kernels' arguments."""
         from lintra.ops.linear_attention import triton_recurrence_kernels as kernels
 
         decays, delta = self.decay != "none", triangle is not None
@@ -328,7 +328,7 @@ def backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlen
 def _state_gradients(
     call: _Call, sides: dict[str, Any], dy: Tensor, dstate: Tensor | None, scores: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of the states after chunks, of N, and of the states before."""
+    """Return the gradients of the states after chunks, of N, and of the states before."""
     from lintra.ops.linear_attention import triton_recurrence_gradients as kernels
 
     added = call.new(call.spans.units, call.g, call.f, call.e)
@@ -397,8 +397,8 @@ def _row_gradients(
     readers: list[tuple[Any, ...]],
     dbeta: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Those of q [b t h f], k [b t g f] and log_decay, and a part of `dbeta`, from the states before chunks
-    and the gradients of those after.
+    """Return the gradients of q [b t h f], k [b t g f] and log_decay, and a part of `dbeta`, from the states
+    before chunks and the gradients of those after.
 
     `readers` are rows, their gradients as readers of a state and those of their scores, the scale of the
     former, how many heads share a row, and which of the queries of a state it is; None: beta k."""

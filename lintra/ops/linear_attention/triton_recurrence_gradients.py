@@ -228,7 +228,7 @@ def store_decay_gradients(
     dhere, dnext, here, following, at, inside, real, real_next, column, rows,
     F: tl.constexpr, DECAY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Those of tokens and those of the tokens behind them, [C BF] of features or the part [C] of a head."""
+    """Store the gradients of the decays of tokens and of those behind them, [C BF] or a head's part [C]."""
     if DECAY == "feature":
         wide = inside[:, None] & (column < F)[None, :]
         target = at[:, None] * F + column[None, :]
@@ -302,7 +302,7 @@ def reader_gradients(
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     LEVELS: tl.constexpr, DECAY: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What one reader of each state, of READERS, adds to dK and to the gradients of decays, as
+    """Add the share of one reader of each state, of READERS, to dK and to the gradients of decays, as
     `late_gradients` has left them: rows x that read the keys of the chunk, with the gradient `dscores`
     [b t heads C], and the state before it, with that of scale times what is `given` [b t heads E].
 

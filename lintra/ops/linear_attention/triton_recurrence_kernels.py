@@ -88,13 +88,13 @@ def sum_in_runs(x, RUN: tl.constexpr, REVERSE: tl.constexpr, C: tl.constexpr, BF
 
 @triton.jit
 def is_late(LEVEL: tl.constexpr, C: tl.constexpr):
-    """Which tokens of a chunk are in the later of two neighbouring runs of 2**LEVEL."""
+    """Mask of the tokens of a chunk in the later of two neighbouring runs of 2**LEVEL."""
     return tl.arange(0, C) // 2**LEVEL % 2 == 1
 
 
 @triton.jit
 def is_last(LEVEL: tl.constexpr, C: tl.constexpr):
-    """Which tokens of a chunk are the last of a run of 2**LEVEL."""
+    """Mask of the tokens of a chunk that are the last of a run of 2**LEVEL."""
     return (tl.arange(0, C) + 1) % 2**LEVEL == 0
 
 
@@ -109,7 +109,7 @@ def across(x, LEVEL: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def to_border(here, following, LEVEL: tl.constexpr, C: tl.constexpr, BF: tl.constexpr):
-    """What is left [C BF] between a token and the border of its two runs, of the decays of the tokens and of
+    """Decay [C BF] between a token and the border of its two runs, of the decays of the tokens and of
     those behind them."""
     following = tl.where(is_last(LEVEL, C)[:, None], 0.0, following)
     since = sum_in_runs(here, 2**LEVEL, False, C, BF)
@@ -119,7 +119,7 @@ def to_border(here, following, LEVEL: tl.constexpr, C: tl.constexpr, BF: tl.cons
 
 @triton.jit
 def between(log_decay, C: tl.constexpr):
-    """What is left [C C] at each token of every earlier one, of the decays of a head [C]; 1 of itself."""
+    """Decay [C C] at each token of every earlier one, from the decays of a head [C]; 1 of itself."""
     place = tl.arange(0, C)
     later = place[:, None] > place[None, :]
     elapsed = tl.cumsum(tl.where(later, log_decay[:, None], 0.0), 0)

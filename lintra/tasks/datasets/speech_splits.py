@@ -1,4 +1,4 @@
-"""Which utterances to learn from, to validate on and to test on, and which of them cannot be used."""
+"""Splits of utterances into training, validation and test sets, without those that cannot be used."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,7 +118,9 @@ def _corpus(config: Any) -> Splits:
 
 
 def own(config: Any, path: str | None) -> list[Utterance]:
-    """Those of a file of JSON lines or a Kaldi folder. Raises DataError if neither is named, SpeechError."""
+    """Return the utterances of a file of JSON lines or a Kaldi folder.
+
+    Raises DataError if neither is named, SpeechError."""
     if path is None:
         raise DataError(
             "which speech? Name a corpus with --data an4 or fsdd, a file of JSON lines with --manifest or a "

@@ -1,4 +1,4 @@
-"""Where attention types are registered, so that the builders find them under their names."""
+"""Registry of attention types, in which the builders find them by name."""
 
 from lintra.compat.fast_transformers.attention_registry.registry import (
     AttentionRegistry,

@@ -1,4 +1,4 @@
-"""What a parameter may be: a spec gives a value back in its canonical form, or refuses it."""
+"""Specifications of parameters: each returns a value in its canonical form, or refuses it."""
 
 import collections.abc
 from typing import Any

@@ -1,4 +1,4 @@
-"""How builders are made of arguments."""
+"""Base class of builders, made of keyword arguments."""
 
 from argparse import Namespace
 from collections.abc import Mapping

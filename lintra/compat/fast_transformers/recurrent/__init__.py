@@ -1,1 +1,1 @@
-"""The same models as RNNs, one token at a time."""
+"""Attention and transformers as RNNs, one token at a time."""

@@ -1,4 +1,4 @@
-"""What the two types of softmax attention share: how one token reads keys and values."""
+"""Base of the two recurrent types of softmax attention: one token reads keys and values."""
 
 from typing import ClassVar
 
