@@ -37,6 +37,15 @@ def outputs(model):
     )
 
 
+def same_weights(found, wanted) -> bool:
+    """Return whether two modules have the same parameters and buffers, bit for bit.
+
+    Their outputs may differ by rounding: products of matrices depend on where in memory the weights begin.
+    """
+    found, wanted = found.state_dict(), wanted.state_dict()
+    return found.keys() == wanted.keys() and all(torch.equal(x, wanted[name]) for name, x in found.items())
+
+
 @pytest.mark.parametrize("name", names(causal=True))
 def test_a_saved_decoder_comes_back(name, tmp_path):
     model = build(name)
@@ -49,7 +58,8 @@ def test_a_saved_decoder_comes_back(name, tmp_path):
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again) is hf.LintraForCausalLM
     assert again.dtype == torch.float64
-    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    assert same_weights(again, model)
+    assert_close(again(IDS).logits, model(IDS).logits)
     assert torch.equal(again.generate(IDS, max_new_tokens=4), model.generate(IDS, max_new_tokens=4))
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == again.config.to_dict()
     assert again.config.attention == config(name).attention
@@ -62,7 +72,8 @@ def test_a_saved_encoder_comes_back(name, kind, tmp_path):
     model.save_pretrained(tmp_path)
     again = AUTO[kind].from_pretrained(tmp_path)
     assert type(again) is kind
-    assert torch.equal(outputs(again), outputs(model))
+    assert same_weights(again, model)
+    assert_close(outputs(again), outputs(model))
 
 
 def test_a_large_model_is_saved_in_parts(tmp_path):
@@ -70,8 +81,8 @@ def test_a_large_model_is_saved_in_parts(tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="10KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     again = hf.LintraForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(again(IDS).logits, model(IDS).logits)
-    assert torch.equal(hf.from_hf(tmp_path)(IDS), hf.from_hf(model)(IDS))
+    assert same_weights(again, model)
+    assert same_weights(hf.from_hf(tmp_path), hf.from_hf(model))
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -121,18 +132,17 @@ def test_a_decoder_goes_there_and_back(name, tmp_path):
     model = decoder.Config(attention=mechanism(name), **shape).build().double().eval()
     theirs = hf.to_hf(model)
     assert theirs.dtype == torch.float64
-    assert torch.equal(theirs(IDS, use_cache=False).logits, model(IDS))
+    assert_close(theirs(IDS, use_cache=False).logits, model(IDS))
     start = torch.full((1, 1), model.start_token)
-    assert torch.equal(theirs(start, use_cache=False).logits, model(start))
+    assert_close(theirs(start, use_cache=False).logits, model(start))
     again = hf.from_hf(theirs)
     assert again.config == model.config
-    assert again.state_dict().keys() == model.state_dict().keys()
-    assert torch.equal(again(IDS), model(IDS))
+    assert same_weights(again, model)
     checkpoint.save(model, tmp_path / "ours")
     hf.to_hf(tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     back = hf.from_hf(tmp_path / "theirs")
     assert back.config == model.config
-    assert torch.equal(back(IDS), model(IDS))
+    assert same_weights(back, model)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +160,10 @@ def test_an_encoder_goes_there_and_back(ends, kind, causal):
     model = encoder.Config(attention=linear.Config(chunk=8), **ends, **shape).build().eval()
     theirs = hf.to_hf(model)
     assert type(theirs) is kind
-    assert torch.equal(outputs(theirs), model(IDS))
+    assert_close(outputs(theirs), model(IDS))
     again = hf.from_hf(theirs)
     assert again.config == model.config
-    assert torch.equal(again(IDS), model(IDS))
+    assert same_weights(again, model)
 
 
 def test_fields_of_a_network_go_there_and_back():
@@ -210,7 +220,7 @@ def test_symbols_are_added(kind, tmp_path):
     more = torch.full((1, 3), 13)
     assert model(more, labels=more).loss.isfinite()
     model.save_pretrained(tmp_path)
-    assert torch.equal(kind.from_pretrained(tmp_path)(more).logits, model(more).logits)
+    assert same_weights(kind.from_pretrained(tmp_path), model)
     assert_close(hf.from_hf(model)(more), model(more).logits)
 
 
