@@ -966,7 +966,7 @@ static void attend_head(const lrt_sequence *s, const char *base, float *state, u
   float *n = state + m->layer_floats - pad_to_lanes(m->kv_heads) + g;
   const int rotated = m->position == ROTARY && !m->projections;
   float keep = 1, write = 1;
-  if (m->decay == FIXED) keep = ((const float *)(base + m->layer.decay))[g];
+  if (m->decay == FIXED) keep = ((const float *)(base + m->layer.decay))[g] + 0.0f;  // -0 would get into the padding
   if (m->decay == GATED) {
     const float x = s->decay_logits[g], logit = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
     keep = sigmoid(splat(logit))[0];

@@ -310,6 +310,19 @@ def test_padding_of_a_state_holds_nothing(kind, features):
     assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
 
 
+@pytest.mark.parametrize("decay", [0.0, -0.0])
+def test_a_state_of_decay_0_loads(decay):
+    """-0 is a rate as good as 0, and leaves no -0 in the padding (found by fuzzing)."""
+    content = content_of(**KINDS["retention"])
+    for at in [at for at in range(320, len(content) - 8, 4) if rate_at(content, at, "retention")]:
+        struct.pack_into("<f", content, at, decay)
+    sequence = Sequence(Model(repaired(content)))
+    sequence.prefill([0, 1, 2])
+    state = sequence.save()
+    sequence.load(state)
+    assert sequence.save() == state
+
+
 def test_a_state_fits_the_weights_it_was_made_with():
     """The same sizes are not enough."""
     model = build()
