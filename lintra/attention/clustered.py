@@ -35,9 +35,12 @@ from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops import clustering
 from lintra.ops.autocast import no_autocast
+from lintra.ops.blocks import block_attention
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
-from lintra.ops.softmax_attention import softmax_attention
+from lintra.ops.padding import real_tokens
+
+BLOCK = 16  # queries of a cluster to a block, at least, unless they look at fewer keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +129,12 @@ class ClusteredAttention(ScoredAttention):
         cluster = clustering.cluster(codes, self.draws, iterations=config.iterations, mask=mask)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         scores = self._scores(self._means(q, cluster, mask), k)
-        if real is not None:
-            scores = scores.masked_fill(~real[:, None, None], -math.inf)
-        blind = (scores == -math.inf).all(-1, keepdim=True)
-        weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        if real is None:
+            weights = scores.softmax(-1)
+        else:
+            some = real.any(-1, keepdim=True)
+            scores = scores.masked_fill((some & ~real)[:, None, None], -math.inf)
+            weights = scores.softmax(-1).masked_fill(~some[:, None, None], 0.0)
         if not config.improved:
             return _of_cluster(self._values(weights, v), cluster).transpose(1, 2).to(v.dtype)
         top = scores.detach().topk(min(config.topk, scores.shape[3]), sorted=False).indices
@@ -140,14 +145,11 @@ class ClusteredAttention(ScoredAttention):
 
     def _means(self, q: Tensor, cluster: Tensor, mask: Tensor | None) -> Tensor:
         """The mean query [b h c d] of each cluster; 0 for an empty one."""
-        dtype = sum_dtype(q.dtype)
-        size = (*q.shape[:2], self.config.clusters)
-        ones = torch.ones_like(q[..., :1], dtype=dtype)
+        members = functional.pad(q.to(sum_dtype(q.dtype)), (0, 1), value=1.0)  # the last column counts
         if mask is not None:
-            ones = ones * mask[:, None, :, None]
-        count = ones.new_zeros(*size, 1).scatter_add(2, cluster[..., None], ones)
-        total = ones.new_zeros(*size, self.dim).scatter_add(2, cluster[..., None].expand_as(q), q.to(dtype))
-        return total / count.clamp(min=1)
+            members = members * mask[:, None, :, None]
+        sums = clustering.member_sums(members, cluster, self.config.clusters)
+        return sums[..., :-1] / sums[..., -1:].clamp(min=1)
 
     def _scores(self, centre: Tensor, k: Tensor) -> Tensor:
         """s q . k [b h c s] for queries [b h c d] and keys [b g s d]."""
@@ -168,25 +170,33 @@ class ClusteredAttention(ScoredAttention):
         self, q: Tensor, k: Tensor, v: Tensor, cluster: Tensor, top: Tensor, real: Tensor | None
     ) -> Tensor:
         """Softmax attention [b h t e] of each query to the keys `top` [b h c k] of its cluster."""
-        clusters = self.config.clusters
-        blocks = clustering.Blocks.of(cluster, clusters, max(1, q.shape[2] // clusters))
-        rows = _of_cluster(q, blocks.member.flatten(2)).unflatten(2, blocks.member.shape[2:])
-        keys, values = (
-            _of_cluster(_keys(x, top, self.group).flatten(3), blocks.cluster).unflatten(3, (top.shape[3], -1))
-            for x in (k, v)
-        )
-        visible = None
-        if real is not None:
-            seen = real[:, None, None].expand(*top.shape[:3], -1).gather(3, top)
-            visible = _of_cluster(seen, blocks.cluster)[..., None, :]
-        piece = softmax_attention(
+        clusters, time = self.config.clusters, q.shape[2]
+        # The keys of a cluster are a few blocks of as many places as those of its queries.
+        pieces = max(1, top.shape[3] // max(BLOCK, time // clusters))
+        size = -(-top.shape[3] // pieces)
+        blocks = clustering.Blocks.of(cluster, clusters, size)
+        added = pieces * size - top.shape[3]
+        seen = None
+        if real is not None or added:
+            known = real_tokens(real, v.transpose(1, 2))[:, None, None].expand(*top.shape[:3], -1)
+            seen = functional.pad(known.gather(3, top), (0, added)).flatten(0, 1).flatten(1)
+        top = functional.pad(top, (0, added))
+        rows = _of_cluster(q, blocks.member.flatten(2))
+        keys, values = (_keys(x, top, self.group).flatten(2, 3) for x in (k, v))
+        entries = blocks.cluster[..., None] * pieces + torch.arange(pieces, device=top.device)
+        entries = entries.flatten(0, 1)[:, None]
+        rows, keys, values = (x.flatten(0, 1)[:, :, None] for x in (rows, keys, values))
+        y = block_attention(
             rows,
             keys,
             values,
-            visible=visible,
+            entries,
+            torch.ones_like(entries[:1], dtype=torch.bool),
+            block=size,
+            visible=seen,
             **self.weighing(),
         )
-        return _of_cluster(piece.o.flatten(2, 3), blocks.place)
+        return _of_cluster(y[:, :, 0].unflatten(0, cluster.shape[:2]), blocks.place)
 
 
 def _of_cluster(x: Tensor, cluster: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
@@ -27,7 +28,7 @@ def sign_codes(
     with torch.no_grad(), no_autocast(x):
         side = torch.einsum("bthd,hnd->bhtn", x.to(dtype), planes.to(dtype))
         side = (side if bias is None else side + bias[:, None].to(dtype)) >= 0
-    return side.to(torch.float32).mul_(2).sub_(1)
+    return side.to(torch.float32, memory_format=torch.contiguous_format).mul_(2).sub_(1)
 
 
 def cluster(
@@ -44,20 +45,31 @@ def cluster(
     own cluster. A cluster without members keeps its centroid; of equally near ones the first is taken, and of
     as many 1 as -1 the 1. Padded tokens have no say; the cluster they are given means nothing.
     """
-    batch, heads, time, bits = codes.shape
+    batch, _, time, bits = codes.shape
     real = torch.ones(batch, time, dtype=torch.bool, device=codes.device) if mask is None else mask
     # With fewer tokens than clusters each token finds its own code first: other centroids may be anything.
     centroids = codes.gather(2, _first(real, draws)[..., None].expand(-1, -1, -1, bits))
-    voices = codes * real[:, None, :, None]
-    ones = real[:, None].expand(batch, heads, time).to(codes.dtype)
-    nearest = _nearest(codes, centroids)
+    points = functional.pad(codes, (0, 1), value=1.0)  # the last column counts
+    voices = points if mask is None else points * real[:, None, :, None]
+    nearest = _nearest(points, centroids)
     for _ in range(iterations):
-        sums = torch.zeros_like(centroids).scatter_add_(2, nearest[..., None].expand_as(codes), voices)
-        count = torch.zeros_like(centroids[..., 0]).scatter_add_(2, nearest, ones)
-        majority = (sums >= 0).to(codes.dtype).mul_(2).sub_(1)
-        centroids = torch.where(count[..., None] > 0, majority, centroids)
-        nearest = _nearest(codes, centroids)
+        sums = member_sums(voices, nearest, draws.shape[1])
+        majority = (sums[..., :-1] >= 0).to(codes.dtype).mul_(2).sub_(1)
+        centroids = torch.where(sums[..., -1:] > 0, majority, centroids)
+        nearest = _nearest(points, centroids)
     return nearest
+
+
+def member_sums(
+    x: Float[Tensor, "b h t n"], cluster: Int[Tensor, "b h t"], clusters: int
+) -> Float[Tensor, "b h c n"]:
+    """Return the sum of the rows of x that belong to each cluster; 0 for an empty one."""
+    batch, heads, time, width = x.shape
+    first = torch.arange(batch * heads, device=x.device).view(batch, heads, 1) * clusters
+    # All in one axis: PyTorch has a faster sum for the first axis than for others.
+    place = (first + cluster).reshape(-1, 1).expand(-1, width)
+    sums = x.new_zeros(batch * heads * clusters, width).scatter_add(0, place, x.reshape(-1, width))
+    return sums.view(batch, heads, clusters, width)
 
 
 def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> Int[Tensor, "b h c"]:
@@ -71,18 +83,20 @@ def _first(real: Bool[Tensor, "b t"], draws: Int[Tensor, "h c"]) -> Int[Tensor, 
     return order.gather(2, place.clamp(max=real.shape[1] - 1))
 
 
-def _nearest(codes: Tensor, centroids: Tensor) -> Tensor:
-    """Return the nearest centroid [b h t] of codes [b h t n], of equally near ones the first.
+def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
+    """Return the nearest centroid [b h t] of codes with a 1 behind each, of equally near ones the first.
 
-    PyTorch finds a maximum several times as fast as its place. So the place is part of the number: c dots of
-    a code, whole numbers, leave room for c places between them.
+    points [b h t n+1], centroids [b h c n]. PyTorch finds a maximum several times as fast as its place. So
+    the place is part of the number, by way of the 1: c dots of a code, whole numbers, leave room for c places
+    between them.
     """
     clusters, bits = centroids.shape[-2:]
-    with no_autocast(codes):
+    with no_autocast(points):
         if clusters * (bits + 1) >= 2**24:  # beyond float32's whole numbers
-            return (codes @ centroids.mT).argmax(-1)
-        backwards = torch.arange(clusters - 1, -1, -1, device=codes.device, dtype=codes.dtype)
-        best = (codes @ (clusters * centroids).mT + backwards).amax(-1)
+            return (points[..., :-1] @ centroids.mT).argmax(-1)
+        backwards = torch.arange(clusters - 1, -1, -1, device=points.device, dtype=points.dtype)
+        places = backwards[:, None].expand(*centroids.shape[:-1], 1)
+        best = (points @ torch.cat((clusters * centroids, places), -1).mT).amax(-1)
         return (clusters - 1) - best.remainder(clusters).long()
 
 

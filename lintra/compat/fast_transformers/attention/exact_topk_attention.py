@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lintra.compat.fast_transformers._inner import SOFTMAX, MaskedAttention, Real, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
-from lintra.ops.softmax_attention import fused_attention
 
 
 class ExactTopKAttention(MaskedAttention, ScoredInnerAttention):
@@ -25,13 +25,15 @@ class ExactTopKAttention(MaskedAttention, ScoredInnerAttention):
         self.topk = topk
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
+        options = self._weighing()
         visible = pairs(visible, real.k, q, k)
-        with torch.no_grad():
-            scores = torch.einsum("nlhe,nshe->nhls", q, k).masked_fill(~visible, -torch.inf)
-            best = scores.topk(min(self.topk, k.shape[1]), -1, sorted=False).indices
-            chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, best, True) & visible
-        by_head = (x.movedim(1, 2) for x in (q, k, v))
-        return fused_attention(*by_head, visible=chosen, **self._weighing()).movedim(1, 2)
+        q, k, v = (x.movedim(1, 2) for x in (q * (options["scale"] or q.shape[3] ** -0.5), k, v))
+        scores = (q @ k.mT).masked_fill(~visible, -torch.inf)
+        best = scores.topk(min(self.topk, k.shape[2]), -1, sorted=False)
+        blind = best.values.amax(-1, keepdim=True) == -torch.inf
+        weights = best.values.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+        weights = functional.dropout(weights, options["dropout"])
+        return (weights.new_zeros(scores.shape).scatter(-1, best.indices, weights) @ v).movedim(1, 2)
 
 
 AttentionRegistry.register("exact-topk", ExactTopKAttention, [("topk", Optional(Int, 32)), *SOFTMAX])
