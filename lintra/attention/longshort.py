@@ -41,7 +41,7 @@ from lintra.ops.padding import LeftAlign, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import PartialAttention, merge_lse
-from lintra.ops.softmax_native import all_keys
+from lintra.ops.softmax_native import all_keys, runs_natively, softmax_native
 
 # So many queries at a time look back: those of a block are not shown the summaries that all of them precede.
 _BLOCK = 512
@@ -298,6 +298,8 @@ class LongShortAttention(ScoredAttention):
     def _look_back(self, q: Tensor, k: Tensor, v: Tensor, state: LongShortState) -> PartialAttention:
         """Queries to the summaries [b c r g d] of the segments before their own -> o [b t h e]."""
         size, passed, time = self.config.segment, self._passed(state), q.shape[1]
+        if self.rank and not passed and runs_natively(q, k, v, self.weighing()["dropout"]):
+            return self._look_back_by_segments(q, k, v)
         own = (state.seen[:, None] + torch.arange(time, device=q.device)) // size
         pieces = []
         for first in range(0, time, _BLOCK):
@@ -308,6 +310,24 @@ class LongShortAttention(ScoredAttention):
             visible = finished.repeat_interleave(self.rank, 2)
             pieces.append(self.partial_attention(q[:, first:last], keys, values, visible))
         return PartialAttention(*(torch.cat(x, 1) for x in zip(*pieces, strict=True)))
+
+    def _look_back_by_segments(self, q: Tensor, k: Tensor, v: Tensor) -> PartialAttention:
+        """`_look_back` of the first tokens of all sequences: those of a segment see the same summaries, so
+        that they are query heads of one place, and the summaries before it a causal band."""
+        size, (b, t, h, _) = self.config.segment, q.shape
+        n = -(-t // size)
+        q = functional.pad(q, (0, 0, 0, 0, 0, n * size - t)).unflatten(1, (n, size)).transpose(2, 3)
+        # One place later, summaries are those before their place; at the first there is none.
+        k, v = (functional.pad(x[:, : n - 1], (0,) * 6 + (1, 0)) for x in (k, v))
+        visible = (torch.arange(n, device=q.device) > 0).expand(b, -1)
+        band = {"before": n, "visible": visible, "scale": self.scale}
+        first, *others = (
+            softmax_native(q.flatten(2, 3), k[:, :, i], v[:, :, i], "band", **band) for i in range(self.rank)
+        )
+        piece = merge_lse(first, *others)
+        return PartialAttention(
+            *(x.unflatten(2, (h, size)).transpose(2, 3).flatten(1, 2)[:, :t] for x in piece)
+        )
 
     def _kept(self, held: int) -> int:
         """Return how many of `held` tokens the next state keeps: those of the window, less by whole

@@ -64,7 +64,7 @@ def member_sums(
     x: Float[Tensor, "b h t n"], cluster: Int[Tensor, "b h t"], clusters: int
 ) -> Float[Tensor, "b h c n"]:
     """Return the sum of the rows of x that belong to each cluster; 0 for an empty one."""
-    batch, heads, time, width = x.shape
+    batch, heads, _, width = x.shape
     first = torch.arange(batch * heads, device=x.device).view(batch, heads, 1) * clusters
     # All in one axis: PyTorch has a faster sum for the first axis than for others.
     place = (first + cluster).reshape(-1, 1).expand(-1, width)
