@@ -1,8 +1,9 @@
 """`python -m benchmarks softmax`: softmax to a few of the keys, beside PyTorch's to all of them.
 
 All in one interleaved run: the ops alone, whose pairs of a query and a key are counted, and the mechanisms
-around them as their `Config` has them by default. Softmax to all keys costs t / (keys a query sees) times as
-much: what it takes over that number is the time at which an op would have the rate of PyTorch's kernel.
+around them as their `Config` has them by default, of which the products with features, summaries and hashes
+are counted too. What softmax to all keys computes over what is counted bounds how many times as fast a call
+can be at the rate of PyTorch's kernel.
 """
 
 from collections.abc import Callable
@@ -12,15 +13,17 @@ import torch
 from torch import Tensor
 
 from lintra import ops
-from lintra.attention import bigbird, for_length, longshort
+from lintra.attention import bigbird, for_length, load, longshort
 from lintra.bench import calls, training_step
 from lintra.bench.mechanisms import CAUSAL
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
+from lintra.ops import lsh
 
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 NAMES = ("longformer", "bigbird", "longshort", "lsh", "performer")
 PASSES = {"forward": 1.0, "forward + backward": 3.5}  # products of a pair, two being those of the forward
+ENOUGH = 6.0  # times as fast as softmax to all keys; a mechanism below it should reach 70 % of its bound
 Call = Callable[[], object]
 
 
@@ -76,20 +79,29 @@ def _band(before: int, after: int, inputs: calls.Inputs) -> Counted:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ops.banded_attention(q, k, v, before=before, after=after).o
 
-    t = inputs[0].shape[1]
-    return attend, inputs, sum(min(t - 1, i + after) - max(0, i - before) + 1 for i in range(t))
+    return attend, inputs, band_pairs(inputs[0].shape[1], before, after)
+
+
+def band_pairs(t: int, before: int, after: int) -> int:
+    """Count the pairs of t queries and the keys up to so many places before and after them."""
+    return sum(min(t - 1, i + after) - max(0, i - before) + 1 for i in range(t))
 
 
 def _segments(sizes: Sizes, inputs: calls.Inputs) -> Counted:
     """The window of longshort in both directions."""
     segment = for_length(longshort.Config, sizes.tokens).window
-    side, t = (segment + 1) // 2, sizes.tokens
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return ops.segment_attention(q, k, v, segment=segment, side=side).o
+        return ops.segment_attention(q, k, v, segment=segment, side=(segment + 1) // 2).o
 
+    return attend, inputs, segment_pairs(sizes.tokens, segment)
+
+
+def segment_pairs(t: int, segment: int) -> int:
+    """Count the pairs of t queries and the keys of their segment and half of one on each side."""
+    side = (segment + 1) // 2
     starts = (i // segment * segment for i in range(t))
-    return attend, inputs, sum(min(t, i + segment + side) - max(0, i - side) for i in starts)
+    return sum(min(t, i + segment + side) - max(0, i - side) for i in starts)
 
 
 def _blocks(sizes: Sizes, inputs: calls.Inputs) -> Counted:
@@ -103,6 +115,49 @@ def _blocks(sizes: Sizes, inputs: calls.Inputs) -> Counted:
         return ops.block_attention(q, k, v, blocks, listed, block=config.block)
 
     return attend, inputs, int(listed.sum()) * config.block**2
+
+
+def operations_of(name: str, causal: bool, tokens: int, dim: int) -> float:
+    """Count the operations of a head in forward + backward of a mechanism with its default `Config`: 14 d a
+    pair of a query and a key, and 6 a multiplication and addition of the other products (LSH's hash: 2, it
+    has no backward).
+
+    name: a mechanism of `NAMES`, or "softmax", which sees all keys. Norms, exponentials, masks and sorting
+    are left out."""
+    pairs, products, hashes = 0.0, 0.0, 0.0
+    config = for_length(load(name).Config, tokens)
+    if name == "softmax":
+        pairs = band_pairs(tokens, tokens, 0 if causal else tokens)
+    elif name == "longformer":
+        pairs = band_pairs(tokens, config.window, 0 if causal else config.window)
+    elif name == "bigbird":
+        pairs = _bigbird_pairs(config, causal, tokens)
+    elif name == "longshort":
+        rank = config.segment_rank if causal else config.rank
+        far = sum(i // config.segment for i in range(tokens)) if causal else tokens
+        near = band_pairs(tokens, config.window - 1, 0) if causal else segment_pairs(tokens, config.window)
+        pairs, products = near + rank * far, 3 * tokens * rank * dim
+    elif name == "lsh":
+        keys = config.chunk * (config.look_back + 1 + config.look_ahead)
+        pairs = config.rounds * tokens * keys * (0.5 if causal else 1.0)
+        level = max(1, (2 * tokens // config.chunk).bit_length() - 1)
+        hashes = config.rounds * tokens * dim * sum(lsh.columns(level))
+    elif name == "performer":
+        products = 4 * tokens * dim * config.build(heads=1, dim=dim, causal=causal).features
+    return 4 * dim * PASSES["forward + backward"] * pairs + 6 * products + 2 * hashes
+
+
+def _bigbird_pairs(config: bigbird.Config, causal: bool, tokens: int) -> int:
+    """Count the pairs of a head, those of the global queries among them."""
+    built = config.build(heads=1, dim=2, causal=causal)
+    if tokens <= built.full * config.block:  # too few for another set than all of them
+        return band_pairs(tokens, tokens, 0 if causal else tokens)
+    row = torch.arange(tokens // config.block)[None]
+    listed = built.lists(row, torch.full((1, 1), row.shape[1]))[1].sum(-1)[0, 0] * config.block**2
+    if causal:
+        return int(listed.sum()) + tokens * (config.block + 1) // 2
+    least, most = config.left_blocks, row.shape[1] - built.right
+    return int(listed[least:most].sum()) + (config.left_blocks + built.right) * config.block * tokens
 
 
 def _rows(seconds: dict[str, float], pairs: dict[str, int], sizes: Sizes) -> list[Row]:
@@ -124,6 +179,11 @@ def _rows(seconds: dict[str, float], pairs: dict[str, int], sizes: Sizes) -> lis
             what = f"{name}, {CAUSAL[causal]}"
             ratio = seconds[f"SDPA, {CAUSAL[causal]}"] / seconds[what]
             rows.append(Row(f"{what}, forward + backward", 1e3 * seconds[what], "ms"))
+            counted = (operations_of(each, causal, sizes.tokens, sizes.dim) for each in ("softmax", name))
+            bound = next(counted) / next(counted)
             rows.append(Row(f"{what}, forward + backward: SDPA softmax / it", ratio, "x"))
+            rows.append(Row(f"{what}, forward + backward: SDPA softmax / it, bound", bound, "x"))
+            least = 70 if ratio < ENOUGH else None
+            rows.append(Row(f"{what}, forward + backward: of its bound", 100 * ratio / bound, "%", least))
     rows.append(Row("threads", torch.get_num_threads(), ""))
     return rows

@@ -14,10 +14,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import browser, drift, generation, gpu, gpu_recurrence, roofline, runtime
+from benchmarks import browser, drift, generation, gpu, gpu_recurrence, roofline, runtime, softmax
 from benchmarks.__main__ import BENCHES, main
 from lintra import checkpoint
 from lintra.attention import linear
+from lintra.bench.calls import modes
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing
 from lintra.cli.bench import ELSEWHERE
@@ -263,3 +264,22 @@ def test_what_a_benchmark_measures_is_there(name):
 
 def test_lintra_bench_says_where_all_of_them_are():
     assert {*ELSEWHERE, "scaling"} <= BENCHES.keys()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_operations_of_mechanisms_that_see_all_keys_are_those_of_softmax(causal):
+    """14 d a pair. Half as many pairs and no hash make a causal LSH half as costly."""
+    t, d = 64, 8
+    everything = softmax.operations_of("softmax", causal, t, d)
+    assert everything == 14 * d * (t * (t + 1) // 2 if causal else t**2)
+    for name in ("longformer", "bigbird"):  # a window of 256, blocks of 64
+        assert softmax.operations_of(name, causal, t, d) == everything
+    assert softmax.operations_of("performer", causal, t, d) == 6 * 4 * t * d * int(d * math.log(d))
+
+
+def test_operations_of_sparse_mechanisms_grow_with_the_length():
+    """Those of softmax grow with its square, and so do those of Long-Short's causal form, in part."""
+    for name in softmax.NAMES:
+        for causal in modes(name):
+            short, long = (softmax.operations_of(name, causal, t, 64) for t in (4096, 8192))
+            assert 1.99 * short < long < (3.1 if name == "longshort" and causal else 2.1) * short, name
