@@ -280,6 +280,29 @@ def test_exact_topk_keeps_the_largest():
     assert_close(model(x), textbook(model, x, weights), **EXACT)
 
 
+def exact_topk(temperature):
+    inner = AttentionBuilder.from_kwargs(topk=3, softmax_temp=temperature, attention_dropout=0.0)
+    return inner.get("exact-topk")
+
+
+def test_exact_topk_chooses_before_it_scales():
+    """With a temperature below 0 the largest scores are chosen, and of them the smallest weighs most."""
+    q, k, v = draw(3, 2, 11, 3, 4)
+    best = torch.einsum("nlhe,nshe->nhls", q, k).topk(3, -1)
+    weights = torch.zeros(2, 3, 11, 11, dtype=q.dtype).scatter(
+        -1, best.indices, (-0.5 * best.values).softmax(-1)
+    )
+    assert_close(exact_topk(-0.5).double()(q, k, v), torch.einsum("nhls,nshe->nlhe", weights, v), **EXACT)
+
+
+def test_exact_topk_makes_scores_of_16_bits_in_float32():
+    """Rounded to 16 bits, scores of hundreds were off by more than the weights may be."""
+    q, k, v = (x.bfloat16() for x in (8 * draw(3, 2, 11, 3, 64)).unbind(0))
+    inner = exact_topk(None)
+    right = inner(q.float(), k.float(), v.float())
+    assert_close(inner(q, k, v).float(), right, rtol=2**-7, atol=2**-5)
+
+
 @pytest.mark.parametrize("context", [1, 4, 5, 40])
 def test_local_is_a_band(context):
     distance = torch.arange(11)[:, None] - torch.arange(11)

@@ -116,6 +116,14 @@ class InnerAttention(Dispatching):
             self._mechanisms[key] = config(**options).build(causal=causal, **shape).to(q.device)
         return self._mechanisms[key].train(self.training)
 
+    @staticmethod
+    def _read(attention: Attention, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
+        """Return what a bidirectional mechanism gives; as cross-attention, which copies k and v, only where
+        queries and keys are of two sequences."""
+        if real.q is real.k and q.shape[1] == k.shape[1]:
+            return attention(q, k, v, mask=real.q)
+        return attention.cross_attend(q, attention.encode_memory(k, v, real.k), real.q)
+
 
 class MaskedAttention(InnerAttention):
     """Base of the types that compute any mask in one way."""
@@ -153,13 +161,17 @@ class Scored(Dispatching):
 
         -> [n h l s]; 0 where a query sees nothing.
         """
-        options = self._weighing()
-        scores = q * (options["scale"] or q.shape[3] ** -0.5) @ k.mT
+        scores = q * (self._weighing()["scale"] or q.shape[3] ** -0.5) @ k.mT
+        return self._softmax(scores, visible)
+
+    def _softmax(self, scores: Tensor, visible: Tensor | None) -> Tensor:
+        """Return the softmax of scores [... s] that are `visible`, after dropout; 0 where none is."""
+        dropout = self._weighing()["dropout"]
         if visible is None:
-            return functional.dropout(scores.softmax(-1), options["dropout"])
+            return functional.dropout(scores.softmax(-1), dropout)
         blind = ~visible.any(-1, keepdim=True)
         scores = scores.masked_fill(~visible, -torch.inf).masked_fill(blind, 0.0)
-        return functional.dropout(scores.softmax(-1).masked_fill(blind, 0.0), options["dropout"])
+        return functional.dropout(scores.softmax(-1).masked_fill(blind, 0.0), dropout)
 
 
 class ScoredInnerAttention(Scored, InnerAttention):

@@ -48,8 +48,7 @@ class AFTSimpleAttention(InnerAttention):
     """A mean weighted by exp(k_s), over all real keys or those up to a query's own place."""
 
     def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
-        attention = self._mechanism(aft.Config, q, v, causal=False)
-        return attention.cross_attend(q, attention.encode_memory(k, v, real.k), real.q)
+        return self._read(self._mechanism(aft.Config, q, v, causal=False), q, k, v, real)
 
     def _causal(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         if real.k is not None:  # a padded key weighs nothing, a query beside it may be real

@@ -34,9 +34,7 @@ class ClusteredAttention(ScoredInnerAttention):
 
     def _bidirectional(self, q: Tensor, k: Tensor, v: Tensor, real: Real) -> Tensor:
         attention = self._mechanism(clustered.Config, q, v, causal=False, **self._options())
-        if real.q is real.k and q.shape[1] == k.shape[1]:
-            return attention(q, k, v, mask=real.q)
-        return attention.cross_attend(q, attention.encode_memory(k, v, real.k), real.q)
+        return self._read(attention, q, k, v, real)
 
 
 AttentionRegistry.register("clustered", ClusteredAttention, [*CLUSTERED, *SOFTMAX])

@@ -2,11 +2,12 @@
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lintra.compat.fast_transformers._inner import SOFTMAX, MaskedAttention, Real, ScoredInnerAttention, pairs
 from lintra.compat.fast_transformers.attention_registry import AttentionRegistry, Int, Optional
 from lintra.compat.fast_transformers.events import EventDispatcher
+from lintra.ops.autocast import no_autocast
+from lintra.ops.checks import sum_dtype
 
 
 class ExactTopKAttention(MaskedAttention, ScoredInnerAttention):
@@ -25,15 +26,16 @@ class ExactTopKAttention(MaskedAttention, ScoredInnerAttention):
         self.topk = topk
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
-        options = self._weighing()
-        visible = pairs(visible, real.k, q, k)
-        q, k, v = (x.movedim(1, 2) for x in (q * (options["scale"] or q.shape[3] ** -0.5), k, v))
-        scores = (q @ k.mT).masked_fill(~visible, -torch.inf)
+        visible, dtype = pairs(visible, real.k, q, k), sum_dtype(q.dtype)
+        scale = self._weighing()["scale"] or q.shape[3] ** -0.5
+        q, k, v = (x.movedim(1, 2) for x in (q, k, v))
+        with no_autocast(q):
+            scores = (q.to(dtype) @ k.to(dtype).mT).masked_fill(~visible, -torch.inf)
+        # Before they are scaled: a temperature below 0 does not make the smallest the largest.
         best = scores.topk(min(self.topk, k.shape[2]), -1, sorted=False)
-        blind = best.values.amax(-1, keepdim=True) == -torch.inf
-        weights = best.values.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
-        weights = functional.dropout(weights, options["dropout"])
-        return (weights.new_zeros(scores.shape).scatter(-1, best.indices, weights) @ v).movedim(1, 2)
+        weights = self._softmax(scale * best.values, best.values > -torch.inf)
+        weights = weights.new_zeros(scores.shape).scatter(-1, best.indices, weights)
+        return (weights.to(v.dtype) @ v).movedim(1, 2)
 
 
 AttentionRegistry.register("exact-topk", ExactTopKAttention, [("topk", Optional(Int, 32)), *SOFTMAX])
