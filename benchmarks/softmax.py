@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from lintra import ops
-from lintra.attention import bigbird, for_length, load, longshort
+from lintra.attention import bigbird, for_length, load, longshort, lsh
 from lintra.bench import calls, training_step
 from lintra.bench.mechanisms import CAUSAL
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
-from lintra.ops import lsh
+from lintra.ops.lsh import columns
 
 MEASURES = ("lintra/native", "lintra/ops", "lintra/attention")
 NAMES = ("longformer", "bigbird", "longshort", "lsh", "performer")
@@ -108,8 +108,7 @@ def _blocks(sizes: Sizes, inputs: calls.Inputs) -> Counted:
     """The lists of bigbird in both directions, without its global queries."""
     config = for_length(bigbird.Config, sizes.tokens)
     built = config.build(heads=sizes.heads, dim=sizes.dim, causal=False)
-    row = torch.arange(sizes.tokens // config.block)[None]
-    blocks, listed = built.lists(row, torch.full((1, 1), row.shape[1]))
+    blocks, listed = _lists(built, sizes.tokens)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return ops.block_attention(q, k, v, blocks, listed, block=config.block)
@@ -140,8 +139,8 @@ def operations_of(name: str, causal: bool, tokens: int, dim: int) -> float:
     elif name == "lsh":
         keys = config.chunk * (config.look_back + 1 + config.look_ahead)
         pairs = config.rounds * tokens * keys * (0.5 if causal else 1.0)
-        level = max(1, (2 * tokens // config.chunk).bit_length() - 1)
-        hashes = config.rounds * tokens * dim * sum(lsh.columns(level))
+        hash_columns = sum(columns(lsh.highest_level(tokens, config.chunk)))
+        hashes = config.rounds * tokens * dim * hash_columns
     elif name == "performer":
         products = 4 * tokens * dim * config.build(heads=1, dim=dim, causal=causal).features
     return 4 * dim * PASSES["forward + backward"] * pairs + 6 * products + 2 * hashes
@@ -152,12 +151,17 @@ def _bigbird_pairs(config: bigbird.Config, causal: bool, tokens: int) -> int:
     built = config.build(heads=1, dim=2, causal=causal)
     if tokens <= built.full * config.block:  # too few for another set than all of them
         return band_pairs(tokens, tokens, 0 if causal else tokens)
-    row = torch.arange(tokens // config.block)[None]
-    listed = built.lists(row, torch.full((1, 1), row.shape[1]))[1].sum(-1)[0, 0] * config.block**2
+    listed = _lists(built, tokens)[1].sum(-1)[0, 0] * config.block**2
     if causal:
         return int(listed.sum()) + tokens * (config.block + 1) // 2
-    least, most = config.left_blocks, row.shape[1] - built.right
+    least, most = config.left_blocks, len(listed) - built.right
     return int(listed[least:most].sum()) + (config.left_blocks + built.right) * config.block * tokens
+
+
+def _lists(built: bigbird.BigBirdAttention, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return the blocks that every block of queries sees, and which entries count."""
+    row = torch.arange(tokens // built.config.block)[None]
+    return built.lists(row, torch.full((1, 1), row.shape[1]))
 
 
 def _rows(seconds: dict[str, float], pairs: dict[str, int], sizes: Sizes) -> list[Row]:
@@ -179,8 +183,8 @@ def _rows(seconds: dict[str, float], pairs: dict[str, int], sizes: Sizes) -> lis
             what = f"{name}, {CAUSAL[causal]}"
             ratio = seconds[f"SDPA, {CAUSAL[causal]}"] / seconds[what]
             rows.append(Row(f"{what}, forward + backward", 1e3 * seconds[what], "ms"))
-            counted = (operations_of(each, causal, sizes.tokens, sizes.dim) for each in ("softmax", name))
-            bound = next(counted) / next(counted)
+            size = {"causal": causal, "tokens": sizes.tokens, "dim": sizes.dim}
+            bound = operations_of("softmax", **size) / operations_of(name, **size)
             rows.append(Row(f"{what}, forward + backward: SDPA softmax / it", ratio, "x"))
             rows.append(Row(f"{what}, forward + backward: SDPA softmax / it, bound", bound, "x"))
             least = 70 if ratio < ENOUGH else None

@@ -70,6 +70,11 @@ class Config:
         return LshAttention(self, **shape)
 
 
+def highest_level(time: int, chunk: int) -> int:
+    """Return how many buckets sequences of `time` tokens get, 2 a chunk, as the power of two below."""
+    return min(max(1, (2 * time // chunk).bit_length() - 1), LEVELS[-1])
+
+
 class LshState(NamedTuple):
     """u [b s h d], v [b s h e] in the dtype they came in; bucket [b s h r l] for each number of buckets there
     may be; real [b s]."""
@@ -172,5 +177,5 @@ class LshAttention(ScoredAttention):
         """The numbers of buckets, as powers of two, that sequences of `time` tokens less padding may need."""
         if self.config.buckets is not None:
             return self.levels
-        highest = min(max(1, (2 * time // self.config.chunk).bit_length() - 1), LEVELS[-1])
+        highest = highest_level(time, self.config.chunk)
         return list(range(1 if mask is not None else highest, highest + 1))
