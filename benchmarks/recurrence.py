@@ -5,9 +5,9 @@ without a GPU (`pip install transformers`) and onnxruntime's com.microsoft.Linea
 (`pip install 'lintra[onnx]'`); and a copy of the state, which bounds the decoding of one token.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -155,31 +155,20 @@ def _both(name: str, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
     return {f"{name}, forward": forward, f"{name}, forward + backward": both}
 
 
-@contextmanager
-def _without(*packages: str) -> Iterator[None]:
-    """Run the body as if packages were not installed: transformers calls them where they are."""
-    before = {name: sys.modules.get(name) for name in packages}
-    sys.modules.update(dict.fromkeys(packages))  # pyright: ignore (None: it cannot be imported)
-    try:
-        yield
-    finally:
-        for name, module in before.items():
-            del sys.modules[name]
-            if module is not None:
-                sys.modules[name] = module
+def fallback(family: str, name: str) -> Callable[..., Any]:
+    """Return a function of a family of transformers as it computes where no package has a kernel for it."""
+    return inspect.unwrap(getattr(import_module(f"transformers.models.{family}.modeling_{family}"), name))
 
 
 def _others(rule: str, shape: tuple[int, int, int]) -> dict[str, Callable[..., Tensor]]:
     """Return what transformers computes without a GPU; nothing where it is not installed."""
     if find_spec("transformers") is None:
         return {}
-    family, name = {
+    names = {
         "gated delta": ("qwen3_next", "torch_chunk_gated_delta_rule"),
         "KDA": ("kimi_linear", "chunk_kimi_delta_attention"),
-    }[rule]
-    with _without("fla", "causal_conv1d"):
-        module = import_module(f"transformers.models.{family}.modeling_{family}")
-    function: Any = getattr(module, name)
+    }
+    function = fallback(*names[rule])
     return {"transformers": lambda q, k, v, log_decay, beta: function(q, k, v, g=log_decay, beta=beta)[0]}
 
 
@@ -239,9 +228,7 @@ def _decoding(sizes: Sizes) -> Work:
         kept = kv.clone()
         work["decode in place"] = lambda: recurrence.forward(*step, kept, None, None, 1.0, False, out=kept)
     if find_spec("transformers") is not None:
-        with _without("fla", "causal_conv1d"):
-            module = import_module("transformers.models.qwen3_next.modeling_qwen3_next")
-        function: Any = module.torch_recurrent_gated_delta_rule
+        function = fallback("qwen3_next", "torch_recurrent_gated_delta_rule")
         given = {"g": log_decay, "beta": beta, "initial_state": kv, "output_final_state": True}
         work["decode, transformers"] = lambda: function(q, k, v, **given)
     return {name: torch.inference_mode()(call) for name, call in work.items()}
@@ -275,8 +262,9 @@ def _scans(sizes: Sizes) -> Work:
         work["scan, decode in place"] = lambda: scan.forward(*step, kept, *options, out=kept)
     if find_spec("transformers") is None:
         return work
-    with _without("mamba_ssm", "causal_conv1d"):
-        module: Any = import_module("transformers.models.mamba.modeling_mamba")
+    scan_all, update = (
+        fallback("mamba", name) for name in ("mamba_selective_scan", "mamba_selective_state_update")
+    )
     first, rates, A_, B_, C_, D_, gate, bias_ = (x.detach() for x in inputs)
     columns = [x.mT.contiguous() for x in (first, rates, gate)]
     weights = {"D": D_, "z": columns[2], "delta_bias": bias_, "delta_softplus": True}
@@ -284,8 +272,8 @@ def _scans(sizes: Sizes) -> Work:
     given = {"D": D, "z": z[:, 0], "dt_bias": bias, "dt_softplus": True}
     one = (u[:, 0], dt[:, 0], A, B[:, 0], C[:, 0])
     others = {
-        "scan, transformers, forward": lambda: module.mamba_selective_scan(*loop, **weights),
-        "scan, transformers, decode": lambda: module.mamba_selective_state_update(other, *one, **given),
+        "scan, transformers, forward": lambda: scan_all(*loop, **weights),
+        "scan, transformers, decode": lambda: update(other, *one, **given),
     }
     found = others["scan, transformers, forward"]().mT
     torch.testing.assert_close(found, scanned(*inputs).detach(), rtol=1e-3, atol=1e-3)

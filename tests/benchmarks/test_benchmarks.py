@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import browser, drift, generation, gpu, gpu_recurrence, roofline, runtime, softmax
+from benchmarks import browser, drift, generation, gpu, gpu_recurrence, recurrence, roofline, runtime, softmax
 from benchmarks.__main__ import BENCHES, main
 from lintra import checkpoint
 from lintra.attention import linear
@@ -262,13 +262,23 @@ def test_what_a_benchmark_measures_is_there(name):
     assert all((ROOT / path).exists() for path in import_module(f"benchmarks.{name}").MEASURES)
 
 
+def test_the_fallbacks_of_transformers_are_its_own():
+    """Whatever was imported before: a package's kernels, which need a GPU, stand around them."""
+    module = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
+    names = [name for name in dir(module) if name.startswith("torch_")]
+    assert names
+    for name in names:
+        found = recurrence.fallback("qwen3_next", name)
+        assert found.__code__.co_filename == module.__file__, name
+
+
 def test_lintra_bench_says_where_all_of_them_are():
     assert {*ELSEWHERE, "scaling"} <= BENCHES.keys()
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_operations_of_mechanisms_that_see_all_keys_are_those_of_softmax(causal):
-    """14 d a pair. Half as many pairs and no hash make a causal LSH half as costly."""
+    """14 d a pair; of Performer, 6 a multiplication and addition of four products with its features."""
     t, d = 64, 8
     everything = softmax.operations_of("softmax", causal, t, d)
     assert everything == 14 * d * (t * (t + 1) // 2 if causal else t**2)
