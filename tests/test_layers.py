@@ -31,7 +31,13 @@ ORDER = [
 ]
 RANK = {name: i for i, names in enumerate(ORDER) for name in names}
 # used by these neighbours of the same rank
-FREE = {"pictures": {"bench", "evaluate", "demo"}, "bench": {"demo"}, "export": {"web"}, "runtime": {"web"}}
+FREE = {
+    "compat": {"hf"},
+    "pictures": {"bench", "evaluate", "demo"},
+    "bench": {"demo"},
+    "export": {"web"},
+    "runtime": {"web"},
+}
 
 
 def part(file: Path) -> str:

@@ -2,7 +2,8 @@
 
     model = LintraForCausalLM(LintraConfig(vocab_size=256, attention="performer"))
 
-Importing this package registers them with AutoConfig and the AutoModels; loading one needs no remote code.
+Importing this package registers them with AutoConfig and the AutoModels; loading one needs no remote code. It
+registers lintra's attention with transformers too, for the models of `lintra.compat.transformers`.
 """
 
 try:
@@ -18,14 +19,14 @@ except ImportError as error:
         "lintra.hf needs transformers: pip install 'lintra[hf]'", name="transformers"
     ) from error
 
-from lintra.hf.attention import register_attention
+from lintra.compat.transformers.attention import register_attention
+from lintra.compat.transformers.cache import StateCache, cache_for
+from lintra.compat.transformers.pretrained import encoder_from_pretrained
 from lintra.hf.cache import LintraCache
 from lintra.hf.causal import LintraForCausalLM
 from lintra.hf.config import LintraConfig
 from lintra.hf.convert import from_hf, to_hf
 from lintra.hf.encoders import LintraForMaskedLM, LintraForSequenceClassification, LintraModel
-from lintra.hf.pretrained import encoder_from_pretrained
-from lintra.hf.state_cache import StateCache, cache_for
 
 __all__ = [
     "LintraCache",

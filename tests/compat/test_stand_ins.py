@@ -125,6 +125,21 @@ lintra.compat.install("mamba_ssm")
     assert "must come before whatever imports it" in done.stderr
 
 
+def test_transformers_stays_itself():
+    """Its name below lintra.compat is that of a package which uses it, and stands in for nothing."""
+    program = """
+import lintra.compat
+print(*lintra.compat.install())
+import transformers, lintra.hf
+print(transformers.__name__, lintra.hf.register_attention.__module__)
+lintra.compat.uninstall()
+assert sys.modules["transformers"] is transformers
+"""
+    first, second = printed("import sys" + program).splitlines()
+    assert first == "fla mamba_ssm causal_conv1d"
+    assert second == "transformers lintra.compat.transformers.attention"
+
+
 def test_another_package_is_refused():
     with pytest.raises(ValueError, match="packages must be of fla, mamba_ssm, causal_conv1d; got flash_attn"):
         lintra.compat.install("flash_attn")

@@ -34,8 +34,8 @@ from transformers.masking_utils import find_packed_sequence_indices
 
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
-from lintra.hf.state_cache import owner
-from lintra.hf.visible import Visible, visible
+from lintra.compat.transformers.cache import owner
+from lintra.compat.transformers.masking import Visible, visible
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
 

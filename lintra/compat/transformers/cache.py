@@ -108,7 +108,7 @@ def cache_for(model: torch.nn.Module) -> StateCache:
     """Return an empty cache for `model.generate(..., past_key_values=cache_for(model))`.
 
     Raises ValueError unless the model was built with attention of lintra that has a recurrent form."""
-    from lintra.hf.attention import configured
+    from lintra.compat.transformers.attention import configured
 
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     config = configured(name)

@@ -8,8 +8,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import lintra.hf  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, softmax  # noqa: E402
-from lintra.hf.attention import attend  # noqa: E402
-from lintra.hf.visible import Visible  # noqa: E402
+from lintra.compat.transformers.attention import _registered, attend, configured  # noqa: E402
+from lintra.compat.transformers.masking import Visible  # noqa: E402
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 128, "initializer_range": 0.3}
@@ -244,7 +244,10 @@ def test_half_precision_and_autocast():
 @pytest.fixture
 def registered():
     yield lintra.hf.register_attention
-    for mapping in (transformers.AttentionInterface._global_mapping, lintra.hf.attention._registered):
+    for mapping in (
+        transformers.AttentionInterface._global_mapping,
+        _registered,
+    ):
         mapping.pop("lintra-mine", None)
     transformers.AttentionMaskInterface._global_mapping.pop("lintra-mine", None)
 
@@ -319,6 +322,6 @@ def test_masks_of_any_form_are_served_exactly():
 
 
 def test_softmax_by_name_is_lintra():
-    assert lintra.hf.attention.configured("lintra") == softmax.Config()
+    assert configured("lintra") == softmax.Config()
     a, b = (build("Mistral", x)(tokens()).logits for x in ("lintra", "lintra-softmax"))
     assert_close(a, b, rtol=0, atol=0)
