@@ -19,8 +19,8 @@ except ImportError as error:
         "lintra.hf needs transformers: pip install 'lintra[hf]'", name="transformers"
     ) from error
 
-from lintra.compat.transformers.attention import register_attention
-from lintra.compat.transformers.cache import StateCache, cache_for
+from lintra.compat.transformers.attention import cache_for, register_attention
+from lintra.compat.transformers.cache import StateCache
 from lintra.compat.transformers.pretrained import encoder_from_pretrained
 from lintra.hf.cache import LintraCache
 from lintra.hf.causal import LintraForCausalLM

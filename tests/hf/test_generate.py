@@ -167,7 +167,7 @@ def test_a_cache_answers_what_transformers_asks():
     assert not cache.is_croppable
     assert not cache.is_compileable
     build()(tokens(2, 5), past_key_values=cache, use_cache=True)
-    assert cache.get_mask_sizes(3, 0) == (8, 0)
+    assert cache.get_mask_sizes(3, 0) == (3, 5)
     cache.crop(0)
     with pytest.raises(ValueError, match=r"return to a copy\.copy"):
         cache.crop(1)

@@ -34,7 +34,7 @@ from transformers.masking_utils import find_packed_sequence_indices
 
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
-from lintra.compat.transformers.cache import owner
+from lintra.compat.transformers.cache import StateCache, owner
 from lintra.compat.transformers.masking import Visible, visible
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
@@ -66,6 +66,23 @@ def configured(name: str | None) -> AttentionConfig | None:
         return _registered.get(name or "")
     own = "softmax" if name == PREFIX else name.removeprefix(f"{PREFIX}-")
     return mechanisms.load(own).Config() if own != name and own in mechanisms.names() else None
+
+
+def cache_for(model: nn.Module) -> StateCache:
+    """Return an empty cache for `model.generate(..., past_key_values=cache_for(model))`.
+
+    Raises ValueError unless the model was built with attention of lintra that has a recurrent form."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    config = configured(name)
+    if config is None:
+        raise ValueError(
+            f"cache_for needs a model with attn_implementation='lintra' or 'lintra-...', got {name!r}"
+        )
+    with torch.device("meta"):
+        mechanism = config.build(heads=1, dim=2, causal=True)
+    if not mechanism.can.recurrent:
+        raise ValueError(f"attention {mechanism.name!r} has no recurrent form, and so no state")
+    return StateCache()
 
 
 def attend(

@@ -1,8 +1,8 @@
-"""A cache of transformers that keeps the states of mechanisms in place of keys and values."""
+"""Caches of transformers that keep states in place of keys and values."""
 
+import copy
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -12,16 +12,58 @@ from lintra.ops.layout import Layout
 _OWNER = "lintra_layer"  # the attribute of keys by which attention finds the layer they passed
 
 
-class StateLayer(CacheLayerMixin):
+class StateHolder:
+    """A `state` (None: before any token) and `length`, the tokens so far with padding, for transformers.
+
+    Each call of a model puts a new state in place of the old, whose tensors are never written into: a
+    `copy.copy` keeps a place to come back to.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.state: State | None = None
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors of the state."""
+        return 0 if self.state is None else sum(x.nbytes for x in leaves(self.state))
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return query_length, self.length  # keys of new tokens alone, and what is before them
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1  # without end, as transformers writes it
+
+    def reset(self) -> None:
+        self.state, self.length = None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Raises ValueError unless there is nothing to remove: a state does not hold its past."""
+        if tokens_to_remove:
+            raise ValueError("a state cannot go back to an earlier token: return to a copy.copy of the cache")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the sequences of these numbers [b], as beam search does."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.state is not None:
+            self.state = map_state(lambda x: x[indices.to(x.device)], self.state)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.state is not None:
+            self.state = map_state(lambda x: x.repeat_interleave(repeats, 0), self.state)
+
+
+class StateLayer(StateHolder, CacheLayerMixin):
     """The state of one layer. `update` hands the new keys through; attention then asks `extend`."""
 
-    is_sliding = False
     supports_early_init = False
-
-    def __init__(self, **_: Any):
-        super().__init__()
-        self.state: State | None = None
-        self.seen, self.waiting = 0, False
+    waiting = False  # for attention to take the tokens of the last update
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -49,75 +91,37 @@ class StateLayer(CacheLayerMixin):
         if self.state is None:
             self.state = mechanism.start(q.shape[0], device=q.device, dtype=q.dtype)
         y, self.state = mechanism.extend(q, k, v, self.state, layout=layout)
-        self.seen, self.waiting = self.seen + q.shape[1], False
+        self.length, self.waiting = self.length + q.shape[1], False
         return layout.zero(y)
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, self.seen
-
-    def get_seq_length(self) -> int:
-        return self.seen
-
-    def get_max_length(self) -> int:
-        return -1
-
     def reset(self) -> None:
-        self.state, self.seen, self.waiting = None, 0, False
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Raises NotImplementedError: a state cannot forget its last tokens."""
-        if tokens_to_remove:
-            raise NotImplementedError(f"a state has no tokens to remove, got {tokens_to_remove}")
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        if self.state is not None:
-            self.state = map_state(lambda x: x.repeat_interleave(repeats, 0), self.state)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        if self.state is not None:
-            self.state = map_state(lambda x: x[indices.to(x.device)], self.state)
+        super().reset()
+        self.waiting = False
 
 
 class StateCache(Cache):
     """The states of all layers of a model built with attn_implementation="lintra-<mechanism>".
 
     `past_key_values` of a forward or of `generate`. Where the mechanism's state is constant, decoding takes
-    as much time and memory after 64,000 tokens as after one. A sequence that has begun goes on; it cannot be
-    cropped, so that assisted decoding refuses it."""
+    as much time and memory after 64,000 tokens as after one. A state cannot be cropped: assisted decoding
+    refuses it, and `copy.copy(cache)` keeps a place to come back to."""
+
+    layers: list[StateLayer]
 
     def __init__(self):
         super().__init__(layer_class_to_replicate=StateLayer)
 
+    def __copy__(self) -> "StateCache":
+        other = type(self)()
+        other.layers = [copy.copy(layer) for layer in self.layers]
+        return other
+
+    @property
     def nbytes(self) -> int:
-        """Return the bytes of all states."""
-        states = [layer.state for layer in self.layers if isinstance(layer, StateLayer)]
-        return sum(
-            x.numel() * x.element_size() for state in states if state is not None for x in leaves(state)
-        )
+        """The bytes of all states."""
+        return sum(layer.nbytes for layer in self.layers)
 
 
 def owner(keys: Tensor) -> StateLayer | None:
     """Return the layer of a StateCache that handed these keys through; None: there is no such cache."""
     return getattr(keys, _OWNER, None)
-
-
-def cache_for(model: torch.nn.Module) -> StateCache:
-    """Return an empty cache for `model.generate(..., past_key_values=cache_for(model))`.
-
-    Raises ValueError unless the model was built with attention of lintra that has a recurrent form."""
-    from lintra.compat.transformers.attention import configured
-
-    name = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    config = configured(name)
-    if config is None:
-        raise ValueError(
-            f"cache_for needs a model with attn_implementation='lintra' or 'lintra-...', got {name!r}"
-        )
-    with torch.device("meta"):
-        mechanism = config.build(heads=1, dim=2, causal=True)
-    if not mechanism.can.recurrent:
-        raise ValueError(f"attention {mechanism.name!r} has no recurrent form, and so no state")
-    return StateCache()

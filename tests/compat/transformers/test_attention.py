@@ -1,5 +1,7 @@
 """Models of transformers with attention of lintra: the function they had, or the mechanism's."""
 
+import copy
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -172,7 +174,7 @@ def test_a_state_does_not_grow(mechanism):
     cache = lintra.hf.cache_for(model)
     for part in tokens(2, 60).split([50, 9, 1], 1):
         model(part, past_key_values=cache)
-        sizes.append(cache.nbytes())
+        sizes.append(cache.nbytes)
     assert len(set(sizes)) == 1
     assert cache.get_seq_length() == 60
 
@@ -187,10 +189,20 @@ def test_a_state_is_taken_up_again_and_selected():
     rest = model(x[:, 11:].flip(0), past_key_values=cache).logits.flip(0)
     assert_close(torch.cat((first, rest), 1), whole, **SAME)
     cache.crop(0)
-    with pytest.raises(NotImplementedError, match="no tokens to remove"):
+    with pytest.raises(ValueError, match=r"return to a copy\.copy"):
         cache.crop(-1)
     cache.reset()
     assert_close(model(x, past_key_values=cache).logits, whole, **SAME)
+
+
+def test_a_copy_of_a_cache_is_a_place_to_come_back_to():
+    model, x = build("Llama", "lintra-linear"), tokens(2, 15)
+    cache = lintra.hf.cache_for(model)
+    model(x[:, :11], past_key_values=cache)
+    kept = copy.copy(cache)
+    once, again = (model(x[:, 11:], past_key_values=each).logits for each in (cache, copy.copy(kept)))
+    assert_close(once, again, rtol=0, atol=0)
+    assert (cache.get_seq_length(), kept.get_seq_length()) == (15, 11)
 
 
 def test_what_stands_in_padding_changes_nothing():
