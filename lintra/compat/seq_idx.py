@@ -1,5 +1,4 @@
-"""Packed sequences as Mamba's packages write them: the number of its sequence for every token, `seq_idx` [b
-t]."""
+"""Packed sequences by `seq_idx` [b t], the number of each token's sequence, as in Mamba's packages."""
 
 from typing import NamedTuple
 
@@ -8,6 +7,7 @@ from torch import Tensor
 
 from lintra.compat.arguments import integers
 from lintra.ops import Layout
+from lintra.ops.layout import sequence_bounds
 
 
 class Packing(NamedTuple):
@@ -27,12 +27,9 @@ class Packing(NamedTuple):
         integers("seq_idx", seq_idx, "b t", {"b": b, "t": t}, x, name)
         if t < 1:
             raise ValueError(f"{name} must have at least 1 token with seq_idx, got shape {list(x.shape)}")
-        starts = torch.cat((seq_idx.new_ones(b, 1, dtype=torch.bool), seq_idx[:, 1:] != seq_idx[:, :-1]), 1)
-        begins = starts.flatten().nonzero()[:, 0]
-        cu_seqlens = torch.cat((begins, begins.new_full((1,), b * t)))
-        counts = starts.sum(1).cumsum(0)  # sequences up to the end of each row
-        first = torch.cat((counts.new_zeros(1), counts[:-1]))
-        return cls(Layout(1, b * t, x.device, cu_seqlens=cu_seqlens), first, counts - 1)
+        cu_seqlens = sequence_bounds(seq_idx)
+        ends = torch.searchsorted(cu_seqlens, torch.arange(b + 1, device=x.device) * t)  # of rows, among them
+        return cls(Layout(1, b * t, x.device, cu_seqlens=cu_seqlens), ends[:-1], ends[1:] - 1)
 
 
 def flat(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the Hugging Face classes share: a network of lintra.models in `model`, and what `forward` takes."""
+"""Base of the Hugging Face classes: a network of lintra.models in `model`, and the inputs of `forward`."""
 
 import copy
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from lintra.hf.config import LintraConfig
 from lintra.ops import checks
+from lintra.ops.layout import locate, sequence_bounds
 
 _LOSS = ("num_items_in_batch", "ignore_index", "shift_labels")  # keywords of a loss
 _AGAIN = ("cu_seq_lens_k", "max_length_q", "max_length_k")  # what cu_seq_lens_q says already
@@ -110,7 +111,7 @@ def layout_of(
     if asked:
         raise TypeError(f"forward takes no {', '.join(asked)}")
     if cu_seqlens is None and position is not None:
-        cu_seqlens = _bounds(position, input_ids)
+        cu_seqlens = _cu_seqlens(position, input_ids.shape[1])
     if attention_mask is None:
         return {"mask": None, "cu_seqlens": cu_seqlens}
     b, t = input_ids.shape
@@ -121,13 +122,12 @@ def layout_of(
     return {"mask": None if checks.readable(mask) and bool(mask.all()) else mask, "cu_seqlens": cu_seqlens}
 
 
-def _bounds(position: Tensor, input_ids: Tensor) -> Tensor:
+def _cu_seqlens(position: Tensor, time: int) -> Tensor:
     """Return cu_seqlens [n+1] of packed sequences by the positions [1 t] of their tokens."""
-    places = torch.arange(input_ids.shape[1], device=position.device)
-    first = position == 0
-    begin = torch.where(first, places, 0).cummax(-1).values
-    if position.shape != (1, len(places)) or bool((places - begin != position).any()):
-        raise ValueError(
-            "position_ids must be [1 t], from 0 in each packed sequence: others are counted by attention_mask"
-        )
-    return torch.cat((places[first[0]], places.new_tensor([len(places)])))
+    if position.shape == (1, time):
+        cu_seqlens = sequence_bounds((position == 0).cumsum(1))
+        if bool((locate(cu_seqlens, time)[1] == position).all()):
+            return cu_seqlens
+    raise ValueError(
+        "position_ids must be [1 t], from 0 in each packed sequence: others are counted by attention_mask"
+    )

@@ -223,6 +223,15 @@ def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t
     return sequence, places - cu_seqlens[sequence]
 
 
+def sequence_bounds(number: Int[Tensor, "b t"]) -> Int[Tensor, "bounds"]:
+    """Return cu_seqlens [n+1] of rows laid end to end, given the number of each token's sequence.
+
+    A sequence ends where its number changes, and with its row. Where values cannot be read, it is an error.
+    """
+    begins = torch.nn.functional.pad(number.diff(dim=1) != 0, (1, 0), value=True).flatten().nonzero()[:, 0]
+    return torch.cat((begins, begins.new_full((1,), number.numel())))
+
+
 def _pad_all(cu_seqlens: Tensor, time: int) -> Padded:
     """One bucket of all sequences in their order.
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from lintra import native
 from lintra.ops import LinearState, linear_attention
-from lintra.ops.layout import SHORT, Layout
+from lintra.ops.layout import SHORT, Layout, sequence_bounds
 from tests.ops.test_linear_attention import COMPILERS, EXACT, FAST, accepted, draw, flat, needs_native, uneven
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 40, 70]), min_size=1, max_size=6)
@@ -59,6 +59,15 @@ def test_padded_and_packed_again_is_the_same(make, lengths):
 def test_buckets_waste_no_more_than_there_is(lengths):
     padded = sum(each.rows * each.time for each in layout(lengths).pad_bucketed().layouts)
     assert padded <= 2 * sum(lengths) + SHORT * len(lengths)
+
+
+@given(rows=st.lists(LENGTHS.map(lambda x: [max(n, 1) for n in x]), min_size=1, max_size=3))
+def test_bounds_are_where_numbers_change_and_rows_end(rows):
+    """Whatever the numbers are, equal ones at the end of a row and the beginning of the next included."""
+    time = max(map(sum, rows))
+    rows = [[*row, time - sum(row)] if sum(row) < time else row for row in rows]
+    number = torch.stack([(torch.arange(len(row)) % 2).repeat_interleave(torch.tensor(row)) for row in rows])
+    assert sequence_bounds(number).tolist() == places([n for row in rows for n in row]).tolist()
 
 
 def test_where_tokens_are():

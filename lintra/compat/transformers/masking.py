@@ -1,4 +1,4 @@
-"""Which keys a query sees, told once for all layers of a model of transformers, without a t x t mask."""
+"""The mask function of lintra's attention in transformers: the keys a query sees, without a t x t mask."""
 
 from collections.abc import Callable
 from types import FunctionType
@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import masking_utils as masks
 
 from lintra.ops import checks
-from lintra.ops.layout import Layout
+from lintra.ops.layout import Layout, sequence_bounds
 
 
 class Visible(NamedTuple):
     """The queries are the last t of s keys; each sees those of its sequence, up to itself where causal.
 
     window: keys a query sees, its own included; None: all. mask [b s]: True for real keys; None: all are.
-    sequence [b t]: the number of each token's packed sequence, never decreasing; None: nothing is packed.
+    sequence [b t]: the number of each token's packed sequence, neighbours differ; None: nothing is packed.
     size: t, s and the device, where a mask function knows them.
     """
 
@@ -34,11 +34,7 @@ class Visible(NamedTuple):
     def layout(self, q: Tensor) -> Layout:
         """Return the layout of the queries [b t ...]; packed rows are one row of b * t tokens."""
         if self.sequence is not None:
-            row = torch.arange(q.shape[0], device=q.device)[:, None]
-            number = (self.sequence + row * (self.sequence.max() + 1)).flatten()
-            first = torch.nn.functional.pad(number.diff() != 0, (1, 0), value=True)
-            ends = torch.tensor([number.numel()], device=q.device)
-            return Layout(1, number.numel(), q.device, cu_seqlens=torch.cat((first.nonzero()[:, 0], ends)))
+            return Layout(1, self.sequence.numel(), q.device, cu_seqlens=sequence_bounds(self.sequence))
         mask = None if self.mask is None else self.mask[:, -q.shape[1] :]
         return Layout(q.shape[0], q.shape[1], q.device, mask=mask)
 
@@ -73,29 +69,22 @@ def visible(
     at_end = bool(q_offset + q_length == kv_offset + kv_length)  # not so in a static cache
     number = torch.empty(0)
     for function, causal, width in kinds:
-        packed = masks.packed_sequence_compatibility_function(function, number, number)
         if (at_end or not causal) and _alike(mask_function, function):
             real = masks.prepare_padding_mask(attention_mask, kv_length, kv_offset)
             real = None if real is None else real[:, kv_offset : kv_offset + kv_length]
             if real is not None and checks.readable(real) and bool(real.all()):
                 real = None
             return Visible(causal, width, real, size=(q_length, kv_length, device))
+        packed = masks.packed_sequence_compatibility_function(function, number, number)
         if causal and attention_mask is None and _alike(mask_function, packed):
-            # Who does not see the token before itself begins a sequence.
-            row, place = (
-                torch.arange(batch_size, device=device)[:, None],
-                torch.arange(1, q_length, device=device),
-            )
+            row = torch.arange(batch_size, device=device)[:, None]
+            place = torch.arange(1, q_length, device=device)
+            # A token that does not see the one before it begins a sequence.
             begins = ~mask_function(row, 0, place, place - 1)
-            return Visible(True, width, None, torch.nn.functional.pad(begins, (1, 0)).cumsum(1))
-    options |= {
-        "q_offset": q_offset,
-        "kv_offset": kv_offset,
-        "mask_function": mask_function,
-        "device": device,
-    }
+            return Visible(True, width, sequence=torch.nn.functional.pad(begins, (1, 0)).cumsum(1))
     options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-    mask = masks.sdpa_mask(batch_size, q_length, kv_length, attention_mask=attention_mask, **options)
+    given = (batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask)
+    mask = masks.sdpa_mask(*given, device=device, **options)
     assert mask is not None
     return mask
 
