@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lintra import checkpoint
+from lintra.compat.transformers.pretrained import load_whole
 from lintra.hf.base import LintraPreTrainedModel
 from lintra.hf.causal import LintraForCausalLM
 from lintra.hf.config import LintraConfig
@@ -36,7 +37,7 @@ def from_hf(model: LintraPreTrainedModel | str | Path) -> Any:
     evaluation mode; the two share no memory.
 
     Raises TypeError for a model of another package, such as one with adapters that are not merged, and
-    ValueError for a folder without an architecture of this one.
+    ValueError for a folder without an architecture of this one, or that lacks weights of it.
     """
     found: Any = _load(model) if isinstance(model, str | Path) else model
     if not isinstance(found, _CLASSES):
@@ -67,7 +68,7 @@ def _load(folder: str | Path) -> Any:
     found = (LintraConfig.from_pretrained(folder).architectures or ["none"])[0]
     if found not in names:
         raise ValueError(f"{folder} must hold one of {', '.join(names)}, got {found}")
-    return names[found].from_pretrained(folder)
+    return load_whole(names[found], folder)
 
 
 def _renamed(model: nn.Module, prefixes: dict[str, str]) -> dict[str, Tensor]:

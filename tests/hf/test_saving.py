@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -250,3 +251,14 @@ def test_folders_of_others_are_refused(tmp_path):
         hf.from_hf(tmp_path)
     with pytest.raises(checkpoint.Error, match=r"does not exist"):
         hf.to_hf(tmp_path / "nothing")
+
+
+def test_a_folder_that_lacks_weights_is_refused(tmp_path):
+    """transformers alone initialises them, as it does a new head."""
+    build().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    lost = [name for name in tensors if name.startswith(("model.blocks.1.", "lm_head."))]
+    save_file({name: x for name, x in tensors.items() if name not in lost}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="must hold all weights of LintraForCausalLM, but lacks") as error:
+        hf.from_hf(tmp_path)
+    assert all(name in str(error.value) for name in lost)

@@ -29,16 +29,17 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
     token classification, or question answering (not BigBird's, whose head is a layer of its own); or where
     `from_pretrained` finds one. Tokens are called with `mask` where theirs have `attention_mask`, types with
     `token_types`, and global tokens with `global_mask` for `global_attention_mask`.
-    Raises ValueError for another model and for what lintra's encoder has no form of.
+    Raises ValueError for another model, for what lintra's encoder has no form of, and for a folder that lacks
+    weights of its model, those of a pooler excepted.
     """
     if not isinstance(model, PreTrainedModel):
         named = AutoConfig.from_pretrained(model)
         name = (named.architectures or ["AutoModel"])[0]
         _check_kind(named, name)
-        kind: Any = getattr(transformers, name, None)
+        kind = getattr(transformers, name, None)
         if not hasattr(kind, "from_pretrained"):
             raise ValueError(f"architectures must name a model of transformers, got {name}")
-        model = kind.from_pretrained(model)
+        model = load_whole(kind, model)
     assert isinstance(model, PreTrainedModel)
     _check_kind(model.config, type(model).__name__)
     base: Any = getattr(model, model.base_model_prefix, model)
@@ -52,6 +53,20 @@ def encoder_from_pretrained(model: PreTrainedModel | str | Path) -> Encoder:
         tensors |= {f"blocks.{i}.{name}": x for name, x in _block(layer).items()}
     ours.load_state_dict(tensors)
     return ours.to(model.device).eval()
+
+
+def load_whole(kind: Any, place: str | Path) -> Any:
+    """Return `kind.from_pretrained(place)`, in which nothing is left as transformers initialised it.
+
+    Raises ValueError, naming the tensors, where weights are missing; a pooler's may be.
+    """
+    model, found = kind.from_pretrained(place, output_loading_info=True)
+    if missing := sorted(x for x in found["missing_keys"] if "pooler" not in x.split(".")):
+        raise ValueError(
+            f"{place} must hold all weights of {kind.__name__}, but lacks {', '.join(missing)}; a head alone "
+            "that is not there can be left out: load the base model"
+        )
+    return model
 
 
 def _check_kind(config: Any, name: str) -> None:

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -216,6 +217,37 @@ def test_folders_dtypes_and_our_own_checkpoints(name, options, tmp_path):
     assert_close(checkpoint.load(tmp_path / "ours")(x), ours(x), rtol=0, atol=0)
     ours.train()(x).sum().backward()
     assert all(x.grad is not None for n, x in ours.named_parameters() if "global" not in n)
+
+
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
+@pytest.mark.parametrize(
+    ("name", "options"), [("Longformer", LONGFORMER), ("Nystromformer", NYSTROM), ("BigBird", BIGBIRD)]
+)
+def test_a_folder_that_lacks_weights_is_refused(name, options, head, tmp_path):
+    """All but a pooler's, which ours does not have."""
+    model, file = build(name, options, head).float(), tmp_path / "model.safetensors"
+    model.save_pretrained(tmp_path)
+    tensors, x = load_file(file), tokens(2, 24)
+    without = {name: y for name, y in tensors.items() if "pooler" not in name}
+    save_file(without, file, {"format": "pt"})
+    assert_close(encoder_from_pretrained(tmp_path)(x), encoder_from_pretrained(model)(x), rtol=0, atol=0)
+    lost = [name for name in without if "layer.1.output.dense" in name or "transform" in name]
+    assert len(lost) >= 2
+    save_file({name: y for name, y in without.items() if name not in lost}, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"must hold all weights of {name}{head}, but lacks") as error:
+        encoder_from_pretrained(tmp_path)
+    assert all(name in str(error.value) for name in lost)
+    assert "pooler" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "options"), [("Longformer", LONGFORMER), ("BigBird", BIGBIRD)])
+def test_a_folder_of_a_bare_model_has_no_head(name, options, tmp_path):
+    build(name, options).float().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [f"{name}ForMaskedLM"]}))
+    with pytest.raises(ValueError, match=r"dense\.weight.*; a head alone that is not there"):
+        encoder_from_pretrained(tmp_path)
+    assert encoder_from_pretrained(transformers.AutoModel.from_pretrained(tmp_path)).config.outputs is None
 
 
 @pytest.mark.parametrize(
