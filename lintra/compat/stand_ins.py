@@ -1,11 +1,14 @@
 """Programs that import fla, mamba_ssm or causal_conv1d find lintra's CPU kernels under these names."""
 
+import multiprocessing
 import sys
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing import spawn
 from pkgutil import walk_packages
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -38,6 +41,26 @@ def install(*packages: str) -> dict[str, str]:
             stacklevel=2,
         )
     return done
+
+
+class _Everywhere:
+    """Call `install_everywhere` in the process where this is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return install_everywhere, ()
+
+
+def install_everywhere() -> None:
+    """Install the stand-ins here, and in the processes of multiprocessing before they import the program.
+
+    A process that is forked has them. One that is spawned, or comes from a server, reads its preparation data
+    first, and imports the program's file then.
+    """
+    install()
+    prepare = spawn.get_preparation_data
+    spawn.get_preparation_data = lambda name: prepare(name) | {"lintra": _Everywhere()}
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload([])  # not the program: the server itself has no stand-ins
 
 
 def uninstall() -> None:

@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import py_compile
 import subprocess
 import sys
+import zipfile
 
 import pytest
 
@@ -194,7 +196,88 @@ def test_a_program_finds_what_is_beside_it_and_not_what_is_where_it_is_called(tm
     assert done.stderr.endswith("No module named 'elsewhere'\n")
 
 
-@pytest.mark.parametrize(("args", "code"), [([], 2), (["--help"], 0), (["nothing.py"], 2)])
+CLASSES = """
+import atexit, pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import torch.utils.data
+from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, i):
+        return Point(i)
+
+def copied(point, *where):
+    return pickle.loads(pickle.dumps(point))
+
+def in_a_process(point):
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(copied, point).result()
+
+if __name__ == "__main__":
+    atexit.register(lambda: print("at exit", copied(Point(1)).x))
+    print("here", copied(Point(2)).x)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        print("in a process of a process", pool.submit(in_a_process, Point(3)).result().x)
+    loader = torch.utils.data.DataLoader(
+        Points(), batch_size=None, num_workers=1, multiprocessing_context=METHOD
+    )
+    print("from a worker", [type(x) is Point for x in loader])
+"""
+
+
+@pytest.mark.parametrize(("program", "method"), [("program.py", "forkserver"), ("-m program", "fork")])
+def test_a_program_pickles_its_own_classes(program, method, tmp_path):
+    """While it runs, at its exit, and between processes, which import it, and with it what stands in."""
+    (tmp_path / "program.py").write_text(CLASSES.replace("METHOD", repr(method)))
+    command = [sys.executable, "-W", "ignore", "-m", "lintra.compat", *program.split()]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.stdout.splitlines() == [
+        "here 2",
+        "in a process of a process 3",
+        "from a worker [True, True]",
+        "at exit 1",
+    ], done.stderr
+
+
+@pytest.mark.parametrize("form", ["file", "compiled", "folder", "archive", "module", "package"])
+def test_a_program_of_any_form_sees_what_python_shows_it(form, tmp_path):
+    """Its name, arguments, file, package, specification and place to import from."""
+    code = """
+import sys
+print([__name__, sys.argv, __file__, __package__, __spec__ and __spec__.name, sys.path[0]])
+print(sys.modules["__main__"].__dict__ is globals())
+"""
+    name = {"folder": "app/__main__.py", "package": "app/__main__.py"}.get(form, "app.py")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(code)
+    if form == "compiled":
+        py_compile.compile(str(tmp_path / name), str(tmp_path / "app.pyc"))
+        name = "app.pyc"
+    elif form == "archive":
+        with zipfile.ZipFile(tmp_path / "app.zip", "w") as archive:
+            archive.write(tmp_path / name, "__main__.py")
+        name = "app.zip"
+    call = {"folder": ["app"], "module": ["-m", "app"], "package": ["-m", "app"]}.get(form, [name])
+    found = [
+        subprocess.run([sys.executable, *run, *call, "3"], capture_output=True, text=True, cwd=tmp_path)
+        for run in ([], ["-m", "lintra.compat"])
+    ]
+    assert found[1].stdout == found[0].stdout, found[1].stderr
+    assert found[1].stdout.endswith("True\n")
+    if form == "file":
+        assert not (tmp_path / "__pycache__").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code"), [([], 2), (["--help"], 0), (["nothing.py"], 2), (["."], 2), (["-m", "nothing"], 2)]
+)
 def test_calls_without_a_program(args, code, tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "lintra.compat", *args], capture_output=True, text=True, cwd=tmp_path
@@ -202,6 +285,8 @@ def test_calls_without_a_program(args, code, tmp_path):
     assert done.returncode == code
     if args == ["nothing.py"]:
         assert done.stderr == "lintra.compat: there is no program nothing.py\n"
+    elif args[-1:] in (["."], ["nothing"]):
+        assert done.stderr == f"lintra.compat: there is no module {args[-1]}, or no __main__ in it\n"
     else:
         assert usage.strip() in done.stdout + done.stderr
 
