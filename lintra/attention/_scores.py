@@ -1,4 +1,4 @@
-"""What the softmax family shares: how scores are scaled, which weights are dropped, a memory of tokens."""
+"""Base of the softmax family: the scale of scores, the dropout of weights, a memory of tokens."""
 
 from typing import Any, NamedTuple
 

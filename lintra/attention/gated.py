@@ -115,7 +115,7 @@ class GatedLinearAttention(Attention):
         gate: Tensor,
         rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """In the dtype of sums, rotated and scaled; the logarithm of the decays [b t g d]."""
+        """Return the inputs in the dtype of sums, rotated and scaled, and the log of the decays [b t g d]."""
         q, k, v, low, gate = widened(q, k, v, decay, gate)
         q, k = (q, k) if rope is None else (rope(q), rope(k))
         rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias

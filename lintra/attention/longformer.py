@@ -83,7 +83,7 @@ class Tokens(NamedTuple):
 
 
 class LongformerState(NamedTuple):
-    """In the dtype the activations came in: copies are kept, no sums.
+    """Tokens kept, as copies in the dtype of the activations.
 
     near: the last real tokens, the newest at the end, of which windows see those that are not global.
     columns: the global tokens, as the others see them. rows: what global tokens see, projected for them.

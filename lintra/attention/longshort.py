@@ -74,7 +74,7 @@ class Config:
 
 
 class LongShortState(NamedTuple):
-    """Of the `seen` [b] real tokens so far, zeros where there is none:
+    """Summary of the `seen` [b] real tokens so far, zeros where there is none:
 
     k [b s g d], v [b s g e]: the last of them as the window takes them, the newest at the end; summary_k
     [b c r g d], summary_v [b c r g e]: of each finished segment. Both in the dtype of the activations.
@@ -227,7 +227,7 @@ class LongShortAttention(ScoredAttention):
     def _nearby(
         self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As the window takes them: normalised, rotated."""
+        """Return q, k and v as the window takes them: normalised, rotated."""
         k, v = self.key_norm(k), self.value_norm(v)
         return (q, k, v) if rope is None else (rope(q), rope(k), v)
 

@@ -185,7 +185,7 @@ class Performer(KernelAttention):
         return (projection - projection.detach().amax(-1, keepdim=True)).exp_()
 
     def _key_features(self, k: Tensor, before: Tensor, mask: Tensor | None) -> Keys:
-        """Of k [b s g d] after keys whose largest exponent was `before` [b g]."""
+        """Return the features of k [b s g d] after keys whose largest exponent was `before` [b g]."""
         if self.config.kernel == "generalized":
             return Keys(self._activated(k), None, before)
         projection, offset = self._projection(k), softmax_offset(k)

@@ -143,7 +143,7 @@ class Retention(Attention):
     def _enter(
         self, q: Tensor, k: Tensor, v: Tensor, rope: RotaryEmbedding | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """In the dtype of sums, rotated; keys, scaled, and values [b t n d] for each rate of their head."""
+        """Return q, k, v in the dtype of sums, rotated; k, scaled, and v for each rate of their head."""
         q, k, v = widened(q, k, v)
         q, k = (q, k) if rope is None else (rope(q), rope(k))
         times = self.rates // self.kv_heads

@@ -54,7 +54,7 @@ def spec_augment(
 
 
 def _intervals(longest: Tensor, room: Tensor, number: int, size: int, generator: torch.Generator) -> Tensor:
-    """Of each sample which of `size` places, [b size], are in one of `number` intervals.
+    """Return the places [b size] of each sample that are in one of `number` intervals.
 
     longest, room [b]: an interval has 0 to `longest` places, somewhere in the first `room`.
     """

@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call."""
+    """Cost of one call."""
 
     seconds: float
     size: int  # bytes at the peak, beyond what was held before the call: the inputs are not in it

@@ -19,7 +19,7 @@ class Replaced(NamedTuple):
 
 
 class Accelerated:
-    """What `accelerate` replaced; as a context manager, restores it at the end.
+    """Record of the functions that `accelerate` replaced; a context manager that restores them at its end.
 
     replaced: the functions. Printed, a line for each of them.
     """

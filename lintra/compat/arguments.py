@@ -1,4 +1,4 @@
-"""What the stand-ins for other packages' kernels ask of their arguments, beside `lintra.ops.checks`."""
+"""Checks of the arguments of the stand-ins for other packages' kernels, beside `lintra.ops.checks`."""
 
 import torch
 from torch import Tensor

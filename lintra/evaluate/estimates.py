@@ -34,7 +34,7 @@ class Estimate:
 
     @classmethod
     def of(cls, sums: Tensor, weights: Tensor) -> "Estimate":
-        """Of what is measured of each sample [n], summed over its predictions, whose number is `weights` [n].
+        """Return the estimate from sums [n] over the predictions of each sample, `weights` [n] in number.
 
         Where the numbers differ, the error is that of a ratio of two means (Cochran 1977, Sampling
         Techniques, chapter 6).

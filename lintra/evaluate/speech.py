@@ -38,7 +38,7 @@ class ErrorRate:
 
     @classmethod
     def of(cls, edits: Sequence[Edits]) -> "ErrorRate":
-        """Of the edits of each utterance: the interval comes from resampling these."""
+        """Return the rate of the edits of all utterances; its interval comes from resampling these."""
         total = sum(edits, Edits())
         return cls(total.rate, *bootstrap(edits), **asdict(total))
 
@@ -113,8 +113,8 @@ def reference(symbols: Symbols, text: str | None) -> str:
 
 
 def error_rates(heard: Sequence[UtteranceSet], unit: Unit) -> dict[str, ErrorRate]:
-    """By what is counted: "character" and "word", or "phoneme". What several models found in an utterance, of
-    one id, is resampled as one: it is one sample of speech. ValueError if there are no utterances.
+    """Return the rate of each kind of error: "character" and "word", or "phoneme". Results of several models
+    for an utterance, of one id, are resampled as one sample of speech. ValueError if there are no utterances.
     """
     found: dict[str, list[UtteranceSet]] = {}
     for each in heard:

@@ -55,7 +55,7 @@ def forms(model: Any) -> tuple[Form, ...]:
 
 
 def why_not(model: Any, form: Form) -> str | None:
-    """Why a model cannot be written in that form; None if it can."""
+    """Return why a model cannot be written in that form; None if it can."""
     if isinstance(model, Seq2Seq) or not isinstance(model, (Decoder, Encoder)):
         return f"decoders and encoders are written, got {type(model).__name__}"
     if form not in forms(model):

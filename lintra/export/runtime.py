@@ -70,7 +70,7 @@ _KNOWN += (nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, De
 
 
 def why_not(model: Any) -> str | None:
-    """Why the runtime cannot serve a model; None if it can."""
+    """Return why the runtime cannot serve a model; None if it can."""
     if isinstance(model, Seq2Seq):
         return "the runtime does not read another sequence"
     if not isinstance(model, Decoder):

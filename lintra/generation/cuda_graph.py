@@ -65,7 +65,7 @@ class Replay:
         self.launch = record(step, tokens.device)
 
     def __call__(self, tokens: Tensor, state: State, mask: None = None) -> tuple[Tensor, State]:
-        """As `model.extend`; without a mask, which would be another graph."""
+        """Extend as `model.extend`, without a mask, which would be another graph."""
         if mask is not None:
             raise ValueError("a recorded step takes no mask")
         self.tokens.copy_(tokens)

@@ -33,7 +33,7 @@ _KNOWN += (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 
 
 def why_not(model: Decoder) -> str | None:
-    """Why the steps of a model cannot be fused here; None if they can."""
+    """Return why the steps of a model cannot be fused here; None if they can."""
     if isinstance(model, Seq2Seq):
         return "a fused step does not read another sequence"
     if type(model) is not Decoder:
@@ -111,7 +111,7 @@ class Fused:
             self.native = Native(shape, layers, norm, _map(model.head, weights))
 
     def __call__(self, tokens: Tensor, state: State, mask: None = None) -> tuple[Tensor, DecoderState]:
-        """As `model.extend`; without a mask."""
+        """Extend as `model.extend`, without a mask."""
         if mask is not None:
             raise ValueError("a fused step takes no mask")
         batch = self.native.shape.batch

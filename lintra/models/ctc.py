@@ -162,7 +162,7 @@ class CTC(nn.Module):
         return self._log_probs(hidden), CTCState(tuple(edges), after)
 
     def why_not_extend(self) -> str | None:
-        """Why this model needs whole utterances, None if it does not."""
+        """Return why this model needs whole utterances; None if it does not."""
         if isinstance(self.encoder, BiLSTM):
             return "an LSTM of both directions begins at the end too"
         if not self.encoder.causal:
@@ -176,7 +176,7 @@ class CTC(nn.Module):
         return None
 
     def why_not_stream(self) -> str | None:
-        """Why it cannot hear audio piece by piece with a state of constant size; None if it can."""
+        """Return why this model cannot hear audio in pieces with a state of constant size; None if it can."""
         if why := self.why_not_extend():
             return why
         if self.config.features.kind == "given":

@@ -172,7 +172,7 @@ def available() -> bool:
 
 
 def why_not() -> str | None:
-    """Why the library cannot run here; None if it can."""
+    """Return why the library cannot run here; None if it can."""
     return _native().reason
 
 

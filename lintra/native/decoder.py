@@ -72,7 +72,7 @@ class Pace:
         self.next = 4  # after the next slow call
 
     def threads(self, most: int) -> int:
-        """Of at most so many."""
+        """Return the number of threads to take, at most `most`."""
         return 1 if self.left else most
 
     def took(self, threads: int, seconds: float) -> None:

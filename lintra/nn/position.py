@@ -20,7 +20,7 @@ class Sinusoidal(nn.Module):
         self.width = width
 
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """In float32 or wider, whatever the model is: 16 bits cannot tell position 1,000 from 1,001."""
+        """Return codes in float32 or wider, whatever the model is: 16 bits do not tell 1,000 from 1,001."""
         angle = angles(position, self.width, 10_000.0)
         return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2)
 
@@ -48,7 +48,7 @@ class Bounded(nn.Module):
             raise ValueError(f"{self.what} reach {self.reach} tokens, got token {tokens}")
 
     def code(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """Of positions that there are."""
+        """Return the codes of positions that there are."""
         raise NotImplementedError
 
 

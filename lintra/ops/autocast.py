@@ -29,5 +29,5 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In the dtype of sums, of 32 bits at least: a norm afterwards magnifies what was rounded."""
+    """Return tensors in the dtype of sums, of 32 bits at least: a later norm magnifies what was rounded."""
     return tuple(x.to(sum_dtype(x.dtype)) for x in tensors)

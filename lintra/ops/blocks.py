@@ -106,7 +106,7 @@ def dice(seeds: Int[Tensor, "g r"], row: Int[Tensor, "b n"]) -> Int[Tensor, "b g
 
 
 def take_blocks(x: Tensor, which: Int[Tensor, "b n"], block: int) -> Tensor:
-    """Those blocks of x [b t ...], one after another."""
+    """Return the blocks of x [b t ...] with the numbers `which`, one after another."""
     m = x.shape[1] // block
     first = m * torch.arange(x.shape[0], device=x.device)[:, None]
     found = x.unflatten(1, (m, block)).flatten(0, 1).index_select(0, (first + which).flatten())
@@ -160,7 +160,7 @@ def _gathered(
 
 
 def _scattered(y: Float[Tensor, "bg n rc w"], shape: torch.Size, g: int, unit: int) -> Tensor:
-    """What the queries of that shape [b t h d] found, [b t h w]."""
+    """Return results of blocks of queries as those of queries of a shape [b t h d]: [b t h w]."""
     b, _, h, _ = shape
     y = y.unflatten(2, (h // g, unit)).unflatten(0, (b, g)).permute(0, 2, 4, 1, 3, 5)  # b n c g r w
     return y.flatten(3, 4).flatten(1, 2)

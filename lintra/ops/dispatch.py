@@ -28,7 +28,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's kernels in P
 
 
 def _triton() -> str | None:
-    """Its version, "" if it goes by another name; None: it is not there."""
+    """Return the version of Triton, "" if it goes by another name; None: it is not there."""
     if find_spec("triton") is None:
         return None
     try:
@@ -135,7 +135,7 @@ def _why_not_triton(op: str, tensors: Sequence[Tensor]) -> str | None:
 
 
 def _no_gpu_kernels(device: torch.device) -> str | None:
-    """Why the Triton kernels cannot run on this device, whatever the tensors."""
+    """Return why the Triton kernels cannot run on this device, whatever the tensors; None if they can."""
     if _TRITON is None:
         return "Triton is not installed (on Linux: pip install triton)"
     if _TRITON and tuple(int(part) for part in _TRITON.split(".")[:2]) < _TRITON_NEEDED:

@@ -413,7 +413,7 @@ def _beside(x: Tensor, source: Tensor) -> Tensor:
 
 
 def _join(piece: PartialAttention, own: Tensor, real: Tensor, dropout: float) -> Tensor:
-    """What the rounds found [b t h e], a token's `own` value [b t h e] where none of them sees anything."""
+    """Return the result of the rounds [b t h e], or a token's `own` value where none of them sees a key."""
     alone = piece.logsumexp[..., None] == -math.inf
     if dropout:
         own = own * functional.dropout(torch.ones_like(own[..., :1]), dropout)

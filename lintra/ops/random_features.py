@@ -58,7 +58,9 @@ def project(x: Float[Tensor, "b t h d"], weight: Float[Tensor, "g m d"]) -> Floa
 def softmax_projection(
     x: Float[Tensor, "b t h d"], weight: Float[Tensor, "g m d"], both_signs: bool
 ) -> Float[Tensor, "b t h f"]:
-    """Of positive features: phi(x) = f^-1/2 exp(projection - offset) estimates exp(q . k / sqrt(d)).
+    """Return the exponents of positive features.
+
+    phi(x) = f^-1/2 exp(projection - offset) estimates exp(q . k / sqrt(d)).
 
     f = m, or 2 m with `both_signs`, which takes each row and its opposite ("hyperbolic": less variance).
     """

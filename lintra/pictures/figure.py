@@ -43,5 +43,5 @@ def plain(value: float, _: float) -> str:
 
 
 def few(value: float, _: float) -> str:
-    """Of the numbers between two powers of ten some, for an axis that is hardly longer."""
+    """Return a label for some of the numbers between two powers of ten, for an axis hardly longer."""
     return plain(value, _) if f"{value:e}"[0] in "235" else ""

@@ -58,7 +58,7 @@ def logarithmic(
 def percentages(
     path: Path, lines: Lines, *, x: str, y: str, title: str, others: Sequence[Lines] = ()
 ) -> None:
-    """As `logarithmic`, but for y from 0 to 100 on a plain axis."""
+    """Draw lines as `logarithmic` does, but for y from 0 to 100 on a plain axis."""
     figure, axes, ends = _plot(lines, others, x=x, y=y, title=title)
     axes.set_ylim(0, 102)
     _name(figure, axes, ends)

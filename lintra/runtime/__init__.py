@@ -62,7 +62,7 @@ def available() -> bool:
 
 
 def why_not() -> str | None:
-    """Why the runtime cannot be used here; None if it can."""
+    """Return why the runtime cannot be used here; None if it can."""
     try:
         _library()
     except RuntimeError as error:

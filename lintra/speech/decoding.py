@@ -188,7 +188,9 @@ class _Beam(NamedTuple):
 
 
 def check_log_probs(log_probs: Tensor) -> np.ndarray:
-    """In float64. Raises ValueError or TypeError unless there is a blank, a symbol and no NaN."""
+    """Return log_probs in float64.
+
+    Raises ValueError or TypeError unless there is a blank, a symbol and no NaN."""
     checks.shape("log_probs", log_probs, "t n", {})
     checks.floating("log_probs", log_probs)
     if log_probs.shape[1] < 2:

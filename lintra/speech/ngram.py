@@ -106,7 +106,7 @@ class NGram:
         return (*[0] * (self.order - 1), *history)[len(history) :]
 
     def log_prob(self, history: Sequence[int], symbol: int) -> float:
-        """Of `symbol` after the text so far, or of the text's end for 0; nats."""
+        """Return the log-probability of `symbol` after the text so far, or of its end for 0; nats."""
         return float(self.log_probs(history)[symbol])
 
     def log_probs(self, history: Sequence[int]) -> np.ndarray:

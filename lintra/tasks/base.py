@@ -206,7 +206,7 @@ def read(model: Decoder, tokens: Tensor) -> Tensor:
 
 
 def predicted(x: Tensor, predictions: Tensor) -> Tensor:
-    """Of [b t], those that predictions [b t' ...] are of: all, or all but the first."""
+    """Return the places of x [b t] that predictions [b t' ...] are of: all, or all but the first."""
     return x[:, x.shape[1] - predictions.shape[1] :]
 
 
@@ -221,7 +221,7 @@ def numbers(values: Tensor, batch: Batch) -> Tensor:
 
 
 def sums(values: Tensor, batch: Batch) -> Tensor:
-    """Of each sample the sum of `values` [b t] over the tokens that count -> [b]."""
+    """Return the sum of `values` [b t] over the tokens of each sample that count, [b]."""
     return values.where(predicted(counted(batch), values), 0).sum(1)
 
 

@@ -173,7 +173,7 @@ class Speech(Task):
 
     @property
     def length(self) -> int:
-        """Of the longest utterance to learn from or to validate on, after subsampling."""
+        """The steps of the longest utterance to learn from or to validate on, after subsampling."""
         return ctc.steps(max(*self.train.lengths, *self.validate.lengths), self.subsample)
 
     @cached_property
@@ -341,8 +341,9 @@ class Speech(Task):
 
 
 def _turned(config: encoder.Config) -> encoder.Config:
-    """With rotary positions, unless the mechanism takes none: in speech the near matters most, and with
-    sinusoidal ones it takes twice as long to learn that."""
+    """Return a configuration with rotary positions, unless the mechanism takes none.
+
+    In speech the near matters most, and with sinusoidal ones it takes twice as long to learn that."""
     rotated = replace(config, position="rotary")
     try:
         with torch.device("meta"):

@@ -238,8 +238,9 @@ def _read(path: Path, length: int) -> Labelled:
 
 
 def _shuffled(lines: Labelled) -> Labelled:
-    """In another order: files are often in that of their labels, and a validation may look at the first texts
-    only."""
+    """Return texts in another order.
+
+    Files are often in that of their labels, and a validation may look at the first texts only."""
     return _only(lines, np.random.default_rng(0).permutation(len(lines.labels)))
 
 

@@ -118,7 +118,7 @@ def spread(mask: Tensor, x: Tensor) -> Tensor:
 
 
 def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
-    """Of a sum with fixed, unequal weights."""
+    """Return the gradients of a sum of y with fixed, unequal weights."""
     found = torch.autograd.grad(weighted(y), inputs, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if g is None else g for g, x in zip(found, inputs, strict=True)]
 
@@ -241,7 +241,7 @@ def parallel_is_recurrent(case: Case) -> None:
 
 
 def final_state_has_gradients(case: Case) -> None:
-    """What a state says about its tokens is differentiable, the same split or whole."""
+    """A state is differentiable in its tokens, with the same gradients split or whole."""
     attention, inputs = case.build(), case.draw()
 
     def of_state(cut: int) -> list[Tensor]:

@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)
 
     def _averaged(self, parameter: Tensor) -> Tensor:
-        """Its gradient and those before, the latest counting twice."""
+        """Return the mean of a parameter's gradient and those before, the latest counting twice."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
         if not state:

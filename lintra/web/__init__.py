@@ -38,7 +38,7 @@ _READ = "<mrow>" + _PHI_Q + "<msub><mi>{}</mi><mi>i</mi></msub></mrow>"
 
 
 def why_not(model: Any, task: Any) -> str | None:
-    """Why there is no page of a model and its task; None if there is one."""
+    """Return why there is no page of a model and its task; None if there is one."""
     if not isinstance(task, PixelTask):
         return f"the page draws images, this model is of the task {task.name}"
     height, width, channels = task.image_shape

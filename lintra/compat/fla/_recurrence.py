@@ -1,4 +1,4 @@
-"""What every function of the stand-in does: check by the names callers use, arrange, call `linear_attention`.
+"""Common way of the functions: check by the names callers use, arrange, call `linear_attention`.
 
 Letters: b batch, t time, n sequences (b, or those of cu_seqlens), h heads of queries and keys, o heads of
 values, which may be more, d width of q and k, e width of v.

@@ -169,7 +169,7 @@ def _packing(
 
 
 def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
-    """Whether a bidirectional module may read another sequence: its padding would be taken for its own."""
+    """Return whether a bidirectional module may read another sequence: the mask is then not of its own."""
     config = getattr(module, "config", None)
     crossing = any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention"))
     return crossing or q.shape[1] != k.shape[1]

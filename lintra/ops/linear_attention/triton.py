@@ -355,7 +355,7 @@ def strided(name: str, x: Tensor) -> dict[str, Any]:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """With the last axis contiguous."""
+    """Return x with its last axis contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 

@@ -42,7 +42,7 @@ def tuned(kernel, key=_KEY, tried=_TRIED):
 
 @triton.jit
 def locate_sequence(i, cu_seqlens, time):
-    """Of a sequence: the row of the batch it lies in, its first token there, how many it has."""
+    """Return the row of the batch a sequence lies in, its first token there, and how many it has."""
     if cu_seqlens is not None:
         begin = tl.load(cu_seqlens + i)
         return i * 0, begin, tl.load(cu_seqlens + i + 1) - begin
@@ -51,7 +51,7 @@ def locate_sequence(i, cu_seqlens, time):
 
 @triton.jit
 def locate_span(unit, spans, sequence_of, first_of, SPAN):
-    """Of a span: its sequence and its first token in it, beyond the last where the span is a spare one."""
+    """Return a span's sequence and its first token in it, beyond the last where the span is a spare one."""
     if sequence_of is not None:
         i = tl.load(sequence_of + unit)
         return i, (unit - tl.load(first_of + i)) * SPAN
@@ -66,7 +66,7 @@ def count_chunks(count, start, SPAN, C: tl.constexpr):
 
 @triton.jit
 def locate_tokens(mask, batch, begin, count, first, time, C: tl.constexpr):
-    """Of C tokens from `first`: their rows in the batch, which are in the sequence, which of those real."""
+    """Return the rows of C tokens from `first`, which are in the sequence, and which of those are real."""
     token = first + tl.arange(0, C)
     inside = token < count
     row = begin + token
@@ -122,7 +122,7 @@ def similarity(q, k, kind, EXACT: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def load_logarithms(log_decay, log_input, at, real, C: tl.constexpr):
-    """Of a chunk, as logarithms: the decay from its beginning through each token, inputs, the whole decay."""
+    """Return a chunk's decay from its beginning through each token, inputs and whole decay, as logarithms."""
     elapsed = tl.zeros([C], tl.float32)
     inputs = tl.zeros([C], tl.float32)
     whole = tl.sum(elapsed, 0)
@@ -258,7 +258,7 @@ def scan_spans(
     states, decays, start_kv, start_z, final_kv, final_z, first_of, spans, G,
     F: tl.constexpr, E: tl.constexpr, BLOCK: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
-    """In place: what each span adds -> the state before it (BACKWARD: after it); `final` behind the last.
+    """Replace what each span adds by the state before it (BACKWARD: after it); `final` behind the last.
 
     Grid: sequences; key-value heads; blocks of the numbers of a state.
     """

@@ -100,7 +100,7 @@ def is_last(LEVEL: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def across(x, LEVEL: tl.constexpr, C: tl.constexpr):
-    """Of x [C C] what tokens of a later run have of those of the run before it; 0 elsewhere."""
+    """Return the part of x [C C] that tokens of a later run have of the run before it; 0 elsewhere."""
     place, late = tl.arange(0, C), is_late(LEVEL, C)
     pair = place // 2 ** (LEVEL + 1)
     kept = (pair[:, None] == pair[None, :]) & late[:, None] & (late == 0)[None, :]

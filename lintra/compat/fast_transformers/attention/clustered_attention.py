@@ -27,7 +27,7 @@ class ClusteredAttention(ScoredInnerAttention):
         self.clusters, self.iterations, self.bits, self.hash_bias = clusters, iterations, bits, hash_bias
 
     def _options(self) -> dict[str, Any]:
-        """Of the mechanism's configuration."""
+        """Return the options of the mechanism's configuration."""
         hashes = {"bits": self.bits, "hash_bias": self.hash_bias}
         sizes = {"clusters": self.clusters, "iterations": self.iterations}
         return self._scores() | sizes | hashes | {"improved": False}

@@ -53,7 +53,7 @@ class LocalAttention(MaskedAttention, ScoredInnerAttention):
         return piece.o.to(v.dtype)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
-        """By blocks of c queries, each with the j keys that are near one of them."""
+        """Attend by blocks of c queries, each with the j keys that are near one of them."""
         visible = matrix(visible, q, k)
         (time, keys), before = visible.shape, self.local_context // 2
         after = self.local_context - before - 1

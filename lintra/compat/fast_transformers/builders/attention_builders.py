@@ -78,21 +78,21 @@ class BaseAttentionBuilder(BaseBuilder):
 
 
 class AttentionBuilder(BaseAttentionBuilder):
-    """Of whole sequences."""
+    """Builder of attention of whole sequences."""
 
     def __init__(self):
         super().__init__(AttentionRegistry)
 
 
 class RecurrentAttentionBuilder(BaseAttentionBuilder):
-    """Of one token after the others."""
+    """Builder of attention of one token after the others."""
 
     def __init__(self):
         super().__init__(RecurrentAttentionRegistry)
 
 
 class RecurrentCrossAttentionBuilder(BaseAttentionBuilder):
-    """Of one token that reads another sequence."""
+    """Builder of attention of one token that reads another sequence."""
 
     def __init__(self):
         super().__init__(RecurrentCrossAttentionRegistry)

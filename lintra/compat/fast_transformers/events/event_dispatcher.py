@@ -1,4 +1,4 @@
-"""Who listens to which events."""
+"""Dispatch of events to those who listen to them."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
