@@ -123,7 +123,8 @@ def attend(
             )
         options = {"visible": seen[..., : k.shape[1]], "scale": scaling, "dropout": dropout}
         return fused_attention(query, key, value, **options).transpose(1, 2), None
-    mechanism = _mechanism(module, name, config, q, k, v, seen, scaling, dropout)
+    config = _config(name, config, seen.window, scaling, dropout)
+    mechanism = _mechanism(module, name, config, seen.causal, q, k, v)
     packed, layer = _packing(seen, q, k, position_ids, cu_seq_lens_q), owner(key)
     if isinstance(mechanism, softmax.SoftmaxAttention):
         seen = seen._replace(window=mechanism.config.window)
@@ -139,7 +140,7 @@ def attend(
 def _run(
     mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, seen: Visible, packed: Layout | None, layer: Any
 ) -> Tensor:
-    """y [b t h e] of whole sequences, of tokens after the state of a cache's layer, or after other keys."""
+    """Return y [b t h e] of whole sequences, or of tokens after a layer's state or after other keys."""
     if layer is not None:
         if packed is not None:
             raise NotImplementedError("a StateCache does not take packed sequences: pass use_cache=False")
@@ -157,11 +158,10 @@ def _run(
 def _packing(
     seen: Visible, q: Tensor, k: Tensor, position_ids: Tensor | None, cu_seqlens: Tensor | None
 ) -> Layout | None:
-    """The layout of packed sequences, told by cu_seqlens, by the mask, or by positions that begin again."""
+    """Return the layout of packed sequences by cu_seqlens, the mask, or positions that begin again."""
     if cu_seqlens is not None:
         return Layout.of("query", q, None, cu_seqlens)
-    fresh = seen.causal and seen.mask is None and q.shape[1] == k.shape[1] > 1
-    fresh = fresh and seen.sequence is None
+    fresh = seen.causal and seen.mask is seen.sequence is None and q.shape[1] == k.shape[1] > 1
     if fresh and position_ids is not None and position_ids.shape[1:] == q.shape[1:2]:
         sequence = find_packed_sequence_indices(position_ids.expand(q.shape[0], -1))
         seen = seen._replace(sequence=sequence)
@@ -175,35 +175,33 @@ def _crosses(module: nn.Module, q: Tensor, k: Tensor) -> bool:
     return crossing or q.shape[1] != k.shape[1]
 
 
-def _mechanism(
-    module: nn.Module,
-    name: str,
-    config: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seen: Visible,
-    scaling: float | None,
-    dropout: float,
-) -> Attention:
-    """The mechanism of a layer, built once for each way in which it is called."""
+def _config(
+    name: str, config: Any, window: int | None, scaling: float | None, dropout: float
+) -> AttentionConfig:
+    """Return the configuration with what a call asks for, where the mechanism has such fields."""
     known = {field.name for field in fields(config)}
     if dropout and "dropout" not in known:
         raise ValueError(
             f"attn_implementation={name!r} drops no weights: set the model's attention dropout to 0"
         )
-    if seen.window is not None and not isinstance(config, softmax.Config):
+    if window is not None and not isinstance(config, softmax.Config):
         raise ValueError(
-            f"attn_implementation={name!r} has no sliding window of {seen.window} tokens: set "
+            f"attn_implementation={name!r} has no sliding window of {window} tokens: set "
             "config.sliding_window=None, or use 'lintra'"
         )
-    given = {"dropout": dropout, "scale": scaling, "window": seen.window}
-    config = replace(config, **{x: y for x, y in given.items() if x in known and y not in (None, 0.0)})
+    given = {"dropout": dropout, "scale": scaling, "window": window}
+    return replace(config, **{x: y for x, y in given.items() if x in known and y not in (None, 0.0)})
+
+
+def _mechanism(
+    module: nn.Module, name: str, config: AttentionConfig, causal: bool, q: Tensor, k: Tensor, v: Tensor
+) -> Attention:
+    """Return the mechanism of a layer, built once for each way in which it is called."""
     shape = {"heads": q.shape[2], "kv_heads": k.shape[2], "dim": q.shape[3], "value_dim": v.shape[3]}
     kinds = _built.setdefault(module, {})
-    key = (config, seen.causal, *shape.values(), q.device, q.dtype)
+    key = (config, causal, *shape.values(), q.device, q.dtype)
     if key not in kinds:
-        built = in_layer(config, getattr(module, "layer_idx", None) or 0).build(causal=seen.causal, **shape)
+        built = in_layer(config, getattr(module, "layer_idx", None) or 0).build(causal=causal, **shape)
         if needed := [x for x, _ in built.named_parameters()] + list(built.extra_inputs()):
             raise ValueError(
                 f"attn_implementation={name!r} needs weights that this model does not have "
