@@ -21,9 +21,9 @@ from lintra.ops.layout import Layout
 
 
 class ConvolvedState(NamedTuple):
-    """kv [b g d e]; the last s = conv - 1 inputs of the convolution, q [b s h d], k [b s g d], v [b s g e].
+    """kv [b o d e]; the last s = conv - 1 inputs of the convolution, q [b s h d], k [b s g d], v [b s o e].
 
-    All in float32 (float64 for float64 inputs)."""
+    o value heads, g unless there are more. All in float32 (float64 for float64 inputs)."""
 
     kv: Tensor
     q: Tensor
@@ -34,7 +34,7 @@ class ConvolvedState(NamedTuple):
 class ConvolvedRecurrence(Attention):
     """A recurrence behind a convolution, with fields `conv` and `impl` in its configuration.
 
-    State: kv [b g d e] and the last inputs of the convolution."""
+    State: kv [b o d e] and the last inputs of the convolution."""
 
     A_log: nn.Parameter
     dt_bias: nn.Parameter
@@ -48,9 +48,9 @@ class ConvolvedRecurrence(Attention):
 
     def __init__(self, config: Any, **shape):
         super().__init__(config, **shape)
-        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
+        h, g, o, d, e = self.heads, self.kv_heads, self.value_heads, self.dim, self.value_dim
         if config.conv is not None:
-            channels = ((h, d), (g, d), (g, e))
+            channels = ((h, d), (g, d), (o, e))
             self.conv_q, self.conv_k, self.conv_v = (conv_weight(*each, config.conv) for each in channels)
             if self.conv_bias:
                 self.bias_q, self.bias_k, self.bias_v = (nn.Parameter(torch.zeros(each)) for each in channels)
@@ -59,21 +59,21 @@ class ConvolvedRecurrence(Attention):
             self.register_parameter("dt_bias", None)
         else:
             # A step between 1e-3 and 1e-1, which dt_bias gives through softplus.
-            self.A_log = nn.Parameter((16 - (16 - self.slowest) * torch.rand(g)).log())
+            self.A_log = nn.Parameter((16 - (16 - self.slowest) * torch.rand(o)).log())
             step = 10 ** torch.empty(rates).uniform_(-3, -1)
             self.dt_bias = nn.Parameter(step + (-torch.expm1(-step)).log())
 
     def rates(self) -> tuple[int, ...] | None:
         """Return the shape of a token's decays; None: nothing decays."""
-        return (self.kv_heads,)
+        return (self.value_heads,)
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ConvolvedState:
         dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
-        h, g, d, e = self.heads, self.kv_heads, self.dim, self.value_dim
+        h, g, o, d, e = self.heads, self.kv_heads, self.value_heads, self.dim, self.value_dim
         last = (self.config.conv or 1) - 1
-        shapes = ((g, d, e), (last, h, d), (last, g, d), (last, g, e))
+        shapes = ((o, d, e), (last, h, d), (last, g, d), (last, o, e))
         return ConvolvedState(*(torch.zeros(batch, *shape, device=device, dtype=dtype) for shape in shapes))
 
     def convolve(
@@ -105,7 +105,7 @@ class ConvolvedRecurrence(Attention):
         return values, last
 
     def log_decay(self, step: Tensor | None) -> Tensor | None:
-        """Return the logarithms of the decays [b t g] of what the layer reads for them."""
+        """Return the logarithms of the decays [b t o] of what the layer reads for them."""
         if step is None:
             return None
         (step,) = widened(step)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
@@ -21,6 +21,13 @@ def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
         return torch.where(keep.reshape(-1, *[1] * (a.dim() - 1)), a, b)
 
     return map_state(chosen, new, old)
+
+
+def read(q: Float[Tensor, "b t h d"], kv: Float[Tensor, "b n d e"]) -> Float[Tensor, "b t m e"]:
+    """Return what queries read of states, m = max(h, n): several heads read one state, or one several."""
+    heads = max(q.shape[2], kv.shape[1])
+    q, kv = q.repeat_interleave(heads // q.shape[2], 2), kv.repeat_interleave(heads // kv.shape[1], 1)
+    return torch.einsum("bthd,bhde->bthe", q, kv)
 
 
 def append(cache: State, new: State) -> State:

@@ -54,6 +54,9 @@ class AttentionConfig(Protocol):
 class Attention(nn.Module):
     """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t h e]; h a multiple of g.
 
+    Where its configuration has a field `value_heads` and it is given, v is [b s o e] of o value heads, a
+    multiple of g, and y has as many heads as the larger of h and o, one of which is a multiple of the other.
+
     `forward` takes a whole sequence; `extend` any number of tokens after a state (*prefill* after an empty
     one, *decode* with one token); `step` is the recurrence of the paper, one token at a time.
     `encode_memory` and `cross_attend` are cross-attention: keys and values once, then any queries.
@@ -105,18 +108,21 @@ class Attention(nn.Module):
             raise ValueError(f"attention {self.name!r} is causal only with {config}, got causal=False")
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
+        given = getattr(config, "value_heads", None)
+        self.value_heads = self.kv_heads if given is None else given
         self.causal = causal
         self.rope_dim = self.dim  # the width of what `rope` is applied to; 0: `no_rope_reason` says why not
         self.no_rope_reason = "has positions of its own"
         self.rope_warning = ""  # what may go wrong where queries and keys are rotated, of which a layer warns
-        for what in ("heads", "kv_heads", "dim", "value_dim"):
+        for what in ("heads", "kv_heads", "value_heads", "dim", "value_dim"):
             value = getattr(self, what)
             if not isinstance(value, int):
                 raise TypeError(f"{what} must be int, got {value!r}")
             if value < 1:
                 raise ValueError(f"{what} must be at least 1, got {value}")
-        checks.heads(self.heads, self.kv_heads)
+        checks.heads(self.heads, self.kv_heads, self.value_heads)
         self.group = self.heads // self.kv_heads  # query heads to a key-value head
+        self.out_heads = max(self.heads, self.value_heads)  # of y
         if self.shared_key and self.heads != self.kv_heads:
             raise ValueError(
                 f"attention {self.name!r} has one projection for queries and keys: kv_heads must be "
@@ -148,14 +154,14 @@ class Attention(nn.Module):
         self,
         q: Float[Tensor, "b t h d"],
         k: Float[Tensor, "b t g d"],
-        v: Float[Tensor, "b t g e"],
+        v: Float[Tensor, "b t o e"],
         *,
         layout: Layout | None = None,
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
-    ) -> Float[Tensor, "b t h e"]:
+    ) -> Float[Tensor, "b t m e"]:
         """Return what a whole sequence gets that attends to itself."""
         if layout is None:
             layout = self._validate(q, k, v, mask, cu_seqlens, rope, extra)
@@ -172,7 +178,7 @@ class Attention(nn.Module):
         self,
         q: Float[Tensor, "b t h d"],
         k: Float[Tensor, "b t g d"],
-        v: Float[Tensor, "b t g e"],
+        v: Float[Tensor, "b t o e"],
         state: State,
         *,
         layout: Layout | None = None,
@@ -180,7 +186,7 @@ class Attention(nn.Module):
         cu_seqlens: CuSeqlens | None = None,
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
-    ) -> tuple[Float[Tensor, "b t h e"], State]:
+    ) -> tuple[Float[Tensor, "b t m e"], State]:
         """Return what any number of tokens get after `state`, and the state after them.
 
         Padded tokens leave the state as it was. With `cu_seqlens` each of n sequences has its own state."""
@@ -202,12 +208,12 @@ class Attention(nn.Module):
         self,
         q: Float[Tensor, "b 1 h d"],
         k: Float[Tensor, "b 1 g d"],
-        v: Float[Tensor, "b 1 g e"],
+        v: Float[Tensor, "b 1 o e"],
         state: State,
         *,
         rope: RotaryEmbedding | None = None,
         **extra: Tensor,
-    ) -> tuple[Float[Tensor, "b 1 h e"], State]:
+    ) -> tuple[Float[Tensor, "b 1 m e"], State]:
         """Return what one token gets by the recurrence as its paper prints it: the reference of `extend`."""
         layout = self._validate(q, k, v, None, None, rope, extra)
         self.check_causal()
@@ -223,7 +229,7 @@ class Attention(nn.Module):
     def encode_memory(
         self,
         k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
+        v: Float[Tensor, "b s o e"],
         mask: Bool[Tensor, "b s"] | None = None,
         *,
         layout: Layout | None = None,
@@ -231,7 +237,7 @@ class Attention(nn.Module):
         """Return what cross-attention keeps of another sequence."""
         self.check_cross()
         if layout is None:
-            checks.kv(k, v, mask, self.sizes())
+            checks.kv(k, v, mask, self.sizes(), self._value_axis())
             layout = Layout.of("k", k, mask)
         if in_autocast(k):
             k, v = follow_autocast(k, v)
@@ -247,7 +253,7 @@ class Attention(nn.Module):
         mask: Bool[Tensor, "b t"] | None = None,
         *,
         layout: Layout | None = None,
-    ) -> Float[Tensor, "b t h e"]:
+    ) -> Float[Tensor, "b t m e"]:
         """Return what every query reads of all of a memory; `mask` is that of the queries, 0 where False."""
         self.check_cross()
         if in_autocast(q):
@@ -272,7 +278,7 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, state: State, layout: Layout, **extra: Any
     ) -> tuple[Tensor, State]:
         """y [b t h e] of tokens after a state, and the next state. By default `_step` of each token."""
-        ys = [q.new_zeros(q.shape[0], 0, self.heads, self.value_dim)]
+        ys = [q.new_zeros(q.shape[0], 0, self.out_heads, self.value_dim)]
         for i in range(q.shape[1]):
             one = slice(i, i + 1)
             token = {name: _of_tokens(x, one) for name, x in extra.items()}
@@ -365,8 +371,13 @@ class Attention(nn.Module):
 
     def sizes(self, batch: int | None = None) -> dict[str, int]:
         """Return what the letters of its shapes stand for."""
-        sizes = {"h": self.heads, "g": self.kv_heads, "d": self.dim, "e": self.value_dim}
+        sizes = {"h": self.heads, "g": self.kv_heads, "o": self.value_heads}
+        sizes |= {"d": self.dim, "e": self.value_dim}
         return sizes if batch is None else {"b": batch, **sizes}
+
+    def _value_axis(self) -> str:
+        """Return the letter of v's heads."""
+        return "g" if self.value_heads == self.kv_heads else "o"
 
     def _validate(
         self,
@@ -380,7 +391,7 @@ class Attention(nn.Module):
     ) -> Layout:
         """The layout of q, k, v and the extra inputs. Raises ValueError or TypeError unless they go together
         and have the heads and widths this mechanism was built for."""
-        checks.qkv(q, k, v, mask, self.sizes(), same_length=True)
+        checks.qkv(q, k, v, mask, self.sizes(), same_length=True, value_heads=self._value_axis())
         layout = Layout.of("q", q, mask, cu_seqlens)
         if self.shared_key and k is not q and checks.readable(q, k, mask):
             same = (q == k) | q.isnan()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lintra.attention._convolved import ConvolvedRecurrence, ConvolvedState
+from lintra.attention._state import read
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
@@ -38,19 +39,20 @@ class Config:
     negative_eigenvalues: bool = False  # beta in [0, 2] instead of [0, 1]
     conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
     gate: bool = True  # multiply by silu of a projection of the layer's input
+    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, conv=1, chunk=1)
+        fields.at_least(self, conv=1, value_heads=1, chunk=1)
 
     def build(self, **shape) -> "DeltaNet":
         return DeltaNet(self, **shape)
 
 
 class DeltaNet(ConvolvedRecurrence):
-    """Gated DeltaNet. State: kv [b g d e] and the last inputs of the convolution."""
+    """Gated DeltaNet. State: kv [b o d e] and the last inputs of the convolution."""
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
     paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "none"}
@@ -60,15 +62,15 @@ class DeltaNet(ConvolvedRecurrence):
         self.norm = nn.Parameter(torch.ones(self.value_dim))
 
     def rates(self) -> tuple[int, ...] | None:
-        return (self.kv_heads,) if self.config.decay else None
+        return (self.value_heads,) if self.config.decay else None
 
     def extra_inputs(self) -> dict[str, int]:
         config = self.config
-        widths = {"beta": self.kv_heads}
+        widths = {"beta": self.value_heads}
         if config.decay:
-            widths["decay"] = self.kv_heads
+            widths["decay"] = self.value_heads
         if config.gate:
-            widths["gate"] = self.heads * self.value_dim
+            widths["gate"] = self.out_heads * self.value_dim
         return widths
 
     def _extend(
@@ -109,13 +111,13 @@ class DeltaNet(ConvolvedRecurrence):
         (q, k, v), last = self.convolve(q, k, v, state, None)
         q, k = self._unit(q, rope) * self.dim**-0.5, self._unit(k, rope)[:, 0]
         log_decay = self.log_decay(decay)
-        kv = state.kv
+        k, kv = k.repeat_interleave(self.value_heads // self.kv_heads, 1), state.kv
         if log_decay is not None:
-            kept = log_decay[:, 0].exp()  # [b g] or [b g d]
+            kept = log_decay[:, 0].exp()  # [b o] or [b o d]
             kv = kept.reshape(*kept.shape[:2], -1, 1) * kv
-        missing = v[:, 0] - torch.einsum("bgde,bgd->bge", kv, k)
-        kv = kv + torch.einsum("bg,bgd,bge->bgde", self._beta(beta)[:, 0], k, missing)
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
+        missing = v[:, 0] - torch.einsum("bode,bod->boe", kv, k)
+        kv = kv + torch.einsum("bo,bod,boe->bode", self._beta(beta)[:, 0], k, missing)
+        y = read(q, kv)
         return self._finish(y, gate).to(dtype), ConvolvedState(kv, *last)
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ decides (section 4):
     decay_t = sigmoid(x_t W1 W2 + b)^(1 / temperature)
 
 W1, of the layer, takes its input to `rank` numbers; W2 and b, of the mechanism, take them to a rate for every
-feature of every key-value head. There is no denominator: each head is divided by its root mean square.
+feature of every value head. There is no denominator: each head is divided by its root mean square.
 
 Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
 holds d e numbers whatever the length.
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lintra.attention._state import read
 from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops.autocast import widened
@@ -36,12 +37,13 @@ class Config:
 
     rank: int = 16  # numbers a token's decays are computed from
     temperature: float = 16.0  # divides the logarithm of the decays: the larger, the longer the memory
+    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form, a power of two; does not change the result
     impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, rank=1)
+        fields.at_least(self, rank=1, value_heads=1)
         fields.positive(self, "temperature")
         if self.chunk < 1 or self.chunk & (self.chunk - 1):
             raise ValueError(f"chunk must be a power of two, got {self.chunk}")
@@ -51,13 +53,13 @@ class Config:
 
 
 class GatedState(NamedTuple):
-    """State of the gated sum: kv [b g d e], float32 (float64 for float64 inputs)."""
+    """State of the gated sum: kv [b o d e], float32 (float64 for float64 inputs)."""
 
     kv: Tensor
 
 
 class GatedLinearAttention(Attention):
-    """Gated linear attention. State: kv [b g d e]."""
+    """Gated linear attention. State: kv [b o d e]."""
 
     paper = "Yang et al. 2024, arXiv:2312.06635"
     paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "none"}
@@ -69,18 +71,20 @@ class GatedLinearAttention(Attention):
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
         bound = config.rank**-0.5  # that of a linear layer
-        self.weight = nn.Parameter(torch.empty(self.kv_heads, self.dim, config.rank).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(self.kv_heads, self.dim).uniform_(-bound, bound))
+        self.weight = nn.Parameter(
+            torch.empty(self.value_heads, self.dim, config.rank).uniform_(-bound, bound)
+        )
+        self.bias = nn.Parameter(torch.empty(self.value_heads, self.dim).uniform_(-bound, bound))
         self.norm = nn.Parameter(torch.ones(self.value_dim))
 
     def extra_inputs(self) -> dict[str, int]:
-        return {"decay": self.config.rank, "gate": self.heads * self.value_dim}
+        return {"decay": self.config.rank, "gate": self.out_heads * self.value_dim}
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> GatedState:
         dtype = sum_dtype(dtype or torch.get_default_dtype())
-        shape = (batch, self.kv_heads, self.dim, self.value_dim)
+        shape = (batch, self.value_heads, self.dim, self.value_dim)
         return GatedState(torch.zeros(shape, device=device, dtype=dtype))
 
     def _extend(
@@ -100,9 +104,10 @@ class GatedLinearAttention(Attention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         dtype = v.dtype
         q, k, v, log_decay, gate = self._enter(q, k, v, **extra)
-        written = torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
+        k = k[:, 0].repeat_interleave(self.value_heads // self.kv_heads, 1)
+        written = torch.einsum("bod,boe->bode", k, v[:, 0])
         kv = log_decay[:, 0].exp()[..., None] * state.kv + written
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
+        y = read(q, kv)
         return gated_norm(y, gate, weight=self.norm).to(dtype), GatedState(kv)
 
     def _enter(
@@ -115,8 +120,8 @@ class GatedLinearAttention(Attention):
         gate: Tensor,
         rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the inputs in the dtype of sums, rotated and scaled, and the log of the decays [b t g d]."""
+        """Return the inputs in the dtype of sums, rotated and scaled, and the log of the decays [b t o d]."""
         q, k, v, low, gate = widened(q, k, v, decay, gate)
         q, k = (q, k) if rope is None else (rope(q), rope(k))
-        rates = torch.einsum("btr,gdr->btgd", low, self.weight.to(low.dtype)) + self.bias
+        rates = torch.einsum("btr,odr->btod", low, self.weight.to(low.dtype)) + self.bias
         return q * self.dim**-0.5, k, v, functional.logsigmoid(rates) / self.config.temperature, gate

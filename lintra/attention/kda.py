@@ -37,19 +37,20 @@ class Config:
     negative_eigenvalues: bool = False  # beta in [0, 2] instead of [0, 1]
     conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
     gate: bool = True  # multiply by sigmoid of a projection of the layer's input
+    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form in PyTorch; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, rank=1, conv=1, chunk=1)
+        fields.at_least(self, rank=1, conv=1, value_heads=1, chunk=1)
 
     def build(self, **shape) -> "KimiDeltaAttention":
         return KimiDeltaAttention(self, **shape)
 
 
 class KimiDeltaAttention(DeltaNet):
-    """Kimi Delta Attention. State: kv [b g d e] and the last inputs of the convolution."""
+    """Kimi Delta Attention. State: kv [b o d e] and the last inputs of the convolution."""
 
     paper = "Kimi Team 2025, arXiv:2510.26692"
 
@@ -58,27 +59,27 @@ class KimiDeltaAttention(DeltaNet):
         self.rank = config.rank or self.dim
         bound = self.rank**-0.5  # that of a linear layer
         self.decay_weight = nn.Parameter(
-            torch.empty(self.kv_heads, self.dim, self.rank).uniform_(-bound, bound)
+            torch.empty(self.value_heads, self.dim, self.rank).uniform_(-bound, bound)
         )
         if config.gate:
-            width = self.heads * self.value_dim
+            width = self.out_heads * self.value_dim
             self.gate_weight = nn.Parameter(torch.empty(width, self.rank).uniform_(-bound, bound))
             self.gate_bias = nn.Parameter(torch.zeros(width))
 
     def rates(self) -> tuple[int, ...]:
-        return (self.kv_heads, self.dim)
+        return (self.value_heads, self.dim)
 
     def extra_inputs(self) -> dict[str, int]:
-        widths = {"beta": self.kv_heads, "decay": self.rank}
+        widths = {"beta": self.value_heads, "decay": self.rank}
         return widths | ({"gate": self.rank} if self.config.gate else {})
 
     def log_decay(self, step: Tensor | None) -> Tensor | None:
-        """Return the logarithms of the decays [b t g d], from [b t rank]."""
+        """Return the logarithms of the decays [b t o d], from [b t rank]."""
         if step is None:
             return None
         (low,) = widened(step)
         rate, bias, weight = (x.to(low.dtype) for x in (self.A_log, self.dt_bias, self.decay_weight))
-        rates = torch.einsum("btr,gdr->btgd", low, weight) + bias
+        rates = torch.einsum("btr,odr->btod", low, weight) + bias
         return rate.exp()[:, None] * functional.logsigmoid(-rates)
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:

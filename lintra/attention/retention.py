@@ -11,7 +11,8 @@ mean of a head, and zeros stay zeros. Head i forgets the share 2^(-5-i) of its s
 
 The rate is that of a query head, and so is the state: where query heads share a key-value head, its keys
 and values fade in as many states as there are query heads. decay_per="kv_head" has one rate and one state
-for each key-value head instead.
+for each key-value head instead. With more value heads than key heads (`value_heads`) a head in these
+sentences is one of y, a key-value head a value head.
 
 Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
 holds d (e + 1) numbers a head whatever the length.
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from lintra import ops
+from lintra.attention._state import read
 from lintra.attention.base import Attention, Capabilities
 from lintra.config import fields
 from lintra.ops import LinearState
@@ -48,12 +50,13 @@ class Config:
     normalize_heads: bool = True  # divide each head by its root mean square
     centre_heads: bool = False  # take the mean of a head away first: GroupNorm, as in the paper
     gate: bool = True  # multiply by silu of a projection of the layer's input
+    value_heads: int | None = None  # None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the sum
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, chunk=1)
+        fields.at_least(self, value_heads=1, chunk=1)
         if self.centre_heads and not self.normalize_heads:
             raise ValueError("centre_heads is of normalize_heads=True, got True with normalize_heads=False")
         if not 0 < self.fastest < 1:
@@ -67,7 +70,7 @@ class Config:
 
 class Retention(Attention):
     """Retention. State: kv [b n d e], and the faded sum of keys z [b n d] that comes with the sum, where n is
-    the number of rates: heads or, with decay_per="kv_head", key-value heads."""
+    the number of rates: that of heads or, with decay_per="kv_head", of key-value heads."""
 
     paper = "Sun et al. 2023, arXiv:2307.08621"
     paper_block: ClassVar = {"norm": "pre", "norm_kind": "layer", "activation": "gelu", "position": "rotary"}
@@ -80,7 +83,7 @@ class Retention(Attention):
         super().__init__(config, **shape)
         if config.centre_heads and self.value_dim < 2:
             raise ValueError("centre_heads needs a value_dim of at least 2, got 1: less its mean it is 0")
-        self.rates = self.heads if config.decay_per == "head" else self.kv_heads
+        self.rates = self.out_heads if config.decay_per == "head" else self.value_heads
         self.log_decay: Tensor
         self.register_buffer("log_decay", _log_decay(config, self.rates).to(torch.get_default_dtype()))
 
@@ -94,7 +97,7 @@ class Retention(Attention):
         return self
 
     def extra_inputs(self) -> dict[str, int]:
-        return {"gate": self.heads * self.value_dim} if self.config.gate else {}
+        return {"gate": self.out_heads * self.value_dim} if self.config.gate else {}
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -137,7 +140,7 @@ class Retention(Attention):
         decay = self.log_decay.to(k.dtype).exp()[:, None]
         kv = decay[..., None] * state.kv + torch.einsum("bnd,bne->bnde", k, v)
         z = decay * state.z + k
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.heads // self.rates, 1))
+        y = read(q, kv)
         return self._finish(y, gate).to(dtype), LinearState(kv, z)
 
     def _enter(
@@ -146,12 +149,16 @@ class Retention(Attention):
         """Return q, k, v in the dtype of sums, rotated; k, scaled, and v for each rate of their head."""
         q, k, v = widened(q, k, v)
         q, k = (q, k) if rope is None else (rope(q), rope(k))
-        times = self.rates // self.kv_heads
-        k, v = (x[:, :, :, None].expand(-1, -1, -1, times, -1).flatten(2, 3) for x in (k * self.dim**-0.5, v))
-        return q, k, v
+        q = _repeated(q, self.out_heads)
+        return q, _repeated(k * self.dim**-0.5, self.rates), _repeated(v, self.rates)
 
     def _finish(self, y: Tensor, gate: Tensor | None) -> Tensor:
         return gated_norm(y, gate, norm=self.config.normalize_heads, centre=self.config.centre_heads)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """x [b t n d] with each head repeated, until there are so many."""
+    return x[:, :, :, None].expand(-1, -1, -1, heads // x.shape[2], -1).flatten(2, 3)
 
 
 def _log_decay(config: Config, heads: int) -> Tensor:

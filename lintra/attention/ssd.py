@@ -8,8 +8,8 @@ decides and takes in the more of a token the faster it forgets:
 
 In the words of state spaces q is C, k is B, v is x and kv is h. Before that q, k and v pass a short causal
 convolution over time, each channel by itself, and SiLU. The norm is that of the mean square, over all heads.
-The paper's layer has one q and one k for all heads, each with v, dt and A of its own; here kv_heads = 1 is
-one k, v, dt and A for all.
+The paper's layer has one q and one k for all heads, each with v, dt and A of its own: heads = kv_heads = 1
+and `value_heads`. Without these kv_heads = 1 is one k, v, dt and A for all.
 
 Cost of t tokens: 2 t d e multiplications and additions a head to train, d e a token to generate; the state
 holds d e numbers and the last inputs of the convolution.
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention._convolved import ConvolvedRecurrence, ConvolvedState
+from lintra.attention._state import read
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
@@ -38,19 +39,20 @@ class Config:
     conv: int | None = 4  # tokens the convolution before sees, its own included; None: none, and no SiLU
     skip: bool = True  # add D times a token's own value
     gate: bool = True  # multiply by silu of a projection of the layer's input, before the norm
+    value_heads: int | None = None  # each with a state of its own; None: as many as key heads
     chunk: int = 64  # tokens per block of the parallel form in PyTorch; changes speed, not the result
     impl: Impl = "auto"  # which implementation of the recurrence
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, conv=1, chunk=1)
+        fields.at_least(self, conv=1, value_heads=1, chunk=1)
 
     def build(self, **shape) -> "StateSpaceDuality":
         return StateSpaceDuality(self, **shape)
 
 
 class StateSpaceDuality(ConvolvedRecurrence):
-    """The layer of Mamba-2. State: kv [b g d e] and the last inputs of the convolution."""
+    """The layer of Mamba-2. State: kv [b o d e] and the last inputs of the convolution."""
 
     paper = "Dao and Gu 2024, arXiv:2405.21060"
     paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "mlp_ratio": 0.0, "position": "none"}
@@ -61,12 +63,12 @@ class StateSpaceDuality(ConvolvedRecurrence):
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)
-        self.register_parameter("D", nn.Parameter(torch.ones(self.heads)) if config.skip else None)
-        self.norm = nn.Parameter(torch.ones(self.heads * self.value_dim))
+        self.register_parameter("D", nn.Parameter(torch.ones(self.out_heads)) if config.skip else None)
+        self.norm = nn.Parameter(torch.ones(self.out_heads * self.value_dim))
 
     def extra_inputs(self) -> dict[str, int]:
-        widths = {"dt": self.kv_heads}
-        return widths | ({"gate": self.heads * self.value_dim} if self.config.gate else {})
+        widths = {"dt": self.value_heads}
+        return widths | ({"gate": self.out_heads * self.value_dim} if self.config.gate else {})
 
     def _extend(
         self,
@@ -106,8 +108,9 @@ class StateSpaceDuality(ConvolvedRecurrence):
         q, k = (q, k) if rope is None else (rope(q), rope(k))
         step = self._step_size(dt)[:, 0, :, None, None]
         decay = (-self.A_log.to(step.dtype).exp()[:, None, None] * step).exp()
-        kv = decay * state.kv + step * torch.einsum("bgd,bge->bgde", k[:, 0], v[:, 0])
-        y = torch.einsum("bthd,bhde->bthe", q, kv.repeat_interleave(self.group, 1))
+        k = k[:, 0].repeat_interleave(self.value_heads // self.kv_heads, 1)
+        kv = decay * state.kv + step * torch.einsum("bod,boe->bode", k, v[:, 0])
+        y = read(q, kv)
         return self._finish(y, v, gate).to(dtype), ConvolvedState(kv, *last)
 
     def _step_size(self, dt: Tensor) -> Tensor:
@@ -117,7 +120,7 @@ class StateSpaceDuality(ConvolvedRecurrence):
     def _finish(self, y: Tensor, v: Tensor, gate: Tensor | None) -> Tensor:
         """The skip, the gate, and the norm over all heads."""
         if self.config.skip:
-            y = y + self.D.to(y.dtype)[:, None] * v.repeat_interleave(self.group, 2)
+            y = y + self.D.to(y.dtype)[:, None] * v.repeat_interleave(self.out_heads // self.value_heads, 2)
         flat = y.flatten(2)
         flat = flat if gate is None else flat * functional.silu(gate.to(y.dtype))
         return gated_norm(flat, None, weight=self.norm).view(y.shape)

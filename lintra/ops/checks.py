@@ -149,11 +149,23 @@ def decay(log_decay: Tensor, mask: Tensor | None, *, finite: bool) -> None:
             )
 
 
-def heads(query_heads: int, kv_heads: int) -> None:
-    """Raises ValueError unless the key-value heads divide the query heads."""
+def heads(query_heads: int, kv_heads: int, value_heads: int | None = None) -> None:
+    """Raise ValueError unless the key-value heads divide the query heads; and those of v, where it has its
+    own, are a multiple of the key heads, and divide the query heads or are a multiple of them."""
     if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
         raise ValueError(
             f"the query heads must be a multiple of the key-value heads, got h={query_heads}, g={kv_heads}"
+        )
+    if value_heads is None:
+        return
+    if value_heads % kv_heads:
+        raise ValueError(
+            f"value_heads must be a multiple of the key heads, got {value_heads} and g={kv_heads}"
+        )
+    if max(query_heads, value_heads) % min(query_heads, value_heads):
+        raise ValueError(
+            "value_heads must divide the query heads or be a multiple of them, got "
+            f"{value_heads} and h={query_heads}"
         )
 
 

@@ -70,13 +70,14 @@ class Case:
         """q, k, v and what else the mechanism reads [b t width], in its order."""
         time = self.time if time is None else time
         generator = torch.Generator().manual_seed(self.seed + seed)
-        shapes = [(self.heads, self.dim), (self.kv_heads, self.dim), (self.kv_heads, self.value_dim)]
+        attention = self.build()
+        shapes = [(self.heads, self.dim), (self.kv_heads, self.dim), (attention.value_heads, self.value_dim)]
         shapes += [(width,) for width in reads(self).values()]
         sampled = [
             torch.randn(self.batch, time, *shape, generator=generator, dtype=torch.float64).to(dtype)
             for shape in shapes
         ]
-        if type(self.build()).shared_key:
+        if attention.shared_key:
             sampled[1] = sampled[0].clone()
         return [x.requires_grad_() for x in sampled]
 
@@ -110,6 +111,13 @@ def can(case: Case) -> Capabilities:
 def reads(case: Case) -> dict[str, int]:
     """Return what the mechanism takes beyond q, k, v: name -> width."""
     return case.build().extra_inputs()
+
+
+@cache
+def outputs(case: Case) -> tuple[int, int]:
+    """Return the heads of y and their width."""
+    attention = case.build()
+    return attention.out_heads, attention.value_dim
 
 
 def spread(mask: Tensor, x: Tensor) -> Tensor:
@@ -491,7 +499,7 @@ def cross_is_the_same_sum(case: Case) -> None:
     assert_close(attention.cross_attend(q, attention.encode_memory(k, v)), attention(q, k, v), **EXACT)
     few = attention.cross_attend(q[:, :3], attention.encode_memory(k, v))
     if attention.can.joint_queries:
-        assert few.shape == (*q[:, :3].shape[:3], case.value_dim)
+        assert few.shape == (*q[:, :3].shape[:2], *outputs(case))
     else:
         assert_close(few, attention(q, k, v)[:, :3], **EXACT)
     fewer = [x[:, :7] for x in (k, v)]
@@ -516,7 +524,7 @@ def runs_on_meta(case: Case) -> None:
     masks = [None, case.masks()[2].to("meta")]
     for mask in masks if not case.rotary else masks[1:]:
         y = forward(case, attention, *inputs, mask=mask)
-        assert (y.device.type, y.shape) == ("meta", (case.batch, case.time, case.heads, case.value_dim))
+        assert (y.device.type, y.shape) == ("meta", (case.batch, case.time, *outputs(case)))
 
 
 def a_sample_does_not_see_its_neighbours(case: Case) -> None:
@@ -645,7 +653,8 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
     with torch.no_grad():
         for many, few in zip(repeated.state_dict().values(), grouped.state_dict().values(), strict=True):
             many.copy_(few if many.shape == few.shape else few.repeat_interleave(group, 0))
-    wide = [inputs[0], *(x.repeat_interleave(group, 2) for x in inputs[1:3])]
+    values = repeated.value_heads // grouped.value_heads  # 1 where there is a number of them by itself
+    wide = [inputs[0], inputs[1].repeat_interleave(group, 2), inputs[2].repeat_interleave(values, 2)]
     for given, (name, width) in zip(inputs[3:], reads(case).items(), strict=True):
         # What is read for each key-value head is read for each head then.
         more = repeated.extra_inputs()[name] // width
@@ -730,11 +739,11 @@ def no_tokens_leave_the_state(case: Case) -> None:
     for state in states:
         for each in (None, mask[:, :0]):
             y, after = extend(case, attention, none, state, each, rope)
-            assert y.shape == (case.batch, 0, case.heads, case.value_dim)
+            assert y.shape == (case.batch, 0, *outputs(case))
             same_states(after, state)
         cu_seqlens = torch.zeros(case.batch + 1, dtype=torch.int64)
         y, after = attention.extend(*row[:3], state, cu_seqlens=cu_seqlens, rope=of_row, **named)
-        assert y.shape == (1, 0, case.heads, case.value_dim)
+        assert y.shape == (1, 0, *outputs(case))
         same_states(after, state)
 
 
@@ -755,7 +764,7 @@ def no_samples_have_states(case: Case) -> None:
         rope = case.rope(first, time)
         rope = None if rope is None else rope.moved(rope.position[:0])
         y, state = extend(case, attention, [x[:0] for x in case.draw(time)], state, rope=rope)
-        assert y.shape == (0, time, case.heads, case.value_dim)
+        assert y.shape == (0, time, *outputs(case))
 
 
 def empty_sequences_and_batches(case: Case) -> None:
@@ -768,7 +777,7 @@ def empty_sequences_and_batches(case: Case) -> None:
             if case.rotary:
                 rope = RotaryEmbedding(torch.arange(few[0].shape[1]).repeat(len(few[0]), 1), 100.0)
             y = attention(*few[:3], rope=rope, **dict(zip(reads(case), few[3:], strict=True)))
-            assert y.shape == (*few[0].shape[:3], case.value_dim)
+            assert y.shape == (*few[0].shape[:2], *outputs(case))
 
 
 def extremes_stay_finite(case: Case) -> None:

@@ -10,11 +10,13 @@ from lintra.attention import delta
 from lintra.attention.delta import DeltaNet
 from lintra.nn import AttentionLayer
 from lintra.testing.laws import EXACT, TIME, Case, extend_by_steps, gradients, some_masks
+from tests.attention.heads import for_each_output
 
 VARIANTS = [
     delta.Config(),
     delta.Config(decay=False, negative_eigenvalues=True, conv=2, gate=False, chunk=7),
     delta.Config(conv=None),
+    delta.Config(value_heads=8),
 ]
 PLAIN = delta.Config(decay=False, conv=None, gate=False)
 
@@ -37,13 +39,13 @@ def weights(attention: DeltaNet, q: Tensor, k: Tensor, beta: Tensor, decay: Tens
     """[b h t s]: beta_s k_s . (a_{s+1} (I - beta k k^T)_{s+1} ... a_t (I - beta k k^T)_t q_t) for s up to t.
 
     The queries are carried back in time, from the last key to the first."""
-    group = attention.heads // attention.kv_heads
-    q, k, beta = unit(q) / q.shape[-1] ** 0.5, unit(k).repeat_interleave(group, 2), beta.sigmoid()
-    beta = (2 * beta if attention.config.negative_eigenvalues else beta).repeat_interleave(group, 2)
+    q, k, beta = unit(q) / q.shape[-1] ** 0.5, unit(k), beta.sigmoid()
+    beta = 2 * beta if attention.config.negative_eigenvalues else beta
     left = torch.ones_like(beta)
     if decay is not None:
         rate = attention.A_log.exp() * (1 + (decay + attention.dt_bias).exp()).log()
-        left = (-rate).exp().repeat_interleave(group, 2)
+        left = (-rate).exp()
+    q, k, beta, left = for_each_output(attention, q, k, beta, left)
     columns, carried = [], q[:, :0]
     for s in range(k.shape[1] - 1, -1, -1):
         carried = torch.cat((q[:, s : s + 1], carried), 1)  # queries from s on
@@ -60,7 +62,7 @@ def dense(attention: DeltaNet, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *o
     if config.conv is not None:
         kinds = (attention.conv_q, attention.conv_k, attention.conv_v)
         q, k, v = (convolved(x, weight) for x, weight in zip((q, k, v), kinds, strict=True))
-    v = v.repeat_interleave(attention.heads // attention.kv_heads, 2)
+    (v,) = for_each_output(attention, v)
     y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k, beta, decay), v)
     y = attention.norm * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     return y * (others[0] * others[0].sigmoid()).view(y.shape) if config.gate else y

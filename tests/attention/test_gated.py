@@ -11,17 +11,17 @@ from lintra.attention import gated, linear, retention
 from lintra.attention.gated import GatedLinearAttention
 from lintra.bench.memory import peak_of
 from lintra.testing.laws import EXACT, TIME, Case, gradients, padding_alone_keeps_the_state
+from tests.attention.heads import for_each_output
 
-VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=8)]
+VARIANTS = [gated.Config(), gated.Config(rank=2, temperature=0.5, chunk=8), gated.Config(value_heads=8)]
 CASE = Case("gated", VARIANTS[1], True)
 
 
 def weights(attention: GatedLinearAttention, q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     """Each query against each key up to its own, feature by feature as they have faded since, [b h t s]."""
-    group = attention.heads // attention.kv_heads
     rates = torch.einsum("btr,gdr->btgd", decay, attention.weight) + attention.bias
-    left = (rates.sigmoid() ** (1 / attention.config.temperature)).repeat_interleave(group, 2)
-    k = k.repeat_interleave(group, 2)
+    left = rates.sigmoid() ** (1 / attention.config.temperature)
+    q, k, left = for_each_output(attention, q, k, left)
     rows = []
     for t in range(q.shape[1]):
         faded, row = q[:, t] / q.shape[-1] ** 0.5, [torch.zeros_like(q[:, 0, :, 0])] * q.shape[1]
@@ -36,7 +36,7 @@ def dense(
     attention: GatedLinearAttention, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, gate: Tensor
 ) -> Tensor:
     """Section 4: every weight, the norm of each head, the gate."""
-    v = v.repeat_interleave(attention.heads // attention.kv_heads, 2)
+    (v,) = for_each_output(attention, v)
     y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k, decay), v)
     y = attention.norm * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     return y * (gate * gate.sigmoid()).view(y.shape)

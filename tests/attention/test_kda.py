@@ -9,12 +9,14 @@ from torch.testing import assert_close
 from lintra.attention import delta, kda
 from lintra.attention.kda import KimiDeltaAttention
 from lintra.testing.laws import EXACT, Case, gradients
+from tests.attention.heads import for_each_output
 from tests.attention.test_delta import convolved, unit
 
 VARIANTS = [
     kda.Config(),
     kda.Config(rank=3, negative_eigenvalues=True, conv=2, gate=False, chunk=7),
     kda.Config(conv=None),
+    kda.Config(value_heads=8),
 ]
 
 
@@ -22,11 +24,11 @@ def weights(attention: KimiDeltaAttention, q: Tensor, k: Tensor, beta: Tensor, d
     """[b h t s]: beta_s k_s . (D_{s+1} (I - beta k k^T)_{s+1} ... D_t (I - beta k k^T)_t q_t) for s up to t.
 
     The queries are carried back in time, from the last key to the first."""
-    group = attention.heads // attention.kv_heads
-    q, k, beta = unit(q) / q.shape[-1] ** 0.5, unit(k).repeat_interleave(group, 2), beta.sigmoid()
-    beta = (2 * beta if attention.config.negative_eigenvalues else beta).repeat_interleave(group, 2)
+    q, k, beta = unit(q) / q.shape[-1] ** 0.5, unit(k), beta.sigmoid()
+    beta = 2 * beta if attention.config.negative_eigenvalues else beta
     rates = (decay[:, :, None, None] * attention.decay_weight).sum(-1) + attention.dt_bias
-    left = (-attention.A_log.exp()[:, None] * functional.softplus(rates)).exp().repeat_interleave(group, 2)
+    left = (-attention.A_log.exp()[:, None] * functional.softplus(rates)).exp()
+    q, k, beta, left = for_each_output(attention, q, k, beta, left)
     columns, carried = [], q[:, :0]
     for s in range(k.shape[1] - 1, -1, -1):
         carried = torch.cat((q[:, s : s + 1], carried), 1)  # queries from s on
@@ -42,7 +44,7 @@ def dense(attention: KimiDeltaAttention, q: Tensor, k: Tensor, v: Tensor, *other
     if attention.config.conv is not None:
         kinds = (attention.conv_q, attention.conv_k, attention.conv_v)
         q, k, v = (convolved(x, weight) for x, weight in zip((q, k, v), kinds, strict=True))
-    v = v.repeat_interleave(attention.heads // attention.kv_heads, 2)
+    (v,) = for_each_output(attention, v)
     y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k, beta, decay), v)
     y = attention.norm * y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     if not gate:

@@ -11,31 +11,33 @@ from lintra import checkpoint
 from lintra.attention import linear, retention
 from lintra.attention.retention import Retention
 from lintra.testing.laws import EXACT, TIME, Case, extend_by_steps, gradients
+from tests.attention.heads import for_each_output
 
 VARIANTS = [
     retention.Config(),
     retention.Config(impl="torch", chunk=7, fastest=0.3, slowest=0.01, normalize_heads=False),
     retention.Config(impl="reference", gate=False),
     retention.Config(decay_per="kv_head", centre_heads=True),
+    retention.Config(value_heads=8),
+    retention.Config(value_heads=4, decay_per="kv_head", gate=False),
 ]
 PLAIN = retention.Config(normalize_heads=False, gate=False)
 
 
 def weights(attention: Retention, q: Tensor, k: Tensor) -> Tensor:
     """Equation 5: decay^(t-s) q_t . k_s / sqrt(d) for s up to t, [b h t s]."""
-    group = attention.heads // attention.kv_heads
     decay = attention.log_decay.exp()
-    decay = decay.repeat_interleave(attention.heads // len(decay))
+    decay = decay.repeat_interleave(attention.out_heads // len(decay))
+    q, k = for_each_output(attention, q, k)
     distance = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
     faded = (decay[:, None, None] ** distance.clamp(min=0)).tril()
-    scores = torch.einsum("bthd,bshd->bhts", q, k.repeat_interleave(group, 2)) / q.shape[-1] ** 0.5
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
     return scores * faded
 
 
 def dense(attention: Retention, q: Tensor, k: Tensor, v: Tensor, gate: Tensor | None = None) -> Tensor:
     """Equation 8, every weight."""
-    group = attention.heads // attention.kv_heads
-    y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k), v.repeat_interleave(group, 2))
+    y = torch.einsum("bhts,bshe->bthe", weights(attention, q, k), *for_each_output(attention, v))
     if attention.config.centre_heads:
         y = y - y.mean(-1, keepdim=True)
     if attention.config.normalize_heads:

@@ -9,11 +9,13 @@ from torch.testing import assert_close
 from lintra.attention import retention, ssd
 from lintra.attention.ssd import StateSpaceDuality
 from lintra.testing.laws import EXACT, Case, gradients
+from tests.attention.heads import for_each_output
 
 VARIANTS = [
     ssd.Config(),
     ssd.Config(conv=2, skip=False, gate=False, chunk=7),
     ssd.Config(conv=None),
+    ssd.Config(value_heads=8),
 ]
 
 
@@ -29,7 +31,6 @@ def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def dense(attention: StateSpaceDuality, q: Tensor, k: Tensor, v: Tensor, dt: Tensor, *gate: Tensor) -> Tensor:
     """The paper's quadratic form (section 5.2): C B^T, struck by the decays from s to t, times dt x."""
-    group = attention.heads // attention.kv_heads
     if attention.config.conv is not None:
         q, k, v = (
             convolved(x, getattr(attention, f"conv_{name}"), getattr(attention, f"bias_{name}"))
@@ -37,7 +38,7 @@ def dense(attention: StateSpaceDuality, q: Tensor, k: Tensor, v: Tensor, dt: Ten
         )
     step = (1 + (dt + attention.dt_bias).exp()).log()
     elapsed = (-attention.A_log.exp() * step).cumsum(1)
-    k, v, step, elapsed = (x.repeat_interleave(group, 2) for x in (k, v, step, elapsed))
+    q, k, v, step, elapsed = for_each_output(attention, q, k, v, step, elapsed)
     scores = torch.einsum("bthd,bshd->bhts", q, k)
     left = elapsed.mT[..., :, None] - elapsed.mT[..., None, :]  # b h t s
     weights = (scores * left.tril().exp()).tril()
