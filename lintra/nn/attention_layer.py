@@ -49,7 +49,8 @@ class AttentionLayer(nn.Module):
     """Multi-head attention by any mechanism, x [b t c] -> [b t c], for use inside any network.
 
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
-    (Ainslie et al. 2023, arXiv:2305.13245). `rotary` is the base of rotary positions, None for no rotation.
+    (Ainslie et al. 2023, arXiv:2305.13245); more value heads than key heads, each as wide as a key head, are
+    an option of mechanisms, `value_heads`. `rotary` is the base of rotary positions, None for no rotation.
     Three parts that papers on recurrences put around them: `conv`, a causal convolution of q, k and v over so
     many tokens, then SiLU (`lintra.ops.causal_conv1d`); `qk_norm="l2"`, queries and keys of unit length, with
     which softmax at its usual scale is nearly even; and `output_gate`, RMSNorm of each head times silu of a
@@ -100,7 +101,8 @@ class AttentionLayer(nn.Module):
             warnings.warn(f"{attention} {self.attention.rope_warning}", stacklevel=2)
         # One product gives q, k, v; the mechanism reads them as strided views of it.
         keys = 0 if self.attention.shared_key else self.kv_heads * self.dim
-        self.widths = [heads * self.dim, keys, self.kv_heads * self.dim]
+        self.widths = [heads * self.dim, keys, self.attention.value_heads * self.dim]
+        out_width = self.attention.out_heads * self.dim
         self.qkv_proj = nn.Linear(width, sum(self.widths), bias=bias)
         self.extra_proj = nn.ModuleDict(
             {name: nn.Linear(width, size, bias=bias) for name, size in self.attention.extra_inputs().items()}
@@ -110,9 +112,9 @@ class AttentionLayer(nn.Module):
             self.conv_impl = conv_impl(getattr(attention, "impl", "auto"))
             self.conv_weight = conv_weight(sum(self.widths), conv)
         if output_gate:
-            self.gate_proj = nn.Linear(width, heads * self.dim, bias=bias)
+            self.gate_proj = nn.Linear(width, out_width, bias=bias)
             self.out_norm = nn.Parameter(torch.ones(self.dim))
-        self.out_proj = nn.Linear(heads * self.dim, width, bias=bias)
+        self.out_proj = nn.Linear(out_width, width, bias=bias)
 
     def forward(
         self,
@@ -231,7 +233,7 @@ class AttentionLayer(nn.Module):
     def _qkv(
         self, x: Tensor, before: tuple[Tensor, ...], layout: Layout
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """q [b t h d], k [b t g d], v [b t g d], strided views of one product, and the state of the
+        """q [b t h d], k [b t g d], v [b t o d], strided views of one product, and the state of the
         convolution."""
         x = self.qkv_proj(x)
         if self.conv is not None:
@@ -252,7 +254,7 @@ class AttentionLayer(nn.Module):
         return l2_norm(wide).to(x.dtype)
 
     def _out(self, x: Tensor, y: Tensor) -> Tensor:
-        """The layer's output of its input and what the heads [b t h d] give."""
+        """The layer's output of its input and what the heads [b t m d] give."""
         if self.output_gate:
             (wide,) = widened(y)
             y = gated_norm(wide, self.gate_proj(x), weight=self.out_norm).to(y.dtype)

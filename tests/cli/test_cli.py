@@ -375,6 +375,18 @@ def test_a_run_of_before_classes_were_kept(lintra_says, tmp_path, monkeypatch, r
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_value_heads_are_an_option_of_a_mechanism(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learn = ["train", "copy", "--length", "8", "--attention", "delta", "--attention-options"]
+    assert lintra_says(*learn, "value_heads=4", *FEW)[0] == 0
+    found = train.Run.read("run").model
+    assert found.attention == attention.load("delta").Config(value_heads=4)
+    code, out, err = lintra_says(*learn, "value_heads=3", *FEW)
+    assert (code, out) == (2, "")
+    assert err == "lintra: value_heads must be a multiple of the key heads, got 3 and g=2\n"
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_text_is_written(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)

@@ -14,6 +14,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra import native
+from lintra.attention import delta, ssd
+from lintra.nn import AttentionLayer
 from lintra.ops import LinearState, causal_conv1d, linear_attention, selective_scan
 from lintra.testing.laws import gradients
 
@@ -98,6 +100,42 @@ def test_the_causal_convolution(models, impl):
 
 
 @both
+def test_the_layer_of_qwen3_next(models, impl):
+    """Gated DeltaNet with three value heads to a key head; ours projects to all queries, then to all keys."""
+    config = import_module("transformers.models.qwen3_next.configuration_qwen3_next").Qwen3NextConfig(
+        hidden_size=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=6,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        num_hidden_layers=1,
+        layer_types=["linear_attention"],
+    )
+    torch.manual_seed(0)
+    mixer = models("qwen3_next").Qwen3NextGatedDeltaNet(config, 0)
+    layer = AttentionLayer(16, delta.Config(value_heads=6, impl=impl), heads=2, bias=False)
+    q, k, v, gate = mixer.in_proj_qkvz.weight.unflatten(0, (2, -1)).split((8, 8, 24, 24), 1)
+    beta, decay = mixer.in_proj_ba.weight.unflatten(0, (2, -1)).split((3, 3), 1)
+    qkv = [x.flatten(0, 1) for x in (q, k, v)]
+    conv = (x.unflatten(0, (-1, 8)) for x in mixer.conv1d.weight[:, 0].split((16, 16, 48)))
+    weights = {"qkv_proj.weight": torch.cat(qkv), "out_proj.weight": mixer.out_proj.weight}
+    weights |= {
+        f"extra_proj.{name}.weight": x.flatten(0, 1)
+        for name, x in (("beta", beta), ("decay", decay), ("gate", gate))
+    }
+    weights |= {f"attention.conv_{name}": x for name, x in zip("qkv", conv, strict=True)}
+    weights |= {f"attention.{name}": mixer.get_parameter(name) for name in ("A_log", "dt_bias")}
+    weights["attention.norm"] = mixer.norm.weight
+    layer.load_state_dict(weights)
+    x = torch.randn(2, 150, 16).requires_grad_()
+    y, expected = layer(x), mixer(x)
+    assert_close(y, expected, **CLOSE)
+    assert_close(gradients(y, [x]), gradients(expected, [x]), **CLOSE)
+    found, state = layer.extend(x[:, :100])
+    assert_close(torch.cat((found, layer.extend(x[:, 100:], state)[0]), 1), expected, **CLOSE)
+
+
+@both
 def test_the_mixer_of_mamba_2(models, impl):
     """A whole layer of two ops: one group of keys and queries for two heads of values each."""
     config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
@@ -125,6 +163,29 @@ def test_the_mixer_of_mamba_2(models, impl):
     assert_close(y, expected, **CLOSE)
     # Gradients of parameters are sums over 300 tokens.
     assert_close(gradients(y, inputs), gradients(expected, inputs), rtol=1e-3, atol=1e-3)
+
+
+@both
+def test_the_mechanism_of_mamba_2(models, impl):
+    """The same by `ssd`: one query and one key for all value heads. Theirs norms each group by itself."""
+    sizes = {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 1}
+    config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
+        **sizes, expand=2, conv_kernel=4, layer_norm_epsilon=1e-6
+    )
+    torch.manual_seed(0)
+    mixer = models("mamba2").Mamba2Mixer(config, 0)
+    attention = ssd.Config(value_heads=4, impl=impl).build(heads=1, dim=6, value_dim=8, causal=True)
+    weights = {name: mixer.get_parameter(name) for name in ("A_log", "D", "dt_bias", "norm.weight")}
+    weights["norm"] = weights.pop("norm.weight")
+    for kind, x in (("conv", mixer.conv1d.weight[:, 0]), ("bias", mixer.conv1d.bias)):
+        for name, part, d in zip("vkq", x.split((32, 6, 6)), (8, 6, 6), strict=True):
+            weights[f"{kind}_{name}"] = part.unflatten(0, (-1, d))
+    attention.load_state_dict(weights)
+    x = torch.randn(2, 150, 16)
+    gate, v, k, q, dt = mixer.in_proj(x).split((32, 32, 6, 6, 4), -1)
+    q, k, v = (part.unflatten(2, (-1, d)) for part, d in ((q, 6), (k, 6), (v, 8)))
+    y = attention(q, k, v, dt=dt, gate=gate).flatten(2)
+    assert_close(mixer.out_proj(y), mixer(x), **CLOSE)
 
 
 @both
