@@ -366,6 +366,11 @@ def _foreign_attention(attention: Any, rotary: float | None) -> str | None:
         return None
     if type(attention) is Retention and attention.config.centre_heads:
         return "the runtime divides heads by their root mean square, got centre_heads=True"
+    if type(attention) is Retention and attention.value_heads != attention.kv_heads:
+        return (
+            f"the runtime has a value head for each key head, got value_heads={attention.value_heads} for "
+            f"{attention.kv_heads} key heads"
+        )
     if type(attention) in (Retention, RandomFeatureAttention):
         return None
     return f"the runtime knows the attentions linear, retention and rfa, got {attention.name}"

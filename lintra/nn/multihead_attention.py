@@ -66,6 +66,11 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"attention {self.attention.name!r} has one projection for queries and keys, and PyTorch's "
                 "parameters are of two: take lintra.nn.AttentionLayer"
             )
+        if self.attention.value_heads != num_heads:
+            raise ValueError(
+                f"value_heads must be num_heads={num_heads} or None, since PyTorch's parameters are of as "
+                f"many values as keys, got {self.attention.value_heads}: take lintra.nn.AttentionLayer"
+            )
         if self.in_proj_weight is None and not self.attention.can.cross:
             raise ValueError(
                 f"kdim and vdim must be embed_dim={embed_dim}, since attention {self.attention.name!r} has "

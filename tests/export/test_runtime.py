@@ -65,6 +65,10 @@ def other_embedding(model):
             "divides heads by their root mean square, got centre_heads=True",
         ),
         (
+            build(attention=retention.Config(value_heads=6)),
+            "has a value head for each key head, got value_heads=6 for 3 key heads",
+        ),
+        (
             build(attention=linear.Config(rotary="inputs"), position="rotary"),
             "the runtime turns the features of linear, got rotary='inputs'",
         ),

@@ -259,6 +259,7 @@ def test_what_stands_in_padding_changes_nothing(causal):
             {"attention": lsh.Config()},
             "one projection for queries and keys, .* take lintra.nn.Att",
         ),
+        ({"attention": delta.Config(value_heads=8)}, "value_heads must be num_heads=4 or None, .* got 8"),
         ({"kdim": 5, "attention": bigbird.Config()}, "kdim and vdim must be embed_dim=16, .* got 5 and 16"),
         ({"causal": False, "attention": retention.Config()}, "'retention' is causal only"),
         ({"attention": aft.Config(window=2, max_length=9)}, "causal must be True or False, got None"),

@@ -207,6 +207,11 @@ def _mechanism(
                 f"attn_implementation={name!r} needs weights that this model does not have "
                 f"({', '.join(needed)}): train lintra.hf.LintraForCausalLM, which has them"
             )
+        if built.value_heads != v.shape[2]:
+            raise ValueError(
+                f"attn_implementation={name!r} has value_heads={built.value_heads} where the model projects "
+                f"to {v.shape[2]}: leave value_heads at None"
+            )
         if built.shared_key:
             raise ValueError(f"attn_implementation={name!r} has one projection for queries and keys, not two")
         kinds[key] = built.to(q.device, torch.float64 if q.dtype == torch.float64 else torch.float32)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 import lintra.hf  # noqa: E402
 from lintra import attention  # noqa: E402
-from lintra.attention import linear, performer, softmax  # noqa: E402
+from lintra.attention import linear, performer, retention, softmax  # noqa: E402
 from lintra.compat.transformers.attention import _registered, attend, configured  # noqa: E402
 from lintra.compat.transformers.masking import Visible  # noqa: E402
 
@@ -281,6 +281,12 @@ def test_a_configuration_gets_a_name(registered):
             registered(name, linear.Config())
     with pytest.raises(TypeError, match="mechanism's Config"):
         registered("lintra-mine", 3)
+
+
+def test_value_heads_that_the_model_does_not_project_to_are_refused(registered):
+    registered("lintra-mine", retention.Config(gate=False, value_heads=8))
+    with pytest.raises(ValueError, match="has value_heads=8 where the model projects to 2: leave"):
+        build("Llama", "lintra-mine")(tokens())
 
 
 @pytest.mark.parametrize("mechanism", ["gated", "delta", "kda", "ssd", "retention", "rfa", "longshort"])
