@@ -41,7 +41,7 @@ from lintra.ops.softmax_attention import fused_attention
 
 PREFIX = "lintra"
 _UNSERVED = ("softcap", "s_aux", "position_bias", "head_mask", "cache", "output_attentions")
-_registered: dict[str, AttentionConfig] = {}
+REGISTERED: dict[str, AttentionConfig] = {}
 # By module, not on it: a mechanism's buffers must not appear in the model's state dict.
 _built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
 
@@ -56,14 +56,14 @@ def register_attention(name: str, config: AttentionConfig) -> None:
         raise ValueError(f"name must be 'lintra-...' and not that of a mechanism, got {name!r}")
     if not isinstance(config, AttentionConfig):
         raise TypeError(f"config must be a mechanism's Config, got {type(config).__name__}")
-    _registered[name] = config
+    REGISTERED[name] = config
     _register(name)
 
 
 def configured(name: str | None) -> AttentionConfig | None:
     """Return the configuration that stands behind an `attn_implementation`; None if it is not lintra's."""
-    if name is None or name in _registered:
-        return _registered.get(name or "")
+    if name is None or name in REGISTERED:
+        return REGISTERED.get(name or "")
     own = "softmax" if name == PREFIX else name.removeprefix(f"{PREFIX}-")
     return mechanisms.load(own).Config() if own != name and own in mechanisms.names() else None
 

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import lintra.hf  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
-from lintra.compat.transformers.attention import _registered, attend, configured  # noqa: E402
+from lintra.compat.transformers.attention import REGISTERED, attend, configured  # noqa: E402
 from lintra.compat.transformers.masking import Visible  # noqa: E402
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -258,7 +258,7 @@ def registered():
     yield lintra.hf.register_attention
     for mapping in (
         transformers.AttentionInterface._global_mapping,
-        _registered,
+        REGISTERED,
     ):
         mapping.pop("lintra-mine", None)
     transformers.AttentionMaskInterface._global_mapping.pop("lintra-mine", None)
