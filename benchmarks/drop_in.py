@@ -1,7 +1,8 @@
 """`python -m benchmarks drop_in`: models of transformers on lintra's CPU kernels and on their own functions.
 
 Random weights of the sizes of published models, with fewer layers: what a layer takes is what counts. Both
-run in turns on the same model; a row is transformers' time over lintra's.
+run in turns on the same model; a row is transformers' time over lintra's. Its bound is the ratio that is left
+if PyTorch's matrix products and softmax, which both run in the same way, were all that lintra's call takes.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,6 +46,13 @@ KDA = {
 }
 MAMBA2 = {"hidden_size": 768, "num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 128}
 MAMBA = {"hidden_size": 768, "state_size": 16}
+# Operators by the beginnings of their names.
+IN_COMMON = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::_scaled_dot_product",
+)
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
@@ -77,8 +85,9 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
                 name = f"{name}, {threads} thread{'s' * (threads > 1)}"
                 found = compare(call, sizes.rounds)
                 timings |= {f"{name}, {whose}": timing for whose, timing in found.items()}
-                ratio = found["transformers"].median / found["lintra"].median
-                rows.append(Row(name, ratio, "x", at_least=least))
+                slow = found["transformers"].median
+                rows.append(Row(name, slow / found["lintra"].median, "x", at_least=least))
+                rows.append(Row(f"{name}: bound", slow / in_common(call), "x"))
             progress((turn + 1) * sizes.rounds)
     finally:
         torch.set_num_threads(before)
@@ -89,6 +98,14 @@ def compare(call: Callable[[str], object], rounds: int) -> dict[str, Timing]:
     """Time a call on transformers' functions and on lintra's, once a turn."""
     whose = ("transformers", "lintra")
     return interleaved({name: partial(call, name) for name in whose}, rounds=rounds, at_least=0, settle=2)
+
+
+def in_common(call: Callable[[str], object]) -> float:
+    """Return the seconds of a call on lintra's kernels that PyTorch's products and softmax take."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiled:
+        call("lintra")
+    events = profiled.key_averages()
+    return 1e-6 * sum(x.self_cpu_time_total for x in events if x.key.startswith(IN_COMMON))
 
 
 def work(sizes: Sizes) -> Iterator[tuple[str, float, Callable[[str], object]]]:

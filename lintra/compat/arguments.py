@@ -1,11 +1,17 @@
 """Checks of the arguments of the stand-ins for other packages' kernels, beside `lintra.ops.checks`."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from lintra import native
 from lintra.ops import checks
-from lintra.ops.dispatch import eager
+
+
+class Dropped(NamedTuple):
+    """An initial state that the caller drops for the final one, which may be written over it."""
+
+    state: Tensor
 
 
 def refuse(name: str, reason: str) -> None:
@@ -62,17 +68,3 @@ def same_dtype(x: Tensor, *others: Tensor) -> list[Tensor]:
     for y in others:
         dtype = torch.promote_types(dtype, y.dtype)
     return [y.to(dtype) for y in (x, *others)]
-
-
-def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:
-    """Return whether the C++ kernels can be called as they are: numbers on the CPU, in any dtype they read,
-    and no gradients, graphs or transforms. The dispatcher takes longer than they do for one token."""
-    if not eager():
-        return False
-    recorded = torch.is_grad_enabled()
-    for y in (x, *others):
-        if y is not None and (
-            y.device.type != "cpu" or checks.transformed(y) or (recorded and y.requires_grad)
-        ):
-            return False
-    return x.dtype in native.DTYPES and native.available()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lintra.compat.arguments import Dropped
+
 PACKAGES = ("fla", "mamba_ssm", "causal_conv1d")
 # kernel -> the module of its package that has it; those which transformers asks for by name alone. Left out
 # are kernels of a whole mixer, mamba_inner_fn and mamba_split_conv1d_scan_combined: they pass by its modules,
@@ -28,6 +30,8 @@ MODULES = {
     "selective_scan_fn": "mamba_ssm.ops.selective_scan_interface",
     "selective_state_update": "mamba_ssm.ops.triton.selective_state_update",
 }
+
+_STEPS = ("fused_recurrent_gated_delta_rule", "fused_recurrent_kda")  # from a state to a state
 
 
 def asked_for(module: ModuleType) -> Iterator[tuple[str, str, FunctionType]]:
@@ -61,10 +65,12 @@ def ours(kernel: str, origin: str = "") -> Callable[..., Any] | None:
 def on_cpu(mine: Callable[..., Any], theirs: Callable[..., Any], *, drop: bool) -> Callable[..., Any]:
     """Return a function that calls `mine` with tensors on the CPU and `theirs` with all others.
 
-    Under torch.export it is `theirs` too, whose operators every runtime has. drop: leave out keyword
-    arguments that `mine` does not have, as transformers does with any implementation.
+    Under torch.export it is `theirs` too, whose operators every runtime has. drop: as transformers calls any
+    implementation, without keyword arguments that `mine` does not have, and with states for which it takes
+    the final ones: a step may write these over them.
     """
     names = inspect.signature(mine).parameters
+    drops_states = drop and mine.__name__ in _STEPS
 
     @functools.wraps(theirs, updated=())  # not a mark that keeps compilers out of it
     def dispatched(*args: Any, **kwargs: Any) -> Any:
@@ -73,6 +79,8 @@ def on_cpu(mine: Callable[..., Any], theirs: Callable[..., Any], *, drop: bool) 
             return theirs(*args, **kwargs)
         if drop:
             kwargs = {name: x for name, x in kwargs.items() if name in names}
+        if drops_states and isinstance(kwargs.get("initial_state"), Tensor):
+            kwargs["initial_state"] = Dropped(kwargs["initial_state"])
         return mine(*args, **kwargs)
 
     dispatched.lintra_serves_cpu = True  # pyright: ignore[reportAttributeAccessIssue]

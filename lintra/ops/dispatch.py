@@ -178,15 +178,24 @@ def eager() -> bool:
 
 
 def numbers_alone(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels are here and numbers alone are asked of them: no gradients, no graphs, no
-    transforms, no autocast, all tensors in the dtype of sums and on the CPU."""
-    if torch.is_autocast_enabled("cpu") or not eager():
+    """Return whether `kernels_alone` holds without autocast and for one dtype, that of sums."""
+    dtype = tensors[0].dtype
+    if torch.is_autocast_enabled("cpu") or (dtype is not torch.float32 and dtype is not torch.float64):
         return False
-    dtype, recorded = tensors[0].dtype, torch.is_grad_enabled()
-    if dtype is not torch.float32 and dtype is not torch.float64:
+    return all(x.dtype is dtype for x in tensors) and kernels_alone(*tensors)
+
+
+def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:
+    """Return whether the C++ kernels can be called as they are: they are here, x has a dtype that they read,
+    and numbers alone are asked for, on the CPU: no gradients, no graphs, no transforms. PyTorch's dispatcher
+    takes longer than the kernels do for one token."""
+    if not eager():
         return False
-    for x in tensors:
-        plain = (type(x) is Tensor or type(x) is Parameter) and x.dtype is dtype and x.device.type == "cpu"
-        if not plain or (recorded and x.requires_grad):
+    recorded = torch.is_grad_enabled()
+    for y in (x, *others):
+        if y is None:
+            continue
+        plain = (type(y) is Tensor or type(y) is Parameter) and y.device.type == "cpu"
+        if not plain or (recorded and y.requires_grad):
             return False
-    return native.available()
+    return x.dtype in native.DTYPES and native.available()

@@ -10,6 +10,7 @@ from torch import nn
 
 import lintra
 from benchmarks.families import FAMILIES, check, fallbacks
+from lintra import native
 from lintra.compat import kernels
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +125,30 @@ def test_packed_sequences_do_not_see_each_other(name):
     with torch.no_grad(), lintra.accelerate(model):
         together = model(**packed, use_cache=False).logits
     assert torch.allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason="no C++")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear"])
+def test_a_step_writes_the_state_into_the_cache(name, dtype, monkeypatch):
+    torch.manual_seed(0)
+    model = FAMILIES[name].build().to(dtype)
+    tokens = torch.randint(64, (2, 9))
+    with torch.no_grad(), lintra.accelerate(model):
+        expected = model(tokens).logits[:, -1]
+        cache = model(tokens[:, :-1], use_cache=True).past_key_values
+        states = [y for x in cache.layers for y in getattr(x, "recurrent_states", {}).values()]
+        assert states
+        places, before = [x.data_ptr() for x in states], [x.clone() for x in states]
+        copied = []
+        copy = torch.Tensor.copy_
+        monkeypatch.setattr(torch.Tensor, "copy_", lambda x, y: (copied.append((x, y)), copy(x, y))[1])
+        logits = model(tokens[:, -1:], past_key_values=cache, use_cache=True).logits[:, 0]
+    for x, place, old in zip(states, places, before, strict=True):
+        assert x.data_ptr() == place
+        assert not torch.equal(x, old)
+        assert any(into is x and given is x for into, given in copied)  # PyTorch does nothing then
+    assert torch.allclose(logits, expected, rtol=1e-4 if dtype == torch.float32 else 0.05, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -13,7 +13,6 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.native import recurrence
 from lintra.ops import LinearState, linear_attention, recurrence_reference
 from lintra.testing.laws import EXACT, gradients, some_masks, spread
 
@@ -150,13 +149,35 @@ def test_split_anywhere_and_resumed(kind, impl, cut):
 
 
 @every
-def test_one_token_may_be_added_in_place(kind):
-    inputs = [None if x is None else x.detach() for x in draw(kind, b=3, t=1, d=20, e=33)]
-    expected, after = reference(*inputs)
-    state = inputs[5].clone()
-    y, changed, _ = recurrence.forward(*inputs[:5], state, None, None, 1.0, False, out=state)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.skipif(not native.available(), reason="no C++")
+def test_one_token_may_be_added_in_place(kind, dtype):
+    inputs = [None if x is None else x.detach() for x in draw(kind, b=3, t=1, d=20, e=33, dtype=dtype)]
+    expected, after = fast(*inputs)
+    state = LinearState.of(inputs[5].clone())
+    tensors = dict(zip(("q", "k", "v", "log_decay", "beta"), inputs, strict=False))
+    y, changed = linear_attention(**tensors, state=state, normalize=False, inplace=True)
     assert changed is state
-    assert_close([y, state], [expected, after], **EXACT)
+    assert torch.equal(y, expected)
+    assert torch.equal(state.kv, after)
+
+
+@every
+@pytest.mark.parametrize(("t", "inplace"), [(2, True), (0, True), (1, False)])
+def test_a_state_is_written_over_by_one_token_alone(kind, t, inplace):
+    inputs = [None if x is None else x.detach() for x in draw(kind, t=t)]
+    before = inputs[5].clone()
+    after = fast(*inputs, inplace=inplace)[1]
+    assert after.data_ptr() != inputs[5].data_ptr()
+    assert torch.equal(inputs[5], before)
+
+
+@every
+def test_gradients_keep_the_state_before(kind):
+    inputs = draw(kind, t=1)
+    given = given_ones(inputs)
+    found = gradients(fast(*inputs, inplace=True)[0], given)
+    assert_close(found, gradients(reference(*inputs)[0], given), **EXACT)
 
 
 @both

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.arguments import integers, kernels_alone, refuse, rows_below, tensors
+from lintra.compat.arguments import integers, refuse, rows_below, tensors
 from lintra.compat.seq_idx import Packing, flat
 from lintra.native import conv1d as kernel
 from lintra.ops import Layout, causal_conv1d, checks
 from lintra.ops.conv1d import Activation
+from lintra.ops.dispatch import kernels_alone
 
 
 def causal_conv1d_fn(

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from lintra.compat.arguments import Dropped
 from lintra.compat.fla.modules.l2norm import l2norm
 from lintra.ops import LinearState, checks, linear_attention
 from lintra.ops.autocast import no_autocast
@@ -25,7 +26,7 @@ def attend(
     g: Tensor | None = None,
     beta: Tensor | None = None,
     scale: float | None = None,
-    initial_state: State = None,
+    initial_state: State | Dropped = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
     state_v_first: bool = False,
@@ -41,6 +42,9 @@ def attend(
     the second [n 1 o d] the sum of the keys. `reverse` goes from the last token to the first.
     Autocast changes nothing: inputs are computed with as they come.
     """
+    dropped = isinstance(initial_state, Dropped)
+    if dropped:
+        initial_state = initial_state.state
     sizes = _sizes(q, k, v, g, beta, cu_seqlens)
     factor = sizes["d"] ** -0.5 if scale is None else scale
     with no_autocast(q):
@@ -56,7 +60,8 @@ def attend(
         options: dict[str, Any] = {"state": state, "cu_seqlens": cu_seqlens, "normalize": normalize}
         # In FLA's denominator are the scaled scores: the scale cancels, but for the number that is added.
         options |= {"eps": EPS / factor} if normalize else {"scale": factor}
-        y, after = linear_attention(q, k, v, log_decay=g, beta=beta, **options)
+        inplace = dropped and state is not None and state.kv is initial_state
+        y, after = linear_attention(q, k, v, log_decay=g, beta=beta, inplace=inplace, **options)
     if reverse:
         y = y.flip(1)
         after = after if cu_seqlens is None else _reordered(after)

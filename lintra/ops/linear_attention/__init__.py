@@ -64,6 +64,7 @@ def linear_attention(
     scale: float | None = None,
     chunk: int = 64,
     impl: Impl = "auto",
+    inplace: bool = False,
 ) -> tuple[Tensor, LinearState]:
     """Linear attention over features, from a state and to a state: the sum or, with beta, the delta rule.
 
@@ -88,6 +89,8 @@ def linear_attention(
     every device), "native" (C++, CPU), "triton" (NVIDIA GPUs, no float64; with beta or a decay for every
     feature q and k of at most 256) or "auto". A log_decay of -inf, which empties the state, needs beta or a
     decay for every feature.
+    inplace: the caller drops `state`. The C++ kernels then write the state after a single token over it, with
+    beta or a decay for every feature and no denominator, and return it; all others leave it as it is.
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
     """
     if layout is None:
@@ -99,7 +102,7 @@ def linear_attention(
     if beta is not None or (log_decay is not None and log_decay.dim() == 4):
         with no_autocast(q):
             options = {"normalize": normalize, "eps": eps, "feature_map": feature_map, "scale": scale}
-            options |= {"log_input": log_input, "chunk": chunk, "impl": impl}
+            options |= {"log_input": log_input, "chunk": chunk, "impl": impl, "inplace": inplace}
             return recur(q, k, v, log_decay, beta, state, layout, **options)
     if scale is not None:  # before y is rounded
         wide = (x.to(checks.sum_dtype(x.dtype)) for x in (q, k, v))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lintra.native import recurrence
 from lintra.ops import checks, dispatch
-from lintra.ops.dispatch import numbers_alone
+from lintra.ops.dispatch import kernels_alone
 from lintra.ops.features import FeatureMapName, apply_feature_map
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention.chunked import recurrence_chunked
@@ -37,6 +37,7 @@ def recur(
     scale: float | None,
     chunk: int,
     impl: str,
+    inplace: bool,
 ) -> tuple[Tensor, LinearState]:
     """Return y [b t h e] and the state after the last token: see `lintra.ops.linear_attention`."""
     total, dtype = checks.sum_dtype(q.dtype), v.dtype
@@ -56,9 +57,12 @@ def recur(
     given = [x for x in (q, k, v, log_decay, beta, kv) if x is not None]
     inner = 1.0 if scale is None or normalize else scale  # of y, not of the denominator
     places = layout.mask, layout.cu_seqlens
-    if impl in ("auto", "native") and numbers_alone(given):
+    if impl in ("auto", "native") and kernels_alone(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
-        y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False)
+        out = kv if inplace and q.shape[1] == 1 and kv is state.kv and kv.is_contiguous() else None
+        y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False, out=out)
+        if out is not None:
+            return y, state
     elif (chosen := dispatch.choose("recurrence", impl, *given)) in _OPERATORS:
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         y, kv, _ = _OPERATORS[chosen](q, k, v, log_decay, beta, kv, *places, inner, save)

@@ -6,9 +6,10 @@ that share B and C, n states of a channel, r rows of states.
 
 from torch import Tensor
 
-from lintra.compat.arguments import integers, kernels_alone, rows_below, same_dtype, tensors
+from lintra.compat.arguments import integers, rows_below, same_dtype, tensors
 from lintra.native import scan
 from lintra.ops import Layout, checks, selective_scan
+from lintra.ops.dispatch import kernels_alone
 
 
 def selective_state_update(
