@@ -29,7 +29,7 @@ from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
-from lintra.ops.features import elu_plus_one, squared_relu
+from lintra.ops.features import FeatureMapName, apply_feature_map, elu_plus_one, squared_relu
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
 from lintra.ops.random_features import (
@@ -93,9 +93,10 @@ class PerformerState(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Features of keys [b s g f], the decay of what came before each [b s g], and c after the last [b g]."""
+    """What the sum makes features of [b s g f], the decay of what came before each key [b s g], and c after
+    the last [b g]."""
 
-    features: Tensor
+    inner: Tensor
     log_decay: Tensor | None
     c: Tensor
 
@@ -136,7 +137,7 @@ class Performer(KernelAttention):
         """The recurrence of the module's docstring, written out: the reference of `extend`."""
         kv, z, c = state
         q, k = (x.to(z.dtype) if rope is None else rope(x.to(z.dtype)) for x in (q, k))
-        q = self._query_features(q)
+        q = apply_feature_map(self._map, self._queries(q))
         if self.config.kernel == "generalized":
             k = self._activated(k)
         else:
@@ -162,30 +163,36 @@ class Performer(KernelAttention):
     ) -> tuple[Tensor, PerformerState]:
         config, dtype = self.config, sum_dtype(v.dtype)
         q, k = (x.to(dtype) if rope is None else rope(x.to(dtype)) for x in (q, k))
-        keys = self._key_features(k, state.c, layout.mask)
+        keys = self._keys(k, state.c, layout.mask)
         y, (kv, z) = ops.linear_attention(
-            self._query_features(q),
-            keys.features,
+            self._queries(q),
+            keys.inner,
             v.to(dtype),
             log_decay=keys.log_decay,
             state=LinearState(state.kv, state.z),
             layout=layout,
             causal=self.causal,
             eps=config.eps,
+            feature_map=self._map,
             chunk=config.chunk,
             impl=config.impl,
         )
         return y.to(v.dtype), PerformerState(kv, z, keys.c)
 
-    def _query_features(self, q: Tensor) -> Tensor:
-        """[b t h d] -> [b t h f]. What depends on the query alone cancels: the largest feature is 1."""
+    @property
+    def _map(self) -> FeatureMapName | None:
+        """What makes features of queries and keys inside the sum, so that they are never written."""
+        return None if self.config.kernel == "generalized" else "exp"
+
+    def _queries(self, q: Tensor) -> Tensor:
+        """[b t h d] -> [b t h f] for `_map`. What depends on the query alone cancels: the largest is 0."""
         if self.config.kernel == "generalized":
             return self._activated(q)
         projection = self._projection(q)
-        return (projection - projection.detach().amax(-1, keepdim=True)).exp_()
+        return projection.sub_(projection.detach().amax(-1, keepdim=True))
 
-    def _key_features(self, k: Tensor, before: Tensor, mask: Tensor | None) -> Keys:
-        """Return the features of k [b s g d] after keys whose largest exponent was `before` [b g]."""
+    def _keys(self, k: Tensor, before: Tensor, mask: Tensor | None) -> Keys:
+        """Return [b s g f] of k [b s g d] for `_map` after keys whose largest exponent was `before` [b g]."""
         if self.config.kernel == "generalized":
             return Keys(self._activated(k), None, before)
         projection, offset = self._projection(k), softmax_offset(k)
@@ -199,7 +206,7 @@ class Performer(KernelAttention):
             last, c = c[:, -1].clone(), c[:, 1:] if self.causal else c[:, -1:]
             c = c.nan_to_num(torch.nan, neginf=0.0)
         # A sum: the gradient of a difference would be a negative copy of all features.
-        return Keys((projection + (-offset - c)[..., None]).exp_(), log_decay, last)
+        return Keys(projection.add_((-offset - c)[..., None]), log_decay, last)
 
     def _projection(self, x: Tensor) -> Tensor:
         return softmax_projection(x, self.weight.to(x.dtype), self.config.kernel == "hyperbolic")

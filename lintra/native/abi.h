@@ -10,7 +10,7 @@
 typedef int64_t i64;
 
 enum { LINTRA_FLOAT32, LINTRA_FLOAT64, LINTRA_BFLOAT16, LINTRA_FLOAT16, LINTRA_INT8 };  // element types
-enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU };                         // feature maps
+enum { LINTRA_IDENTITY, LINTRA_ELU_PLUS_ONE, LINTRA_RELU, LINTRA_EXP };             // feature maps
 enum { LINTRA_MLP_GELU, LINTRA_MLP_SWIGLU, LINTRA_MLP_RELU };                    // activations of the MLP
 enum { LINTRA_BAND, LINTRA_SEGMENTS, LINTRA_BLOCKS, LINTRA_SORTED };               // which keys a softmax reads
 enum { LINTRA_CAUSAL = 1, LINTRA_SEE_SELF = 2, LINTRA_ACROSS_BUCKETS = 4, LINTRA_WRAP = 8, LINTRA_EXACT_UNION = 16 };

@@ -90,6 +90,8 @@ LINTRA_INLINE void apply_feature_map(T* x, i64 n, i64 map) {
   const Vec<T> zero{};
   if (map == LINTRA_RELU)
     for (i64 i = 0; i < n; i += kLanes<T>) store(x + i, at_least(T(0), load(x + i)));
+  if (map == LINTRA_EXP)
+    for (i64 i = 0; i < n; i += kLanes<T>) store(x + i, exp<T>(load(x + i)));
   if (map == LINTRA_ELU_PLUS_ONE)
     for (i64 i = 0; i < n; i += kLanes<T>) {  // without the cancellation of expm1(x) + 1 at large negative x
       const Vec<T> value = load(x + i);
@@ -98,10 +100,11 @@ LINTRA_INLINE void apply_feature_map(T* x, i64 n, i64 map) {
     }
 }
 
-// The derivative of the feature map from its value: elu+1 has min(phi, 1), relu has 1 where phi > 0.
+// The derivative of the feature map from its value: elu+1 has min(phi, 1), relu has 1 where phi > 0, exp has phi.
 template <class T>
 LINTRA_INLINE Vec<T> feature_slope(Vec<T> phi, i64 map) {
   const Vec<T> zero{}, one = splat(T(1));
+  if (map == LINTRA_EXP) return phi;
   if (map == LINTRA_RELU) return select<T>(phi > zero, one, zero);
   return select<T>(phi > one, one, phi);
 }

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-FeatureMapName = Literal["elu+1", "relu"]  # the ones cheap enough to be fused into the sum
+FeatureMapName = Literal["elu+1", "relu", "exp"]  # the ones cheap enough to be fused into the sum
 STEEPEST = 30.0  # exponents of hedgehog_exp stay within +-30
 
 
@@ -78,7 +78,7 @@ def t2r(
     return torch.relu(torch.einsum("bthd,hdf->bthf", x, weight) + bias)
 
 
-FUSED = {"elu+1": elu_plus_one, "relu": torch.relu}
+FUSED = {"elu+1": elu_plus_one, "relu": torch.relu, "exp": torch.exp}
 
 
 def apply_feature_map(name: FeatureMapName | None, x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def threads(n):
 def phi(x, feature_map):
     if feature_map == "elu+1":
         return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
-    return x.relu() if feature_map == "relu" else x
+    return {"relu": torch.relu, "exp": torch.exp, None: lambda x: x}[feature_map](x)
 
 
 def reference(q, k, v, log_decay, log_input, kv, z, mask, causal, normalize, eps, feature_map):
@@ -206,7 +206,7 @@ def test_lengths(instruction_set, t, decay):
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize("feature_map", [None, "elu+1", "relu"])
+@pytest.mark.parametrize("feature_map", [None, "elu+1", "relu", "exp"])
 @pytest.mark.parametrize("causal", [True, False])
 def test_dtypes_and_feature_maps(instruction_set, dtype, feature_map, causal):
     inputs, mask = problem(50, 24, 19, feature_map=feature_map, mask="right", weights=True)

@@ -147,7 +147,7 @@ def test_packed_is_each_sequence_alone(impl, data):
     options = {
         "causal": causal,
         "normalize": choose(st.booleans(), label="normalize"),
-        "feature_map": choose(st.sampled_from(["elu+1", "relu"]), label="feature_map"),
+        "feature_map": choose(st.sampled_from(["elu+1", "relu", "exp"]), label="feature_map"),
         "eps": 1e-2,
     }
     cu_seqlens = places(lengths, choose(st.sampled_from([torch.int32, torch.int64]), label="dtype"))

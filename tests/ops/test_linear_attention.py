@@ -96,7 +96,7 @@ def test_every_implementation_is_the_definition(impl, data):
     options = {
         "causal": causal,
         "normalize": choose(st.booleans(), label="normalize"),
-        "feature_map": choose(st.sampled_from(["elu+1", "relu"]), label="feature_map"),
+        "feature_map": choose(st.sampled_from(["elu+1", "relu", "exp"]), label="feature_map"),
         "eps": 1e-2,
     }
     if choose(st.booleans(), label="mask"):

@@ -179,7 +179,7 @@ def test_every_way_to_cut_the_work(cut, programs, widest, sizes, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("feature_map", ["elu+1", "relu"])
+@pytest.mark.parametrize("feature_map", ["elu+1", "relu", "exp"])
 def test_sixteen_bits(cut, dtype, feature_map):
     """y: twice the error of float32 sums, half a unit of y in it. States and gradients: twice that of the
     definition computed in 16 bits; products may be TF32, and the gradients see y as it was rounded."""
@@ -411,7 +411,7 @@ def test_every_shape_and_option(data):
     options = {
         "causal": causal,
         "normalize": choose(st.booleans(), label="normalize"),
-        "feature_map": choose(st.sampled_from(["elu+1", "relu"]), label="feature_map"),
+        "feature_map": choose(st.sampled_from(["elu+1", "relu", "exp"]), label="feature_map"),
         "eps": 1e-2,
     }
     if choose(st.booleans(), label="mask"):

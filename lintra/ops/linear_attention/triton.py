@@ -79,7 +79,7 @@ class _Call:
         half = q.dtype != torch.float32
         # The interpreter multiplies the bits of bfloat16 as if they were integers.
         multiplied = half and (q.is_cuda or q.dtype != torch.bfloat16)
-        self.exact = multiplied and feature_map != "elu+1"
+        self.exact = multiplied and feature_map not in ("elu+1", "exp")
         self.precision = "tf32" if half or tf32_allowed() else "ieee"
         wanted = target_programs(q)
         part = 2 if self.precision == "ieee" else 1

@@ -93,8 +93,8 @@ def load_state(state, row, column, step, ROWS: tl.constexpr, COLUMNS: tl.constex
 def apply_map(x, column, real, WIDTH: tl.constexpr, MAP: tl.constexpr):
     """float32; 0 where there is nothing, whatever the map makes of 0. A NaN stays one."""
     x = x.to(tl.float32)
-    if MAP == "elu+1":
-        x = tl.where(x > 0, x + 1, tl.exp(tl.where(x > 0, 0.0, x)))
+    if MAP == "elu+1" or MAP == "exp":
+        x = tl.exp(x) if MAP == "exp" else tl.where(x > 0, x + 1, tl.exp(tl.where(x > 0, 0.0, x)))
         return tl.where(real[:, None] & (column < WIDTH)[None, :], x, 0.0)
     if MAP == "relu":
         return tl.where(x < 0, 0.0, x)
@@ -107,6 +107,8 @@ def slope(x, MAP: tl.constexpr):
     x = x.to(tl.float32)
     if MAP == "elu+1":
         return tl.where(x > 0, 1.0, tl.exp(tl.where(x > 0, 0.0, x)))
+    if MAP == "exp":
+        return tl.exp(x)
     if MAP == "relu":
         return tl.where(x > 0, 1.0, 0.0)
     return x * 0 + 1.0
