@@ -61,6 +61,14 @@ class PixelTask(BitsTask):
     def test(self) -> PixelSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
         return PixelSamples(self.images("test"))
 
+    def surroundings(self) -> tuple[int, ...]:
+        """Return how many places before the latest value those stand that surround the next one: two pixels
+        to its left, three in the row above, one two rows above."""
+        _, columns, channels = self.image_shape
+        row = columns * channels
+        left = (2, 3) if channels == 1 else (2, channels)
+        return tuple(place - 1 for place in (*left, row - channels, row, row + channels, 2 * row))
+
     def to_images(self, tokens: Tensor) -> Tensor:
         """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""
         size = self.length

@@ -157,14 +157,6 @@ class Images(PixelTask):
             output=decoder.Logits() if self.config.data == "mnist" else mixture,
         )
 
-    def surroundings(self) -> tuple[int, ...]:
-        """Return how many places before the latest value those stand that surround the next one: two pixels
-        to its left, three in the row above, one two rows above."""
-        _, columns, channels = self.image_shape
-        row = columns * channels
-        left = (2, 3) if channels == 1 else (2, channels)
-        return tuple(place - 1 for place in (*left, row - channels, row, row + channels, 2 * row))
-
 
 def _check_count(name: str, count: int | None, most: int, why: str = "") -> None:
     if count is not None and not 1 <= count <= most:

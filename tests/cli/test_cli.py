@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import lintra
 from lintra import attention, train
@@ -38,7 +39,7 @@ def test_each_command_has_short_help(lintra_says, command, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "task", ["copy", "digits", "images", "recall", "speech", "text", "text-classification"]
+    "task", ["copy", "digits", "image-folder", "images", "recall", "speech", "text", "text-classification"]
 )
 def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -104,7 +105,7 @@ def test_info(lintra_says):
         (["info", "x"], "info takes no arguments, got 'x'"),
         (
             ["train", "juggling"],
-            "task must be one of copy, digits, images, recall, speech, text, text-classification; got",
+            "task must be one of copy, digits, image-folder, images, recall, speech, text, ",
         ),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),
         (["train", "digits", "--batch", "x"], "batch must be a whole number, got 'x' (see"),
@@ -328,6 +329,28 @@ def test_each_mechanism_trains_on_texts(lintra_says, tmp_path, monkeypatch, revi
 def write_texts(file, labels, count=20):
     """So many lines of each label, which its text repeats."""
     Path(file).write_text("".join(f"{label}\t{label * 8}\n" * count for label in labels))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_images_of_a_folder_are_learned_drawn_and_scored(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    for i in range(12):
+        Image.new("RGB", (9 + i, 12), (20 * i, 0, 99)).save(f"own/{i:02}.png")
+    own = ["train", "image-folder", "--data", "own", "--size", "6"]
+    code, out, err = lintra_says(*own, *FEW)
+    assert (code, err) == (0, "")
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+    code, out, err = lintra_says("evaluate", "--model", "run")
+    assert (code, err) == (0, "")
+    assert "all 2 validation samples" in out
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "2", "--complete", "2")
+    assert (code, err) == (0, "")
+    assert {"samples.png", "samples-completions.png"} <= {path.name for path in Path().iterdir()}
+    Path("own/05.png").write_bytes(b"no image")
+    code, _, err = lintra_says("evaluate", "--model", "run")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "05.png cannot be read as an image" in err
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -1,18 +1,13 @@
-"""MNIST: 28 x 28 grey digits, LeCun, Cortes and Burges.
-
-Its files are IDX: the bytes 0 0 8 d (8: the values are bytes, d: how many axes), d sizes as 32-bit big-endian
-numbers, the values.
-"""
+"""MNIST: 28 x 28 grey digits, LeCun, Cortes and Burges."""
 
 import hashlib
-import struct
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from lintra.tasks.base import DataError
-from lintra.tasks.datasets import data_files
+from lintra.tasks.datasets import data_files, idx
 
 SHAPE = (28, 28, 1)
 TRAIN_IMAGES, TEST_IMAGES = 60_000, 10_000
@@ -45,15 +40,9 @@ def download(folder: Path) -> None:
 def _read(path: Path, count: int) -> np.ndarray:
     """The images of an IDX file -> [count 28 28 1] uint8. Raises DataError."""
     content = data_files.unpack(path)
-    header = struct.Struct(">4s3I")
-    if len(content) < header.size or content[:4] != b"\0\0\x08\x03":
-        raise DataError(f"{path} is no IDX file of images: it starts with {content[:4]!r}, not 00 00 08 03")
-    sizes = header.unpack_from(content)[1:]
-    if sizes != (expected := (count, *SHAPE[:2])):
-        raise DataError(f"{path} says it holds images x rows x columns {sizes}, expected {expected}")
-    values = np.frombuffer(content, np.uint8, offset=header.size)
-    if values.size != np.prod(sizes):
-        raise DataError(f"{path} holds {values.size} values, {np.prod(sizes)} expected; fetch it again")
+    images = idx.images(content, path)
+    if images.shape != (expected := (count, *SHAPE[:2])):
+        raise DataError(f"{path} says it holds images x rows x columns {images.shape}, expected {expected}")
     if hashlib.sha256(content).hexdigest() != _SHA256[path.name.removesuffix(".gz")]:
         raise DataError(f"{path} differs from the published file (its sha256 is another); fetch it again")
-    return values.reshape(count, *SHAPE)
+    return images[..., None]

@@ -1,0 +1,163 @@
+"""Draw images like those of a folder of your own, value by value: photographs, drawings, scans.
+
+Read are all images below the folder (PNG, JPEG, GIF, BMP, TIFF, WebP, PNM), in the order of their names, or
+one IDX file of grey images. Of each the middle square is taken and resized; transparent places become white.
+Every tenth image is held out for validation.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from lintra.attention import AttentionConfig
+from lintra.config import fields
+from lintra.io.files import refuse_irregular
+from lintra.models import decoder
+from lintra.tasks._pixels import PixelTask, Split
+from lintra.tasks.base import DataError, TaskConfig
+from lintra.tasks.datasets import data_files, idx
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_HELD_BACK = 10  # one image of so many is validated on
+_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # modes of grey images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TaskConfig):
+    """Draw images like your own (--data FOLDER)."""
+
+    PATHS: ClassVar = ("data", "test")
+
+    data: str | None = None  # a folder of images, with its subfolders; or an IDX file (.gz too)
+    test: str | None = None  # such a folder to test on; else what is held out
+    size: int = 32  # pixels a side
+    color: Literal["rgb", "gray"] = "rgb"  # what all images are made
+
+    def __post_init__(self):
+        fields.check(self)
+        fields.at_least(self, size=4)
+
+    def with_data(self, data: str) -> "Config":
+        """This configuration with the images to test on at `data`, or, where it has none, with the folder
+        there whose every tenth image is held out."""
+        return replace(self, **{"data" if self.test is None else "test": data})
+
+    def training_preset(self) -> dict[str, Any]:
+        """Settings for some hours on two cores; --steps or --max-minutes shorten them."""
+        return {
+            "steps": 6_000,
+            "batch": 8,
+            "optimizer": "muon",
+            "lr": 3e-3,
+            "schedule": "wsd",
+            "warmup": 100,
+            "save_every": 100,
+        }
+
+    def build(self) -> "ImageFolder":
+        return ImageFolder(self)
+
+
+class ImageFolder(PixelTask):
+    name = "image_folder"
+    levels = 256
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.image_shape = (config.size, config.size, 3 if config.color == "rgb" else 1)
+
+    def at_hand(self) -> bool:
+        return self.config.data is not None and Path(self.config.data).expanduser().exists()
+
+    @property
+    def judged_by(self) -> Literal["test", "validate"]:
+        return "validate" if self.config.test is None else "test"
+
+    def images(self, split: Split) -> np.ndarray:
+        if split == "test" and self.config.test is not None:
+            return self._read("test", self.config.test)
+        held_out = np.arange(len(self._own)) % _HELD_BACK == _HELD_BACK - 1
+        held_out[-1:] = True  # of fewer than ten the last one
+        return self._own[~held_out if split == "train" else held_out]
+
+    def model(self, attention: AttentionConfig) -> decoder.Config:
+        """4 layers of width 128, which are shown what surrounds each value; colours are mixtures of 10
+        logistics."""
+        gray = self.config.color == "gray"
+        return decoder.Config(
+            vocabulary=self.levels,
+            attention=attention,
+            layers=4,
+            heads=4,
+            width=128,
+            mlp_ratio=3,
+            position="grid",
+            grid=self.image_shape,
+            context=self.surroundings(),
+            output=decoder.Logits() if gray else decoder.LogisticMixture(components=10),
+        )
+
+    @cached_property
+    def _own(self) -> np.ndarray:
+        images = self._read("data", self.config.data)
+        if len(images) < 2:
+            raise DataError(f"data {self.config.data} holds one image: one is learned from, another held out")
+        return images
+
+    def _read(self, flag: str, place: str | None) -> np.ndarray:
+        """Read a folder or an IDX file -> [n h w ch] uint8. Raises DataError."""
+        if place is None:
+            raise DataError(f"which images? Name their folder with --{flag} FOLDER")
+        path = Path(place).expanduser()
+        if not path.exists():
+            raise DataError(f"{flag} {place} does not exist: name a folder of images with --{flag} FOLDER")
+        if not path.is_dir():
+            grey = idx.images(data_files.unpack(path), path)
+            count, found = len(grey), (Image.fromarray(image) for image in grey)
+        else:
+            paths = sorted(_below(path))
+            count, found = len(paths), (_open(path) for path in paths)
+        if not count:
+            raise DataError(f"{flag} {place} holds no images: expected {', '.join(SUFFIXES)}, or an IDX file")
+        images = np.empty((count, *self.image_shape), np.uint8)
+        with self.watch("reading images", count, "images") as report:
+            for i, image in enumerate(found):
+                images[i] = _square(image, self.config.size, self.config.color).reshape(self.image_shape)
+                report(i + 1)
+        return images
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield the images in a folder and its subfolders, but for what is hidden."""
+    for path in folder.rglob("*"):
+        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if path.suffix.lower() in SUFFIXES and not hidden and not path.is_dir():
+            yield path
+
+
+def _open(path: Path) -> Image.Image:
+    """Read an image file, its first picture if there are several. Raises DataError."""
+    refuse_irregular(path, DataError)
+    try:
+        with Image.open(path) as image:
+            image.load()
+            return ImageOps.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"{path} cannot be read as an image ({reason}): mend it or take it away") from error
+
+
+def _square(image: Image.Image, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
+    """Make an image of any size and mode a square of `size` pixels a side -> [size size 3] or [size size]."""
+    if image.mode in _SIXTEEN_BITS:
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("RGB" if color == "rgb" else "L")
+    return np.asarray(ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS))

@@ -1,0 +1,128 @@
+"""Images of one's own: of any size and mode, in folders or an IDX file."""
+
+import gzip
+import os
+import struct
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lintra.attention import linear
+from lintra.tasks import DataError, image_folder
+
+MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
+
+
+def gradient(height, width):
+    """An image that is darker to the left, and whose upper half is red."""
+    image = np.zeros((height, width, 3), np.uint8)
+    image[..., 0] = np.linspace(0, 255, width)
+    image[height // 2 :] = image[height // 2 :, :, :1]
+    return Image.fromarray(image)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Images of all modes and several sizes, in a folder and one below it, beside other files."""
+    below = tmp_path / "own" / "below"
+    below.mkdir(parents=True)
+    for i, mode in enumerate(MODES):
+        place = below if i % 2 else below.parent
+        name = f"{i}.tiff" if mode == "CMYK" else f"{i}.png"
+        gradient(20 + i, 31 - i).convert(mode).save(place / name)
+    gradient(40, 24).save(below / "photo.JPG", "JPEG")
+    (below / "notes.txt").write_text("not an image")
+    (below / ".hidden.png").write_text("not an image either")
+    return below.parent
+
+
+def test_images_of_any_size_and_mode_become_squares(folder):
+    task = image_folder.Config(data=str(folder), size=8).build()
+    assert task.images("train").shape == (len(MODES), 8, 8, 3)
+    assert task.images("validate").shape == task.images("test").shape == (1, 8, 8, 3)
+    assert (task.judged_by, task.image_shape, task.length) == ("validate", (8, 8, 3), 192)
+    gray = image_folder.Config(data=str(folder), size=8, color="gray").build()
+    assert gray.images("train").shape == (len(MODES), 8, 8, 1)
+
+
+def test_the_middle_square_is_kept_and_turned_as_the_camera_says(tmp_path):
+    image = np.zeros((8, 24, 3), np.uint8)
+    image[:, 8:16] = 255
+    Image.fromarray(image).save(tmp_path / "1.png")
+    turned = Image.fromarray(np.rot90(gradient(8, 8)).copy())
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a camera held upright: turn by 90 degrees to the right
+    turned.save(tmp_path / "2.png", exif=exif)
+    task = image_folder.Config(data=str(tmp_path), size=8).build()
+    assert (task.images("train")[0] == 255).all()
+    assert (task.images("validate")[0] == np.asarray(gradient(8, 8))).all()
+
+
+def test_transparent_places_are_white_and_sixteen_bits_are_scaled(tmp_path):
+    Image.new("RGBA", (8, 8), (10, 20, 30, 0)).save(tmp_path / "1.png")
+    Image.fromarray(np.full((8, 8), 0x8000, np.uint16)).save(tmp_path / "2.png")
+    task = image_folder.Config(data=str(tmp_path), size=8).build()
+    assert (task.images("train") == 255).all()
+    assert (task.images("validate") == 128).all()
+
+
+def test_every_tenth_image_is_held_out(tmp_path):
+    for i in range(25):
+        Image.new("L", (4, 4), i).save(tmp_path / f"{i:02}.png")
+    task = image_folder.Config(data=str(tmp_path), size=4, color="gray").build()
+    assert task.images("validate")[:, 0, 0, 0].tolist() == [9, 19, 24]
+    assert len(task.images("train")) == 22
+    tested = image_folder.Config(data=str(tmp_path), test=str(tmp_path), size=4, color="gray").build()
+    assert (len(tested.images("test")), tested.judged_by) == (25, "test")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_idx_file_of_any_size(tmp_path, packed):
+    values = np.arange(3 * 6 * 8, dtype=np.uint8)
+    content = struct.pack(">4s3I", b"\0\0\x08\x03", 3, 6, 8) + values.tobytes()
+    path = tmp_path / ("images.gz" if packed else "images")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    task = image_folder.Config(data=str(path), size=6, color="gray").build()
+    images = np.concatenate((task.images("train"), task.images("validate")))
+    assert (images[..., 0] == values.reshape(3, 6, 8)[:, :, 1:7]).all()
+    path.write_bytes(gzip.compress(content[:-1]) if packed else content[:-1])
+    with pytest.raises(DataError, match="holds 143 values, 144 expected"):
+        image_folder.Config(data=str(path)).build().images("train")
+
+
+def test_what_cannot_be_read_is_named(folder, tmp_path):
+    def refused(place, message, **options):
+        with pytest.raises(DataError, match=message):
+            image_folder.Config(data=place, **options).build().images("train")
+
+    refused(None, "which images.*--data FOLDER")
+    refused(str(tmp_path / "nowhere"), "nowhere does not exist")
+    (tmp_path / "none").mkdir()
+    refused(str(tmp_path / "none"), "none holds no images: expected .png")
+    refused(str(folder / "below" / "notes.txt"), "notes.txt is no IDX file")
+    whole = (folder / "below" / "photo.JPG").read_bytes()
+    (folder / "below" / "photo.JPG").write_bytes(whole[: len(whole) // 2])
+    refused(str(folder), "photo.JPG cannot be read as an image.*mend it or take it away")
+    (folder / "below" / "photo.JPG").write_bytes(b"")
+    refused(str(folder), "photo.JPG cannot be read as an image")
+    (folder / "below" / "photo.JPG").unlink()
+    os.mkfifo(folder / "below" / "photo.JPG")
+    refused(str(folder), "photo.JPG is no regular file")
+    gradient(8, 8).save(tmp_path / "none" / "alone.png")
+    refused(str(tmp_path / "none"), "holds one image")
+
+
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_a_step_lowers_the_loss(folder, color):
+    torch.manual_seed(0)
+    task = image_folder.Config(data=str(folder), size=6, color=color).build()
+    model = task.model(linear.Config()).build()
+    batch = task.train.__getitems__(range(4))
+    before = task.loss(model, batch)
+    before.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+    assert task.loss(model, batch) < before
