@@ -1,7 +1,8 @@
-"""Say which class a text is of, byte by byte: lines `label TAB ... TAB text` of a file.
+"""Say which class a text is of, byte by byte.
 
-The label is the first column, whatever it is called; the text is the last one; columns between them are not
-looked at. There is no heading. A file may be compressed (.xz, .gz). Every tenth line is held out for
+A file has lines `label TAB ... TAB text`, without a heading: the label is the first column, the text the last
+one, and columns between them are not looked at. Or it is CSV (.csv) or JSON lines (.jsonl) with a column of
+labels and one of texts, in UTF-8. It may be compressed (.xz, .gz). Every tenth text is held out for
 validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with
 IMDB reviews.
 """
@@ -23,7 +24,7 @@ from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
 from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig
-from lintra.tasks.datasets import text_files
+from lintra.tasks.datasets import tables, text_files
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
 _HELD_BACK = 10  # one line of so many is validated on
@@ -31,15 +32,17 @@ _HELD_BACK = 10  # one line of so many is validated on
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say which class a text is of (--data TSV)."""
+    """Say which class a text is of (--data TSV, CSV or JSON lines)."""
 
     PATHS: ClassVar = ("data", "test")
     # Version 0.1 held no lines out where it was given a test file, and validated on that one.
     ABSENT: ClassVar = {"validate_on": "test"}
 
-    data: str | None = None  # lines label TAB ... TAB text (.gz, .xz too)
+    data: str | None = None  # lines label TAB ... TAB text, .csv or .jsonl (.gz, .xz too)
     test: str | None = None  # such a file to test on; else what is held out
     validate_on: Literal["train", "test"] = "train"  # a held-out tenth, or --test
+    label_column: str | None = None  # the name of the labels' column of CSV or JSON lines; None: label
+    text_column: str | None = None  # the name of the texts'; None: text
     length: int = 1_024  # bytes of a text that are read, from its beginning
     classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
 
@@ -147,11 +150,11 @@ class TextClassification(Task):
     def _lines(self) -> Lines:
         """Return what the files hold. Raises DataError."""
         path = text_files.named("data", self.config.data, "a file of lines label TAB text")
-        lines = _read(path, self.config.length)
+        lines = _read(path, self.config)
         test = None
         if self.config.test is not None:
             held = text_files.named("test", self.config.test, "a file like that of --data")
-            test = _shuffled(_read(held, self.config.length))
+            test = _shuffled(_read(held, self.config))
         if test is not None and self.config.validate_on == "test":
             train, validate = lines, test
         elif len(lines.labels) < _HELD_BACK:
@@ -221,19 +224,31 @@ class TextClassification(Task):
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _read(path: Path, length: int) -> Labelled:
-    """The lines of a file, each text cut to `length` bytes. Raises DataError."""
+def _read(path: Path, config: Config) -> Labelled:
+    """The labelled texts of a file, each cut to `config.length` bytes. Raises DataError."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file of lines label TAB text")
     content = text_files.content(path).removeprefix(codecs.BOM_UTF8)
     labels, texts = [], []
+    if tables.suffix(path) in tables.SUFFIXES:
+        columns = (config.label_column or "label", config.text_column or "text")
+        for number, (label, text) in tables.rows(text_files.decoded(content, path), path, columns):
+            if not label.strip():
+                raise DataError(f"{path}, line {number:,} has no label")
+            labels.append(label.strip())
+            texts.append(text.encode()[: config.length])
+        if not labels:
+            raise DataError(f"{path} holds no texts")
+        return Labelled(labels, texts)
+    if config.label_column or config.text_column:
+        raise DataError(f"{path}: columns have names in files that end in {' or '.join(tables.SUFFIXES)}")
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
         label, *rest = line.removesuffix(b"\r").split(b"\t")
         if not rest or not label.strip():
             start = line[:40].decode(errors="replace")
             raise DataError(f"{path}, line {number:,}: expected label TAB text, got {start!r}")
         labels.append(label.strip().decode(errors="replace"))
-        texts.append(rest[-1][:length])
+        texts.append(rest[-1][: config.length])
     return Labelled(labels, texts)
 
 

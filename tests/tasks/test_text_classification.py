@@ -1,6 +1,10 @@
 """Texts with labels: how lines are read, what is kept back, padding, what is wrong with a file."""
 
+import codecs
+import csv
 import dataclasses
+import io
+import json
 import lzma
 import math
 
@@ -228,3 +232,81 @@ def test_bad_settings():
         text_classification.Config(length=0)
     with pytest.raises(ValueError, match=r"classes must all be different, got \('a', 'b', 'a'\)"):
         text_classification.Config(classes=("a", "b", "a"))
+
+
+ROWS = [("good" if i % 3 else "bad", f'text {i}, "{i}"\nof two lines ü' * (i + 1)) for i in range(40)]
+
+
+def as_csv(rows, separator=",", heading=("id", "sentiment", "review")):
+    """A table with a further column, quoted where it has to be."""
+    out = io.StringIO(newline="")
+    table = csv.writer(out, delimiter=separator)
+    table.writerow(heading)
+    table.writerows((i, *row) for i, row in enumerate(rows))
+    return out.getvalue().encode()
+
+
+def as_json(rows):
+    lines = [{"sentiment": label, "review": text, "id": [i]} for i, (label, text) in enumerate(rows)]
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", as_csv(ROWS)),
+        ("a.CSV", codecs.BOM_UTF8 + as_csv(ROWS, ";")),
+        ("a.csv.xz", lzma.compress(as_csv(ROWS, "\t"))),
+        ("a.jsonl", as_json(ROWS)),
+        ("a.ndjson", as_json(ROWS) + b"\n\n"),
+    ],
+)
+def test_named_columns(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    built = task(tmp_path / name, label_column="sentiment", text_column="review", length=500)
+    expected = [(text.encode()[:500], int(label == "good")) for label, text in ROWS]
+    assert contents(built.train) == [x for i, x in enumerate(expected) if i % 10 != 9]
+    assert sorted(contents(built.validate)) == sorted(expected[9::10])
+    with pytest.raises(DataError, match=r"'label'"):
+        _ = task(tmp_path / name).train
+
+
+def test_labels_may_be_numbers_and_texts_long(tmp_path):
+    lines = [json.dumps({"label": i % 2, "text": "x"}) for i in range(20)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    assert task(tmp_path / "a.jsonl").classes == ["0", "1"]
+    (tmp_path / "a.csv").write_text("label,text\n" + "1,short\n" * 10 + f"0,{'x' * 200_000}\n" * 2)
+    assert task(tmp_path / "a.csv").classes == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", as_csv(ROWS), r"has no column 'label': its first row names 'id', 'sentiment', 'review'"),
+        ("a.csv", as_csv(ROWS, heading=("label", "label", "text")), r"has several columns 'label'"),
+        ("a.csv", b"label,text\n", r"holds no texts"),
+        ("a.csv", b"label,text\na,b\na\n", r"line 3: 1 values in 2 columns"),
+        ("a.csv", b"label,text\na,b,c\n", r"line 2: 3 values in 2 columns"),
+        ("a.csv", b'label,text\na,"b\n', r"line 2 is no CSV: unexpected end of data"),
+        ("a.csv", b"label,text\na,b\n ,c\n", r"line 3 has no label"),
+        ("a.csv", b"label,text\na,\xff\n", r"is not in UTF-8: byte 14 is 255"),
+        (
+            "a.jsonl",
+            as_json(ROWS),
+            r"has 'sentiment', 'review', 'id', and no text or number as 'label'",
+        ),
+        (
+            "a.jsonl",
+            b'{"label": null, "text": "x"}',
+            r"line 1 has 'label', 'text', and no text or number as",
+        ),
+        ("a.jsonl", b'\n{"label": 1,', r"line 2 is no JSON: "),
+        ("a.jsonl", b"[1, 2]", r"line 1: expected an object with label and text"),
+        ("a.tsv", b"".join(LINES), r"columns have names in files that end in \.csv or \.jsonl or \.ndjson"),
+    ],
+)
+def test_bad_tables_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    settings = {"text_column": "text"} if name == "a.tsv" else {}
+    with pytest.raises(DataError, match=message):
+        _ = task(tmp_path / name, **settings).train

@@ -26,3 +26,13 @@ def content(path: Path) -> bytes:
     if (where := found.find(b"\0")) >= 0:
         raise DataError(f"{path} is no text: byte {where + 1:,} is 0. Name text files only")
     return found
+
+
+def decoded(content: bytes, path: Path) -> str:
+    """The text of a file in UTF-8. Raises DataError with the place of a byte that is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not in UTF-8: byte {error.start + 1:,} is {content[error.start]}"
+        ) from error

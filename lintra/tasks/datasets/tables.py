@@ -1,0 +1,69 @@
+"""Named columns of CSV files and JSON lines."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lintra.tasks.base import DataError
+
+SUFFIXES = (".csv", ".jsonl", ".ndjson")
+
+
+def suffix(path: Path) -> str:
+    """Return the last suffix of a file's name, that of its compression left out, in lower case."""
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".xz")).suffix
+
+
+def rows(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the number of its line, the last one of several, and the values in these columns of every row.
+
+    CSV has its names in the first row and the separator that this row has most of, of comma, semicolon and
+    tab; JSON lines are an object each, whose numbers count as text. Raises DataError for a file without such
+    a column and for a row without its value, with names and numbers."""
+    return _json(content, path, columns) if suffix(path) != ".csv" else _csv(content, path, columns)
+
+
+def _csv(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(sys.maxsize)  # a text may be long
+    heading = content.partition("\n")[0]
+    separator = max(",;\t", key=heading.count)
+    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
+    try:
+        names = next(reader)
+        places = [_place(names, column, path) for column in columns]
+        for row in reader:
+            if row and len(row) != len(names):
+                raise DataError(
+                    f"{path}, line {reader.line_num:,}: {len(row)} values in {len(names)} columns"
+                )
+            if row:
+                yield reader.line_num, [row[place] for place in places]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num:,} is no CSV: {error}") from error
+
+
+def _place(names: list[str], column: str, path: Path) -> int:
+    if names.count(column) != 1:
+        found = "has several columns" if column in names else "has no column"
+        raise DataError(f"{path} {found} {column!r}: its first row names {', '.join(map(repr, names))}")
+    return names.index(column)
+
+
+def _json(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}, line {number:,} is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number:,}: expected an object with {' and '.join(columns)}")
+        for column in columns:
+            if not isinstance(row.get(column), str | int | float):
+                had = ", ".join(map(repr, row)) or "nothing"
+                raise DataError(f"{path}, line {number:,} has {had}, and no text or number as {column!r}")
+        yield number, [x if isinstance(x := row[column], str) else json.dumps(x) for column in columns]
