@@ -21,6 +21,7 @@ COMMANDS = {
     "info": ("info", "info", "versions, CPU, and which implementation serves each op here"),
     "train": ("train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("generate", "generate_command", "draw or write with a trained model, as an RNN"),
+    "predict": ("predict", "predict_command", "classify new texts, or write down speech, as JSON lines"),
     "transcribe": ("transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
     "evaluate": ("evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "export": ("export", "export_command", "write a trained model for the C runtime, or as ONNX"),

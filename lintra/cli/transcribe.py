@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -88,14 +88,20 @@ def names(files: Sequence[Path]) -> list[str]:
     return list(found)
 
 
+def heard(model: CTC, file: Path, search: Search | None = None) -> dict[str, Any]:
+    """Return what is said in an audio file, for JSON: its text, and its words with their times in seconds."""
+    found = transcribe(model, file, search=search, timestamps=True)
+    said = [{"word": x.text, "start": round(x.start, 3), "end": round(x.end, 3)} for x in found.words]
+    return {"audio": str(file), "text": found.text, "words": said}
+
+
 def _whole(file: Path, name: str, model: CTC, search: Search, options: Options) -> None:
     """Hears a file and prints what was said, in the form that was asked for."""
-    found = transcribe(model, file, search=search, timestamps=options.json or options.ctm)
     if options.json:
-        said = [{"word": x.text, "start": round(x.start, 3), "end": round(x.end, 3)} for x in found.words]
-        content = {"audio": str(file), "text": found.text, "words": said}
-        print(json.dumps(content, ensure_ascii=False), flush=True)
-    elif options.ctm:
+        print(json.dumps(heard(model, file, search), ensure_ascii=False), flush=True)
+        return
+    found = transcribe(model, file, search=search, timestamps=options.ctm)
+    if options.ctm:
         for x in found.words:
             start = round(x.start, 3)
             print(f"{name} 1 {start:.3f} {round(x.end, 3) - start:.3f} {x.text}", flush=True)

@@ -32,18 +32,18 @@ _HELD_BACK = 10  # one line of so many is validated on
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say which class a text is of (--data TSV, CSV or JSON lines)."""
+    """Say which class a text is of (--data FILE)."""
 
     PATHS: ClassVar = ("data", "test")
     # Version 0.1 held no lines out where it was given a test file, and validated on that one.
     ABSENT: ClassVar = {"validate_on": "test"}
 
-    data: str | None = None  # lines label TAB ... TAB text, .csv or .jsonl (.gz, .xz too)
+    data: str | None = None  # lines label TAB text, .csv or .jsonl (.gz, .xz)
     test: str | None = None  # such a file to test on; else what is held out
     validate_on: Literal["train", "test"] = "train"  # a held-out tenth, or --test
-    label_column: str | None = None  # the name of the labels' column of CSV or JSON lines; None: label
-    text_column: str | None = None  # the name of the texts'; None: text
-    length: int = 1_024  # bytes of a text that are read, from its beginning
+    label_column: str | None = None  # of CSV or JSON lines; None: label
+    text_column: str | None = None  # None: text
+    length: int = 1_024  # bytes of a text that are read at most
     classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
 
     def __post_init__(self):
@@ -100,8 +100,7 @@ class LabelledSamples(Samples):
         return len(self.texts)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        texts = [torch.from_numpy(np.frombuffer(self.texts[i], np.uint8).astype(np.int64)) for i in indices]
-        tokens, mask = padded(texts)
+        tokens, mask = padded([_symbols(self.texts[i]) for i in indices])
         return {"tokens": tokens, "mask": mask, "label": self.labels[torch.as_tensor(indices)]}
 
 
@@ -203,6 +202,19 @@ class TextClassification(Task):
             dropout=0.1,
         )
 
+    @property
+    def known_classes(self) -> list[str]:
+        """The labels in the order of their numbers, read from the data only where the settings have none."""
+        return list(self.config.classes) or self.classes
+
+    @torch.no_grad()
+    def probabilities(self, model: Encoder | BiLSTM, texts: Sequence[bytes]) -> Tensor:
+        """Return the probability of every class for texts that are not empty, cut to the length that was
+        learned -> [n classes]."""
+        tokens, mask = padded([_symbols(text[: self.config.length]) for text in texts])
+        device = next(model.parameters()).device
+        return self._logits(model, {"tokens": tokens.to(device), "mask": mask.to(device)}).softmax(-1)
+
     def loss(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
         return functional.cross_entropy(self._logits(model, batch), batch["label"])
 
@@ -250,6 +262,11 @@ def _read(path: Path, config: Config) -> Labelled:
         labels.append(label.strip().decode(errors="replace"))
         texts.append(rest[-1][: config.length])
     return Labelled(labels, texts)
+
+
+def _symbols(text: bytes) -> Tensor:
+    """The bytes of a text -> [t] int64."""
+    return torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
 
 
 def _shuffled(lines: Labelled) -> Labelled:

@@ -1,0 +1,105 @@
+"""`lintra predict`: new texts with the scores of their classes, as JSON lines."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lintra import checkpoint, train
+from lintra.tasks import text_classification
+
+ROOT = Path(__file__).parents[2]
+QUICK = ["--steps", "40", "--lr", "3e-2", "--warmup", "0", "--dropout", "0", "--layers", "1", "--heads", "2"]
+
+
+@pytest.fixture
+def run(lintra_says, tmp_path, monkeypatch, one_thread):
+    """A model that tells texts of a's from texts of b's, in ./run; its data are gone."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{'ab'[i % 2] * 3}\t{'ab'[i % 2] * (i % 9 + 1)}\n" for i in range(60)]
+    (tmp_path / "data.tsv").write_text("".join(lines))
+    learn = ["train", "text-classification", "--data", "data.tsv", "--length", "8", *QUICK, "--width", "16"]
+    assert lintra_says(*learn, "--dir", "run")[0] == 0
+    (tmp_path / "data.tsv").unlink()
+    return tmp_path / "run"
+
+
+def said(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_files_and_lines(lintra_says, run):
+    (run.parent / "one.txt").write_text("aaaaaaaaaaaaaaaaaaaa")
+    (run.parent / "two.txt").write_text("bbb\naa\r\nbbbbbb\n")
+    code, out, err = lintra_says("predict", "one.txt", "two.txt")
+    assert (code, err) == (0, "")
+    assert [row["file"] for row in said(out)] == ["one.txt", "two.txt"]
+    assert said(out)[0]["label"] == "aaa"
+    code, out, err = lintra_says("predict", "two.txt", "--lines", "--batch", "2")
+    assert (code, err) == (0, "")
+    assert [(row["line"], row["label"]) for row in said(out)] == [(1, "bbb"), (2, "aaa"), (3, "bbb")]
+    for row in said(out):
+        assert set(row["scores"]) == {"aaa", "bbb"}
+        assert sum(row["scores"].values()) == pytest.approx(1, abs=1e-5)
+        assert (
+            max(row["scores"].values()) == next(iter(row["scores"].values())) == row["scores"][row["label"]]
+        )
+
+
+def test_standard_input_and_python_give_the_same(lintra_says, run, monkeypatch):
+    stdin = SimpleNamespace(buffer=io.BytesIO(b"ab\nbb\n"), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    code, out, err = lintra_says("predict")
+    assert (code, err) == (0, "")
+    model, task = checkpoint.load(run), train.Run.around(run).task.build()
+    expected = task.probabilities(model, [b"ab", b"bb"])
+    found = [[row["scores"][label] for label in task.known_classes] for row in said(out)]
+    torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-6)
+
+
+def test_what_cannot_be_read_is_named_and_the_others_are_read(lintra_says, run):
+    (run.parent / "empty.txt").write_text("")
+    (run.parent / "good.txt").write_text("bbb\n\naa")
+    code, out, err = lintra_says("predict", "nowhere.txt", "good.txt", "empty.txt")
+    assert (code, len(said(out))) == (1, 1)
+    assert "nowhere.txt" in err
+    assert "lintra: empty.txt: the text is empty" in err
+    code, out, err = lintra_says("predict", "good.txt", "--lines")
+    assert [row["line"] for row in said(out)] == [1, 3]
+    assert (code, err) == (1, "lintra: good.txt, line 2: the text is empty\n")
+
+
+def test_what_has_nothing_to_say_is_refused(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--steps", "1", "--layers", "1", "--heads", "2", "--width", "16", "--dir", "drawn"]
+    assert lintra_says("train", "digits", *tiny)[0] == 0
+    code, _, err = lintra_says("predict", "--model", "drawn")
+    assert code == 2
+    assert "the task digits, which has nothing to say of new data: lintra generate draws" in err
+    code, _, err = lintra_says("predict", "--batch", "0")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "batch must be at least 1, got 0" in err
+    code, _, err = lintra_says("predict", "--model", "spoken-digits")
+    assert code == 2
+    assert "hears audio files: name them" in err
+
+
+def test_speech_is_what_transcribe_writes(lintra_says):
+    spoken = [str(ROOT / "tests" / "speech" / "data" / name) for name in ("0_nicolas_2.wav", "3_theo_0.wav")]
+    code, out, err = lintra_says("predict", *spoken, "--model", "spoken-digits")
+    assert (code, err) == (0, "")
+    assert out == lintra_says("transcribe", *spoken, "--json")[1]
+    code, out, err = lintra_says("predict", "nowhere.wav", spoken[0], "--model", "spoken-digits")
+    assert (code, len(said(out))) == (1, 1)
+    assert "nowhere.wav" in err
+
+
+def test_texts_are_cut_to_what_was_learned(run):
+    model, task = checkpoint.load(run), train.Run.around(run).task.build()
+    assert isinstance(task, text_classification.TextClassification)
+    long, short = task.probabilities(model, [b"abababab" + b"b" * 99, b"abababab"])
+    torch.testing.assert_close(long, short)
