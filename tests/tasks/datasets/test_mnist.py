@@ -46,7 +46,7 @@ def test_a_part_is_missing(small_mnist):
         (lambda content: b"", "no IDX file"),
         (lambda content: b"\0\0\x08\x01" + content[4:], "no IDX file of images"),
         (
-            lambda content: content[:4] + struct.pack(">3I", 6, 28, 28) + content[16:],
+            lambda content: content[:4] + struct.pack(">3I", 6, 28, 28) + content[16:] + bytes(784),
             r"\(6, 28, 28\), expected",
         ),
         (lambda content: content[:-1], "holds 3919 values, 3920 expected"),
