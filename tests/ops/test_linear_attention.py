@@ -498,7 +498,7 @@ def change(**changes):
         (change(q=lambda x: x[:, :, :0]), ValueError, "multiple of the key-value heads, got h=0, g=2"),
         (change(chunk=0), ValueError, "chunk must be at least 1 token, got 0"),
         (change(impl="cuda"), ValueError, "impl must be 'auto' or one of .* got 'cuda'"),
-        (change(feature_map="exp"), ValueError, r"feature_map must be one of .*'elu\+1'.* got 'exp'"),
+        (change(feature_map="cos"), ValueError, r"feature_map must be one of .*'elu\+1'.* got 'cos'"),
     ],
 )
 def test_refuses(arguments, error, message):
