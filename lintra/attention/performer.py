@@ -29,6 +29,7 @@ from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
+from lintra.ops.dispatch import eager
 from lintra.ops.features import FeatureMapName, apply_feature_map, elu_plus_one, squared_relu
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention import Impl, divide
@@ -206,7 +207,9 @@ class Performer(KernelAttention):
             last, c = c[:, -1].clone(), c[:, 1:] if self.causal else c[:, -1:]
             c = c.nan_to_num(torch.nan, neginf=0.0)
         # A sum: the gradient of a difference would be a negative copy of all features.
-        return Keys(projection.add_((-offset - c)[..., None]), log_decay, last)
+        shift = (-offset - c)[..., None]
+        # In place, but for transforms: vmap may have more states than keys.
+        return Keys(projection.add_(shift) if eager() else projection + shift, log_decay, last)
 
     def _projection(self, x: Tensor) -> Tensor:
         return softmax_projection(x, self.weight.to(x.dtype), self.config.kernel == "hyperbolic")

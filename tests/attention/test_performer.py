@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from lintra.attention import performer
-from lintra.attention.performer import Performer
+from lintra.attention.performer import Performer, PerformerState
 from lintra.testing.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
 
 VARIANTS = [
@@ -223,6 +223,17 @@ def test_defect_07_a_state_may_be_used_twice():
     second, _ = attention.step(q[:, :1], 5 * k[:, :1], v[:, :1], state)
     assert torch.equal(first, second)
     assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True))
+
+
+def test_many_states_under_vmap_may_take_the_same_tokens():
+    q, k, v = drawn()
+    attention = built()
+    tokens = q[:, :2], k[:, :2], v[:, :2]
+    _, state = attention.extend(q, k, v, attention.start(2, dtype=torch.float64))
+    states = PerformerState(*(torch.stack((x, x - 1)) for x in state))
+    found = torch.vmap(lambda *state: attention.extend(*tokens, PerformerState(*state))[0])(*states)
+    alone = [attention.extend(*tokens, PerformerState(*(x[i] for x in states)))[0] for i in range(2)]
+    assert_close(found, torch.stack(alone), **EXACT)
 
 
 @pytest.mark.parametrize("impl", ["torch", "auto"])
