@@ -79,8 +79,9 @@ def on_cpu(mine: Callable[..., Any], theirs: Callable[..., Any], *, drop: bool) 
             return theirs(*args, **kwargs)
         if drop:
             kwargs = {name: x for name, x in kwargs.items() if name in names}
-        if drops_states and isinstance(kwargs.get("initial_state"), Tensor):
-            kwargs["initial_state"] = Dropped(kwargs["initial_state"])
+        state = kwargs.get("initial_state")
+        if drops_states and isinstance(state, Tensor) and kwargs.get("output_final_state"):
+            kwargs["initial_state"] = Dropped(state)
         return mine(*args, **kwargs)
 
     dispatched.lintra_serves_cpu = True  # pyright: ignore[reportAttributeAccessIssue]

@@ -151,6 +151,19 @@ def test_a_step_writes_the_state_into_the_cache(name, dtype, monkeypatch):
     assert torch.allclose(logits, expected, rtol=1e-4 if dtype == torch.float32 else 0.05, atol=1e-2)
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_state_stays_where_the_one_after_it_is_not_asked_for(asked):
+    model = FAMILIES["qwen3_5"].build()
+    q, k, v = (torch.randn(1, 1, 2, 8) for _ in range(3))
+    options = {"g": -torch.rand(1, 1, 2), "beta": torch.rand(1, 1, 2), "output_final_state": asked}
+    state = torch.randn(1, 2, 8, 8)
+    before = state.clone()
+    with torch.no_grad(), lintra.accelerate(model):
+        step = vars(sys.modules[type(model).__module__])["torch_recurrent_gated_delta_rule"]
+        _, after = step(q, k, v, initial_state=state, **options)
+    assert torch.equal(state, after if asked and native.available() else before)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", QUICK)
 def test_half_precision(name, dtype):
