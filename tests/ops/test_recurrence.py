@@ -173,6 +173,18 @@ def test_a_state_is_written_over_by_one_token_alone(kind, t, inplace):
 
 
 @every
+@pytest.mark.skipif(not native.available(), reason="no C++")
+def test_a_graph_that_kept_a_state_is_refused_once_it_is_written_over(kind):
+    inputs = draw(kind, t=1)
+    inputs[5] = inputs[5].detach()
+    y, _ = fast(*inputs, impl="torch")
+    with torch.no_grad():
+        fast(*inputs, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(y, given_ones(inputs[:5]))
+
+
+@every
 def test_gradients_keep_the_state_before(kind):
     inputs = draw(kind, t=1)
     given = given_ones(inputs)

@@ -62,6 +62,7 @@ def recur(
         out = kv if inplace and q.shape[1] == 1 and kv is state.kv and kv.is_contiguous() else None
         y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False, out=out)
         if out is not None:
+            torch.autograd.graph.increment_version(out)  # what a graph kept of it is refused, not misread
             return y, state
     elif (chosen := dispatch.choose("recurrence", impl, *given)) in _OPERATORS:
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
