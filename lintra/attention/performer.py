@@ -94,10 +94,9 @@ class PerformerState(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What the sum makes features of [b s g f], the decay of what came before each key [b s g], and c after
-    the last [b g]."""
+    """Keys for `_map` [b s g f], the decay of what came before each [b s g], c after the last [b g]."""
 
-    inner: Tensor
+    unmapped: Tensor
     log_decay: Tensor | None
     c: Tensor
 
@@ -167,7 +166,7 @@ class Performer(KernelAttention):
         keys = self._keys(k, state.c, layout.mask)
         y, (kv, z) = ops.linear_attention(
             self._queries(q),
-            keys.inner,
+            keys.unmapped,
             v.to(dtype),
             log_decay=keys.log_decay,
             state=LinearState(state.kv, state.z),
@@ -182,7 +181,7 @@ class Performer(KernelAttention):
 
     @property
     def _map(self) -> FeatureMapName | None:
-        """What makes features of queries and keys inside the sum, so that they are never written."""
+        """The map that makes features of queries and keys inside the sum, so that they are never written."""
         return None if self.config.kernel == "generalized" else "exp"
 
     def _queries(self, q: Tensor) -> Tensor:
