@@ -3,7 +3,7 @@
 #pragma once
 #include <stdint.h>
 
-#define LINTRA_ABI 6
+#define LINTRA_ABI 7
 
 #define LINTRA_PANEL 64  // outputs of a panel of weights
 

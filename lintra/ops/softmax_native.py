@@ -29,8 +29,10 @@ _scored: dict[str, Callable[..., PartialAttention]] = {}  # by kind: by way of a
 
 
 def runs_natively(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> bool:
-    """Return whether `softmax_native` serves this call: on the CPU, no weights dropped, no transforms."""
-    if dropout or checks.transforming(q, k, v) or torch._C._get_tracing_state() is not None:
+    """Return whether `softmax_native` serves this call: on the CPU, no weights dropped, no transforms, and no
+    graph exported for programs that have no such operator."""
+    traced = torch.compiler.is_exporting() or torch._C._get_tracing_state() is not None
+    if dropout or traced or checks.transforming(q, k, v):
         return False
     return bool(q.shape[3] and v.shape[3]) and dispatch.serves("softmax", "native", q, k, v)
 

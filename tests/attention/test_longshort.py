@@ -221,7 +221,7 @@ def test_defect_16_rows_that_see_nothing_have_no_gradient(causal):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [4, 5, 6])
-def test_defect_20_any_length_and_mask_with_several_summaries(causal, window):
+def test_defect_20_any_length_and_mask_with_several_summaries(causal, window, implementation):
     """Lengths that are no multiple of window or segment, another mask for each sample, all heads alike."""
     attention = shaken(build(causal, window=window, rank=3, segment=4, segment_rank=3))
     for time in range(1, 23):

@@ -3,7 +3,7 @@ Triton's interpreter, on the CPU. Buffers are full of NaN before, so that what i
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -414,6 +414,8 @@ def test_every_shape_and_option(data):
         "feature_map": choose(st.sampled_from(["elu+1", "relu", "exp"]), label="feature_map"),
         "eps": 1e-2,
     }
+    # y of one key is almost its value, and gradients of q and k are what is left of terms that cancel.
+    assume(not (options["normalize"] and sizes["s"] == 1))
     if choose(st.booleans(), label="mask"):
         options["mask"] = torch.rand(sizes["b"], sizes["s"], generator=torch.Generator().manual_seed(7)) > 0.3
     machine = choose(st.sampled_from([(w, p) for w in (16, 64) for p in (1, 2, 100)]), label="machine")
