@@ -206,7 +206,7 @@ def of_speech(name: str, model: Any, evaluation: dict[str, Any], arrangements: d
         f"{x['insertions']} | {x['deletions']} | {x['length']:,} |"
         for kind, x in rates.items()
     )
-    attention = to_json(config.encoder.attention)["name"]
+    attention = to_json(_mechanism(config.encoder))["name"]
     return f"""# {name}
 
 A causal transformer (attention `{attention}`) that writes down spoken English digits while it listens, from
@@ -297,13 +297,20 @@ def _command(run: train.Run) -> str:
     task = tasks.load(to_json(run.task)["name"])
     flags = _changed(run.task, task.Config(), leave=("data_dir",))
     flags |= _changed(run.train, train.Config(**run.task.training_preset()))
-    attention = (getattr(run.model, "encoder", None) or run.model).attention
+    attention = _mechanism(getattr(run.model, "encoder", None) or run.model)
     if (name := to_json(attention)["name"]) != "linear":
         flags["attention"] = [name]
     if options := _changed(attention, load(name).Config()):
         flags["attention_options"] = [f"{field}={' '.join(words)}" for field, words in options.items()]
     words = (" ".join([f"--{name.replace('_', '-')}", *values]) for name, values in flags.items())
     return " ".join([f"lintra train {run.task.build().name}", *words])
+
+
+def _mechanism(config: Any) -> Any:
+    """The mechanism of a network. Raises ValueError for several, of which a card does not tell."""
+    if isinstance(config.attention, tuple):
+        raise ValueError(f"a card is of one mechanism, this model has {len(config.attention)}")
+    return config.attention
 
 
 def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, list[str]]:

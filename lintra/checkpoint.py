@@ -51,6 +51,9 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
 def refuse_foreign(config: Any, where: str) -> None:
     """Raises TypeError that names the place for a configuration with a class in it that is not lintra's: what
     is saved with it could not be loaded again."""
+    if isinstance(config, tuple | list):
+        for i, part in enumerate(config):
+            refuse_foreign(part, f"{where}[{i}]")
     if isinstance(config, _PLAIN):
         return
     kind = type(config)
@@ -252,6 +255,8 @@ def load_state(like: State, file: str | Path) -> State:
 
 def to_json(value: Any) -> Any:
     """A configuration as JSON: a dataclass becomes an object, with its `name` where there is a choice."""
+    if isinstance(value, tuple):
+        return tuple(map(to_json, value))
     if not dataclasses.is_dataclass(value):
         return value
     content = {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
@@ -290,6 +295,8 @@ def from_json(kind: Any, content: Any, where: str) -> Any:
 
 def _value(hint: Any, content: Any, where: str) -> Any:
     options = fields.options(hint)
+    if isinstance(content, list | tuple) and tuple[AttentionConfig, ...] in options:
+        return tuple(from_json(AttentionConfig, x, f"{where}[{i}]") for i, x in enumerate(content))
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
         return from_json(hint, content, where)
     content = _tuples(content)
@@ -312,7 +319,7 @@ def _key(kind: type) -> str:
 
 
 def _choose(kind: Any, name: str | None, where: str) -> type:
-    if kind is AttentionConfig:
+    if AttentionConfig in fields.options(kind):
         return attention.load(str(name)).Config
     options = tuple(FeatureMap.__subclasses__()) if kind is FeatureMap else fields.options(kind)
     for option in options:

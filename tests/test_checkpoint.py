@@ -32,6 +32,7 @@ def build(**changes):
         {"attention": linear.Config(feature_map=linear.Dpfp(nu=2), eps=1e-3)},
         {"attention": linear.Config(feature_map=linear.T2R(width=8))},
         {"attention": softmax.Config(window=4)},
+        {"attention": (softmax.Config(window=4), linear.Config(feature_map=linear.Dpfp(nu=2)))},
         {"output": LogisticMixture(components=3), "position": "learned", "max_length": 20, "kv_heads": 2},
     ],
     ids=str,
@@ -224,6 +225,18 @@ def damage_weights(folder, change):
             lambda f: damage_config(f, lambda c: c["config"]["attention"]["feature_map"].update(name="Exp")),
             "config.attention.feature_map must be one of .* got 'Exp'",
         ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(attention=[{"name": "magic"}])),
+            "attention must be one of .*; got 'magic'",
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(attention=[{"name": "gated", "x": 1}])),
+            r"config\.attention\[0\] has the unknown field 'x'",
+        ),
+        (
+            lambda f: damage_config(f, lambda c: c["config"].update(attention=[])),
+            "attention must be at least one mechanism's configuration",
+        ),
         (lambda f: damage_weights(f, lambda t: t.pop("head.bias")), "lacks tensor 'head.bias'"),
         (
             lambda f: damage_weights(f, lambda t: t.update(extra=torch.zeros(1))),
@@ -326,6 +339,8 @@ def test_what_could_not_be_loaded_again_is_not_saved(tmp_path):
         checkpoint.save(build(attention=MineConfig()), tmp_path / "model")
     with pytest.raises(TypeError, match=r"model\.config\.attention\.feature_map is a Squared of tests\.test"):
         checkpoint.save(build(attention=linear.Config(feature_map=Squared())), tmp_path / "model")
+    with pytest.raises(TypeError, match=rf"model\.config\.attention\[1\] {sentence}"):
+        checkpoint.save(build(attention=(linear.Config(), MineConfig())), tmp_path / "model")
     nested = encoder.Config(vocabulary=3, attention=MineConfig(), layers=1, heads=2, width=16)
     both = seq2seq.Config(vocabulary=11, encoder=nested, cross=softmax.Config(), layers=1, heads=2, width=16)
     with pytest.raises(TypeError, match=rf"model\.config\.encoder\.attention {sentence}"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lintra import checkpoint, train
-from lintra.attention import linear
+from lintra.attention import linear, softmax
 from lintra.tasks import images
 from lintra.tasks.datasets import mnist
 
@@ -97,3 +97,12 @@ def test_a_run_that_is_not_over_is_not_packed(tmp_path, trained):
     with pytest.raises(SystemExit, match=r"has done \d of 10 steps: resume it"):
         pack(run, tmp_path / "model")
     assert not (tmp_path / "model").exists()
+
+
+def test_a_card_does_not_tell_of_a_hybrid(tmp_path):
+    task = images.Config(validate_images=2)
+    model = dataclasses.replace(task.build().model(linear.Config()), layers=2)
+    hybrid = dataclasses.replace(model, attention=(linear.Config(), softmax.Config()))
+    assert ship["_command"](train.Run(folder=tmp_path, task=task, model=model, train=train.Config()))
+    with pytest.raises(ValueError, match="a card is of one mechanism, this model has 2"):
+        ship["_command"](train.Run(folder=tmp_path, task=task, model=hybrid, train=train.Config()))

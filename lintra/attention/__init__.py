@@ -6,12 +6,13 @@ from lintra.attention._registry import GROUP, broken, describe, for_length, load
 from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import State, leaves, map_state
 from lintra.attention._training import no_weight_decay, redraw
-from lintra.attention.base import Attention, AttentionConfig, Capabilities, in_layer
+from lintra.attention.base import Attention, AttentionConfig, AttentionPattern, Capabilities, in_layer
 
 __all__ = [
     "GROUP",
     "Attention",
     "AttentionConfig",
+    "AttentionPattern",
     "Capabilities",
     "FeatureMap",
     "KernelAttention",

@@ -51,6 +51,9 @@ class AttentionConfig(Protocol):
     def build(self, **shape: Any) -> "Attention": ...
 
 
+AttentionPattern = AttentionConfig | tuple[AttentionConfig, ...]  # one for all layers, or one for each
+
+
 class Attention(nn.Module):
     """Base of all mechanisms. q [b t h d], k [b s g d], v [b s g e] -> y [b t h e]; h a multiple of g.
 

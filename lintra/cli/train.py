@@ -25,8 +25,8 @@ class Model:
     """Changes to the task's own network; None leaves it as the task has it."""
 
     dir: Path | None = None  # the run's folder; else runs/TASK
-    attention: str = "linear"  # the mechanism: a name of `lintra list`
-    attention_options: tuple[str, ...] = ()  # its own: FIELD=VALUE ...
+    attention: str = "linear"  # of `lintra list`; A,A,B: layer by layer
+    attention_options: tuple[str, ...] = ()  # FIELD=VALUE ... or A.FIELD=VALUE ...
     paper_block: bool = False  # norms, MLP and positions of its paper
     layers: int | None = None  # blocks; else the task's own, like the next three
     heads: int | None = None  # heads of attention
@@ -108,8 +108,13 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
         raise UsageError("batch is in frames here: take --batch-frames instead")
     options.train.check_batch(problem.batch_tokens)
     _ = problem.train  # reads the data: if there is none, no folder is claimed
-    own = problem.model(mechanism(options.model.attention, options.model.attention_options, problem.length))
+    attention = mechanism(options.model.attention, options.model.attention_options, problem.length)
+    own = problem.model(attention[0] if isinstance(attention, tuple) else attention)
     changes = {name: getattr(options.model, name) for name in ("layers", "heads", "width", "dropout")}
+    if isinstance(attention, tuple):  # which the task's own number of layers need not be a multiple of
+        if options.model.paper_block:
+            raise UsageError("paper_block is the block of one mechanism, attention has several: leave it out")
+        changes["attention"] = attention
     model = _changed(_with_paper_block(own) if options.model.paper_block else own, _given(changes))
     if options.train.strategy != "fsdp":  # which shares the model out
         memory.check_training(_weights(model), torch.device(chosen("auto")))
@@ -162,17 +167,18 @@ def _with_paper_block(model: Any) -> Any:
 
 def _weights(model: Any) -> int:
     """Return how many numbers a model of this configuration has to learn, however many layers: each but the
-    first has as many. Raises UsageError where it cannot be built."""
-    counts = []
-    for layers in (1, 2):
+    first has as many; of a hybrid, each repetition of its mechanisms. Raises UsageError where it cannot be
+    built."""
+    body, counts = model.encoder if isinstance(model, ctc.Config) else model, []
+    period = len(getattr(body, "mechanisms", (None,)))
+    for layers in (period, 2 * period):
         try:
             with torch.device("meta"):
                 built = _changed(model, {"layers": layers}).build()
         except (RuntimeError, OverflowError, TypeError) as error:  # PyTorch's, its calls in the lines below
             raise UsageError(f"the model cannot be built: {error}".splitlines()[0]) from error
         counts.append(sum(x.numel() for x in built.parameters()))
-    layers = (model.encoder if isinstance(model, ctc.Config) else model).layers
-    return counts[0] + (layers - 1) * (counts[1] - counts[0])
+    return counts[0] + (body.layers // period - 1) * (counts[1] - counts[0])
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

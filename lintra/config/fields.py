@@ -95,7 +95,8 @@ def options(hint: Any) -> tuple[Any, ...]:
 def describe(hint: Any) -> str:
     """A type as a person would say it; a protocol is what the first line of its docstring says."""
     if len(alternatives := options(hint)) > 1:
-        return " or ".join(describe(option) for option in alternatives)
+        several = [tuple[option, ...] for option in alternatives]
+        return " or ".join("several" if option in several else describe(option) for option in alternatives)
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(repr(option) for option in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:

@@ -56,7 +56,7 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         if packed is not None and (use_cache or cache is not None):
             raise ValueError("packed sequences cannot be continued: use_cache must be False")
         if use_cache is None:
-            lookahead = self.model.blocks[0].attn.attention.can.lookahead
+            lookahead = any(block.attn.attention.can.lookahead for block in self.model.blocks)
             wanted = not (self.training or lookahead) and labels is packed is None
             use_cache = self.config.use_cache and wanted
         if use_cache or cache is not None:

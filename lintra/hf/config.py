@@ -31,7 +31,8 @@ class LintraConfig(PreTrainedConfig):
     """A decoder or encoder of any mechanism: the fields of `decoder.Config` and `encoder.Config` in
     lintra.models, sizes under Hugging Face's names or lintra's.
 
-    `attention` is a mechanism's name, {"name": "performer", "features": 64} with options, or its `Config`.
+    `attention` is a mechanism's name, {"name": "performer", "features": 64} with options, its `Config`, or a
+    list of these, one for each layer or for the first ones, after which they repeat.
     vocab_size counts the symbols that are predicted; with start=True (here False by default) a decoder reads
     one more, numbered vocab_size, before the first. `pool` is how LintraForSequenceClassification makes one
     vector of a sequence. Raises TypeError or ValueError for unknown mechanisms and options, values of a wrong
@@ -54,9 +55,7 @@ class LintraConfig(PreTrainedConfig):
             if near := get_close_matches(name, _DEFAULTS, 1, cutoff=0.85):
                 raise TypeError(f"LintraConfig has no field {name!r} (perhaps {near[0]})")
         given = _DEFAULTS | given
-        attention = given["attention"]
-        attention = {"name": attention} if isinstance(attention, str) else to_json(attention)
-        given["attention"] = to_json(from_json(AttentionConfig, attention, "attention"))
+        given["attention"] = _mechanisms(given["attention"])
         super().__post_init__(**given)
         if self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings must be False: the networks have a head of their own")
@@ -80,3 +79,11 @@ class LintraConfig(PreTrainedConfig):
         outputs = content.get("outputs") if "pool" in content else None
         given = {name: x for name, x in content.items() if _NAMES.get(name, name) in _DEFAULTS}
         return cls(**given, **({} if outputs is None else {"num_labels": outputs}))
+
+
+def _mechanisms(attention: Any) -> Any:
+    """Return what `attention` may be, as JSON with all options."""
+    if isinstance(attention, list | tuple):
+        return [_mechanisms(each) for each in attention]
+    content = {"name": attention} if isinstance(attention, str) else to_json(attention)
+    return to_json(from_json(AttentionConfig, content, "attention"))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from lintra.attention import AttentionConfig, State, in_layer
+from lintra.attention import AttentionConfig, AttentionPattern, State, in_layer, linear
 from lintra.config import fields
 from lintra.legacy import renamed_attributes
 from lintra.nn.attention_layer import AttentionLayer, QKNorm
@@ -25,8 +25,10 @@ Position = Literal["sinusoidal", "concatenated", "learned", "grid", "rotary", "n
 @renamed_attributes(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-    """Blocks of one width, and how positions come in."""
+    """Blocks of one width, their mechanisms, and how positions come in."""
 
+    # Several: one for each layer, or for the first ones, after which they repeat.
+    attention: AttentionPattern = field(default_factory=linear.Config)
     layers: int = 8
     heads: int = 8
     kv_heads: int | None = None  # None: as many as heads
@@ -47,8 +49,17 @@ class TransformerConfig:
     checkpoint_blocks: bool = False  # keep only what enters a block, compute the rest again in the backward
 
     def __post_init__(self):
+        if isinstance(self.attention, list):
+            object.__setattr__(self, "attention", tuple(self.attention))  # which does not change, as the rest
         fields.check(self)
         fields.at_least(self, layers=1, heads=1, width=1, max_length=1, conv=1)
+        if not self.mechanisms:
+            raise ValueError("attention must be at least one mechanism's configuration, got ()")
+        if self.layers % len(self.mechanisms):
+            raise ValueError(
+                f"layers must be a multiple of the mechanisms in attention, got {self.layers} layers and "
+                f"{len(self.mechanisms)} mechanisms"
+            )
         if self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
         fields.probability(self, "dropout")
@@ -67,6 +78,15 @@ class TransformerConfig:
             )
         if self.position in ("sinusoidal", "concatenated") and self.width % 4:
             raise ValueError(f"{self.position} positions need a width that 4 divides, got {self.width}")
+
+    @property
+    def mechanisms(self) -> tuple[AttentionConfig, ...]:
+        """The mechanisms of the first layers, after which they repeat."""
+        return self.attention if isinstance(self.attention, tuple) else (self.attention,)
+
+    def mechanism(self, layer: int) -> AttentionConfig:
+        """Return the mechanism of a layer, with the randomness of its own."""
+        return in_layer(self.mechanisms[layer % len(self.mechanisms)], layer)
 
     @property
     def embedded(self) -> int:
@@ -120,9 +140,18 @@ class TransformerBase(nn.Module):
         """Return x after all blocks, each behind its state, and the states after them."""
         states = []
         for block, before in zip(self.blocks, layers, strict=True):
-            x, state = block.extend(x, before, layout=layout, **extra)
+            x, state = block.extend(x, before, layout=layout, **self.extra_of(block, extra))
             states.append(state)
         return self.norm(layout.zero(x)), tuple(states)
+
+    def extra_of(self, block: Block, extra: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the extra inputs of a call that are for one block: what only other mechanisms take is left
+        out, and what none takes is not, so that it is refused."""
+        if not extra:
+            return extra
+        own = block.attn.attention.call_inputs
+        others = {name for each in self.blocks for name in each.attn.attention.call_inputs}.difference(own)
+        return {name: x for name, x in extra.items() if name not in others}
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         """Raises TypeError or ValueError unless state is a `kind` of this network and of the n sequences of
@@ -135,19 +164,17 @@ class TransformerBase(nn.Module):
             raise ValueError(f"state is of {state.seen.shape[0]} sequences, {what} of {n}")
 
 
-def blocks(config: TransformerConfig, attention: AttentionConfig, *, causal: bool = True) -> Iterable[Block]:
-    """The blocks of a configuration, each mechanism with the randomness of its own layer."""
+def blocks(config: TransformerConfig, *, causal: bool = True) -> Iterable[Block]:
+    """The blocks of a configuration."""
     for layer in range(config.layers):
-        yield Block(self_attention_layer(config, attention, layer, causal), mlp(config), **around(config))
+        yield Block(self_attention_layer(config, layer, causal), mlp(config), **around(config))
 
 
-def self_attention_layer(
-    config: TransformerConfig, attention: AttentionConfig, layer: int, causal: bool
-) -> AttentionLayer:
+def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) -> AttentionLayer:
     """Build the self-attention of one layer."""
     return AttentionLayer(
         config.width,
-        in_layer(attention, layer),
+        config.mechanism(layer),
         heads=config.heads,
         kv_heads=config.kv_heads,
         causal=causal,

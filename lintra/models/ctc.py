@@ -167,10 +167,11 @@ class CTC(nn.Module):
             return "an LSTM of both directions begins at the end too"
         if not self.encoder.causal:
             return "its encoder looks at what comes later; build it with causal=True"
-        if not self._attention.can.recurrent:
-            return f"attention {self._attention.name!r} has no recurrent form"
-        if self._attention.can.lookahead:
-            return f"with attention {self._attention.name!r} later frames decide which earlier ones are seen"
+        for attention in self._attentions:
+            if not attention.can.recurrent:
+                return f"attention {attention.name!r} has no recurrent form"
+            if attention.can.lookahead:
+                return f"with attention {attention.name!r} later frames decide which earlier ones are seen"
         if self.config.normalize == "utterance":
             return "normalize='utterance' takes the mean of all frames; train with normalize='global'"
         return None
@@ -181,8 +182,9 @@ class CTC(nn.Module):
             return why
         if self.config.features.kind == "given":
             return "it hears features that are given, and what comes in pieces is audio"
-        if self._attention.can.state == "grows":
-            return f"attention {self._attention.name!r} remembers every frame, so that memory would grow"
+        for attention in self._attentions:
+            if attention.can.state == "grows":
+                return f"attention {attention.name!r} remembers every frame, so that memory would grow"
         return None
 
     @torch.no_grad()
@@ -206,8 +208,8 @@ class CTC(nn.Module):
         self.scale.copy_(torch.from_numpy(1 / np.sqrt(variance + _FLAT)))
 
     @property
-    def _attention(self) -> Attention:
-        return cast("Encoder", self.encoder).blocks[0].attn.attention
+    def _attentions(self) -> list[Attention]:
+        return [block.attn.attention for block in cast("Encoder", self.encoder).blocks]
 
     def _normalized(self, x: Tensor, mask: Tensor | None) -> Tensor:
         wide = x.to(checks.sum_dtype(x.dtype))

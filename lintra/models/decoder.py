@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lintra.attention import AttentionConfig, State, linear
+from lintra.attention import State
 from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
@@ -35,10 +35,9 @@ FARTHEST = 2**16  # places that an embedding may look back: a state remembers as
 @renamed_arguments(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
 class Config(TransformerConfig):
-    """A decoder of any mechanism that has a causal form."""
+    """A decoder of any mechanism, or of several, that have a causal form."""
 
     vocabulary: int  # n, the symbols 0 .. n-1
-    attention: AttentionConfig = field(default_factory=linear.Config)
     embed: Literal["token", "value"] = "token"  # value: the symbols are levels on a scale
     output: Logits | LogisticMixture = field(default_factory=Logits)
     start: bool = True  # a start symbol, numbered n, stands before the first one
@@ -83,7 +82,7 @@ class Decoder(TransformerBase):
     @staticmethod
     def layers(config: Config) -> Iterable[Block]:
         """The blocks of this network."""
-        return blocks(config, config.attention)
+        return blocks(config)
 
     def forward(
         self,

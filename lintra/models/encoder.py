@@ -7,14 +7,14 @@ each gives what it gives alone; with `cu_seqlens` [n+1] they make a row without 
 predictions are [n o] or [1 t o]. Causal and without a pool it also reads piece by piece, with `extend`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from lintra.attention import AttentionConfig, State, linear
+from lintra.attention import State
 from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models import _io
@@ -32,10 +32,9 @@ HeadActivation = Literal["gelu", "gelu_tanh", "relu", "tanh"]
 @renamed_arguments(feed="mlp_ratio", feed_kind="activation")
 @dataclass(frozen=True, kw_only=True)
 class Config(EncoderIOConfig, TransformerConfig):
-    """An encoder of any mechanism."""
+    """An encoder of any mechanism, or of several."""
 
-    attention: AttentionConfig = field(default_factory=linear.Config)
-    causal: bool | None = None  # None: bidirectional where the mechanism can be
+    causal: bool | None = None  # None: bidirectional where all mechanisms can be
     token_types: int | None = None  # kinds of tokens, each with an embedding that is added; None: one kind
     embedding_norm: bool = False  # a norm before the first block
     head_activation: HeadActivation | None = None  # of a layer before the one of outputs; None: there is none
@@ -67,7 +66,7 @@ class Encoder(TransformerBase):
     def __init__(self, config: Config):
         causal = _causal(config)
         embedding = _io.input_embedding(config, config.embedded)
-        super().__init__(config, embedding, blocks(config, config.attention, causal=causal))
+        super().__init__(config, embedding, blocks(config, causal=causal))
         self.causal = causal
         self.token_types = (
             None if config.token_types is None else nn.Embedding(config.token_types, config.width)
@@ -120,7 +119,7 @@ class Encoder(TransformerBase):
         x = self._embed(x, layout, extra.pop("token_types", None))
         run = self.block_runner()
         for block in self.blocks:
-            x = run(block, x, layout=layout, **extra)
+            x = run(block, x, layout=layout, **self.extra_of(block, extra))
         return layout.zero(self.norm(layout.zero(x)))
 
     def _embed(self, x: Tensor, layout: Layout, token_types: Int[Tensor, "b t"] | None) -> Tensor:
@@ -194,7 +193,8 @@ def _causal(config: Config) -> bool:
     }
     try:
         with torch.device("meta"):
-            config.attention.build(causal=False, **shape)
+            for mechanism in config.mechanisms:
+                mechanism.build(causal=False, **shape)
     except ValueError:
         return True  # or wrong altogether: then building the blocks says why
     return False

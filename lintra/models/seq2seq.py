@@ -76,7 +76,7 @@ class Seq2Seq(Decoder):
                 kv_heads=config.kv_heads,
                 causal=False,
             )
-            attn = self_attention_layer(config, config.attention, layer, causal=True)
+            attn = self_attention_layer(config, layer, causal=True)
             yield CrossBlock(attn, cross_attn, mlp(config), **around(config))
 
     def encode_memory(

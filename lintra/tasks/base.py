@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.models import Decoder, Model
 
 Batch = dict[str, Tensor]
@@ -114,8 +114,9 @@ class Task(ABC):
         return "validate" if type(self).test is Task.test else "test"
 
     @abstractmethod
-    def model(self, attention: AttentionConfig) -> Any:
-        """The task's default network around this mechanism's config: a `Config` of lintra/models."""
+    def model(self, attention: AttentionPattern) -> Any:
+        """The task's default network around this mechanism's config, or those of a hybrid: a `Config` of
+        lintra/models."""
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
         """Sets in a fresh model what follows from the data and is not learned, before its first step."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._numbered import NumberedSamples, check, generator
@@ -85,7 +85,7 @@ class Copy(AccuracyTask):
     def validate(self) -> CopySamples:
         return CopySamples.validate(self.config)
 
-    def model(self, attention: AttentionConfig) -> decoder.Config:
+    def model(self, attention: AttentionPattern) -> decoder.Config:
         """The paper's: 4 layers, 8 heads of 32, feed-forward 4x."""
         return decoder.Config(
             vocabulary=self.config.symbols + 1,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.models import decoder
 from lintra.tasks._pixels import PixelTask, Split
 from lintra.tasks.base import TaskConfig
@@ -51,7 +51,7 @@ class Digits(PixelTask):
         train, validate, test = np.split(images, _ENDS)
         return {"train": train, "validate": validate, "test": test}[split]
 
-    def model(self, attention: AttentionConfig) -> decoder.Config:
+    def model(self, attention: AttentionPattern) -> decoder.Config:
         """Small enough for a minute of training: 3 layers, 4 heads of 32."""
         return decoder.Config(
             vocabulary=self.levels,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._pixels import PixelTask, Split
@@ -121,7 +121,7 @@ class Images(PixelTask):
             return _first(config.validate_images, splits.test)
         return _last(config.held_out, splits.train)
 
-    def model(self, attention: AttentionConfig) -> decoder.Config:
+    def model(self, attention: AttentionPattern) -> decoder.Config:
         """The paper's: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10 logistics. Ours
         have no more parameters, and are shown what surrounds each value.
         """

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._numbered import NumberedSamples, check, generator
@@ -88,7 +88,7 @@ class Recall(AccuracyTask):
     def validate(self) -> RecallSamples:
         return RecallSamples.validate(self.config)
 
-    def model(self, attention: AttentionConfig) -> decoder.Config:
+    def model(self, attention: AttentionPattern) -> decoder.Config:
         """2 layers, 2 heads of 32: finding a key takes one layer to join pairs and one to look them up."""
         keys, values = self.config.keys, self.config.values
         return decoder.Config(

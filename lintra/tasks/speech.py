@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lintra.attention import AttentionConfig, linear
+from lintra.attention import AttentionPattern, linear
 from lintra.audio import features
 from lintra.audio.augment import spec_augment
 from lintra.audio.symbols import Symbols, Unit, learn, read_lexicon
@@ -263,7 +263,7 @@ class Speech(Task):
             found = prepare(utterances, self.features, cache=self.cached(split), speeds=speeds, report=report)
         return Utterances(speech_splits.UtteranceSet.of(found, self.symbols, self.subsample, split))
 
-    def model(self, attention: AttentionConfig) -> ctc.Config:
+    def model(self, attention: AttentionPattern) -> ctc.Config:
         """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.
         Ours are small enough for two cores.
         """

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
 from lintra.tasks._numbered import generator
@@ -124,7 +124,7 @@ class Text(BitsTask):
             )
         return text[:cut], text[cut:]
 
-    def model(self, attention: AttentionConfig) -> decoder.Config:
+    def model(self, attention: AttentionPattern) -> decoder.Config:
         """Small enough for two cores: 4 layers, 4 heads of 32."""
         return decoder.Config(
             vocabulary=text_files.BYTES,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
@@ -187,7 +187,7 @@ class TextClassification(Task):
                 )
         return Lines(known, train, validate, validate if test is None else test)
 
-    def model(self, attention: AttentionConfig) -> encoder.Config:
+    def model(self, attention: AttentionPattern) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all bytes."""
         return encoder.Config(
             vocabulary=text_files.BYTES,

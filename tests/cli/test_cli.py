@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import lintra
-from lintra import attention, train
+from lintra import attention, checkpoint, train
 from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.mechanism import mechanism
 from lintra.tasks import copy, images, speech
@@ -129,6 +129,23 @@ def test_info(lintra_says):
             "attention-options must be FIELD=VALUE ..., got 'eps'",
         ),
         (["train", "digits", "--paper-block"], "paper_block is for delta, gated, kda, retention, ssd: leave"),
+        (
+            ["train", "digits", "--attention", "gated,softmax", "--paper-block"],
+            "paper_block is the block of one mechanism, attention has several: leave it out",
+        ),
+        (
+            ["train", "digits", "--attention", "gated,softmax", "--layers", "3"],
+            "layers must be a multiple of the mechanisms in attention, got 3 layers and 2 mechanisms",
+        ),
+        (["train", "digits", "--attention", "gated,softmx"], "got 'softmx' (perhaps softmax"),
+        (
+            ["train", "digits", "--attention", "gated,softmax", "--attention-options", "delta.chunk=4"],
+            "attention-options must be of gated or softmax, got 'delta.chunk=4'",
+        ),
+        (
+            ["train", "digits", "--attention", "gated,softmax", "--attention-options", "window=4"],
+            "attention gated has the unknown field 'window'",
+        ),
         (["train", "digits", "--attention-options", "ep=1"], "attention linear has the unknown field 'ep'"),
         (["train", "digits", "--attention-options", "eps=x"], "attention linear.eps must be float, got 'x'"),
         (["train", "digits", "--attention-options", "eps=-1"], "eps must be at least 0 and finite, got -1"),
@@ -407,6 +424,26 @@ def test_value_heads_are_an_option_of_a_mechanism(lintra_says, tmp_path, monkeyp
     code, out, err = lintra_says(*learn, "value_heads=3", *FEW)
     assert (code, out) == (2, "")
     assert err == "lintra: value_heads must be a multiple of the key heads, got 3 and g=2\n"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_layers_of_several_mechanisms(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learn = ["train", "copy", "--length", "8", "--attention", "gated,gated,linear", "--attention-options"]
+    few = [*FEW]
+    few[few.index("--layers") + 1] = "3"  # its own are 4
+    code, _, err = lintra_says(*learn, "linear.eps=0.5", "chunk=4", *few)
+    assert (code, err) == (0, "")
+    gated, linear = (attention.load(name).Config for name in ("gated", "linear"))
+    expected = (gated(chunk=4), gated(chunk=4), linear(chunk=4, eps=0.5))
+    assert train.Run.read("run").model.attention == expected
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+    model = checkpoint.load(tmp_path / "run")
+    assert model.config.attention == expected
+    assert [block.attn.attention.config for block in model.blocks] == [*expected]
+    code, out, err = lintra_says("generate", "--model", "run", "--samples", "2")
+    assert (code, err) == (0, "")
+    assert "2 x 8 tokens" in out
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -17,6 +17,7 @@ class Some:
     weight: float | None = None
     heat: float | None = None
     pairs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    places: int | tuple[int, ...] = 0
 
     def __post_init__(self):
         fields.check(self)
@@ -43,6 +44,7 @@ class Some:
         ({"pairs": (("a",),)}, TypeError, "pairs must be several"),
         ({"pairs": (("a", (1,), (2,)),)}, TypeError, "pairs must be several"),
         ({"pairs": [("a", (1,))]}, TypeError, "pairs must be several"),
+        ({"places": (1, 2.0)}, TypeError, r"places must be int or several, got \(1, 2\.0\)"),
         ({"share": 1.0}, ValueError, r"share must be in \[0, 1\), got 1\.0"),
         ({"share": math.nan}, ValueError, r"share must be in \[0, 1\), got nan"),
     ],

@@ -114,6 +114,11 @@ def test_a_decoder_gives_the_same(name, form):
     check_decoder(model, content, [1], batch=1)
 
 
+def test_a_hybrid_gives_the_same():
+    model = build(attention=(softmax.Config(), retention.Config(chunk=8)))
+    check_decoder(model, export.to_bytes(model, "step"), [1] * 12)
+
+
 @pytest.mark.slow
 def test_random_features_lose_no_more_digits_than_in_torch():
     """A small denominator of RFA magnifies what float32 rounds, so that two right programs may differ by more

@@ -57,6 +57,14 @@ def other_embedding(model):
             "knows the attentions linear, retention and rfa, got performer",
         ),
         (
+            build(attention=(linear.Config(), softmax.Config())),
+            "knows the attentions linear, retention and rfa, got softmax",
+        ),
+        (
+            build(attention=(linear.Config(), retention.Config())),
+            "needs layers that are alike, these differ in size or kind",
+        ),
+        (
             build(attention=linear.Config(feature_map=linear.Hedgehog())),
             "knows identity, elu.1, relu, squared relu, got Hedgehog",
         ),

@@ -215,6 +215,14 @@ def test_what_cannot_be_fused():
         (build(attention=softmax.Config()), "knows linear attention with elu.1 or relu, got Config"),
         (build(attention=retention.Config()), "knows linear attention with elu.1 or relu, got Config"),
         (build(attention=linear.Config(feature_map=linear.Hedgehog())), "knows linear attention"),
+        (
+            build(attention=(linear.Config(), softmax.Config())),
+            "knows linear attention with elu.1 or relu, got Con",
+        ),
+        (
+            build(attention=(linear.Config(), linear.Config(feature_map=linear.Relu()))),
+            "needs layers that are alike, these differ in size or kind",
+        ),
         (build(attention=linear.Config(impl="torch")), "is native, got impl='torch'"),
         (build(activation="gelu_tanh"), "does not know the activation 'gelu_tanh'"),
         (build(position="rotary"), "does not turn queries and keys, got rotary positions"),

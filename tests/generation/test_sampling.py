@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lintra import attention
-from lintra.attention import aft, linear, rfa, softmax
+from lintra.attention import aft, delta, gated, linear, rfa, softmax
 from lintra.generation import GenerationOptions
 from lintra.generation.beam import beam_search
 from lintra.generation.sampling import Sampler, cast_state, generate, generate_reference, stream
@@ -21,7 +21,12 @@ def build(**changes):
 
 KINDS = [
     {"attention": attention, "position": position, "output": output}
-    for attention in (linear.Config(), softmax.Config(), softmax.Config(window=4))
+    for attention in (
+        linear.Config(),
+        softmax.Config(),
+        softmax.Config(window=4),
+        (linear.Config(), softmax.Config()),
+    )
     for position, output in (("sinusoidal", LogisticMixture(components=3)), ("rotary", decoder.Logits()))
 ]
 
@@ -102,6 +107,13 @@ def test_a_state_kept_in_bfloat16_is_rounded_once_a_token(name):
             mechanism.step(*one, layer.attention, **extra)
 
 
+def test_every_layer_of_a_hybrid_keeps_its_state_in_bfloat16():
+    model = build(attention=(gated.Config(), delta.Config())).eval()
+    kept = cast_state(model, model.start(2), torch.bfloat16)
+    assert [layer.attention.kv.dtype for layer in kept.layers] == [torch.bfloat16] * 2
+    assert generate(model, steps=3, state_dtype=torch.bfloat16).shape == (1, 3)
+
+
 def test_what_a_decoder_reads_of_a_source_is_not_rounded():
     model, source = build_seq2seq(), torch.randint(0, 7, (3, 5))
     before = model.start(model.encode_memory(source))
@@ -120,6 +132,11 @@ def test_what_a_decoder_reads_of_a_source_is_not_rounded():
         (softmax.Config(), torch.bfloat16, "attention 'softmax' has no state of constant size"),
         (softmax.Config(window=4), torch.bfloat16, "attention 'softmax' has no state of constant size"),
         (rfa.Config(), torch.bfloat16, "attention 'rfa' has no kv apart from its denominators"),
+        (
+            (gated.Config(), softmax.Config()),
+            torch.bfloat16,
+            "attention 'softmax' has no state of constant size",
+        ),
         (aft.Config(), torch.bfloat16, "attention 'aft' has no kv apart from its denominators"),
     ],
 )

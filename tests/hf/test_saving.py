@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from lintra import checkpoint, hf
-from lintra.attention import linear
+from lintra.attention import gated, linear, softmax
 from lintra.models import decoder, encoder, seq2seq
 from tests.hf.kinds import build, config, mechanism, names, tokens
 
@@ -45,6 +45,23 @@ def same_weights(found, wanted) -> bool:
     """
     found, wanted = found.state_dict(), wanted.state_dict()
     return found.keys() == wanted.keys() and all(torch.equal(x, wanted[name]) for name, x in found.items())
+
+
+def test_a_hybrid_comes_back(tmp_path):
+    several = ["gated", {"name": "softmax", "window": 4}]
+    model = build(attention=several)
+    assert model.network_config().mechanisms == (gated.Config(), softmax.Config(window=4))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert same_weights(again, model)
+    assert again.network_config().mechanisms == model.network_config().mechanisms
+    options = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
+    assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
+    whole = hf.from_hf(model)
+    assert_close(whole(IDS), model(IDS).logits)
+    assert same_weights(hf.to_hf(whole), model)
+    with pytest.raises(ValueError, match="layers must be a multiple of the mechanisms in attention, got 2"):
+        config(attention=["gated", "gated", "softmax"])
 
 
 @pytest.mark.parametrize("name", names(causal=True))

@@ -271,9 +271,12 @@ def test_what_grows_can_extend_and_not_stream():
         model = streaming(attention)
         assert model.why_not_extend() is None
         assert model.why_not_stream() == "it hears features that are given, and what comes in pieces is audio"
-    model = streaming(softmax.Config(), features=audio)
-    assert model.why_not_extend() is None
-    assert model.why_not_stream() == "attention 'softmax' remembers every frame, so that memory would grow"
+    for attention in (softmax.Config(), (RECURRENT[0], softmax.Config())):
+        model = streaming(attention, features=audio)
+        assert model.why_not_extend() is None
+        assert (
+            model.why_not_stream() == "attention 'softmax' remembers every frame, so that memory would grow"
+        )
 
 
 def test_what_extend_is_given_is_checked():

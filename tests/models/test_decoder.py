@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from lintra.attention import linear, map_state, softmax
+from lintra.attention import delta, gated, linear, map_state, performer, retention, softmax
 from lintra.models import decoder
 from lintra.nn import LogisticMixture
 from lintra.ops import layout
@@ -35,6 +35,12 @@ KINDS = [
         {"position": "grid", "grid": (3, 5, 2), "context": (1, 4, 7), "norm": "post", "final_norm": True},
     )
 ]
+HYBRIDS = [
+    {"attention": (gated.Config(), softmax.Config()), "layers": 4},
+    {"attention": (delta.Config(), softmax.Config(window=4), retention.Config()), "layers": 3, "kv_heads": 2},
+    {"attention": (linear.Config(rotary="inputs"), softmax.Config()), "position": "rotary", "conv": 3},
+]
+KINDS += HYBRIDS
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -66,6 +72,44 @@ def test_ragged_batches_are_their_sequences_alone(kind):
         alone = tokens[i : i + 1, mask[i]]
         assert_close(params[i : i + 1, mask[i]], model(alone), **EXACT)
         assert_close(after[i : i + 1], model(torch.cat((alone, more[i : i + 1]), 1))[:, -2:], **EXACT)
+
+
+@pytest.mark.parametrize("kind", HYBRIDS, ids=str)
+def test_packed_sequences_of_a_hybrid_are_its_sequences_alone(kind):
+    model, lengths = build(**kind), [5, 1, 0, 7]
+    parts = [torch.randint(0, 11, (1, n)) for n in lengths]
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0)
+    row, token = torch.cat(parts, 1), torch.randint(0, 11, (4, 1))
+    alone = torch.cat([model(part) for part in parts], 1)
+    assert_close(model(row, cu_seqlens=cu_seqlens), alone, **EXACT)
+    params, state = model.extend(row, cu_seqlens=cu_seqlens)
+    assert_close(params, alone, **EXACT)
+    after, _ = model.extend(token, state)
+    for i, part in enumerate(parts):
+        whole = model(torch.cat((part, token[i : i + 1]), 1))
+        assert_close(after[i], whole[0, -1:], **EXACT)
+
+
+def test_the_mechanisms_of_a_hybrid_repeat():
+    first, last = gated.Config(), softmax.Config(window=4)
+    model = build(attention=[first, last], layers=4)
+    assert model.config.attention == (first, last)
+    assert [block.attn.attention.config for block in model.blocks] == [first, last] * 2
+    for layer, alone in zip(model.start(3).layers, (first, last) * 2, strict=True):
+        own = alone.build(heads=4, dim=8, causal=True).start(3, dtype=torch.float64)
+        assert type(layer.attention) is type(own)
+        assert [x.shape for x in layer.attention] == [x.shape for x in own]
+    state = model.start(2)
+    with pytest.raises(TypeError, match="state must be a"):
+        model.extend(torch.tensor([[1], [2]]), state._replace(layers=state.layers[::-1]))
+
+
+def test_several_times_one_mechanism_are_the_mechanism():
+    tokens = torch.randint(0, 11, (2, 9))
+    one, several = (build(attention=x) for x in (performer.Config(), (performer.Config(),) * 2))
+    assert torch.equal(one(tokens), several(tokens))
+    first, second = (block.attn.attention.config for block in several.blocks)
+    assert first.seed + 1 == second.seed  # features of its own
 
 
 def test_the_future_has_no_gradient():
@@ -135,6 +179,11 @@ def test_the_papers_model_has_the_papers_size():
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"mlp_ratio": -1}, "mlp_ratio must be at least 0 widths and finite, got -1"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"attention": ()}, r"attention must be at least one mechanism's configuration, got \(\)"),
+        (
+            {"attention": (linear.Config(),) * 3},
+            "layers must be a multiple of the mechanisms in attention, got 2 layers and 3 mechanisms",
+        ),
         (
             {"width": 36, "heads": 18, "position": "rotary", "kv_heads": 5},
             "multiple of kv_heads, got 18 and 5",
@@ -154,6 +203,10 @@ def test_config_refuses(changes, message):
         ({"vocabulary": 2.5}, "vocabulary must be int, got 2.5"),
         ({"layers": True}, "layers must be int, got True"),
         ({"attention": "linear"}, "attention must be a mechanism's configuration, such as .*, got 'linear'"),
+        (
+            {"attention": (linear.Config(), "softmax")},
+            r"attention must be a mechanism's .* or several, got \(Config\(.*",
+        ),
         ({"attention": linear.Config}, "attention must be a mechanism's configuration, .*, got <class"),
         ({"output": "logits"}, "output must be Logits or LogisticMixture, got 'logits'"),
         ({"kv_heads": 2.0}, "kv_heads must be int or None, got 2.0"),

@@ -46,6 +46,12 @@ WHOLE = {
 }
 WHOLE |= {"head_activation": "tanh", "head_norm": True}
 MASK = torch.tensor([[True] * 9, [True] * 4 + [False] * 5, [False] * 3 + [True, False] * 3])
+MECHANISMS = [
+    linear.Config(),
+    softmax.Config(),
+    softmax.Config(window=4),
+    (linear.Config(), softmax.Config()),
+]
 PARTS = [
     {"pool": "mean"},
     {"pool": "first", "position": "learned", "max_length": LONGEST, "norm": "post"},
@@ -106,7 +112,7 @@ def is_itself_alone(model, x, junk):
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("inputs", [None, 5])
 def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
     """Predictions of each sequence, or of each token; gradients of all parameters."""
@@ -118,6 +124,24 @@ def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
     alone = torch.cat([model(part) for part in x.split(lengths, 1)], 1 if model.config.pool is None else 0)
     assert_close(y, alone, **EXACT)
     assert_close(gradients_of(model, y), gradients_of(model, alone), **EXACT)
+
+
+def test_a_mechanism_of_a_hybrid_gets_what_it_takes_alone():
+    """Other layers are not given it; what no layer takes is refused."""
+    first, second = linear.Config(), longformer.Config(window=2, global_projections=True)
+    model = build(attention=(first, second), layers=2, causal=False)
+    x, chosen = torch.randint(0, 11, (1, 14)), torch.arange(14)[None] % 3 == 1
+    got = []
+    for block in model.blocks:
+        block.attn.register_forward_pre_hook(lambda _, args, given: got.append(set(given)), with_kwargs=True)
+    found = model(x, global_mask=chosen)
+    assert got == [{"layout"}, {"layout", "global_mask"}]
+    assert not torch.equal(found, model(x))
+    with pytest.raises(TypeError, match="attention 'linear' takes no global with"):
+        model(x, **{"global": chosen})
+    causal = build(attention=(first, longformer.Config(window=2)), layers=2, causal=True, pool=None)
+    with pytest.raises(TypeError, match="takes no hint with"):
+        causal.extend(x, hint=chosen)
 
 
 def test_what_a_mechanism_takes_by_token_is_packed_too():
@@ -133,7 +157,7 @@ def test_what_a_mechanism_takes_by_token_is_packed_too():
 
 
 @pytest.mark.parametrize("parts", PARTS, ids=str)
-@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_ragged_batches_are_their_sequences_alone(parts, mechanism):
     x = torch.randint(0, 11, (3, 9))
     is_itself_alone(build(attention=mechanism, **parts), x, x.masked_fill(~MASK, -100))
@@ -186,6 +210,8 @@ def test_bidirectional_where_the_mechanism_can_be():
         model = build(attention=config)
         assert model.causal == (kinds.bidirectional(config) is None), name
     assert build(attention=softmax.Config(window=4)).causal
+    assert not build(attention=(linear.Config(), softmax.Config())).causal
+    assert build(attention=(linear.Config(), softmax.Config(window=4))).causal
     assert build(attention=linear.Config(), causal=True).causal
     with pytest.raises(ValueError, match=r"causal only .* got causal=False"):
         build(attention=softmax.Config(window=4), causal=False)
@@ -300,7 +326,7 @@ PIECEWISE = [name for name in attention.names() if attention.mechanism(name).can
 
 @pytest.mark.parametrize("inputs", [None, 5])
 @pytest.mark.parametrize("parts", [parts | {"pool": None} for parts in PARTS], ids=str)
-@pytest.mark.parametrize("mechanism", [linear.Config(), softmax.Config(), softmax.Config(window=4)], ids=str)
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_piece_by_piece_is_the_whole(parts, mechanism, inputs):
     reads = {"vocabulary": 11} if inputs is None else {"vocabulary": None, "inputs": inputs}
     model = build(attention=mechanism, causal=True, **reads, **parts)
