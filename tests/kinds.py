@@ -19,6 +19,7 @@ KINDS = {
     "relu": {"attention": linear.Config(feature_map=linear.Relu())},
     "not normalised": {"attention": linear.Config(normalize=False)},
     "context": {"context": (1, 4), "position": "grid", "grid": (5, 4)},
+    "tied": {"tie_embeddings": True, "context": (2,)},
     "learned": {"position": "learned", "max_length": LENGTH, "embed": "value"},
 }
 

@@ -32,6 +32,7 @@ def build(**changes):
         {"attention": linear.Config(feature_map=linear.Dpfp(nu=2), eps=1e-3)},
         {"attention": linear.Config(feature_map=linear.T2R(width=8))},
         {"attention": softmax.Config(window=4)},
+        {"tie_embeddings": True},
         {"attention": (softmax.Config(window=4), linear.Config(feature_map=linear.Dpfp(nu=2)))},
         {"output": LogisticMixture(components=3), "position": "learned", "max_length": 20, "kv_heads": 2},
     ],

@@ -24,7 +24,7 @@ from lintra.native.quantize import round_rows
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical, DiscretisedLogistics
-from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
+from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mlp import MLP
 from lintra.nn.parameters import has_hooks, reference_param
 from lintra.nn.position import Grid, Learned, Sinusoidal
@@ -65,7 +65,7 @@ _KNOWN = (
     Learned,
     Sinusoidal,
 )
-_KNOWN += (ContextEmbedding, TokenEmbedding, ValueEmbedding, nn.Embedding, nn.Linear, nn.LayerNorm)
+_KNOWN += (ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding, nn.Embedding, nn.Linear, nn.LayerNorm)
 _KNOWN += (nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, Decoder)
 
 

@@ -20,6 +20,7 @@ from lintra.native.decoder import Layer, Shape
 from lintra.native.quantize import DTYPES, Map, Norm, Weights, pack, pack_norm
 from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState
 from lintra.nn.block import Block
+from lintra.nn.embedding import TiedHead
 from lintra.nn.mlp import MLP
 from lintra.nn.parameters import has_hooks
 from lintra.ops import LinearState
@@ -29,7 +30,7 @@ MIN_STEPS = 16  # tokens: packing the weights takes as long as a few steps of `m
 
 # What is taken apart here. A class derived from one of them may compute something else.
 _KNOWN = (Block, AttentionLayer, MLP, LinearAttention, nn.ModuleList, nn.ModuleDict)
-_KNOWN += (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
+_KNOWN += (TiedHead, nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity)
 
 
 def why_not(model: Decoder) -> str | None:
@@ -187,7 +188,7 @@ def _layer(block: Block, state: LinearState, weights: Weights) -> Layer:
         )
 
 
-def _map(linear: nn.Linear, weights: Weights) -> Map:
+def _map(linear: nn.Linear | TiedHead, weights: Weights) -> Map:
     return pack(linear.weight, linear.bias, weights)
 
 

@@ -58,9 +58,11 @@ class LintraPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
         """Change the number of symbols. Raises ValueError where more than one table depends on it."""
         config = self.config
-        if config.start or config.context or config.embed != "token" or config.output["name"] != "Logits":
+        several = config.start or config.context or config.tie_word_embeddings
+        if several or config.embed != "token" or config.output["name"] != "Logits":
             raise ValueError(
-                "resize_token_embeddings needs start=False, context=(), embed='token' and logits"
+                "resize_token_embeddings needs start=False, context=(), tie_word_embeddings=False, "
+                "embed='token' and logits"
             )
         table = super().resize_token_embeddings(new_num_tokens, *args, **options)
         self.model.config = replace(self.network_config(), checkpoint_blocks=self.gradient_checkpointing)

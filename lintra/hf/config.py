@@ -18,12 +18,16 @@ _RENAMED: dict[str, str] = {
     "kv_heads": "num_key_value_heads",
 }
 # max_length would be taken for an option of generate
-_NAMES: dict[str, str] = {**_RENAMED, "max_length": "max_position_embeddings"}
+_NAMES: dict[str, str] = {
+    **_RENAMED,
+    "max_length": "max_position_embeddings",
+    "tie_embeddings": "tie_word_embeddings",
+}
 _DEFAULTS: dict[Any, Any] = {
     _NAMES.get(name, name): x
     for config in (encoder.Config(vocabulary=256, pool="mean"), decoder.Config(vocabulary=256, start=False))
     for name, x in to_json(config).items()
-    if name not in ("name", "inputs", "outputs")
+    if name not in ("name", "inputs", "outputs", "tie_embeddings")
 }
 
 
@@ -34,9 +38,9 @@ class LintraConfig(PreTrainedConfig):
     `attention` is a mechanism's name, {"name": "performer", "features": 64} with options, its `Config`, or a
     list of these, one for each layer or for the first ones, after which they repeat.
     vocab_size counts the symbols that are predicted; with start=True (here False by default) a decoder reads
-    one more, numbered vocab_size, before the first. `pool` is how LintraForSequenceClassification makes one
-    vector of a sequence. Raises TypeError or ValueError for unknown mechanisms and options, values of a wrong
-    type and fields that do not go together.
+    one more, numbered vocab_size, before the first. tie_word_embeddings is `tie_embeddings` of a decoder.
+    `pool` is how LintraForSequenceClassification makes one vector of a sequence. Raises TypeError or
+    ValueError for unknown mechanisms and options, values of a wrong type and fields that do not go together.
     """
 
     model_type = "lintra"
@@ -57,8 +61,6 @@ class LintraConfig(PreTrainedConfig):
         given = _DEFAULTS | given
         given["attention"] = _mechanisms(given["attention"])
         super().__post_init__(**given)
-        if self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings must be False: the networks have a head of their own")
         self.network(decoder)
         self.network(encoder)
 
@@ -78,6 +80,7 @@ class LintraConfig(PreTrainedConfig):
         content = {name: x for name, x in to_json(config).items() if x is not None}
         outputs = content.get("outputs") if "pool" in content else None
         given = {name: x for name, x in content.items() if _NAMES.get(name, name) in _DEFAULTS}
+        given["tie_word_embeddings"] = content.get("tie_embeddings", False)
         return cls(**given, **({} if outputs is None else {"num_labels": outputs}))
 
 

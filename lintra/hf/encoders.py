@@ -58,6 +58,8 @@ class LintraForMaskedLM(_WithHead):
     head_name, result = "lm_head", MaskedLMOutput
 
     def network_config(self) -> encoder.Config:
+        if self.config.tie_word_embeddings:
+            raise ValueError("LintraForMaskedLM has a head of its own: tie_word_embeddings must be False")
         return self.config.network(encoder, pool=None, outputs=self.config.vocab_size)
 
 

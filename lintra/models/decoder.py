@@ -9,7 +9,7 @@ is of n.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,7 +22,7 @@ from lintra.models._io import check_tokens
 from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.distributions import LogisticMixture, Logits
-from lintra.nn.embedding import ContextEmbedding, TokenEmbedding, ValueEmbedding
+from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
 from lintra.ops import checks
@@ -42,6 +42,7 @@ class Config(TransformerConfig):
     output: Logits | LogisticMixture = field(default_factory=Logits)
     start: bool = True  # a start symbol, numbered n, stands before the first one
     context: tuple[int, ...] = ()  # so many places earlier stand further symbols to embed with each one
+    tie_embeddings: bool = False  # the head's weight is the table of the token embedding
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,6 +55,13 @@ class Config(TransformerConfig):
             raise ValueError(
                 "context needs start=True, for what stands before the first token, and embed='token', got "
                 f"start={self.start} and embed={self.embed!r}"
+            )
+        one_table = self.embed == "token" and isinstance(self.output, Logits) and self.embedded == self.width
+        if self.tie_embeddings and not one_table:
+            raise ValueError(
+                "tie_embeddings needs a vector as wide as the network for each symbol, so embed='token', "
+                f"output=Logits() and no position='concatenated', got embed={self.embed!r}, "
+                f"output={self.output} and position={self.position!r}"
             )
 
     def build(self) -> "Decoder":
@@ -77,7 +85,11 @@ class Decoder(TransformerBase):
         super().__init__(config, _embedding(config), self.layers(config))
         self.output = config.output.build(config.vocabulary)
         self.start_token = config.vocabulary if config.start else None
-        self.head = nn.Linear(config.width, self.output.size)
+        if config.tie_embeddings:
+            table = cast("TokenEmbedding", getattr(self.embedding, "own", self.embedding))
+            self.head = TiedHead(table, config.vocabulary)
+        else:
+            self.head = nn.Linear(config.width, self.output.size)
 
     @staticmethod
     def layers(config: Config) -> Iterable[Block]:

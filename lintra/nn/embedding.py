@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from lintra.nn.parameters import reference_param
 
@@ -18,6 +19,29 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         return self.table(tokens)
+
+
+class TiedHead(nn.Module):
+    """A linear map x [b t c] -> logits [b t n] whose weight [n c] is the table of a token embedding: one
+    vector is what a symbol is read as and what predicts it.
+
+    A start symbol, the last row, is not predicted. Initialises the table with entries of size c^-1/2, so that
+    the logits of a normalised x are about 1 large. Press and Wolf 2017, arXiv:1608.05859.
+    """
+
+    def __init__(self, embedding: TokenEmbedding, vocabulary: int):
+        super().__init__()
+        self._embedding = (embedding,)  # no submodule: the table is saved, and counted, as the embedding's
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        nn.init.normal_(embedding.table.weight, std=embedding.table.embedding_dim**-0.5)
+
+    @property
+    def weight(self) -> Tensor:
+        """The rows of the table that predict, [n c]."""
+        return self._embedding[0].table.weight[: len(self.bias)]
+
+    def forward(self, x: Float[Tensor, "b t c"]) -> Float[Tensor, "b t n"]:
+        return functional.linear(x, self.weight, self.bias)
 
 
 class ContextEmbedding(nn.Module):

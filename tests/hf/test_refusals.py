@@ -31,12 +31,20 @@ def test_a_mechanism_that_is_not_causal_predicts_no_next_token(name):
         ({"hidden_size": 15}, "config: width must be a multiple of heads, got 15 and 2"),
         ({"norm": "middle"}, "config.norm must be 'pre' or 'post', got 'middle'"),
         ({"position": "learned"}, "config: max_length goes with position='learned', got None"),
-        ({"tie_word_embeddings": True}, "tie_word_embeddings must be False"),
+        ({"tie_word_embeddings": True, "embed": "value"}, "config: tie_embeddings needs a vector as wide as"),
     ],
 )
 def test_configurations_that_make_no_sense(options, message):
     with pytest.raises((TypeError, ValueError), match=re.escape(message).replace(r"\.\*", ".*")):
         config(**options)
+
+
+def test_what_tied_embeddings_cannot_do():
+    tied = config(tie_word_embeddings=True)
+    with pytest.raises(ValueError, match="LintraForMaskedLM has a head of its own: tie_word_embeddings must"):
+        hf.LintraForMaskedLM(tied)
+    with pytest.raises(ValueError, match=r"resize_token_embeddings needs .* tie_word_embeddings=False"):
+        hf.LintraForCausalLM(tied).resize_token_embeddings(20)
 
 
 def test_a_field_written_wrong():

@@ -47,6 +47,21 @@ def same_weights(found, wanted) -> bool:
     return found.keys() == wanted.keys() and all(torch.equal(x, wanted[name]) for name, x in found.items())
 
 
+def test_tied_embeddings_come_back(tmp_path):
+    model = build(tie_word_embeddings=True)
+    assert model.network_config().tie_embeddings
+    model.save_pretrained(tmp_path)
+    assert not [x for x in load_file(tmp_path / "model.safetensors") if x == "lm_head.weight"]
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.tie_word_embeddings
+    assert same_weights(again, model)
+    assert_close(again(IDS).logits, model(IDS).logits)
+    whole = hf.from_hf(model)
+    assert whole.config.tie_embeddings
+    assert_close(whole(IDS), model(IDS).logits)
+    assert same_weights(hf.to_hf(whole), model)
+
+
 def test_a_hybrid_comes_back(tmp_path):
     several = ["gated", {"name": "softmax", "window": 4}]
     model = build(attention=several)

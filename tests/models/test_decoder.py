@@ -1,5 +1,6 @@
 """The decoder: the parallel form is the RNN, in every combination of its parts; what it refuses."""
 
+import copy
 import subprocess
 import sys
 
@@ -40,7 +41,8 @@ HYBRIDS = [
     {"attention": (delta.Config(), softmax.Config(window=4), retention.Config()), "layers": 3, "kv_heads": 2},
     {"attention": (linear.Config(rotary="inputs"), softmax.Config()), "position": "rotary", "conv": 3},
 ]
-KINDS += HYBRIDS
+TIED = [{"tie_embeddings": True} | x for x in ({}, {"start": False}, {"context": (1, 3)})]
+KINDS += HYBRIDS + TIED
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -72,6 +74,33 @@ def test_ragged_batches_are_their_sequences_alone(kind):
         alone = tokens[i : i + 1, mask[i]]
         assert_close(params[i : i + 1, mask[i]], model(alone), **EXACT)
         assert_close(after[i : i + 1], model(torch.cat((alone, more[i : i + 1]), 1))[:, -2:], **EXACT)
+
+
+@pytest.mark.parametrize("kind", TIED, ids=str)
+def test_a_tied_head_is_the_table_of_the_embedding(kind):
+    model, free = build(**kind), build(**kind | {"tie_embeddings": False})
+    weights = model.state_dict()
+    name = "embedding.own.table.weight" if model.config.context else "embedding.table.weight"
+    assert free.state_dict().keys() - weights.keys() == {"head.weight"}
+    free.load_state_dict(weights | {"head.weight": weights[name][:11]})
+    tokens = torch.randint(0, 11, (2, 9))
+    assert_close(model(tokens), free(tokens), **EXACT)
+    for each in (model, free):
+        each(tokens).sin().sum().backward()
+    found, read = (x.get_parameter(name).grad for x in (model, free))
+    read[:11] += free.head.weight.grad
+    assert_close(found, read, **EXACT)
+    copied = copy.deepcopy(model)
+    copied.get_parameter(name).data.zero_()
+    assert not (copied.head.weight != 0).any()
+    assert (model.head.weight != 0).any()
+
+
+def test_a_fresh_tied_head_is_not_sure_of_anything():
+    model = build(tie_embeddings=True, vocabulary=64, width=256)
+    log_probs = model.output.log_probs(model(torch.randint(0, 64, (4, 50))))
+    assert log_probs.logsumexp(-1).abs().max() < 1e-6
+    assert log_probs.exp().amax(-1).mean() < 0.5
 
 
 @pytest.mark.parametrize("kind", HYBRIDS, ids=str)
@@ -179,6 +208,17 @@ def test_the_papers_model_has_the_papers_size():
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"mlp_ratio": -1}, "mlp_ratio must be at least 0 widths and finite, got -1"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
+        *(
+            (
+                {"tie_embeddings": True} | changes,
+                "tie_embeddings needs a vector as wide as the network for each",
+            )
+            for changes in (
+                {"embed": "value"},
+                {"output": LogisticMixture(components=3)},
+                {"position": "concatenated"},
+            )
+        ),
         ({"attention": ()}, r"attention must be at least one mechanism's configuration, got \(\)"),
         (
             {"attention": (linear.Config(),) * 3},
