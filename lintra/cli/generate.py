@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from torch import Tensor
+from torch.nn import functional
 
 from lintra import runtime
 from lintra.cli import memory
@@ -20,6 +21,7 @@ from lintra.cli.progress import progress
 from lintra.cli.stopping import Stopping, stopping
 from lintra.export import runtime as export
 from lintra.generation import GenerationOptions, prepare_inputs, sampling
+from lintra.generation.ending import NOTHING
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.native.quantize import Weights
@@ -39,6 +41,8 @@ class Sampling(GenerationOptions):
     batch: int = 64  # sampled at once; Ctrl-C keeps the batches that are done
     state_dtype: Annotated[torch.dtype | None, tyro.conf.Suppress] = None
     weights: Annotated[Weights, tyro.conf.Suppress] = "float32"  # --weights is the engine's, float16 too
+    end: Annotated[int | None, tyro.conf.Suppress] = None
+    stop: Annotated[Sequence[Sequence[int]], tyro.conf.Fixed, tyro.conf.Suppress] = ()  # --stop is texts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +55,8 @@ class Options:
     completions: int = 3  # of each of them
     fraction: float = 0.5  # the part of them that is given, from the top
     prompt: str | None = None  # what a text continues
-    length: int | None = None  # bytes of a text, the prompt's too; None: as many as were learned at once
+    length: int | None = None  # bytes of a text with its prompt; else as trained
+    stop: tuple[str, ...] = ()  # a text ends behind one of them
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
@@ -65,6 +70,8 @@ class Options:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.length is not None and self.length < 1:
             raise ValueError(f"length must be at least 1 byte, got {self.length}")
+        if "" in self.stop:
+            raise ValueError("stop must be texts of at least one character, got ''")
         if isinstance(self.complete, int) and self.complete < 0:
             raise ValueError(f"complete must not be negative, got {self.complete}")
         if self.samples == 0 and self.complete in (0, ()):
@@ -94,8 +101,8 @@ def generate_command(args: Sequence[str]) -> int:
     model, task = open_model(options.model, device, options.data)
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
-    for name in ("prompt", "length"):
-        if getattr(options, name) is not None and not isinstance(task, Text):
+    for name in ("prompt", "length", "stop"):
+        if getattr(options, name) not in (None, ()) and not isinstance(task, Text):
             raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")
     of_images = options.given("complete", "completions", "fraction", "out")
     refuse_unless_images(task, options.model, dict.fromkeys(of_images, True))
@@ -121,8 +128,9 @@ class Drawing:
         self.exit_code = 0
 
     def __call__(self, prompts: Tensor, steps: int) -> Tensor:
-        """Return what follows prompts [n t] -> [n steps], fewer if stopped. Ends the program if there are
-        none. That there is room for them is checked before they are made."""
+        """Return what follows prompts [n t] -> [n steps], -1 behind the end of a text; fewer if stopped.
+
+        Ends the program if there are none. That there is room for them is checked before they are made."""
         done: list[Tensor] = []
         batch, start, seconds = self.options.sampling.batch, time.perf_counter(), 0.0
         with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
@@ -139,7 +147,8 @@ class Drawing:
         if not done:
             raise SystemExit(self.exit_code)
         speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
-        print(f"{finished:,} x {steps:,} tokens: {speed}")
+        most = "up to " if self.options.stop else ""
+        print(f"{finished:,} x {most}{steps:,} tokens: {speed}")
         return torch.cat(done)
 
     def check(self, n: int, prompt: int, steps: int) -> None:
@@ -158,6 +167,7 @@ class Drawing:
             steps=steps,
             seed=None if seed is None else (seed + number * _STRIDE) % 2**63,
             batch=len(prompts),
+            stop=[text.encode() for text in options.stop],
         )
         if self.runtime is None:
             weights: Any = options.weights
@@ -169,7 +179,8 @@ class Drawing:
                 return None
             tokens.append(token)
             report(len(tokens) * len(prompts))
-        return torch.stack(tokens, 1).cpu()
+        drawn = torch.stack(tokens, 1).cpu()
+        return functional.pad(drawn, (0, steps - drawn.shape[1]), value=NOTHING)
 
 
 def _runtime(options: Options, model: Decoder) -> runtime.Model:
@@ -248,8 +259,8 @@ def _text(options: Options, drawing: Drawing, task: Text) -> None:
     drawing.check(options.samples, prompt, length - prompt)
     given = given.repeat_interleave(options.samples, 0)
     written = drawing(given, length - prompt)
-    for text in task.to_text(torch.cat([given[: len(written)], written], 1)):
-        print(f"\n{shown(text)}")
+    for tokens in torch.cat([given[: len(written)], written], 1):
+        print(f"\n{shown(task.to_text(tokens[None, tokens != NOTHING])[0])}")
 
 
 def shown(text: str) -> str:

@@ -52,12 +52,10 @@ def beam_search(
     """
     if isinstance(beam, bool) or not isinstance(beam, int) or beam < 1:
         raise ValueError(f"beam must be an integer of at least 1, got {beam}")
-    if end is not None and not 0 <= end < model.config.vocabulary:
-        raise ValueError(f"end must be a symbol in 0 .. {model.config.vocabulary - 1}, got {end}")
     if not 0 <= length_penalty < math.inf:
         raise ValueError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
     begun = prepare_inputs(
-        model, prompt, steps=steps, lengths=lengths, source=source, source_mask=source_mask
+        model, prompt, steps=steps, end=end, lengths=lengths, source=source, source_mask=source_mask
     )
     check_recurrent(model)
     batch, device = len(begun.tokens), begun.tokens.device

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lintra.generation import native_decode
+from lintra.generation.ending import Ending
 from lintra.generation.options import GenerationOptions
 from lintra.models import Decoder, Seq2Seq
 from lintra.nn.mask import lengths_to_mask
@@ -27,6 +28,10 @@ class GenerationInputs(NamedTuple):
     source_mask: Tensor | None
     options: GenerationOptions
     uniforms: Iterator[Tensor]
+
+    def ending(self) -> Ending:
+        """Return what says which sequences have ended: none yet."""
+        return Ending(self.options, len(self.tokens), self.tokens.device)
 
     def memory(self, model: Decoder) -> list[Any]:
         """Return the encoded source, if the model is one that reads a source."""
@@ -84,6 +89,12 @@ def check_inputs(
             block.attn.attention.check_state_dtype(options.state_dtype)
     if options.weights != "float32":
         native_decode.check_weights(model, options.weights)
+    for name, symbols in (("end", (options.end,)), *(("stop", each) for each in options.stop)):
+        for symbol in symbols:
+            if symbol is not None and not 0 <= symbol < model.config.vocabulary:
+                raise ValueError(
+                    f"{name} must be a symbol in 0 .. {model.config.vocabulary - 1}, got {symbol}"
+                )
     _check_source(model, options.batch, source, source_mask)
     _check_prompt(prompt, options.batch, None if source is None else len(source))
     if lengths is not None:

@@ -1,5 +1,6 @@
 """GenerationOptions: how symbols are sampled and how far, for Python and the command line alike."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,10 +70,13 @@ class GenerationOptions:
     temperature, top_k and top_p are those of `Sampler`. The global random generator is not used.
     Weights other than float32 are rounded copies, which a fused step on a CPU
     (`lintra.generation.native_decode`) reads in less time; the prompt goes through the model as it is.
-    Raises ValueError for a value out of range and TypeError for one that is no number.
+    A sequence ends with the symbol `end`, or as soon as its last tokens are one of the sequences `stop`,
+    which stays in it; tokens of the prompt do not count. What follows is filled up with `end`, or with -1
+    where that is None. Generation ends with the last sequence.
+    Raises ValueError for a value out of range and TypeError for one of another type.
     """
 
-    steps: int  # tokens to generate
+    steps: int  # tokens to generate, at most
     temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
     top_k: int | None = None  # only among the k most probable tokens
     top_p: float | None = None  # only among the fewest that hold this probability
@@ -80,8 +84,12 @@ class GenerationOptions:
     batch: int | None = None  # sequences; None: as many as prompts or sources, without them 1
     state_dtype: torch.dtype | None = None  # bfloat16, for mechanisms that forget: see `cast_state`
     weights: Weights = "float32"
+    end: int | None = None  # the symbol that ends a sequence
+    stop: Sequence[Sequence[int]] = ()  # symbols that end one together; of a model of bytes also [b"\\n\\n"]
 
     def __post_init__(self):
+        object.__setattr__(self, "stop", _sequences(self.stop))
+        fields.check_one("end", int | None, self.end)
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
             raise ValueError(f"steps must be an integer of at least 0, got {self.steps}")
         _ = self.sampler  # checks its own settings
@@ -113,3 +121,16 @@ class GenerationOptions:
         if keywords:
             raise TypeError(f"options are given: {', '.join(keywords)} must be among them, not beside them")
         return options
+
+
+def _sequences(stop: Any) -> tuple[tuple[int, ...], ...]:
+    """Return stop sequences as tuples. Raises TypeError or ValueError for what is none."""
+    several = isinstance(stop, list | tuple)
+    found = tuple(tuple(x) if isinstance(x, list | tuple | bytes) else x for x in stop) if several else stop
+    if not fields.fits(tuple[tuple[int, ...], ...], found):
+        raise TypeError(
+            f"stop must be sequences of symbols, such as [[3, 4]] or [b'\\n'], got {fields.shown(stop)}"
+        )
+    if () in found:
+        raise ValueError("stop must be sequences of at least one symbol, got an empty one")
+    return found

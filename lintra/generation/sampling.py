@@ -46,7 +46,10 @@ def generate(
     source_mask: Tensor | None = None,
     **keywords: Any,
 ) -> Int[Tensor, "b n"]:
-    """Return the `steps` tokens that follow the prompt, [b steps]; arguments and errors as in `stream`."""
+    """Return the tokens that follow the prompt, [b n]; arguments and errors as in `stream`.
+
+    n is `steps`, or less where all sequences ended before; behind its end a sequence is filled up with `end`,
+    or with -1 where that is None."""
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
     begun = prepare_inputs(model, prompt, options, **tensors, **keywords)
     check_recurrent(model)
@@ -82,7 +85,8 @@ def stream(
     source_mask: Tensor | None = None,
     **keywords: Any,
 ) -> Iterator[Int[Tensor, "b"]]:
-    """Yield the next token of every sequence, [b], `steps` times; memory grows only if the state does.
+    """Yield the next token of every sequence, [b], `steps` times or until all sequences have ended; memory
+    grows only if the state does.
 
     prompt: without the start symbol; lengths [b]: how many tokens of each prompt are real, counted from its
     left. A Seq2Seq model needs a source for each sequence, symbols [b s] or features [b s i]; source_mask
@@ -107,11 +111,14 @@ def _recurrent(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
         memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
         state = model.start(*memory) if memory else None
         extend = model.extend
-        sampler = begun.options.sampler
+        sampler, ending = begun.options.sampler, begun.ending()
         for uniform in begun.uniforms:
             params, state = extend(tokens, state, mask=mask)
-            token = sampler.draw(model.output, last(params, mask), uniform)
+            token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
             yield token
+            if ending.all():
+                return
+            token = token.clamp(min=0)  # of a filler, whatever the model says to it
             if tokens is begun.tokens and begun.options.steps > 1:  # all behind the prompt are alike
                 state = cast_state(model, state, begun.options.state_dtype)
                 extend = _one_by_one(model, token[:, None], state, begun)
@@ -136,12 +143,14 @@ def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: GenerationInp
 def _recomputed(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
     with evaluation(model):
         memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
-        sampler = begun.options.sampler
+        sampler, ending = begun.options.sampler, begun.ending()
         for uniform in begun.uniforms:
             params = model(tokens, *memory, mask=mask)
-            token = sampler.draw(model.output, last(params, mask), uniform)
+            token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
             yield token
-            tokens = torch.cat((tokens, token[:, None]), 1)
+            if ending.all():
+                return
+            tokens = torch.cat((tokens, token.clamp(min=0)[:, None]), 1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
 
 

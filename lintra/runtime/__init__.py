@@ -192,13 +192,17 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
         real = begun.tokens[i] if begun.mask is None else begun.tokens[i][begun.mask[i]]
         sequence.prefill(real.tolist())
     sampled: list[int] = []
-    sampler = begun.options.sampler
+    sampler, ending = begun.options.sampler, begun.ending()
     for uniforms in begun.uniforms:
         for sequence, token in zip(sequences, sampled, strict=False):  # none before the first
             sequence.step(token)
         pairs = zip(sequences, uniforms.tolist(), strict=True)
         sampled = [sequence.sample(uniform, sampler) for sequence, uniform in pairs]
-        yield torch.tensor(sampled)
+        tokens = ending.mark(torch.tensor(sampled, dtype=torch.int64))
+        yield tokens
+        if ending.all():
+            return
+        sampled = tokens.clamp(min=0).tolist()
 
 
 def _aligned(size: int) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from PIL import Image, ImageOps
 
-from lintra.attention import AttentionConfig
+from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.io.files import refuse_irregular
 from lintra.models import decoder
@@ -85,7 +85,7 @@ class ImageFolder(PixelTask):
         held_out[-1:] = True  # of fewer than ten the last one
         return self._own[~held_out if split == "train" else held_out]
 
-    def model(self, attention: AttentionConfig) -> decoder.Config:
+    def model(self, attention: AttentionPattern) -> decoder.Config:
         """4 layers of width 128, which are shown what surrounds each value; colours are mixtures of 10
         logistics."""
         gray = self.config.color == "gray"

@@ -3,15 +3,17 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import lintra
-from lintra import attention, checkpoint, train
+from lintra import attention, checkpoint, runtime, train
 from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.mechanism import mechanism
 from lintra.tasks import copy, images, speech
@@ -469,6 +471,37 @@ def test_text_is_written(lintra_says, tmp_path, monkeypatch):
     )
     assert code == 0
     assert "1 x 6 tokens" in out
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_text_ends_where_it_says(lintra_says, tmp_path, monkeypatch):
+    """Of a model that says nothing but a and b, in batches of different lengths."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    assert lintra_says("train", "text", "--data", "words.txt", "--length", "24", *FEW)[0] == 0
+    model = checkpoint.load("run")
+    with torch.no_grad():
+        model.head.bias[list(b"ab")] += 50
+    checkpoint.save(model, "ab")
+    shutil.copy("run/run.json", "ab/run.json")
+    write = ["generate", "--model", "ab", "--prompt", "few ", "--samples", "5", "--batch", "2", "--seed", "1"]
+    for engine in ("pytorch", "runtime")[: 1 + (runtime.why_not() is None)]:
+        for stop in (["bb", "ba"], ["aab"]):
+            code, out, err = lintra_says(*write, "--engine", engine, "--stop", *stop)
+            assert (code, err) == (0, "")
+            assert "5 x up to 20 tokens" in out
+            texts = [line.removeprefix("few ") for line in out.splitlines() if line.startswith("few ")]
+            assert len(texts) == 5
+            assert len(set(map(len, texts))) > 1
+            for text in texts:
+                places = [text.find(each) + len(each) for each in stop if each in text]
+                assert len(text) == min(places, default=20)
+    code, out, err = lintra_says("generate", "--model", "ab", "--stop", "")
+    assert code == 2
+    assert "stop must be texts of at least one character, got ''" in err
+    code, out, err = lintra_says("generate", "--stop", "x")
+    assert (code, out) == (2, "")
+    assert "stop is for tasks on text, mnist-small is of the task images" in err
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -255,6 +255,52 @@ def test_a_stream_that_was_dropped_may_end_anywhere():
     assert all(module.training for module in model.modules())
 
 
+def cut(row, end, stop):
+    """A row up to its end, by the definition."""
+    for n in range(1, len(row) + 1):
+        if row[n - 1] == end or any(row[max(0, n - len(each)) : n] == each for each in stop):
+            return row[:n]
+    return row
+
+
+@pytest.mark.parametrize(
+    ("end", "stop"),
+    [(3, []), (None, [[2, 1], [0, 3]]), (0, [[1, 1, 2], [2, 2]]), (None, [[3], [0, 0, 0, 0]])],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])  # float32: by fused steps
+def test_sequences_end_where_they_say(end, stop, dtype):
+    """Tokens up to an end are those that there are without one; what follows is filled up."""
+    model, prompt = build(vocabulary=4).to(dtype), torch.randint(0, 4, (5, 3))
+    for steps, made in ((40, generate), (40, generate_reference), (2, generate)):
+        options = {"steps": steps, "seed": 1, "lengths": torch.tensor([3, 0, 1, 2, 3])}
+        rows = [cut(row, end, stop) for row in made(model, prompt, **options).tolist()]
+        longest = max(map(len, rows))
+        expected = [row + [-1 if end is None else end] * (longest - len(row)) for row in rows]
+        assert made(model, prompt, end=end, stop=stop, **options).tolist() == expected
+        if steps == 40:
+            assert longest < steps  # all have ended
+            assert len(set(map(len, rows))) > 1  # not all at once
+
+
+def test_a_stream_ends_with_its_last_sequence():
+    model = build(vocabulary=4)
+    found = list(stream(model, steps=200, seed=0, batch=3, stop=[b"\1\2"]))
+    assert 2 <= len(found) < 200
+    assert torch.equal(torch.stack(found, 1), generate(model, steps=200, seed=0, batch=3, stop=([1, 2],)))
+    assert sum((found[-2:][0] == 1) & (found[-1] == 2)) >= 1
+    assert generate(model, steps=0, batch=3, end=1).shape == (3, 0)
+
+
+def test_the_tokens_of_a_prompt_end_nothing():
+    model, prompt = build(), torch.tensor([[4, 7]])
+    options = {"steps": 6, "temperature": 0.0}
+    rest = generate(model, prompt, **options)
+    stop = [[7, int(rest[0, 0])], [4, 7]]
+    assert [int(x) for x in rest[0, :2]] not in stop
+    assert generate(model, prompt, stop=stop, **options).shape[1] > 1
+    assert generate(model, prompt, stop=[[int(rest[0, 0])]], **options).tolist() == rest[:, :1].tolist()
+
+
 def test_no_steps():
     assert generate(build(), steps=0, batch=3).shape == (3, 0)
 
@@ -297,6 +343,10 @@ def test_a_symbol_of_no_probability_is_never_drawn():
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
         ({"batch": 0}, "batch must be at least 1 sequence, got 0"),
+        ({"end": 11}, r"end must be a symbol in 0 \.\. 10, got 11"),
+        ({"end": -1}, r"end must be a symbol in 0 \.\. 10, got -1"),
+        ({"stop": [[3, 11]]}, r"stop must be a symbol in 0 \.\. 10, got 11"),
+        ({"stop": [[3], []]}, "stop must be sequences of at least one symbol, got an empty one"),
         ({"prompt": torch.zeros(2, 3)}, "prompt must be integers"),
         ({"prompt": torch.zeros(3, dtype=torch.int64)}, r"prompt must be integers \[b t\]"),
         ({"prompt": torch.zeros(2, 3, dtype=torch.int64), "batch": 3}, "batch must be that of the prompt, 2"),
@@ -324,6 +374,10 @@ def test_refuses_at_the_call(options, message):
         ({"top_k": 1.5}, TypeError, "top_k must be int or None, got 1.5"),
         ({"top_p": True}, TypeError, "top_p must be float or None, got True"),
         ({"batch": 2.0}, TypeError, "batch must be int or None, got 2.0"),
+        ({"end": 2.0}, TypeError, "end must be int or None, got 2.0"),
+        ({"stop": "ab"}, TypeError, "stop must be sequences of symbols, such as .*, got 'ab'"),
+        ({"stop": ["ab"]}, TypeError, r"stop must be sequences of symbols, such as .*, got \['ab'\]"),
+        ({"stop": [3, 4]}, TypeError, r"stop must be sequences of symbols, such as .*, got \[3, 4\]"),
         ({"seed": 1.5}, TypeError, "seed must be int or None, got 1.5"),
         ({"seed": 2**64}, ValueError, "seed must have at most 64 bits, got 18446744073709551616"),
     ],
@@ -331,7 +385,7 @@ def test_refuses_at_the_call(options, message):
 def test_what_is_no_number_is_refused_at_the_call(options, error, message):
     with pytest.raises(error, match=message):
         stream(build(), steps=1, **options)
-    if "seed" not in options and "batch" not in options:
+    if not options.keys() & {"seed", "batch", "end", "stop"}:
         with pytest.raises(error, match=message):
             Sampler(**options)
 

@@ -279,6 +279,16 @@ def test_generation_is_that_of_pytorch():
     assert torch.equal(drawn, sampling.generate(model, prompt, **options))
 
 
+def test_sequences_end_as_in_pytorch():
+    model = build(**KINDS["context"])
+    for ends in ({"end": 3}, {"stop": [[2, 1], [4]]}, {"end": 0, "stop": [[2, 1]]}):
+        options = {"steps": LENGTH, "seed": 2, "batch": 4} | ends
+        drawn = list(runtime.stream(loaded(model), sampling.prepare_inputs(model, None, **options)))
+        found = sampling.generate(model, **options)
+        assert torch.equal(torch.stack(drawn, 1), found)
+        assert (found == found[:, -1:])[:, -2].any()  # a sequence that was filled up
+
+
 def test_a_whole_sequence_is_drawn_to_its_last_position():
     model = build(**KINDS["context"])
     begun = sampling.prepare_inputs(model, None, steps=LENGTH, seed=0)
