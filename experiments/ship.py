@@ -325,8 +325,8 @@ def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, l
 
 def _size(config: Any, model: Any) -> str:
     """What of a card is the same for a decoder and an encoder whose state is constant."""
-    dim, state = config.width // config.heads, sum(x.nbytes for x in leaves(model.start(1))) / 1024
-    return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {dim},
+    state = sum(x.nbytes for x in leaves(model.start(1))) / 1024
+    return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {config.dim},
 {sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32. Its
 recurrent state is {state:.0f} KiB"""
 

@@ -33,6 +33,7 @@ def build(**changes):
         {"attention": linear.Config(feature_map=linear.T2R(width=8))},
         {"attention": softmax.Config(window=4)},
         {"tie_embeddings": True},
+        {"head_dim": 6},
         {"attention": (softmax.Config(window=4), linear.Config(feature_map=linear.Dpfp(nu=2)))},
         {"output": LogisticMixture(components=3), "position": "learned", "max_length": 20, "kv_heads": 2},
     ],

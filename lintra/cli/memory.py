@@ -64,7 +64,8 @@ def per_sequence(model: Decoder, prompt: int, steps: int) -> int:
     kept = _kept(model, prompt + steps)
     # Numbers that a token is at once, as seen in the memory of a process: embeddings of what surrounds it and
     # queries, keys, values with their features count for 16 widths, the feed-forward part twice.
-    block = (16 + 2 * config.mlp_ratio) * config.width
+    heads = max(config.width, config.heads * config.dim)
+    block = 16 * heads + 2 * config.mlp_ratio * config.width
     # Four copies of the probabilities, two of them in float64; of each component, if it is a mixture.
     symbols = 24 * config.vocabulary * getattr(config.output, "components", 1)
     return round(2 * kept + 4 * (prompt + 1) * (block + model.output.size) + symbols)

@@ -75,6 +75,8 @@ def why_not(model: Any) -> str | None:
         return "the runtime does not read another sequence"
     if not isinstance(model, Decoder):
         return f"the runtime is for decoders, got {type(model).__name__}"
+    if model.config.dim * model.config.heads != model.config.width:
+        return f"the runtime needs heads of width / heads numbers, got head_dim={model.config.head_dim}"
     functions: set[nn.Module] = set()  # feature maps: what they are stands in the configuration
     for block in model.blocks:
         if type(block) is not Block or type(block.attn) is not AttentionLayer:

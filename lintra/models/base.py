@@ -33,6 +33,7 @@ class TransformerConfig:
     heads: int = 8
     kv_heads: int | None = None  # None: as many as heads
     width: int = 256  # c
+    head_dim: int | None = None  # d, numbers of a head; None: width / heads
     mlp_ratio: float = 4.0  # hidden units of the feed-forward, in widths; 0: blocks without one
     activation: Activation = "gelu"
     norm: NormPlace = "pre"
@@ -52,7 +53,7 @@ class TransformerConfig:
         if isinstance(self.attention, list):
             object.__setattr__(self, "attention", tuple(self.attention))  # which does not change, as the rest
         fields.check(self)
-        fields.at_least(self, layers=1, heads=1, width=1, max_length=1, conv=1)
+        fields.at_least(self, layers=1, heads=1, width=1, head_dim=1, max_length=1, conv=1)
         if not self.mechanisms:
             raise ValueError("attention must be at least one mechanism's configuration, got ()")
         if self.layers % len(self.mechanisms):
@@ -60,7 +61,7 @@ class TransformerConfig:
                 f"layers must be a multiple of the mechanisms in attention, got {self.layers} layers and "
                 f"{len(self.mechanisms)} mechanisms"
             )
-        if self.width % self.heads:
+        if self.head_dim is None and self.width % self.heads:
             raise ValueError(f"width must be a multiple of heads, got {self.width} and {self.heads}")
         fields.probability(self, "dropout")
         fields.positive(self, "norm_eps")
@@ -87,6 +88,11 @@ class TransformerConfig:
     def mechanism(self, layer: int) -> AttentionConfig:
         """Return the mechanism of a layer, with the randomness of its own."""
         return in_layer(self.mechanisms[layer % len(self.mechanisms)], layer)
+
+    @property
+    def dim(self) -> int:
+        """The width of a head."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
 
     @property
     def embedded(self) -> int:
@@ -182,6 +188,7 @@ def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) ->
         conv=config.conv,
         qk_norm=config.qk_norm,
         output_gate=config.output_gate,
+        head_dim=config.head_dim,
     )
 
 

@@ -189,7 +189,7 @@ def _causal(config: Config) -> bool:
     shape: dict[str, Any] = {
         "heads": config.heads,
         "kv_heads": config.kv_heads,
-        "dim": config.width // config.heads,
+        "dim": config.dim,
     }
     try:
         with torch.device("meta"):

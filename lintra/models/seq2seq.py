@@ -75,6 +75,7 @@ class Seq2Seq(Decoder):
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 causal=False,
+                head_dim=config.head_dim,
             )
             attn = self_attention_layer(config, layer, causal=True)
             yield CrossBlock(attn, cross_attn, mlp(config), **around(config))

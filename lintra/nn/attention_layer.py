@@ -50,7 +50,8 @@ class AttentionLayer(nn.Module):
 
     `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
     (Ainslie et al. 2023, arXiv:2305.13245); more value heads than key heads, each as wide as a key head, are
-    an option of mechanisms, `value_heads`. `rotary` is the base of rotary positions, None for no rotation.
+    an option of mechanisms, `value_heads`. `head_dim` is the width of a head, width / heads where it is None.
+    `rotary` is the base of rotary positions, None for no rotation.
     Three parts that papers on recurrences put around them: `conv`, a causal convolution of q, k and v over so
     many tokens, then SiLU (`lintra.ops.causal_conv1d`); `qk_norm="l2"`, queries and keys of unit length, with
     which softmax at its usual scale is nearly even; and `output_gate`, RMSNorm of each head times silu of a
@@ -58,8 +59,8 @@ class AttentionLayer(nn.Module):
     section 4.
     What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With `cu_seqlens`
     [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states are of n.
-    Raises ValueError unless width is a multiple of heads and heads of kv_heads; and for conv where
-    causal=False.
+    Raises ValueError unless heads is a multiple of kv_heads and, without head_dim, width of heads; and for
+    conv where causal=False.
     """
 
     def __init__(
@@ -75,14 +76,17 @@ class AttentionLayer(nn.Module):
         conv: int | None = None,
         qk_norm: QKNorm | None = None,
         output_gate: bool = False,
+        head_dim: int | None = None,
     ):
         super().__init__()
         self.register_load_state_dict_pre_hook(accept_old_tensors)
         fields.check_one("attention", AttentionConfig, attention)
-        if heads < 1 or width % heads:
+        if heads < 1 or (head_dim is None and width % heads):
             raise ValueError(f"width must be a multiple of heads, got {width} and {heads}")
+        if head_dim is not None and head_dim < 1:
+            raise ValueError(f"head_dim must be at least 1, got {head_dim}")
         self.width, self.heads, self.kv_heads = width, heads, heads if kv_heads is None else kv_heads
-        self.dim = width // heads
+        self.dim = width // heads if head_dim is None else head_dim
         if rotary is not None and (not 1 < rotary < math.inf or self.dim % 2):
             raise ValueError(
                 f"rotary needs a base above 1 and an even head size, got {rotary} and {self.dim}"

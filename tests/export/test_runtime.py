@@ -56,6 +56,7 @@ def other_embedding(model):
             build(attention=performer.Config()),
             "knows the attentions linear, retention and rfa, got performer",
         ),
+        (build(head_dim=8), "needs heads of width / heads numbers, got head_dim=8"),
         (
             build(attention=(linear.Config(), softmax.Config())),
             "knows the attentions linear, retention and rfa, got softmax",

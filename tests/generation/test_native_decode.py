@@ -33,6 +33,8 @@ pytestmark = [
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 4e-2}
 
 KINDS = kinds.KINDS | {
+    "wide heads": {"head_dim": 20, "heads": 4, "kv_heads": 2, "width": 36},
+    "narrow heads": {"head_dim": 5, "heads": 3, "width": 32},
     "mixture": {
         "output": LogisticMixture(components=3),
         "position": "concatenated",

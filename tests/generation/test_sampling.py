@@ -53,9 +53,14 @@ def build_seq2seq(**changes):
     return seq2seq.Config(**options).build().double()
 
 
+@pytest.mark.parametrize("changes", [{}, {"head_dim": 6}], ids=str)
 @pytest.mark.parametrize("cross", [linear.Config(), softmax.Config()])
-def test_given_a_source_too_the_rnn_gives_the_tokens_of_the_definition(cross):
-    model, source, prompt = build_seq2seq(cross=cross), torch.randint(0, 7, (3, 5)), torch.zeros(3, 2).long()
+def test_given_a_source_too_the_rnn_gives_the_tokens_of_the_definition(cross, changes):
+    model, source, prompt = (
+        build_seq2seq(cross=cross, **changes),
+        torch.randint(0, 7, (3, 5)),
+        torch.zeros(3, 2).long(),
+    )
     mask = torch.arange(5) < torch.tensor([[5], [2], [4]])
     for options in ({}, {"prompt": prompt, "lengths": torch.tensor([2, 0, 1])}, {"temperature": 0.0}):
         options |= {"source": source, "source_mask": mask, "steps": 12, "seed": 5}

@@ -47,6 +47,17 @@ def same_weights(found, wanted) -> bool:
     return found.keys() == wanted.keys() and all(torch.equal(x, wanted[name]) for name, x in found.items())
 
 
+def test_heads_of_their_own_size_come_back(tmp_path):
+    model = build(head_dim=6)
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.network_config().head_dim == 6
+    assert same_weights(again, model)
+    options = {"do_sample": False, "max_new_tokens": 6, "pad_token_id": 0}
+    assert torch.equal(model.generate(IDS, **options), model.generate(IDS, use_cache=False, **options))
+    assert hf.LintraConfig.of(model.network_config()).head_dim == 6
+
+
 def test_tied_embeddings_come_back(tmp_path):
     model = build(tie_word_embeddings=True)
     assert model.network_config().tie_embeddings

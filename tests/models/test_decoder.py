@@ -43,6 +43,11 @@ HYBRIDS = [
 ]
 TIED = [{"tie_embeddings": True} | x for x in ({}, {"start": False}, {"context": (1, 3)})]
 KINDS += HYBRIDS + TIED
+KINDS += [
+    {"head_dim": 6, "heads": 3, "attention": attention, "position": "rotary", "conv": 3, "output_gate": True}
+    for attention in (linear.Config(rotary="inputs"), softmax.Config(window=4))
+]
+KINDS += [{"head_dim": 16, "kv_heads": 2, "attention": retention.Config()}]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -141,6 +146,17 @@ def test_several_times_one_mechanism_are_the_mechanism():
     assert first.seed + 1 == second.seed  # features of its own
 
 
+def test_heads_of_their_own_size():
+    model = build(head_dim=6, heads=3, width=32, kv_heads=1)
+    layer = model.blocks[0].attn
+    assert layer.qkv_proj.weight.shape == ((3 + 1 + 1) * 6, 32)
+    assert layer.out_proj.weight.shape == (32, 3 * 6)
+    assert model.start(2).layers[0].attention.kv.shape[-2:] == (6, 6)
+    given, own = build(head_dim=8), build()
+    tokens = torch.randint(0, 11, (2, 9))
+    assert torch.equal(given(tokens), own(tokens))
+
+
 def test_the_future_has_no_gradient():
     model = build()
     x = model.embedding(torch.randint(0, 11, (1, 9))).detach().requires_grad_()
@@ -202,6 +218,8 @@ def test_the_papers_model_has_the_papers_size():
     [
         ({"vocabulary": 0}, "vocabulary must be at least 1, got 0"),
         ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
+        ({"head_dim": 0}, "head_dim must be at least 1, got 0"),
+        ({"head_dim": 5, "position": "rotary"}, "rotary needs .* an even head size, got 10000.0 and 5"),
         ({"kv_heads": 3}, "heads must be a multiple of kv_heads, got 4 and 3"),
         ({"position": "learned"}, "max_length goes with position='learned', got None"),
         ({"max_length": 5}, "max_length goes with position='learned', got 5 with 'sinusoidal'"),

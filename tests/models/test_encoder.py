@@ -58,6 +58,7 @@ PARTS = [
     {"pool": None, "position": "concatenated"},
     {"pool": "mean", "position": "rotary", "kv_heads": 2, "activation": "swiglu", "norm_kind": "rms"},
     {"pool": None, **WHOLE},
+    {"pool": "mean", "heads": 3, "head_dim": 6},
 ]
 
 

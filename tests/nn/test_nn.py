@@ -326,6 +326,10 @@ def test_logits_are_a_softmax():
             "width must be a multiple of heads, got 10 and 3",
         ),
         (
+            lambda: AttentionLayer(10, linear.Config(), heads=3, head_dim=0),
+            "head_dim must be at least 1, got 0",
+        ),
+        (
             lambda: AttentionLayer(12, linear.Config(), heads=4, kv_heads=3),
             "multiple of the key-value heads, got h=4, g=3",
         ),
