@@ -85,7 +85,7 @@ class GenerationOptions:
     state_dtype: torch.dtype | None = None  # bfloat16, for mechanisms that forget: see `cast_state`
     weights: Weights = "float32"
     end: int | None = None  # the symbol that ends a sequence
-    stop: Sequence[Sequence[int]] = ()  # symbols that end one together; of a model of bytes also [b"\\n\\n"]
+    stop: Sequence[Sequence[int]] = ()  # symbols that end one together; of a model of bytes also [b"\n\n"]
 
     def __post_init__(self):
         object.__setattr__(self, "stop", _sequences(self.stop))
