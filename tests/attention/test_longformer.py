@@ -430,7 +430,7 @@ def test_config_refuses(field, value):
 
 
 def test_config_refuses_types():
-    with pytest.raises(TypeError, match="dilation must be int or several int, got "):
+    with pytest.raises(TypeError, match="dilation must be int or several, got "):
         longformer.Config(dilation=(1, 2.5))
 
 
