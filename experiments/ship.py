@@ -46,14 +46,14 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
     """Write FOLDER again; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
     where there is something else."""
     checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
-    if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.train.steps:
-        raise SystemExit(f"{run.folder} has done {step:,} of {run.train.steps:,} steps: resume it")
+    if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.steps:
+        raise SystemExit(f"{run.folder} has done {step:,} of {run.steps:,} steps: resume it")
     model, curves, before = checkpoint.load(run.folder), train.curves(run.folder), _before(run)
     earlier = [] if before is None else _stages(before)
     if before is not None:
         if before.resolve() == folder.resolve():
             raise SystemExit(f"the training began at {folder}: pack it in another folder")
-        curves = joined(read_log(before / LOG), sum(each.train.steps for each in earlier), curves)
+        curves = joined(read_log(before / LOG), sum(each.steps for each in earlier), curves)
     if hours is None and not curves.get(MINUTES):
         raise SystemExit("the log does not count minutes: --hours says how long the training took")
     hours = curves[MINUTES][max(curves[MINUTES])] / 60 if hours is None else hours
@@ -91,7 +91,7 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
                     shutil.copyfile(before / name, place / BEFORE / name)
             if (before / BEFORE).exists():
                 shutil.copytree(before / BEFORE, place / BEFORE / BEFORE)
-        steps = sum(each.train.steps for each in stages)
+        steps = sum(each.steps for each in stages)
         loss = curves["train_loss"], curves["validate_loss"]
         unit = "nats per symbol" if isinstance(task, speech.Config) else "nats per value"
         pictures.loss_curve(place / CURVE, *loss, unit=unit, title=f"{folder.name}, {steps:,} steps")
@@ -246,7 +246,7 @@ standard deviation of {deviation} ([{ARRANGEMENTS}]({ARRANGEMENTS}))."""
 
 def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None) -> str:
     """How it was trained, and how to do it again."""
-    amounts = ", then\n  ".join(f"{run.train.steps:,} steps of {_amount(run)}" for run in stages)
+    amounts = ", then\n  ".join(f"{run.steps:,} steps of {_amount(run)}" for run in stages)
     commands = [
         _command(run) + (f" --dir {_folder(stage)}" if stage < len(stages) else "")
         for stage, run in enumerate(stages, 1)
@@ -289,7 +289,7 @@ def _seen(stages: Sequence[train.Run], grown_from: str | None) -> float:
 
 
 def _epochs(run: train.Run) -> float:
-    return run.train.steps * run.train.batch / len(run.task.build().train)
+    return run.steps * run.train.batch / len(run.task.build().train)
 
 
 def _command(run: train.Run) -> str:

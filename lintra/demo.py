@@ -1,6 +1,5 @@
 """The whole way in two minutes: train on real digits in parallel, draw new ones as an RNN, measure, look."""
 
-import dataclasses
 import json
 import shutil
 import time
@@ -131,27 +130,19 @@ def _train(config: Config, task: digits.Config) -> train.Run:
     """A new run, trained for as many of the task's steps as fit into the time."""
     folder = config.dir / RUN
     _clear(folder)
-    model = task.build().model(linear.Config())
-    settings = train.Config(
-        **task.training_preset(), seed=config.seed, precision="32", max_minutes=config.seconds / 600
-    )
+    model, preset = task.build().model(linear.Config()), task.training_preset()
+    intervals = {"validate_every": preset["steps"] // 20, "save_every": preset["steps"]}
+    limit = config.seconds / 60
+    settings = train.Config(**preset, **intervals, seed=config.seed, precision="32", max_minutes=limit)
     run = train.Run.create(folder, task=task, model=model, train=settings)
-    _mark(run, settings)
-    train.fit(run)  # for a tenth of the time, to see how many steps that is
-    steps = min(settings.steps, 10 * max(train.curves(folder)["validate_loss"]))
-    print(f"{steps:,} steps fit into {config.seconds:.0f} seconds")
-    every = max(1, steps // 8)
-    limit = config.seconds / 40  # minutes, half as much again: the machine may become busier
-    changes = {"steps": steps, "max_minutes": limit, "validate_every": every, "save_every": steps}
-    _mark(run, settings, dataclasses.replace(settings, **changes))
-    run = run.changed(**changes)
+    _mark(run)
     train.fit(run)
     return run
 
 
-def _mark(run: train.Run, *settings: train.Config) -> None:
-    """Says in the run's folder that the demo made it, to be trained with one of these settings."""
-    text = json.dumps([to_json(each) for each in settings])
+def _mark(run: train.Run) -> None:
+    """Says in the run's folder that the demo made it, to be trained with these settings."""
+    text = json.dumps([to_json(run.train)])
     write_atomically(run.folder / MARK, lambda place: place.write_text(text))
 
 

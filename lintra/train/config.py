@@ -19,7 +19,7 @@ class Config:
     PATHS: ClassVar = ("start_from",)  # fields that are places of files
 
     steps: int = 10_000  # optimiser steps in all
-    max_minutes: float | None = None  # stop after so many minutes, with a checkpoint
+    max_minutes: float | None = None  # stop after so many minutes, with fewer steps
     start_from: str | None = None  # a trained model: its weights are the first ones
     batch: int = 16  # sequences in a step, all devices together
     optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix

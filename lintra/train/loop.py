@@ -16,7 +16,9 @@ from rich.console import Console
 from lintra.checkpoint import Error
 from lintra.tasks import Task
 from lintra.train.batches import seed_of
+from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
+from lintra.train.config import Config
 from lintra.train.data import check_room, check_same, fingerprint
 from lintra.train.ema import WeightEMA
 from lintra.train.learner import Learner
@@ -71,7 +73,9 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
         for remark in task.notices(run.folder) if first else ():
             console.print(remark)
-        trainer = _trainer(run, console)
+        config = shortened(run.train, run.steps)
+        stop = StopCallback(config.steps, config.max_minutes)
+        trainer = _trainer(run, config, stop, console)
         learner = Learner(model, task, run.train)
         try:
             trainer.fit(learner, ckpt_path=start)
@@ -84,7 +88,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
             reason = " ".join(str(error).split())[:80]
             raise Error(f"{start / TREE} does not fit this run: {type(error).__name__}, {reason}") from error
     step = trainer.global_step
-    what = "done" if step >= run.train.steps else f"time is up, --resume {run.folder} resumes it"
+    what = "done" if step >= stop.steps else f"time is up, --resume {run.folder} resumes it"
     console.print(f"{what}: step {step:,}, saved in {run.checkpoints()[-1]}")
 
 
@@ -95,9 +99,10 @@ def _restoring(error: Exception) -> bool:
     return any(frame.f_globals.get("__name__") == checkpoint_connector.__name__ for frame in frames)
 
 
-def _trainer(run: Run, console: Console) -> pl.Trainer:
-    config, logs = run.train, run.folder / "logs"
-    stop = StopCallback(config.steps, config.max_minutes)
+def _trainer(run: Run, config: Config, stop: StopCallback, console: Console) -> pl.Trainer:
+    """The Trainer of a run, whose settings with the schedule that fits are `config`."""
+    logs, schedule = run.folder / "logs", LearningRateSchedule(config)
+    budget = [] if config.max_minutes is None else [TimeBudget(run, stop, schedule, console)]
     average = [] if config.ema is None else [WeightEMA(config.ema)]
     return pl.Trainer(
         default_root_dir=run.folder,
@@ -121,8 +126,9 @@ def _trainer(run: Run, console: Console) -> pl.Trainer:
         ],
         callbacks=[
             *average,
+            *budget,  # before what asks for the last step
             stop,
-            LearningRateSchedule(config),
+            schedule,
             ProgressBar(stop, console),
             MetricLogger(stop),
             CheckpointCallback(run, stop),

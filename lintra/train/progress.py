@@ -27,7 +27,7 @@ class ProgressBar(Callback):
     """Loss, tokens a second, steps and time left; the scores of each validation."""
 
     def __init__(self, stop: StopCallback, console: Console):
-        self.stop, self.steps, self.console = stop, stop.steps, console
+        self.stop, self.console = stop, console
         self.times: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # when a step ended, tokens until then
         self.tokens, self.spoken = 0, -float("inf")
         self.bar: Progress | None = None
@@ -48,10 +48,10 @@ class ProgressBar(Callback):
         self.times.append((time.monotonic(), self.tokens))
         if not trainer.is_global_zero:
             return
-        step = trainer.global_step
+        step, last = trainer.global_step, self.stop.steps
         if self.bar:
             self.bar.update(self.task, completed=self._done(step), text=self._text(step, outputs["loss"]))
-        elif step in FIRST_LINES or self.times[-1][0] - self.spoken >= SECONDS_PER_LINE or step == self.steps:
+        elif step in FIRST_LINES or self.times[-1][0] - self.spoken >= SECONDS_PER_LINE or step == last:
             self.spoken = self.times[-1][0]
             self.console.print(self._text(step, outputs["loss"]))
 
@@ -77,17 +77,17 @@ class ProgressBar(Callback):
 
     def _done(self, step: int) -> float:
         """The part of the steps, or of the time if that ends training sooner."""
-        return max(step / self.steps, self.stop.elapsed() / self.stop.seconds)
+        return max(step / self.stop.steps, self.stop.elapsed() / self.stop.seconds)
 
     def _text(self, step: int, loss: Any) -> str:
         (first, before), (last, now) = self.times[0], self.times[-1]
         seconds = max(last - first, 1e-9)
         left = min(
-            (self.steps - step) * seconds / (len(self.times) - 1),
+            (self.stop.steps - step) * seconds / (len(self.times) - 1),
             max(0.0, self.stop.seconds - self.stop.elapsed()),
         )
         return (
-            f"step {step:,}/{self.steps:,}  loss {float(loss):.4f}  "
+            f"step {step:,}/{self.stop.steps:,}  loss {float(loss):.4f}  "
             f"{(now - before) / seconds:,.0f} tokens/s  {clock(left)} left"
         )
 

@@ -26,7 +26,7 @@ from lintra.checkpoint import (
     write_atomically,
 )
 from lintra.config import registry
-from lintra.config.fields import shown
+from lintra.config.fields import check_one, shown
 from lintra.io.files import leftovers
 from lintra.train.config import Config
 
@@ -42,6 +42,12 @@ class Run:
     model: Any  # the Config of a file in lintra/models
     train: Config
     data: dict[str, Any] | None = None  # what it began with; None: not begun, or by an older lintra
+    fitted_steps: int | None = None  # fewer than train.steps, where max_minutes ends it sooner
+
+    @property
+    def steps(self) -> int:
+        """The step that ends it."""
+        return self.train.steps if self.fitted_steps is None else self.fitted_steps
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
@@ -83,6 +89,7 @@ class Run:
                 model=from_json(registry.load(models, model.get("name", ""), "model").Config, model, "model"),
                 train=from_json(Config, settings, "train"),
                 data=_object(content, "data") if "data" in content else None,
+                fitted_steps=_fitted(content.get("fitted_steps"), settings),
             )
         except (TypeError, ValueError) as error:
             raise Error(f"{file}: {error}") from error
@@ -104,15 +111,24 @@ class Run:
         if not is_first_process():
             return
         parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
-        parts |= {} if self.data is None else {"data": self.data}
+        optional = {"data": self.data, "fitted_steps": self.fitted_steps}
+        parts |= {name: value for name, value in optional.items() if value is not None}
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))
 
-    def changed(self, *, task: Any = None, data: dict[str, Any] | None = None, **settings: Any) -> "Run":
-        """Return the run with another configuration of its task, other training settings or what its data
-        are, from now on."""
-        train = dataclasses.replace(self.train, **settings)
-        run = dataclasses.replace(self, task=task or self.task, data=data or self.data, train=train)
+    def changed(
+        self,
+        *,
+        task: Any = None,
+        data: dict[str, Any] | None = None,
+        fitted_steps: int | None = None,
+        **settings: Any,
+    ) -> "Run":
+        """Return the run with another configuration of its task, other training settings, what its data are
+        or the steps that fit into its time, from now on. Other `steps` are fitted anew."""
+        changes: dict[str, Any] = {"train": dataclasses.replace(self.train, **settings)}
+        changes["fitted_steps"] = fitted_steps or (None if "steps" in settings else self.fitted_steps)
+        run = dataclasses.replace(self, task=task or self.task, data=data or self.data, **changes)
         if run != self:
             run.write()
         return run
@@ -196,6 +212,14 @@ def _object(content: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(content.get(name), dict):
         raise ValueError(f"{name} must be an object, got {shown(content.get(name))}")
     return content[name]
+
+
+def _fitted(steps: Any, settings: dict[str, Any]) -> int | None:
+    """The steps to which a schedule was shortened, if it was. Raises TypeError, ValueError."""
+    check_one("fitted_steps", int | None, steps)
+    if steps is not None and not 1 <= steps <= settings.get("steps", Config.steps):
+        raise ValueError(f"fitted_steps must lie in 1 .. steps, got {steps}")
+    return steps
 
 
 def is_first_process() -> bool:
