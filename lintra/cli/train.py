@@ -39,14 +39,19 @@ class Resume:
     resume: Path  # the folder of the run to resume
     steps: int | None = None  # train to this step instead
     max_minutes: float | None = None  # stop after so many minutes, instead of as before
+    lr: float | None = None  # the schedule's highest learning rate from now on
+
+
+_CHANGEABLE = tuple(field.name for field in dataclasses.fields(Resume) if field.name != "resume")
 
 
 def train_command(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         _print_help()
     elif any(arg.partition("=")[0] == "--resume" for arg in args):
+        _refuse_settings(args)
         options = parse(Resume, args, prog="lintra train", description="Resume a run.")
-        changes = {"steps": options.steps, "max_minutes": options.max_minutes}
+        changes = {name: getattr(options, name) for name in _CHANGEABLE}
         run = train.Run.read(options.resume)
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
@@ -63,6 +68,22 @@ def train_command(args: Sequence[str]) -> int:
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
+
+
+def _refuse_settings(args: Sequence[str]) -> None:
+    """Raises UsageError where a flag is a setting that a run keeps, or a task stands before --resume."""
+    if not args[0].startswith("-"):
+        raise UsageError(f"the run knows its task: leave {args[0]!r} out before --resume")
+    kept = {field.name for form in (Model, train.Config) for field in dataclasses.fields(form)}
+    for arg in args:
+        flag = arg.partition("=")[0]
+        name = flag.removeprefix("--").replace("-", "_")
+        if flag.startswith("--") and name in kept - set(_CHANGEABLE):
+            can = ", ".join(f"--{each.replace('_', '-')}" for each in _CHANGEABLE)
+            raise UsageError(
+                f"a run keeps its {name}, and --resume changes only {can}: leave {flag} out, or begin a new "
+                "run, with --start-from DIR from the weights of this one"
+            )
 
 
 def _refuse_moved(run: train.Run) -> None:
@@ -87,7 +108,7 @@ def _print_help() -> None:
     for name in names:
         print(f"  {name:<{wide}}{tasks.load(name).Config.__doc__}")
     print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
-    print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes)")
+    print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes, --lr)")
 
 
 def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:

@@ -18,6 +18,7 @@ from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.mechanism import mechanism
 from lintra.tasks import copy, images, speech
 from lintra.train import data as training_data
+from lintra.train.schedule import learning_rate
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
 TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--dir", "run"]
@@ -157,6 +158,13 @@ def test_info(lintra_says):
         (["train", "digits", "--devices", "3"], "batch must be a multiple of devices=3, got 16"),
         (["train", "digits", "--heads", "5"], "width must be a multiple of heads"),
         (["train", "--resume", "nowhere"], "nowhere holds no run"),
+        (["train", "--resume", "x", "--lr", "0.1.2"], "lr must be a number, got '0.1.2'"),
+        (
+            ["train", "--resume", "x", "--batch=8"],
+            "a run keeps its batch, and --resume changes only --steps, --max-minutes, --lr: leave",
+        ),
+        (["train", "--resume", "x", "--paper-block"], "a run keeps its paper_block, and --resume changes"),
+        (["train", "digits", "--resume", "x"], "the run knows its task: leave 'digits' out before --resume"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
         (["evaluate", "--model", "x", "--limit", "0"], "limit must be at least 1, got 0"),
         (["evaluate", "--model", "nowhere"], "nowhere"),
@@ -275,6 +283,12 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     code, out, _ = lintra_says("train", "--resume", "run", "--steps", "4")
     assert code == 0
     assert "step 4/4" in out
+    assert lintra_says("train", "--resume", "run", "--steps", "10", "--lr", "7e-3")[0] == 0
+    run = train.Run.read("run")
+    assert run.train.lr == 7e-3
+    assert train.curves(run.folder)["lr"][10] == pytest.approx(learning_rate(run.train, 9))
+    assert lintra_says("train", "--resume", "run", "--lr", "0")[0] == 2
+    assert train.Run.read("run") == run
 
     draw = ["generate", "--model", "run", "--samples", "2", "--complete", "2", "--out", "a/b.png"]
     code, out, err = lintra_says(*draw)
