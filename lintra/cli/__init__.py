@@ -45,7 +45,7 @@ usage: lintra COMMAND [--flag value ...]
 )
 
 _NO_ROOM = re.compile(r"OutOfMemoryError|MemoryError|can't allocate memory|not enough memory", re.IGNORECASE)
-_TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard")
+_TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard", "yaml")
 # package -> the extra that installs it
 _EXTRA = {
     **dict.fromkeys(_TRAIN, "train"),

@@ -38,14 +38,15 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
         raise UsageError(f"{_reason(errors.getvalue())} (see {prog} --help)") from None
 
 
-def parse_known(form: type[T], args: Sequence[str]) -> T:
-    """An instance of the dataclass `form` out of those of the flags that are its own; without any where they
-    are wrong, which `parse` reports."""
+def parse_known(form: type[T], args: Sequence[str], default: T | None = None) -> T:
+    """An instance of the dataclass `form` out of those of the flags that are its own, `default` but for them;
+    without any where they are wrong, which `parse` reports."""
+    default = form() if default is None else default
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            return _cli(form, args, return_unknown_args=True, add_help=False)[0]
+            return _cli(form, args, default=default, return_unknown_args=True, add_help=False)[0]
     except SystemExit:
-        return form()
+        return default
 
 
 def _cli(form: Any, args: Sequence[str], **options: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from lintra import attention, tasks, train
-from lintra.checkpoint import step_of
-from lintra.cli import memory
+from lintra.checkpoint import from_json, step_of, to_json
+from lintra.cli import memory, settings
 from lintra.cli.arguments import UsageError, parse, parse_known
 from lintra.cli.mechanism import mechanism
 from lintra.cli.model import chosen
@@ -25,6 +25,7 @@ class Model:
     """Changes to the task's own network; None leaves it as the task has it."""
 
     dir: Path | None = None  # the run's folder; else runs/TASK
+    config: Path | None = None  # settings instead of the task's: run.json, YAML
     attention: str = "linear"  # of `lintra list`; A,A,B: layer by layer
     attention_options: tuple[str, ...] = ()  # FIELD=VALUE ... or A.FIELD=VALUE ...
     paper_block: bool = False  # norms, MLP and positions of its paper
@@ -114,28 +115,24 @@ def _print_help() -> None:
 def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     """The run these flags describe, its folder claimed, and its task, its data read."""
     task = tasks.load(name)
-    form = dataclasses.make_dataclass(
-        "Arguments",
-        [
-            ("model", Model, Model()),
-            ("task", task.Config, task.Config()),
-            ("train", train.Config, train.Config(**parse_known(task.Config, args).training_preset())),
-        ],
-        frozen=True,
-    )
+    network, defaults = _defaults(task.Config, args)
+    fields = [(part, type(default), default) for part, default in defaults.items()]
+    form = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
     problem = _watched(options.task)
     if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
         raise UsageError("batch is in frames here: take --batch-frames instead")
     options.train.check_batch(problem.batch_tokens)
     _ = problem.train  # reads the data: if there is none, no folder is claimed
-    attention = mechanism(options.model.attention, options.model.attention_options, problem.length)
-    own = problem.model(attention[0] if isinstance(attention, tuple) else attention)
+    own, kind = network, None
+    if network is None or options.model.attention_options or options.model.attention != _attention(network):
+        kind = mechanism(options.model.attention, options.model.attention_options, problem.length)
+        own = network or problem.model(kind[0] if isinstance(kind, tuple) else kind)
     changes = {name: getattr(options.model, name) for name in ("layers", "heads", "width", "dropout")}
-    if isinstance(attention, tuple):  # which the task's own number of layers need not be a multiple of
-        if options.model.paper_block:
-            raise UsageError("paper_block is the block of one mechanism, attention has several: leave it out")
-        changes["attention"] = attention
+    if network is not None or isinstance(kind, tuple):  # the task's own layers need not be a multiple of them
+        changes["attention"] = kind
+    if options.model.paper_block and "," in options.model.attention:
+        raise UsageError("paper_block is the block of one mechanism, attention has several: leave it out")
     model = _changed(_with_paper_block(own) if options.model.paper_block else own, _given(changes))
     if options.train.strategy != "fsdp":  # which shares the model out
         memory.check_training(_weights(model), torch.device(chosen("auto")))
@@ -146,6 +143,29 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name
     return train.Run.create(folder, task=options.task, model=model, train=options.train), problem
+
+
+def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The network of --config, if there is one, and the defaults of all flags: those of --config, else the
+    task's. Raises UsageError, and Error for a damaged file."""
+    file = parse_known(Model, args).config
+    written = {} if file is None else settings.read(file)
+    try:
+        own = from_json(task, {**to_json(task()), **written.get("task", {})}, "task")
+        preset = to_json(train.Config(**parse_known(task, args, own).training_preset()))
+        training = from_json(train.Config, {**preset, **written.get("train", {})}, "train")
+        network = settings.model(written["model"]) if "model" in written else None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{file}: {error}") from error
+    shape = Model() if network is None else Model(attention=_attention(network))
+    return network, {"model": shape, "task": own, "train": training}
+
+
+def _attention(network: Any) -> str:
+    """The names of the mechanisms in a configuration of a network, as the flag has them; where it has none,
+    the flag's default."""
+    configs = getattr(getattr(network, "encoder", network), "mechanisms", ())
+    return ",".join(attention.name_of(type(each)) or "" for each in configs) or Model.attention
 
 
 def _watched(config: Any) -> tasks.Task:

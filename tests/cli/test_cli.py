@@ -1,5 +1,6 @@
 """The command line: what it prints, what it refuses in one line, with which exit code."""
 
+import dataclasses
 import json
 import os
 import re
@@ -48,7 +49,7 @@ def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = lintra_says("train", task, "--help")
     assert (code, err) == (0, "")
-    assert out.count("\n") <= (56 if task == "speech" else 41)
+    assert out.count("\n") <= (57 if task == "speech" else 42)
     assert all(len(line) <= 80 for line in out.splitlines())
     for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
@@ -165,6 +166,7 @@ def test_info(lintra_says):
         ),
         (["train", "--resume", "x", "--paper-block"], "a run keeps its paper_block, and --resume changes"),
         (["train", "digits", "--resume", "x"], "the run knows its task: leave 'digits' out before --resume"),
+        (["train", "digits", "--config", "nowhere.json"], "config nowhere.json is no file"),
         (["train", "images", "--data-dir", "nowhere"], "nowhere"),
         (["evaluate", "--model", "x", "--limit", "0"], "limit must be at least 1, got 0"),
         (["evaluate", "--model", "nowhere"], "nowhere"),
@@ -305,6 +307,63 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
         assert code == 2
         assert message in err
         assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_is_read_back_as_settings(lintra_says, tmp_path, monkeypatch):
+    """Another run with the same settings; flags win over those of the file."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--attention", "retention", "--attention-options", "value_heads=2"]
+    assert lintra_says("train", "digits", *TINY, *options, "--steps", "2", "--lr", "7e-3")[0] == 0
+    first = train.Run.read("run")
+    assert lintra_says("train", "digits", "--config", "run/run.json", "--dir", "same")[0] == 0
+    same = train.Run.read("same")
+    assert (same.task, same.model, same.train) == (first.task, first.model, first.train)
+    flags = ["--config=run/run.json", "--steps", "1", "--layers", "2", "--attention", "linear"]
+    assert lintra_says("train", "digits", *flags, "--dir", "other")[0] == 0
+    other = train.Run.read("other")
+    assert other.train == dataclasses.replace(first.train, steps=1)
+    assert other.model == dataclasses.replace(
+        first.model, layers=2, attention=attention.load("linear").Config()
+    )
+    out = lintra_says("train", "digits", "--help", "--config", "run/run.json")[1]
+    assert "(retention)" in out
+    assert "(0.007)" in out
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_settings_in_yaml(lintra_says, tmp_path, monkeypatch):
+    """Parts may be left out, and are the task's own then."""
+    pytest.importorskip("yaml")
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("task:\n  length: 8\ntrain:\n  steps: 1\n  batch: 4\n")
+    assert lintra_says("train", "copy", "--config", "mine.yaml", *TINY)[0] == 0
+    run = train.Run.read("run")
+    assert (run.task, run.train.steps, run.train.batch) == (copy.Config(length=8), 1, 4)
+    assert run.train.lr == copy.Config(length=8).training_preset()["lr"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is damaged"),
+        ("[]", "a.json holds no settings: it is no object"),
+        ('{"training": {}}', "a.json has the unknown key 'training'; settings are in task, model, train"),
+        ('{"train": {"pace": 1}}', "a.json: train has the unknown field 'pace'; the fields are steps"),
+        ('{"task": {"pace": 1}}', "a.json: task has the unknown field 'pace'"),
+        ('{"task": {"name": "copy"}}', "a.json: task must be one of digits, got 'copy'"),
+        ('{"train": 3}', "a.json: train must be an object, got 3"),
+        ('{"model": {"layers": 3}}', "a.json: model must be one of"),
+        ('{"format": 9}', "a.json has format 9"),
+    ],
+)
+def test_damaged_settings(lintra_says, tmp_path, monkeypatch, content, message):
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text(content)
+    code, out, err = lintra_says("train", "digits", "--config", "a.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not Path("runs").exists()
 
 
 @pytest.mark.usefixtures("one_thread")

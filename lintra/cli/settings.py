@@ -1,0 +1,51 @@
+"""`lintra train TASK --config FILE`: the settings of a run, read back as the defaults of another one."""
+
+from pathlib import Path
+from typing import Any
+
+from lintra import legacy, models
+from lintra.checkpoint import check_format, from_json
+from lintra.cli.arguments import UsageError
+from lintra.config import registry
+from lintra.config.fields import shown
+from lintra.io.files import read_json
+
+_PARTS = ("task", "model", "train")
+_OF_ONE_RUN = ("format", "data", "fitted_steps")  # a run writes them too, and another one has its own
+
+
+def read(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the parts "task", "model" and "train" of a run.json, or of YAML of the same form, those it has.
+
+    Raises UsageError, which names the key, for one that no run has; Error for a damaged file.
+    """
+    if not file.is_file():
+        raise UsageError(f"config {file} is no file")
+    content = _yaml(file) if file.suffix in (".yaml", ".yml") else read_json(file)
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} holds no settings: it is no object")
+    if unknown := [key for key in content if key not in _PARTS + _OF_ONE_RUN]:
+        known = ", ".join(_PARTS)
+        raise UsageError(f"{file} has the unknown key {shown(unknown[0])}; settings are in {known}")
+    if "format" in content:
+        check_format(content["format"], file)
+        content = legacy.upgrade_run(content) if content["format"] == legacy.FORMAT else content
+    parts = {name: content[name] for name in _PARTS if name in content}
+    for name, part in parts.items():
+        if not isinstance(part, dict):
+            raise UsageError(f"{file}: {name} must be an object, got {shown(part)}")
+    return parts
+
+
+def model(content: dict[str, Any]) -> Any:
+    """The configuration of the network in the part "model". Raises ValueError."""
+    return from_json(registry.load(models, content.get("name", ""), "model").Config, content, "model")
+
+
+def _yaml(file: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is damaged: {error}") from error
