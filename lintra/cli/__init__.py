@@ -27,6 +27,7 @@ COMMANDS = {
     "export": ("export", "export_command", "write a trained model for the C runtime, or as ONNX"),
     "web": ("web", "web_command", "a page in which a model draws and completes your own drawing"),
     "bench": ("bench", "bench", "measure speed and memory, and save the figures"),
+    "completion": ("completion", "completion", "what the Tab key completes, for bash or zsh"),
 }
 
 _HELP = (
@@ -65,7 +66,7 @@ def _any_command(args: Sequence[str]) -> int:
     elif args[0] == "--version":
         print(f"lintra {lintra.__version__}")
     else:
-        return _command(args[0])(args[1:])
+        return command(args[0])(args[1:])
     return 0
 
 
@@ -100,7 +101,8 @@ def run(
         return getattr(error, "exit_code", 2)
 
 
-def _command(name: str) -> Callable[[Sequence[str]], int]:
+def command(name: str) -> Callable[[Sequence[str]], int]:
+    """The function of a command. Raises ValueError for an unknown name."""
     if name not in COMMANDS:
         raise ValueError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
     module, function, _ = COMMANDS[name]
