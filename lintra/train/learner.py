@@ -112,7 +112,9 @@ class Learner(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         scores = self.task.score(self.model, batch)
-        weight = int(scores.pop("weight")) if batch_idx < self.counted else 0
+        weight = int(scores.pop("weight"))
+        if batch_idx >= self.counted:  # another process has this batch too
+            weight = 0
         for name, value in scores.items():
             if not bool(value.isfinite()):
                 raise Diverged(f"the validation {name} is not finite after step {self.trainer.global_step:,}")
