@@ -1,6 +1,8 @@
 """What tests of several folders need."""
 
 import os
+import sys
+from importlib import import_module
 
 import pytest
 import torch
@@ -28,6 +30,25 @@ def one_thread(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def fallback_module(monkeypatch):
+    """Imports transformers' module of a model by name, anew, with its functions in PyTorch, not a package's.
+
+    A module binds them when it is imported, so that one that another test left behind may hold a package's.
+    """
+    pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
+    for package in ("fla", "causal_conv1d", "mamba_ssm"):
+        monkeypatch.setitem(sys.modules, package, None)
+
+    def load(name):
+        path = f"transformers.models.{name}.modeling_{name}"
+        monkeypatch.setitem(sys.modules, path, None)  # what was there comes back after the test
+        del sys.modules[path]
+        return import_module(path)
+
+    return load
 
 
 @pytest.fixture(params=["native", "torch"])

@@ -3,8 +3,6 @@
 In float32, in which it computes whatever it is given.
 """
 
-import inspect
-import sys
 from functools import partial
 from importlib import import_module
 
@@ -19,19 +17,9 @@ from lintra.nn import AttentionLayer
 from lintra.ops import LinearState, causal_conv1d, linear_attention, selective_scan
 from lintra.testing.laws import gradients
 
-pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
-
 IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 150 tokens
 both = pytest.mark.parametrize("impl", IMPLS)
-
-
-@pytest.fixture
-def models(monkeypatch):
-    """Modules of models by name, which fall back to PyTorch: they would call other packages' kernels."""
-    for name in ("fla", "causal_conv1d", "mamba_ssm"):
-        monkeypatch.setitem(sys.modules, name, None)
-    return lambda name: import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 def draw(rates=(), t=150, g=2, d=8, e=12):
@@ -56,14 +44,13 @@ def ours(q, k, v, decay, beta, state, *, impl):
 
 
 def theirs(function, q, k, v, decay, beta, state):
-    function = inspect.unwrap(function)  # a module imported before may call the kernels of a package
     return function(q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True)
 
 
 @both
 @pytest.mark.parametrize("name", ["torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"])
-def test_the_gated_delta_rule(models, name, impl):
-    function = getattr(models("qwen3_next"), name)
+def test_the_gated_delta_rule(fallback_module, name, impl):
+    function = getattr(fallback_module("qwen3_next"), name)
     inputs = draw()
     expected = results(partial(theirs, function), inputs)
     assert_close(results(partial(ours, impl=impl), inputs), expected, **CLOSE)
@@ -71,16 +58,16 @@ def test_the_gated_delta_rule(models, name, impl):
 
 @both
 @pytest.mark.parametrize("name", ["chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"])
-def test_kimi_delta_attention(models, name, impl):
-    function = getattr(models("kimi_linear"), name)
+def test_kimi_delta_attention(fallback_module, name, impl):
+    function = getattr(fallback_module("kimi_linear"), name)
     inputs = draw(rates=(8,))
     expected = results(partial(theirs, function), inputs)
     assert_close(results(partial(ours, impl=impl), inputs), expected, **CLOSE)
 
 
 @both
-def test_the_causal_convolution(models, impl):
-    module = models("qwen3_next")
+def test_the_causal_convolution(fallback_module, impl):
+    module = fallback_module("qwen3_next")
     generator = torch.Generator().manual_seed(0)
     x, weight, bias, state = (
         torch.randn(shape, generator=generator).requires_grad_()
@@ -100,7 +87,7 @@ def test_the_causal_convolution(models, impl):
 
 
 @both
-def test_the_layer_of_qwen3_next(models, impl):
+def test_the_layer_of_qwen3_next(fallback_module, impl):
     """Gated DeltaNet with three value heads to a key head; ours projects to all queries, then to all keys."""
     config = import_module("transformers.models.qwen3_next.configuration_qwen3_next").Qwen3NextConfig(
         hidden_size=16,
@@ -112,7 +99,7 @@ def test_the_layer_of_qwen3_next(models, impl):
         layer_types=["linear_attention"],
     )
     torch.manual_seed(0)
-    mixer = models("qwen3_next").Qwen3NextGatedDeltaNet(config, 0)
+    mixer = fallback_module("qwen3_next").Qwen3NextGatedDeltaNet(config, 0)
     layer = AttentionLayer(16, delta.Config(value_heads=6, impl=impl), heads=2, bias=False)
     q, k, v, gate = mixer.in_proj_qkvz.weight.unflatten(0, (2, -1)).split((8, 8, 24, 24), 1)
     beta, decay = mixer.in_proj_ba.weight.unflatten(0, (2, -1)).split((3, 3), 1)
@@ -136,13 +123,13 @@ def test_the_layer_of_qwen3_next(models, impl):
 
 
 @both
-def test_the_mixer_of_mamba_2(models, impl):
+def test_the_mixer_of_mamba_2(fallback_module, impl):
     """A whole layer of two ops: one group of keys and queries for two heads of values each."""
     config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
         hidden_size=16, num_heads=4, head_dim=8, state_size=6, n_groups=2, expand=2, conv_kernel=4
     )
     torch.manual_seed(0)
-    mixer = models("mamba2").Mamba2Mixer(config, 0)
+    mixer = fallback_module("mamba2").Mamba2Mixer(config, 0)
     x = torch.randn(2, 150, 16).requires_grad_()
 
     def mix(x):
@@ -166,14 +153,14 @@ def test_the_mixer_of_mamba_2(models, impl):
 
 
 @both
-def test_the_mechanism_of_mamba_2(models, impl):
+def test_the_mechanism_of_mamba_2(fallback_module, impl):
     """The same by `ssd`: one query and one key for all value heads. Theirs norms each group by itself."""
     sizes = {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 1}
     config = import_module("transformers.models.mamba2.configuration_mamba2").Mamba2Config(
         **sizes, expand=2, conv_kernel=4, layer_norm_epsilon=1e-6
     )
     torch.manual_seed(0)
-    mixer = models("mamba2").Mamba2Mixer(config, 0)
+    mixer = fallback_module("mamba2").Mamba2Mixer(config, 0)
     attention = ssd.Config(value_heads=4, impl=impl).build(heads=1, dim=6, value_dim=8, causal=True)
     weights = {name: mixer.get_parameter(name) for name in ("A_log", "D", "dt_bias", "norm.weight")}
     weights["norm"] = weights.pop("norm.weight")
@@ -189,12 +176,12 @@ def test_the_mechanism_of_mamba_2(models, impl):
 
 
 @both
-def test_the_mixer_of_mamba(models, impl):
+def test_the_mixer_of_mamba(fallback_module, impl):
     config = import_module("transformers.models.mamba.configuration_mamba").MambaConfig(
         hidden_size=16, state_size=6, expand=2, conv_kernel=4, time_step_rank=3
     )
     torch.manual_seed(0)
-    mixer = models("mamba").MambaMixer(config, 0)
+    mixer = fallback_module("mamba").MambaMixer(config, 0)
     x = torch.randn(2, 70, 16).requires_grad_()
 
     def mix(x):

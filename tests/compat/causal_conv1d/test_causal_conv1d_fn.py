@@ -1,8 +1,5 @@
 """The short convolution of whole sequences beside PyTorch's own and what transformers computes."""
 
-import sys
-from importlib import import_module
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -50,11 +47,8 @@ def test_what_may_be_missing(contiguous):
     assert_close(causal_conv1d_fn(x, weight, bias, activation="silu"), convolution(x, weight, bias), **EXACT)
 
 
-def test_equals_the_fallback(monkeypatch):
-    pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
-    for package in ("fla", "causal_conv1d", "mamba_ssm"):
-        monkeypatch.setitem(sys.modules, package, None)
-    module = import_module("transformers.models.mamba2.modeling_mamba2")
+def test_equals_the_fallback(fallback_module):
+    module = fallback_module("mamba2")
     x, weight, bias, _ = draw(dtype=torch.float32)
     expected = module.causal_conv1d_fn.__wrapped__(x, weight, bias, activation="silu")
     assert_close(causal_conv1d_fn(x, weight, bias, activation="silu"), expected)

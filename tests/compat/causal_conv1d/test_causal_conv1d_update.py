@@ -1,8 +1,5 @@
 """A few tokens of the short convolution, whose buffer of last inputs is brought up to date in place."""
 
-import sys
-from importlib import import_module
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -110,11 +107,8 @@ def test_steps_are_the_whole():
     assert_close(torch.stack(steps, 2), y, **EXACT)
 
 
-def test_equals_the_fallback(monkeypatch):
-    pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
-    for package in ("fla", "causal_conv1d", "mamba_ssm"):
-        monkeypatch.setitem(sys.modules, package, None)
-    module = import_module("transformers.models.mamba2.modeling_mamba2")
+def test_equals_the_fallback(fallback_module):
+    module = fallback_module("mamba2")
     x, buffer, weight, bias = draw(2, 4, dtype=torch.float32)
     theirs = buffer.clone()
     expected = module.causal_conv1d_update.__wrapped__(x, theirs, weight, bias, activation="silu")

@@ -1,6 +1,5 @@
 """Mamba's scan and mixer beside loops in float64 and what transformers computes where it has no kernels."""
 
-import sys
 from importlib import import_module
 
 import pytest
@@ -54,27 +53,19 @@ def test_transposed_views_are_read_where_they_lie():
     assert_close(y, selective_scan_fn(*inputs, True), **EXACT)
 
 
-def models(monkeypatch, name):
-    """The module of a model, which falls back to PyTorch: it would call other packages' kernels."""
-    pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
-    for package in ("fla", "causal_conv1d", "mamba_ssm"):
-        monkeypatch.setitem(sys.modules, package, None)
-    return import_module(f"transformers.models.{name}.modeling_{name}")
-
-
-def test_equals_the_fallback(monkeypatch):
-    function = models(monkeypatch, "mamba").mamba_selective_scan.__wrapped__
+def test_equals_the_fallback(fallback_module):
+    function = fallback_module("mamba").mamba_selective_scan.__wrapped__
     inputs = draw((2, 5, 70), (2, 5, 70), 70, torch.float32)
     expected = function(*inputs, delta_softplus=True, return_last_state=True)
     assert_close(selective_scan_fn(*inputs, delta_softplus=True, return_last_state=True), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(("name", "training"), [("mamba", False), ("mamba", True), ("falcon_mamba", False)])
-def test_a_mixer_of_transformers(monkeypatch, name, training):
+def test_a_mixer_of_transformers(fallback_module, monkeypatch, name, training):
     """A whole layer; in training it calls the function that is the whole mixer.
 
     Not Falcon's in training: transformers norms step sizes before their projection, mamba_ssm after it."""
-    module = models(monkeypatch, name)
+    module = fallback_module(name)
     title = name.title().replace("_", "")
     config = getattr(import_module(f"transformers.models.{name}.configuration_{name}"), f"{title}Config")
     torch.manual_seed(0)

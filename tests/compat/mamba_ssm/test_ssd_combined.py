@@ -1,6 +1,5 @@
 """Mamba-2's scan and mixer beside loops in float64 and what transformers computes where it has no kernels."""
 
-import sys
 from importlib import import_module
 from itertools import pairwise
 
@@ -64,18 +63,10 @@ def test_what_may_be_missing():
     assert_close(y, loops.ssd(x, dt, A, B, C)[0], **EXACT)
 
 
-def models(monkeypatch, name):
-    """The module of a model, which falls back to PyTorch: it would call other packages' kernels."""
-    pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
-    for package in ("fla", "causal_conv1d", "mamba_ssm"):
-        monkeypatch.setitem(sys.modules, package, None)
-    return import_module(f"transformers.models.{name}.modeling_{name}")
-
-
-def test_equals_the_fallback(monkeypatch):
+def test_equals_the_fallback(fallback_module):
     inputs = draw(t=150, dtype=torch.float32, heads_of_D=True)
     x, dt, A, B, C, D, _, dt_bias, state = inputs
-    function = models(monkeypatch, "mamba2").mamba2_chunk_scan.__wrapped__
+    function = fallback_module("mamba2").mamba2_chunk_scan.__wrapped__
     options = {"chunk_size": 64, "D": D, "dt_bias": dt_bias, "initial_states": state, "dt_softplus": True}
     options |= {"return_final_states": True}
     expected = function(x, dt, A, B, C, **options)
@@ -84,9 +75,9 @@ def test_equals_the_fallback(monkeypatch):
 
 @pytest.mark.parametrize("name", ["mamba2", "bamba"])
 @pytest.mark.parametrize("training", [False, True])
-def test_a_mixer_of_transformers(monkeypatch, name, training):
+def test_a_mixer_of_transformers(fallback_module, monkeypatch, name, training):
     """A whole layer; in training it calls the function that is the whole mixer."""
-    module = models(monkeypatch, name)
+    module = fallback_module(name)
     title = name.capitalize()
     config = getattr(import_module(f"transformers.models.{name}.configuration_{name}"), f"{title}Config")
     sizes = {"hidden_size": 16, "num_heads": 4, "head_dim": 8, "state_size": 6, "n_groups": 2, "expand": 2}

@@ -1,8 +1,5 @@
 """One token with a state that is changed in place, for Mamba and Mamba-2."""
 
-import sys
-from importlib import import_module
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -87,11 +84,8 @@ def test_gradients(form):
 
 
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
-def test_equals_the_fallback(monkeypatch, name):
-    pytest.importorskip("transformers", reason="transformers is not installed (pip install -e '.[dev]')")
-    for package in ("fla", "causal_conv1d", "mamba_ssm"):
-        monkeypatch.setitem(sys.modules, package, None)
-    module = import_module(f"transformers.models.{name}.modeling_{name}")
+def test_equals_the_fallback(fallback_module, name):
+    module = fallback_module(name)
     function = getattr(module, f"{name}_selective_state_update").__wrapped__
     given = draw(4 if name == "mamba2" else 0, name == "mamba2", dtype=torch.float32)
     theirs = {"hidden_states" if key == "x" else key: x.clone() for key, x in given.items()}
