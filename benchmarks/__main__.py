@@ -18,6 +18,7 @@ BENCHES = {
     "generation": "images a second on the CPU, fused (--model: rounded weights)",
     "runtime": "the C runtime, native and in a browser (--model: rounded weights)",
     "model": "the paper's model against the length, in training and decoding",
+    "context": "a training step of one long sequence by one process, and by two",
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
     "drop_in": "models of transformers on lintra's CPU kernels and on transformers' functions",
     "original": "the drop-in beside the fast-transformers it stands for (--checkout)",

@@ -29,6 +29,7 @@ def on_config(config: Any) -> Any:
         {"Hugging Face": "huggingface.md"},
         {"Speech": "speech.md"},
         {"Pretrained encoders": "pretrained-encoders.md"},
+        {"Scale": "scale.md"},
         {"Export": "export.md"},
         {"Web": "web.md"},
         {"Format": "format.md"},

@@ -13,6 +13,7 @@ PICTURES = ("complete_digits", "nanogpt_swap", "stream_speech")
 ELSEWHERE = {
     "draw_onnx",  # tests/export/test_onnx.py
     "faster_qwen",  # tests/compat/test_acceleration.py
+    "long_sequence",  # tests/distributed/test_context.py
 }
 
 

@@ -18,6 +18,7 @@ ORDER = [
     {"nn"},
     {"audio"},
     {"models"},
+    {"distributed"},
     {"testing"},
     {"checkpoint"},
     {"generation"},

@@ -7,7 +7,7 @@ Trained in parallel with `forward`, an RNN with `extend`: the same weights, the 
 is of n.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast
 
@@ -25,6 +25,7 @@ from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
+from lintra.nn.relay import Relay
 from lintra.ops import checks
 from lintra.ops.history import look_back
 from lintra.ops.layout import CuSeqlens, Layout
@@ -81,6 +82,8 @@ class DecoderState(NamedTuple):
 class Decoder(TransformerBase):
     """tokens [b t] -> params [b t p] of the distribution `output` over the symbol that follows each token."""
 
+    relay: Relay | None = None  # `lintra.distributed.context_parallel`: tokens are a piece of a sequence
+
     def __init__(self, config: Config):
         super().__init__(config, _embedding(config), self.layers(config))
         self.output = config.output.build(config.vocabulary)
@@ -106,11 +109,41 @@ class Decoder(TransformerBase):
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
-        x, _ = self.embed(tokens, None, layout)
+        x = self._embed_first(tokens, layout)
         run = self.block_runner()
         for block in self.blocks:
             x = run(block, x, layout=layout)
         return self.head(self.norm(layout.zero(x)))
+
+    def _embed_first(self, tokens: Tensor, layout: Layout) -> Tensor:
+        """Return what goes into the first block, of a whole sequence or of a rank's piece of it."""
+        if self.relay is None:
+            return self.embed(tokens, None, layout)[0]
+
+        def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
+            seen, recent = state
+            layout = layout.after(seen)
+            x, recent = self.embed(tokens[:, places], recent, layout)
+            return x, (layout.seen_after(), recent)
+
+        return self.relay.run(self.nothing_seen, layout, behind)
+
+    def block_runner(self) -> Callable[..., Tensor]:
+        """Return how a block is called, as `TransformerBase` does.
+
+        Where blocks are recomputed in the backward, the state before a rank's piece comes in from outside, so
+        that it is not received again."""
+        relay, run = self.relay, super().block_runner()
+        if relay is None or run is nn.Module.__call__:
+            return run
+
+        def run_piece(block: Block, x: Tensor, *, layout: Layout) -> Tensor:
+            def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
+                return cast("Any", run(block.extend, x[:, places], state, layout=layout.after(state.seen)))
+
+            return relay.run(block.start, layout, behind)
+
+        return run_piece
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
         """Return what the network reads to predict `targets`: the start symbol, then all but the last of

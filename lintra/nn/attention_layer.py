@@ -14,6 +14,7 @@ from lintra.config import fields
 from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param
+from lintra.nn.relay import Relay
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.conv1d import causal_conv1d, conv_impl, conv_weight
@@ -62,6 +63,8 @@ class AttentionLayer(nn.Module):
     Raises ValueError unless heads is a multiple of kv_heads and, without head_dim, width of heads; and for
     conv where causal=False.
     """
+
+    relay: Relay | None = None  # `lintra.distributed.context_parallel`: x is a piece of a sequence
 
     def __init__(
         self,
@@ -140,6 +143,13 @@ class AttentionLayer(nn.Module):
             warn_if_inverted(mask)
             check_dtype("x", x, self.qkv_proj)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
+        if self.relay is not None:
+
+            def behind(state: AttentionLayerState, layout: Layout, tokens: slice) -> tuple[Tensor, State]:
+                given = {name: each[:, tokens] for name, each in extra.items()}
+                return self.extend(x[:, tokens], state, layout=layout.after(state.seen), **given)
+
+            return self.relay.run(self.start, layout, behind)
         q, k, v, _ = self._qkv(x, (), layout)
         extra = self._extra(x, q, extra)
         y = self.attention(q, k, v, layout=layout, rope=self._rope(layout), **extra)

@@ -50,6 +50,8 @@ class Layout:
         self.mask, self.cu_seqlens, self.seen = mask, cu_seqlens, seen
         self.packed = cu_seqlens is not None
         self.n = rows if cu_seqlens is None else len(cu_seqlens) - 1
+        # Of a piece of a packed batch: its first sequence began before it, its last goes on after it.
+        self.begun, self.unfinished = False, False
         self._made: dict[Any, Any] = {}  # what depends on `seen`
         self._laid: dict[Any, Any] = {}  # what does not: `after` shares it
 
@@ -82,7 +84,7 @@ class Layout:
         """Return the same places behind `seen` [n] tokens of each sequence."""
         places = {"mask": self.mask, "cu_seqlens": self.cu_seqlens}
         layout = Layout(self.rows, self.time, self.device, **places, seen=seen)
-        layout._laid = self._laid
+        layout._laid, layout.begun, layout.unfinished = self._laid, self.begun, self.unfinished
         return layout
 
     def check(self, name: str, x: Tensor) -> None:
@@ -143,6 +145,17 @@ class Layout:
     def locate(self) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
         """Return the sequence of each token of a packed batch, and its place in it."""
         return self._once(self._laid, "locate", lambda: locate(self._bounds, self.time))
+
+    def split_first(self) -> "tuple[Layout, Layout | None]":
+        """Return the layouts of the first sequence of a packed batch, alone and dense, and of the others."""
+        return self._once(self._laid, "split", self._split_first)
+
+    def _split_first(self) -> "tuple[Layout, Layout | None]":
+        first = int(self._bounds[1])
+        alone = Layout(1, first, self.device)
+        if self.n == 1:
+            return alone, None
+        return alone, Layout(1, self.time - first, self.device, cu_seqlens=self._bounds[1:] - first)
 
     def pad_all(self) -> "Padded":
         """Return the sequences of a packed batch as one padded batch, as long as the longest."""

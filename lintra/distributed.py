@@ -1,0 +1,152 @@
+"""Context parallelism: one sequence over several processes of torch.distributed, each with a piece of it.
+
+mesh = init_device_mesh("cpu", (2,))                      under torchrun
+context_parallel(model, mesh)
+tokens, targets = shard(model.shift(text), mesh), shard(text, mesh)
+loss = cross_entropy(model(tokens).mT, targets, reduction="sum") / text.numel()
+loss.backward()
+reduce_gradients(model, mesh)
+"""
+
+import hashlib
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from lintra.attention import Attention
+from lintra.models import Decoder
+from lintra.models.base import TransformerBase
+from lintra.nn import AttentionLayer
+from lintra.nn.relay import Relay
+from lintra.ops import checks
+from lintra.ops.layout import Layout
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def context_parallel(model: Module, mesh: "DeviceMesh") -> Module:
+    """Have a model's `forward` take, on each rank of a mesh of one axis, that rank's piece of every sequence.
+
+    Changes `model` in place, a `Decoder` or a module of one's own around `AttentionLayer`, and returns it.
+    Its layers hand their states from rank to rank (`lintra.nn.relay`): the result is that of one process with
+    whole sequences. Pieces come from `shard`, of tokens, targets and masks alike, or for packed batches from
+    `shard_packed`; losses are then sums over the tokens of a rank, and `reduce_gradients` adds what the ranks
+    have. `extend` and generation stay as they were.
+    Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
+    no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
+    on all ranks for a model that is not the same on all of them.
+    """
+    if mesh.ndim != 1:
+        raise ValueError(f"mesh must have one axis, such as mesh['context'], got {mesh.ndim}")
+    networks = [x for x in model.modules() if isinstance(x, TransformerBase)]
+    others = [x for x in networks if x is not model or type(x) is not Decoder]
+    if others:
+        raise ValueError(
+            f"model must be a Decoder or a module around AttentionLayer, got {type(model).__name__}: "
+            f"{type(others[0]).__name__} does not know where the piece of a sequence begins"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            _check(name, module, model)
+    parts = [module for module in model.modules() if isinstance(module, (AttentionLayer, Decoder))]
+    if not parts:
+        raise ValueError(f"{type(model).__name__} has no lintra.nn.AttentionLayer to be made parallel")
+    _check_alike(model, mesh.get_group())
+    relay = Relay(mesh.get_group())
+    for module in parts:
+        module.relay = relay
+    return model
+
+
+def shard(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
+    """Return this rank's piece of a whole tensor, by default of [b t ...] along the time.
+
+    The first ranks get one token more where their number does not divide the length. Raises ValueError for
+    fewer tokens than ranks."""
+    first, end = _piece(x.shape[dim], mesh)
+    return x.narrow(dim, first, end - first)
+
+
+def shard_packed(cu_seqlens: Int[Tensor, "bounds"], mesh: "DeviceMesh") -> Layout:
+    """Return the layout of this rank's piece of a packed batch [1 t ...], which models take for `cu_seqlens`.
+
+    The first of its sequences may have begun on an earlier rank. Raises ValueError as `shard` does, and
+    unless cu_seqlens is [n+1], from 0 without decreasing."""
+    checks.shape("cu_seqlens", cu_seqlens, "n", {})
+    places = cu_seqlens.tolist()
+    if not places or places[0] != 0 or any(b < a for a, b in pairwise(places)):
+        raise ValueError(f"cu_seqlens must begin with 0 and not decrease, got {places}")
+    first, end = _piece(places[-1], mesh)
+    inside = [place - first for place in dict.fromkeys(places) if first < place < end]
+    bounds = torch.tensor([0, *inside, end - first], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    layout = Layout(1, end - first, cu_seqlens.device, cu_seqlens=bounds)
+    layout.begun, layout.unfinished = first not in places, end not in places
+    return layout
+
+
+def gather(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
+    """Return the pieces of all ranks as one tensor, on every rank. No gradient passes."""
+    group = mesh.get_group()
+    x = x.detach().movedim(dim, 0).contiguous()
+    length = torch.tensor([x.shape[0]], device=x.device)
+    lengths = [torch.zeros_like(length) for _ in range(mesh.size())]
+    dist.all_gather(lengths, length, group=group)
+    parts = [x.new_empty(int(n), *x.shape[1:]) for n in lengths]
+    longest = max(len(part) for part in parts)  # gloo gathers tensors of one size alone
+    padded = x.new_zeros(longest, *x.shape[1:])
+    padded[: len(x)] = x
+    found = [torch.empty_like(padded) for _ in parts]
+    dist.all_gather(found, padded, group=group)
+    return torch.cat([y[: len(part)] for y, part in zip(found, parts, strict=True)]).movedim(0, dim)
+
+
+def reduce_gradients(model: nn.Module, mesh: "DeviceMesh") -> None:
+    """Add the gradients of all ranks, of losses that are sums over the tokens of a rank.
+
+    A parameter without a gradient on this rank counts as one of 0."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad, group=mesh.get_group())
+
+
+def _piece(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
+    """Return where this rank's piece begins and ends."""
+    ranks, rank = mesh.size(), mesh.get_local_rank()
+    if length < ranks:
+        raise ValueError(f"a sequence needs a token for each of {ranks} ranks, got {length}")
+    each, more = divmod(length, ranks)
+    first = rank * each + min(rank, more)
+    return first, first + each + (rank < more)
+
+
+def _check(name: str, attention: Attention, model: nn.Module) -> None:
+    """Raise ValueError unless a layer's state before a token says all of what came before it."""
+    parent = model.get_submodule(name.rpartition(".")[0])
+    if not isinstance(parent, AttentionLayer):
+        raise ValueError(f"{name} must be within a lintra.nn.AttentionLayer, got {type(parent).__name__}")
+    if not attention.causal:
+        raise ValueError(f"{name} must be causal: states pass from one rank to the next only")
+    if not attention.can.recurrent or attention.can.lookahead:
+        why = "has no recurrent form" if not attention.can.recurrent else "lets later tokens decide"
+        raise ValueError(f"{name} cannot hand on its state: attention {attention.name!r} {why}")
+
+
+def _check_alike(model: nn.Module, group: "dist.ProcessGroup") -> None:
+    """Raise ValueError, on every rank, where the models of the ranks have other parameters or settings."""
+    parts = [f"{name} {list(x.shape)} {x.dtype}" for name, x in model.state_dict().items()]
+    parts += [f"{name} {x.config}" for name, x in model.named_modules() if hasattr(x, "config")]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    found: list[str] = [""] * dist.get_world_size(group)
+    dist.all_gather_object(found, digest, group=group)
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        raise ValueError(f"the model must be the same on all ranks, but on {others} it is not that of rank 0")

@@ -1,0 +1,337 @@
+"""A model over several ranks is that of one process: outputs, gradients, padding, packed sequences."""
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing import assert_close
+
+from lintra.attention import (
+    aft,
+    bigbird,
+    cosformer,
+    delta,
+    gated,
+    kda,
+    linear,
+    longformer,
+    lsh,
+    performer,
+    retention,
+    rfa,
+    softmax,
+    ssd,
+)
+from lintra.distributed import context_parallel, gather, reduce_gradients, shard, shard_packed
+from lintra.models import decoder, encoder
+from lintra.nn import AttentionLayer
+
+TIME, N = 37, 11
+MECHANISMS = [
+    linear.Config(),
+    linear.Config(feature_map=linear.Relu(), normalize=False),
+    performer.Config(),
+    rfa.Config(),
+    cosformer.Config(max_length=TIME + 1),
+    retention.Config(),
+    gated.Config(),
+    ssd.Config(),
+    delta.Config(),
+    kda.Config(),
+    aft.Config(),
+    softmax.Config(),
+    softmax.Config(window=5),
+    longformer.Config(window=4),
+    bigbird.Config(block=4),
+]
+
+
+def build(attention, **options):
+    torch.manual_seed(0)
+    shape = {"layers": 2, "heads": 2, "width": 16, "vocabulary": N}
+    model = decoder.Config(attention=attention, **shape | options).build().double()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn(parameter.shape, dtype=torch.float64))
+    return model
+
+
+def draw(b=2, t=TIME):
+    return torch.randint(0, N, (b, t), generator=torch.Generator().manual_seed(1))
+
+
+def results(model, tokens, targets, real, mesh=None, **layout):
+    """Params, and the gradients of the summed cross-entropy of real tokens; with a mesh, of all ranks."""
+    params = model(tokens, **layout)
+    losses = torch.nn.functional.cross_entropy(params.transpose(1, 2), targets, reduction="none")
+    losses[real].sum().backward()
+    if mesh is not None:
+        reduce_gradients(model, mesh)
+        params = gather(params, mesh)
+    return params.detach(), {name: x.grad for name, x in model.named_parameters() if x.requires_grad}
+
+
+def on_rank(model, tokens, targets, mask, cu_seqlens):
+    """What `results` gives where this rank has its piece alone."""
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = context_parallel(model, mesh)
+    tokens, targets = shard(tokens, mesh), shard(targets, mesh)
+    layout = {} if mask is None else {"mask": shard(mask, mesh)}
+    layout |= {} if cu_seqlens is None else {"cu_seqlens": shard_packed(cu_seqlens, mesh)}
+    real = layout.get("mask", torch.ones_like(tokens, dtype=torch.bool))
+    return results(model, tokens, targets, real, mesh, **layout)
+
+
+def compare(ranks, model, mask=None, cu_seqlens=None, b=2):
+    targets = draw(b)
+    tokens = model.shift(targets, cu_seqlens)
+    layout = {} if mask is None else {"mask": mask}
+    layout |= {} if cu_seqlens is None else {"cu_seqlens": cu_seqlens}
+    real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+    whole = copy.deepcopy(model)
+    expected = results(whole, tokens, targets, real, **layout)
+    assert any(bool(x.any()) for x in expected[1].values())
+    for params, gradients in ranks.call(on_rank, model, tokens, targets, mask, cu_seqlens):
+        assert_close(params[real], expected[0][real], rtol=1e-10, atol=1e-11)
+        for name, gradient in gradients.items():
+            assert_close(
+                gradient, expected[1][name], rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
+
+
+PADDED = torch.arange(TIME) < torch.tensor([TIME, 14])[:, None]
+HOLES = torch.rand(2, TIME, generator=torch.Generator().manual_seed(5)) < 0.7
+PACKED = torch.tensor([0, 3, 12, 12, 30, TIME])
+
+
+KINDS = [
+    {"attention": linear.Config(), "position": "rotary"},
+    {"attention": softmax.Config(), "position": "rotary", "heads": 4, "kv_heads": 2},
+    {"attention": (delta.Config(), softmax.Config()), "position": "learned", "max_length": TIME},
+    {"attention": gated.Config(), "position": "none", "conv": 4, "qk_norm": "l2", "output_gate": True},
+    {"attention": retention.Config(), "context": (1, 20), "position": "grid", "grid": (5, 8)},
+    {"attention": kda.Config(value_heads=4), "tie_embeddings": True, "norm_kind": "rms"},
+    {"attention": (rfa.Config(), softmax.Config(window=5)), "context": (2,), "checkpoint_blocks": True},
+]
+
+
+def mechanism(config):
+    return f"{type(config).__module__.rpartition('.')[2]}{MECHANISMS.index(config)}"
+
+
+each = pytest.mark.parametrize("attention", MECHANISMS, ids=mechanism)
+kinds = pytest.mark.parametrize("options", KINDS, ids=range(len(KINDS)))
+
+
+@each
+def test_equals_one_process(two_ranks, attention):
+    compare(two_ranks, build(attention))
+
+
+@kinds
+def test_positions_convolutions_and_hybrids(two_ranks, options):
+    compare(two_ranks, build(**options))
+
+
+@each
+@pytest.mark.parametrize("mask", [PADDED, PADDED.flip(1), HOLES], ids=["right", "left", "holes"])
+def test_padding_that_may_fill_a_whole_piece(two_ranks, attention, mask):
+    compare(two_ranks, build(attention), mask)
+
+
+@each
+def test_packed_sequences_of_which_one_is_on_both_ranks(two_ranks, attention):
+    compare(two_ranks, build(attention), cu_seqlens=PACKED, b=1)
+
+
+@pytest.mark.parametrize("cu_seqlens", [[0, TIME], [0, 19, TIME], [0, 19, 19, TIME], [0, 20, TIME]], ids=str)
+def test_where_packed_sequences_begin(two_ranks, cu_seqlens):
+    """Rank 1 begins with token 19."""
+    model = build((delta.Config(), softmax.Config()), position="rotary", conv=3)
+    compare(two_ranks, model, cu_seqlens=torch.tensor(cu_seqlens), b=1)
+
+
+class Network(nn.Module):
+    """A network of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(AttentionLayer(8, delta.Config(), heads=2) for _ in range(3))
+        self.double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x
+
+
+def network_on_rank(x):
+    mesh = init_device_mesh("cpu", (2,))
+    model = context_parallel(Network(), mesh)
+    with torch.no_grad():
+        y = gather(model(shard(x, mesh)), mesh)
+        return y, model.layers[0].extend(x)[0]
+
+
+def test_a_network_of_ones_own_without_gradients(two_ranks):
+    model, x = (
+        Network(),
+        torch.randn(3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)),
+    )
+    for y, extended in two_ranks.call(network_on_rank, x):
+        assert_close(y, model(x))
+        assert_close(extended, model.layers[0](x))  # a whole sequence, as before
+
+
+def pieces_on_rank(x, cu_seqlens):
+    mesh = init_device_mesh("cpu", (2,))
+    layout = shard_packed(cu_seqlens, mesh)
+    piece = shard(x, mesh)
+    return piece, gather(piece, mesh), layout.cu_seqlens, layout.begun, layout.unfinished
+
+
+def test_pieces_are_the_whole_in_order(two_ranks):
+    x, bounds = torch.arange(14).view(2, 7), torch.tensor([0, 2, 2, 5, 7], dtype=torch.int32)
+    first, last = two_ranks.call(pieces_on_rank, x, bounds)
+    assert_close((first[0], last[0]), (x[:, :4], x[:, 4:]))
+    assert_close((first[1], last[1]), (x, x))
+    assert (first[2].tolist(), *first[3:]) == ([0, 2, 4], False, True)
+    assert (last[2].tolist(), *last[3:]) == ([0, 1, 3], True, False)
+
+
+def refused_on_rank(make, arguments):
+    """The message of what a rank refuses."""
+    mesh = init_device_mesh("cpu", (2,))
+    try:
+        make(mesh, *arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def parallel(mesh, model):
+    context_parallel(model, mesh)
+
+
+def of_other_sizes(mesh):
+    context_parallel(build(linear.Config(), layers=1 + mesh.get_local_rank()), mesh)
+
+
+def of_other_settings(mesh):
+    context_parallel(build(linear.Config(eps=10.0 ** -(5 + mesh.get_local_rank()))), mesh)
+
+
+def of_two_axes(mesh):
+    context_parallel(build(linear.Config()), init_device_mesh("cpu", (1, 2)))
+
+
+def of_few_tokens(mesh):
+    shard(torch.zeros(3, 1), mesh)
+
+
+def of_few_packed_tokens(mesh):
+    shard_packed(torch.tensor([0, 1]), mesh)
+
+
+def of_wrong_bounds(mesh):
+    shard_packed(torch.tensor([0, 5, 3]), mesh)
+
+
+def of_other_batches(mesh):
+    model = context_parallel(build(linear.Config()), mesh)
+    model(draw(2 + mesh.get_local_rank()))
+
+
+def sent_on_rank(attention, tokens):
+    """Bytes that this rank has sent in a forward and a backward of sequences."""
+    mesh = init_device_mesh("cpu", (2,))
+    model = context_parallel(build(attention), mesh)
+    model(shard(tokens, mesh)).sum().backward()
+    return model.relay.bytes_sent
+
+
+@pytest.mark.parametrize("attention", MECHANISMS[:10], ids=mechanism)
+def test_what_a_rank_sends_does_not_grow_with_the_length(two_ranks, attention):
+    short, long = (two_ranks.call(sent_on_rank, attention, draw(2, t)) for t in (16, TIME))
+    assert short == long
+    assert all(sent > 0 for sent in short)
+
+
+class Bare(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = linear.Config().build(heads=2, dim=4, causal=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        (parallel, [nn.Linear(2, 2)], "Linear has no lintra.nn.AttentionLayer"),
+        (parallel, [Bare()], "attention must be within a lintra.nn.AttentionLayer, got Bare"),
+        (parallel, [AttentionLayer(8, linear.Config(), heads=2, causal=False)], "attention must be causal"),
+        (
+            parallel,
+            [build(lsh.Config())],
+            "cannot hand on its state: attention 'lsh' lets later tokens decide",
+        ),
+        (
+            parallel,
+            [encoder.Config(inputs=3, causal=True, layers=1, heads=2, width=16).build()],
+            "model must be a Decoder or a module around AttentionLayer, got Encoder",
+        ),
+        (of_other_sizes, [], r"the model must be the same on all ranks, but on \[1\] it is not"),
+        (of_other_settings, [], r"the model must be the same on all ranks, but on \[1\] it is not"),
+        (of_two_axes, [], "mesh must have one axis"),
+        (of_few_tokens, [], "a sequence needs a token for each of 2 ranks, got 1"),
+        (of_few_packed_tokens, [], "a sequence needs a token for each of 2 ranks, got 1"),
+        (of_wrong_bounds, [], "cu_seqlens must begin with 0 and not decrease"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_every_rank(two_ranks, make, arguments, message):
+    for found in two_ranks.call(refused_on_rank, make, arguments):
+        assert re.search(message, found), found
+
+
+def test_other_batches_are_refused_by_the_rank_that_receives(two_ranks):
+    first, last = two_ranks.call(refused_on_rank, of_other_batches, [])
+    assert first == ""
+    assert "pieces of the same sequences, got 3 on rank 1 and 2 on the rank before" in last
+
+
+@pytest.mark.slow
+def test_the_example_prints_the_losses_of_one_process():
+    example = [
+        str(Path(__file__).parents[2] / "examples" / "long_sequence.py"),
+        "--steps",
+        "3",
+        "--tokens",
+        "301",
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    said = [
+        subprocess.run([*start, *example], capture_output=True, text=True, check=True).stdout
+        for start in ([sys.executable], torchrun)
+    ]
+    assert said[0] == said[1]
+    assert len(said[0].splitlines()) == 3
+
+
+@pytest.mark.slow
+@kinds
+def test_four_ranks(four_ranks, options):
+    compare(four_ranks, build(**options))
+    compare(four_ranks, build(**options), HOLES)
+    compare(four_ranks, build(**options), cu_seqlens=PACKED, b=1)
+
+
+@pytest.mark.slow
+@each
+def test_every_mechanism_on_four_ranks(four_ranks, attention):
+    compare(four_ranks, build(attention), PADDED)
+    compare(four_ranks, build(attention), cu_seqlens=PACKED, b=1)
