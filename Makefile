@@ -45,18 +45,19 @@ pictures: install
 cross:
 	mkdir -p build/cross
 	$(CROSS:g++=gcc) $(RUNTIME_FLAGS) -fno-trapping-math -Werror -fPIC -shared \
-		-o build/cross/liblintra_runtime_neon.so $(RUNTIME).c
+		-o build/cross/liblintra_runtime_neon.so $(RUNTIME).c $(AUDIO).c
 	$(CROSS) -std=c++17 -O3 -fno-math-errno -fno-trapping-math -ffp-contract=fast -fno-exceptions -fno-rtti \
 		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
 		-o build/cross/liblintra.so lintra/native/*.cpp
 
 # The runtime as a program of its own: examples/draw.c says how to use it.
 RUNTIME := lintra/runtime/lintra_runtime
+AUDIO := lintra/runtime/lintra_audio
 RUNTIME_FLAGS := -std=c11 -O3 -ffp-contract=fast -fno-math-errno -Wall -Wextra -Ilintra/runtime
 
 draw: build/runtime/draw
 
-build/runtime/draw: examples/draw.c $(RUNTIME).c $(RUNTIME).h
+build/runtime/draw: examples/draw.c $(RUNTIME).c $(RUNTIME).h $(AUDIO).h
 	mkdir -p build/runtime
 	$(CC) $(RUNTIME_FLAGS) -march=native -o $@ examples/draw.c $(RUNTIME).c
 
@@ -68,18 +69,18 @@ WASM ?= lintra/runtime
 
 wasm: $(WASM)/lintra_runtime.wasm $(WASM)/lintra_runtime_relaxed.wasm
 
-$(WASM)/lintra_runtime.wasm: $(RUNTIME).c $(RUNTIME).h
-	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -o $@ $<
+$(WASM)/lintra_runtime.wasm: $(RUNTIME).c $(AUDIO).c $(RUNTIME).h $(AUDIO).h
+	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -o $@ $(RUNTIME).c $(AUDIO).c
 
-$(WASM)/lintra_runtime_relaxed.wasm: $(RUNTIME).c $(RUNTIME).h
-	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -mrelaxed-simd -o $@ $<
+$(WASM)/lintra_runtime_relaxed.wasm: $(RUNTIME).c $(AUDIO).c $(RUNTIME).h $(AUDIO).h
+	$(CLANG) $(RUNTIME_FLAGS) $(WASM_FLAGS) -mrelaxed-simd -o $@ $(RUNTIME).c $(AUDIO).c
 
 # The runtime's reader of files and states under libFuzzer, for as long as FUZZ says.
 FUZZ ?= 600
 fuzz: install
 	$(BIN)/python -m tests.runtime.corpus build/fuzz/corpus
 	$(CLANG) -std=c11 -g -O2 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Wall -Wextra \
-		-o build/fuzz/fuzz tests/runtime/fuzz.c $(RUNTIME).c
+		-o build/fuzz/fuzz tests/runtime/fuzz.c $(RUNTIME).c $(AUDIO).c
 	build/fuzz/fuzz -max_total_time=$(FUZZ) -max_len=200000 -artifact_prefix=build/fuzz/ build/fuzz/corpus
 
 install: $(VENV)/installed

@@ -1,4 +1,4 @@
-"""A decoder as one file for `lintra.runtime`: docs/format.md, byte by byte.
+"""A decoder or a recogniser as one file for `lintra.runtime`: docs/format.md, byte by byte.
 
 What the runtime would compute in another way than PyTorch is folded into the weights here: an embedding of
 levels is the table of its values; retention's scale of keys is in their projection, which has rows for every
@@ -18,8 +18,9 @@ from lintra.attention.linear import EluPlusOne, Identity, LinearAttention, Relu,
 from lintra.attention.retention import Retention
 from lintra.attention.rfa import RandomFeatureAttention
 from lintra.checkpoint import write_atomically
+from lintra.export import frames
 from lintra.generation.native_decode import epsilons
-from lintra.models import Decoder, Seq2Seq
+from lintra.models import CTC, Decoder, Encoder, Seq2Seq
 from lintra.native.quantize import round_rows
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
@@ -67,18 +68,22 @@ _KNOWN = (
 )
 _KNOWN += (ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding, nn.Embedding, nn.Linear, nn.LayerNorm)
 _KNOWN += (nn.RMSNorm, nn.Dropout, nn.Identity, nn.ModuleList, nn.ModuleDict, Decoder)
+_KNOWN += (nn.Conv1d, Encoder, CTC)
 
 
 def why_not(model: Any) -> str | None:
     """Return why the runtime cannot serve a model; None if it can."""
     if isinstance(model, Seq2Seq):
         return "the runtime does not read another sequence"
-    if not isinstance(model, Decoder):
-        return f"the runtime is for decoders, got {type(model).__name__}"
-    if model.config.dim * model.config.heads != model.config.width:
-        return f"the runtime needs heads of width / heads numbers, got head_dim={model.config.head_dim}"
+    if not isinstance(model, (Decoder, CTC)):
+        return f"the runtime is for decoders and recognisers of speech, got {type(model).__name__}"
+    if isinstance(model, CTC) and (reason := frames.why_not(model)):
+        return reason
+    network = _network(model)
+    if network.config.dim * network.config.heads != network.config.width:
+        return f"the runtime needs heads of width / heads numbers, got head_dim={network.config.head_dim}"
     functions: set[nn.Module] = set()  # feature maps: what they are stands in the configuration
-    for block in model.blocks:
+    for block in network.blocks:
         if type(block) is not Block or type(block.attn) is not AttentionLayer:
             return f"the runtime does not know {type(block).__name__} with {type(block.attn).__name__}"
         if reason := _foreign_attention(block.attn.attention, block.attn.rotary):
@@ -96,9 +101,9 @@ def why_not(model: Any) -> str | None:
             return f"the runtime does not know {type(module).__name__}"
         if has_hooks(module):
             return f"the runtime would pass over the hooks of {type(module).__name__}"
-    if type(model.output) not in (Categorical, DiscretisedLogistics):
+    if isinstance(model, Decoder) and type(model.output) not in (Categorical, DiscretisedLogistics):
         return f"the runtime does not know the distribution {type(model.output).__name__}"
-    if len({_Kind.of(block) for block in model.blocks}) != 1 or len(epsilons(model)) != 1:
+    if len({_Kind.of(block) for block in network.blocks}) != 1 or len(epsilons(network)) != 1:
         return "the runtime needs layers that are alike, these differ in size or kind"
     for name, parameter in model.state_dict().items():
         if not bool(parameter.isfinite().all()):
@@ -109,7 +114,17 @@ def why_not(model: Any) -> str | None:
     return None
 
 
-def write(model: Decoder, file: str | Path, weights: Weights = "float32") -> None:
+def _network(model: Decoder | CTC) -> Any:
+    """The blocks, with what stands before and behind them."""
+    return model.encoder if isinstance(model, CTC) else model
+
+
+def _vocabulary(model: Decoder | CTC) -> int:
+    """The symbols that are predicted, CTC's blank among them."""
+    return len(model.config.symbols.names) + 1 if isinstance(model, CTC) else model.config.vocabulary
+
+
+def write(model: Decoder | CTC, file: str | Path, weights: Weights = "float32") -> None:
     """The model into one file, which appears whole or not at all. Raises as `to_bytes` does, and
     checkpoint.Error where the file cannot be written."""
     content = to_bytes(model, weights)
@@ -117,7 +132,7 @@ def write(model: Decoder, file: str | Path, weights: Weights = "float32") -> Non
 
 
 @torch.no_grad()
-def to_bytes(model: Decoder, weights: Weights = "float32") -> bytes:
+def to_bytes(model: Decoder | CTC, weights: Weights = "float32") -> bytes:
     """The content of a file. weights: how those of the layers and the head are kept, int8 with a scale for
     each row; tables, of which a token reads one row, are float16 unless weights are float32.
 
@@ -128,12 +143,17 @@ def to_bytes(model: Decoder, weights: Weights = "float32") -> bytes:
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")
     if reason := why_not(model):
         raise ValueError(f"this model cannot be exported to the runtime: {reason}")
-    out = _Content(weights)
-    _write_tables(model, out)
-    for block in model.blocks:
+    out, network = _Content(weights), _network(model)
+    if isinstance(model, CTC):
+        out.add(frames.header(model))
+        frames.write(model, out)
+    else:
+        _write_symbols(model, out)
+    _write_positions(network, out)
+    for block in network.blocks:
         _write_layer(block, out)
-    if not isinstance(model.norm, nn.Identity):
-        out.norm(model.norm)
+    if not isinstance(network.norm, nn.Identity):
+        out.norm(network.norm)
     out.linear(model.head.weight, model.head.bias)
     return _whole(_fields(model, weights), b"".join(out.parts))
 
@@ -182,7 +202,7 @@ class _Content:
             self.vector(norm.bias)
 
 
-def _write_tables(model: Any, out: _Content) -> None:
+def _write_symbols(model: Any, out: _Content) -> None:
     if isinstance(model.embedding, ContextEmbedding):
         for x in (model.embedding.own.table.weight, *model.embedding.earlier.parameters()):
             out.table(x)
@@ -191,6 +211,9 @@ def _write_tables(model: Any, out: _Content) -> None:
             model.config.vocabulary + model.config.start, device=reference_param(model).device
         )
         out.table(model.embedding(symbols[None])[0])
+
+
+def _write_positions(model: Any, out: _Content) -> None:
     if isinstance(model.position, Grid):
         for x in model.position.tables.parameters():
             out.table(x)
@@ -299,13 +322,14 @@ class _Kind(NamedTuple):
 
 def _fields(model: Any, weights: Weights) -> bytes:
     """The header behind its first 24 bytes."""
-    kind, config = _Kind.of(model.blocks[0]), model.config
-    axes = _axes(model)
+    network, hears = _network(model), isinstance(model, CTC)
+    kind, config = _Kind.of(network.blocks[0]), network.config
+    axes, context = _axes(network), () if hears else config.context
     words = [
         WEIGHTS.index(weights),
-        config.vocabulary,
-        int(config.start),
-        len(model.blocks),
+        _vocabulary(model),
+        int(not hears and config.start),
+        len(network.blocks),
         config.width,
         kind.heads,
         kind.kv_heads,
@@ -314,20 +338,21 @@ def _fields(model: Any, weights: Weights) -> bytes:
         FEEDS.index(kind.activation),
         NORM_PLACES.index(kind.norm),
         int(kind.rms),
-        int(not isinstance(model.norm, nn.Identity)),
+        int(not isinstance(network.norm, nn.Identity)),
         POSITIONS.index("tables" if axes else config.position),
         *(len(axes), *axes, *[0] * (AXES - len(axes))),
-        *(len(config.context), *config.context, *[0] * (PLACES - len(config.context))),
+        *(len(context), *context, *[0] * (PLACES - len(context))),
         MAPS.index(kind.map),
         DECAYS.index(kind.decay),
         DENOMINATORS.index(kind.denominator),
         int(kind.head_norm),
         int(kind.head_gate),
-        OUTPUTS.index("logits" if isinstance(model.output, Categorical) else "mixture"),
+        OUTPUTS.index("mixture" if _components(model) else "logits"),
         _components(model),
     ]
-    packed = struct.pack(f"<{len(words)}I2f", *words, kind.eps, *epsilons(model))
-    return packed + bytes(HEADER - _BEGINNING.size - len(packed))
+    packed = struct.pack(f"<{len(words)}I2f", *words, kind.eps, *epsilons(network))
+    rest, last = bytes(HEADER - _BEGINNING.size - len(packed) - 4), int(hears)
+    return packed + rest + struct.pack("<I", last)
 
 
 def _axes(model: Any) -> tuple[int, ...]:
@@ -337,24 +362,28 @@ def _axes(model: Any) -> tuple[int, ...]:
 
 
 def _components(model: Any) -> int:
-    return 0 if isinstance(model.output, Categorical) else model.output.size // 3
+    if isinstance(model, CTC) or isinstance(model.output, Categorical):
+        return 0
+    return model.output.size // 3
 
 
 def _sizes(model: Any) -> list[tuple[str, int, int]]:
     """Return what the format bounds: name, value, the most."""
-    kind, config = _Kind.of(model.blocks[0]), model.config
+    network = _network(model)
+    kind, config = _Kind.of(network.blocks[0]), network.config
+    context = () if isinstance(model, CTC) else config.context
     given = {
-        "vocabulary": config.vocabulary,
-        "layers": len(model.blocks),
+        "vocabulary": _vocabulary(model),
+        "layers": len(network.blocks),
         "width": config.width,
         "rows": kind.rows,
         "hidden": kind.hidden,
         "components": _components(model),
-        "place": max(config.context, default=0),
-        "axis": max(_axes(model), default=0),
+        "place": max(context, default=0),
+        "axis": max(_axes(network), default=0),
     }
     found = [(name, value, _LIMITS[name]) for name, value in given.items()]
-    return [*found, ("axes", len(_axes(model)), AXES), ("places", len(config.context), PLACES)]
+    return [*found, ("axes", len(_axes(network)), AXES), ("places", len(context), PLACES)]
 
 
 def _foreign_attention(attention: Any, rotary: float | None) -> str | None:

@@ -1,8 +1,8 @@
-"""The runtime: a trained decoder as an RNN in one C file, reached with ctypes.
+"""The runtime: a trained decoder or recogniser as an RNN in C without dependencies, reached with ctypes.
 
 `lintra_runtime.h` says what it does; here are its models and sequences as objects. The files it reads are
-written by `lintra.export.runtime` or `lintra export --to runtime`. The library holds one instruction set, and
-the one that `lintra.native` uses is taken.
+written by `lintra.export.runtime` or `lintra export --to runtime`; `lintra.runtime.audio` hears with them.
+The library holds one instruction set, and the one that `lintra.native` uses is taken.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from lintra import native
@@ -26,7 +27,7 @@ FORMAT = 1  # LRT_FORMAT
 ALIGN = 64  # LRT_ALIGN, bytes
 _BAD_TOKEN, _NOTHING_READ = -11, -13  # LRT_BAD_TOKEN, LRT_NOTHING_READ
 _FACTS = ("vocabulary", "start", "params", "components", "positions", "layers", "width", "heads", "kv_heads")
-_FACTS += ("weights",)
+_FACTS += ("weights", "input", "subsample", "spaced")
 
 _SIZE, _INT, _POINTER = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 _DOUBLE, _WORD = ctypes.c_double, ctypes.c_uint32
@@ -40,6 +41,14 @@ _FUNCTIONS = {  # name -> result, arguments
     "lrt_start": (_INT, _POINTER, _SIZE, _POINTER),
     "lrt_step": (_INT, _POINTER, _WORD),
     "lrt_prefill": (_INT, _POINTER, _POINTER, _SIZE),
+    "lrt_read": (_INT, _POINTER, _POINTER, _SIZE),
+    "lrt_new_symbol": (_INT, _POINTER),
+    "lrt_symbol": (ctypes.c_char_p, _POINTER, _WORD),
+    "lrt_features_of": (_POINTER, _POINTER),
+    "lrt_features_size": (_SIZE, _POINTER),
+    "lrt_features_start": (_INT, _POINTER, _SIZE, _POINTER),
+    "lrt_features_push": (_INT, _POINTER, _POINTER, _SIZE),
+    "lrt_features_frame": (_POINTER, _POINTER),
     "lrt_seen": (_WORD, _POINTER),
     "lrt_params": (_POINTER, _POINTER),
     "lrt_log_probs": (_POINTER, _POINTER),
@@ -78,9 +87,9 @@ class Model:
 
     def __init__(self, content: bytes):
         self.library = _library()
-        self.content = _aligned(max(1, len(content)))  # an empty array has no place of its own
+        self.content = aligned(max(1, len(content)))  # an empty array has no place of its own
         self.content[: len(content)] = np.frombuffer(content, np.uint8)
-        self.memory = _aligned(self.library.lrt_model_size())
+        self.memory = aligned(self.library.lrt_model_size())
         at = self.memory.ctypes.data
         self.check(self.library.lrt_load(at, len(self.memory), self.content.ctypes.data, len(content)))
         self.address = at
@@ -98,6 +107,11 @@ class Model:
         except Error as error:
             raise Error(f"{file}: {error}") from error
 
+    def symbol(self, number: int) -> str | None:
+        """The name of a symbol of a recogniser; None for the blank, 0, and what is no symbol."""
+        name = self.library.lrt_symbol(self.address, number)
+        return None if name is None else name.decode()
+
     def check(self, code: int) -> int:
         """Return what a call returned. Raises Error if that is an error."""
         if code < 0:
@@ -111,13 +125,13 @@ class Sequence:
 
     def __init__(self, model: Model):
         self.model, self.library = model, model.library
-        self.memory = _aligned(self.library.lrt_sequence_size(model.address))
+        self.memory = aligned(self.library.lrt_sequence_size(model.address))
         self.address = self.memory.ctypes.data
         model.check(self.library.lrt_start(self.address, len(self.memory), model.address))
 
     @property
     def seen(self) -> int:
-        """Tokens read so far."""
+        """Tokens read so far, or steps of frames."""
         return self.library.lrt_seen(self.address)
 
     def step(self, token: int) -> None:
@@ -131,6 +145,17 @@ class Sequence:
         self._check(*given)
         words = np.array(given, np.uint32)
         self.model.check(self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
+
+    def read(self, frames: Float[np.ndarray, "t i"]) -> None:
+        """So many frames as the model's `subsample`, or fewer, which end the utterance."""
+        if frames.ndim != 2 or frames.shape[1] != self.model.facts["input"]:
+            raise Error(f"frames must be [t i={self.model.facts['input']}], got {list(frames.shape)}")
+        given = np.ascontiguousarray(frames, np.float32)
+        self.model.check(self.library.lrt_read(self.address, given.ctypes.data, len(given)))
+
+    def new_symbol(self) -> int:
+        """The symbol that the last frames add to the most probable path; 0: none."""
+        return self.model.check(self.library.lrt_new_symbol(self.address))
 
     def _check(self, *tokens: int) -> None:
         # Else what is rounded or wraps around might be one.
@@ -205,7 +230,7 @@ def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
         sampled = tokens.clamp(min=0).tolist()
 
 
-def _aligned(size: int) -> Any:
+def aligned(size: int) -> Any:
     """Memory as bytes, beginning where the runtime wants it."""
     memory = np.zeros(size + ALIGN, np.uint8)
     first = -memory.ctypes.data % ALIGN

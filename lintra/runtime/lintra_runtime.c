@@ -2,6 +2,8 @@
 // below are as wide as the registers of the instruction set that is compiled for.
 #include "lintra_runtime.h"
 
+#include "lintra_audio.h"
+
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the files hold little-endian numbers, which are read in place"
 #endif
@@ -44,7 +46,7 @@ enum { PIECE = VECTOR < 32 ? 16 : 32, PIECES = 2 * LANES / PIECE, BLOCK = 512 };
 typedef int16_t shorts __attribute__((vector_size(PIECE)));
 typedef int32_t pairs __attribute__((vector_size(PIECE)));
 
-enum { HEADER = 320, STATE_HEADER = 64, AXES = 8, LOOKBACKS = 32 };
+enum { HEADER = 320, FRAMES_HEADER = 64, STATE_HEADER = 64, AXES = 8, LOOKBACKS = 32, STAGES = 2 };
 enum { FLOAT32, FLOAT16, INT8 };
 enum { GELU, SWIGLU, RELU_MLP };
 enum { PRE, POST };
@@ -54,6 +56,8 @@ enum { IDENTITY, ELU_PLUS_ONE, RELU, SQUARED_RELU, TRIGONOMETRIC, ARC_COSINE };
 enum { NO_DECAY, FIXED, GATED };
 enum { NO_DENOMINATOR, SUM, BOUNDED };
 enum { LOGITS, MIXTURE };
+enum { TOKENS, FRAMES };
+enum { GIVEN, FILTERBANK };
 
 #define MODEL_MAGIC "lintraRT"
 #define STATE_MAGIC "lintraST"
@@ -81,21 +85,29 @@ struct lrt_model {
   uint32_t position, axes, axis[AXES], lookbacks, lookback[LOOKBACKS];
   uint32_t feature_map, decay, denominator, head_norm, head_gate, output, components;
   float eps, norm_eps;
+  uint32_t input, inputs, subsampled, stages, names_bytes, spaced, audio;  // of FRAMES from `inputs` on
+  lrt_features_config features_config;
   // Derived from these.
   uint32_t dim, features, embedding_width, qkv_width, symbols, params, max_lookback, max_positions;
   table embedding, lookback_embedding[LOOKBACKS], axis_embedding[AXES], head;
+  table stage[STAGES], input_proj;
+  uint64_t mean, scale, stage_bias[STAGES], input_bias, names;
+  uint64_t edge_floats;  // of the frames before, in the state
   uint64_t frequencies, final_weight, final_bias, head_bias;
   uint64_t layers_offset, head_offset;  // in the file
   layer_map layer;              // of each alike
   uint64_t kv_floats, layer_floats, state_floats;  // of a key-value head, a layer, and all layers with `recent`
 };
 
-// Followed in memory by the state (`recent`, then for each layer and key-value head kv, z and n) and scratch buffers.
+// Followed in memory by the state (`recent`, then for each layer and key-value head kv, z and n, then for each stage the
+// last frame that went in) and scratch buffers.
 struct lrt_sequence {
   const lrt_model *model;
   uint64_t generator;
   uint32_t seen, ready;  // ready: whether params are those of the last token
+  uint32_t ended, symbol, before;  // symbol: the most probable one of the last frames, and of those before them
   uint32_t *recent;      // ring buffer of tokens
+  float *edges, *rows, *gathered;  // rows: frames, and what becomes of them
   float *state, *x, *normed, *qkv, *attn_out, *gates, *decay_logits, *hidden;
   float *k, *q, *rotated_k, *rotated_q, *v, *y, *unit, *sine, *cosine;
   float *params, *mixture, *scores, *sorted;
@@ -561,9 +573,39 @@ static table matrix(walk *w, uint32_t kind, uint32_t rows, uint32_t columns) {
   return map;
 }
 
+// The names of the symbols, each with a 0 behind it.
+static void walk_names(lrt_model *m, walk *w) {
+  m->names = section(w, m->names_bytes);
+  if (!w->base) return;
+  const char *names = w->base + m->names;
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < m->names_bytes; ++i) {
+    if (names[i]) continue;
+    ++count;
+    if (!i || !names[i - 1]) w->error = LRT_BAD_NAMES;
+  }
+  if (count != m->vocabulary - 1 || names[m->names_bytes - 1]) w->error = LRT_BAD_NAMES;
+}
+
+// What frames go through before the layers.
+static void walk_frames(lrt_model *m, walk *w) {
+  m->mean = vector(w, m->inputs);
+  m->scale = vector(w, m->inputs);
+  for (uint32_t i = 0; i < m->stages; ++i) {
+    m->stage[i] = matrix(w, m->weights, m->subsampled, 3 * (i ? m->subsampled : m->inputs));
+    m->stage_bias[i] = vector(w, m->subsampled);
+  }
+  m->input_proj = matrix(w, m->weights, m->embedding_width, m->subsampled);
+  m->input_bias = vector(w, m->embedding_width);
+  walk_names(m, w);
+}
+
 static void walk_embeddings(lrt_model *m, walk *w) {
   const uint32_t kind = m->weights == FLOAT32 ? FLOAT32 : FLOAT16;  // a row is read at a time: int8 would gain nothing
-  m->embedding = matrix(w, kind, m->symbols, m->embedding_width);
+  if (m->input == FRAMES)
+    walk_frames(m, w);
+  else
+    m->embedding = matrix(w, kind, m->symbols, m->embedding_width);
   for (uint32_t i = 0; i < m->lookbacks; ++i)
     m->lookback_embedding[i] = matrix(w, kind, m->symbols, m->embedding_width);
   for (uint32_t i = 0; i < m->axes; ++i) m->axis_embedding[i] = matrix(w, kind, m->axis[i], m->width);
@@ -668,8 +710,38 @@ static int read_header(lrt_model *m, const char *file) {
   m->components = read_size(&r, 0, 1 << 16);
   m->eps = read_float(&r);
   m->norm_eps = read_float(&r);
-  while (r.at < file + HEADER) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  while (r.at < file + HEADER - 4) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  m->input = read_enum(&r, FRAMES);
   return r.error;
+}
+
+// The header behind the header of a model that reads frames.
+static int read_frames_header(lrt_model *m, const char *file) {
+  reader r = {file + HEADER, LRT_OK};
+  lrt_features_config *c = &m->features_config;
+  m->inputs = read_size(&r, 1, 1 << 16);
+  m->subsampled = read_size(&r, 1, 1 << 16);
+  m->stages = read_size(&r, 0, STAGES);
+  m->names_bytes = read_size(&r, 2, 1 << 30);
+  m->spaced = read_enum(&r, 1);
+  m->audio = read_enum(&r, FILTERBANK);
+  const uint32_t most = m->audio ? UINT32_MAX : 0;
+  c->rate = read_size(&r, 0, most);
+  c->frame = read_size(&r, 0, most);
+  c->shift = read_size(&r, 0, most);
+  c->low_hz = read_float(&r);
+  c->high_hz = read_float(&r);
+  c->bins = m->inputs;
+  while (r.at < file + HEADER + FRAMES_HEADER) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  if (r.error) return r.error;
+  if ((m->stages == 0 && m->subsampled != m->inputs) || m->start || m->lookbacks || m->output != LOGITS ||
+      m->vocabulary < 2)
+    return LRT_BAD_SIZES;
+  if (m->audio == GIVEN) return c->low_hz == 0 && c->high_hz == 0 ? LRT_OK : LRT_BAD_SIZES;
+  return c->rate >= 1 && c->rate <= 1 << 24 && c->frame >= 2 && c->frame <= 1 << 15 && c->shift >= 1 &&
+                 c->shift <= c->frame && c->bins >= 3 && c->low_hz < c->high_hz && c->high_hz <= (float)c->rate / 2
+             ? LRT_OK
+             : LRT_BAD_SIZES;
 }
 
 // Checks the fields against each other and computes what follows from them.
@@ -698,7 +770,8 @@ static int derive(lrt_model *m) {
   m->max_positions = (uint32_t)last;
   m->kv_floats = m->features * pad_to_lanes(m->dim);
   m->layer_floats = m->kv_heads * (m->kv_floats + pad_to_lanes(m->features)) + pad_to_lanes(m->kv_heads);
-  m->state_floats = pad_to_lanes(m->max_lookback) + m->layers * m->layer_floats;
+  m->edge_floats = m->stages ? pad_to_lanes(m->inputs) + (m->stages - 1) * pad_to_lanes(m->subsampled) : 0;
+  m->state_floats = pad_to_lanes(m->max_lookback) + m->layers * m->layer_floats + m->edge_floats;
   return LRT_OK;
 }
 
@@ -708,11 +781,16 @@ static float *carve(float *base, uint64_t *at, uint64_t floats) {
   return here;
 }
 
+static uint64_t larger_size(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+static uint64_t row_floats(const lrt_model *m) { return pad_to_lanes(larger_size(m->inputs, m->subsampled)); }
+
 // Lays out the buffers of a sequence from `base` on (null: only counts); returns how many floats they take.
 static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   uint64_t at = 0;
   s->recent = (uint32_t *)carve(base, &at, m->max_lookback);
   s->state = carve(base, &at, m->layers * m->layer_floats);
+  s->edges = carve(base, &at, m->edge_floats);
   s->x = carve(base, &at, m->width);
   s->normed = carve(base, &at, m->width);
   s->qkv = carve(base, &at, m->qkv_width);
@@ -733,7 +811,11 @@ static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   s->mixture = carve(base, &at, 4 * pad_to_lanes(m->components));
   s->scores = carve(base, &at, m->vocabulary);
   s->sorted = carve(base, &at, m->vocabulary);
-  s->quantized = (int16_t *)carve(base, &at, pad_to_lanes(m->hidden > m->width ? m->hidden : m->width) / 2);
+  const uint64_t gathered = m->stages ? 3 * larger_size(m->inputs, m->subsampled) : 0;
+  s->rows = carve(base, &at, (uint64_t)(1u << m->stages) * row_floats(m));
+  s->gathered = carve(base, &at, gathered);
+  const uint64_t longest = larger_size(larger_size(m->hidden, m->width), larger_size(gathered, m->subsampled));
+  s->quantized = (int16_t *)carve(base, &at, pad_to_lanes(longest) / 2);
   return at;
 }
 
@@ -765,16 +847,20 @@ int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
   if (error) return error;
   lrt_model m = {.file = file, .checksum = word_at(file + 12)};
   error = read_header(&m, file);
+  if (error) return error;
+  const uint64_t body = HEADER + (m.input == FRAMES ? FRAMES_HEADER : 0);
+  if (bytes < body) return LRT_WRONG_SIZE;
+  if (m.input == FRAMES) error = read_frames_header(&m, file);
   if (!error) error = derive(&m);
   if (error) return error;
-  walk front = {0, HEADER, LRT_OK}, layer = {0, 0, LRT_OK}, back = {0, 0, LRT_OK};
+  walk front = {0, body, LRT_OK}, layer = {0, 0, LRT_OK}, back = {0, 0, LRT_OK};
   walk_embeddings(&m, &front);
   walk_layer(&m, &layer);
   walk_head(&m, &back);
   m.layers_offset = front.at;
   m.head_offset = front.at + m.layers * layer.at;
   if (m.head_offset + back.at != bytes) return LRT_WRONG_SIZE;
-  walk check = {file, HEADER, LRT_OK};
+  walk check = {file, body, LRT_OK};
   walk_embeddings(&m, &check);
   for (uint32_t i = 0; i < m.layers; ++i) {
     check.base = file + m.layers_offset + i * layer.at;
@@ -801,9 +887,24 @@ int lrt_fact(const lrt_model *m, int which) {
     case LRT_HEADS: return (int)m->heads;
     case LRT_KV_HEADS: return (int)m->kv_heads;
     case LRT_WEIGHTS: return m->weights == FLOAT32 ? 32 : m->weights == FLOAT16 ? 16 : 8;
+    case LRT_INPUT: return (int)m->inputs;
+    case LRT_SUBSAMPLE: return m->input == FRAMES ? 1 << m->stages : 0;
+    case LRT_SPACED: return (int)m->spaced;
     default: return LRT_BAD_OPTION;
   }
 }
+
+const char *lrt_symbol(const lrt_model *m, uint32_t symbol) {
+  if (m->input != FRAMES || !symbol || symbol >= m->vocabulary) return 0;
+  const char *name = m->file + m->names;
+  while (--symbol) {
+    while (*name) ++name;
+    ++name;
+  }
+  return name;
+}
+
+const lrt_features_config *lrt_features_of(const lrt_model *m) { return m->audio ? &m->features_config : 0; }
 
 // Sequences.
 
@@ -1028,12 +1129,15 @@ static void mlp(const lrt_sequence *s, const char *base, const float *input, flo
   matvec(s, &l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
 }
 
-// s->x = the embeddings of a token, of those `lookback` tokens before it, and of its position.
+// s->x = the embeddings of a token, or of s->rows, of those `lookback` tokens before it, and of its position.
 static void embed(const lrt_sequence *s, uint32_t token) {
   const lrt_model *m = s->model;
   const char *base = m->file;
   clear(s->x, 0, pad_to_lanes(m->width));
-  add_row(&m->embedding, base, token, s->x);
+  if (m->input == FRAMES)
+    matvec(s, &m->input_proj, base, (const float *)(base + m->input_bias), s->rows, s->x, 0);
+  else
+    add_row(&m->embedding, base, token, s->x);
   for (uint32_t i = 0; i < m->lookbacks; ++i)
     add_row(&m->lookback_embedding[i], base,
             s->recent[(s->seen + (uint64_t)m->max_lookback - m->lookback[i]) % m->max_lookback], s->x);
@@ -1080,6 +1184,7 @@ static void decode_token(lrt_sequence *s, uint32_t token, int last) {
 
 int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
   const lrt_model *m = s->model;
+  if (m->input != TOKENS) return LRT_OTHER_INPUT;
   for (size_t i = 0; i < count; ++i)
     if (tokens[i] >= m->symbols) return LRT_BAD_TOKEN;
   if (count > m->max_positions - s->seen) return LRT_TOO_LONG;
@@ -1088,6 +1193,64 @@ int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
 }
 
 int lrt_step(lrt_sequence *s, uint32_t token) { return lrt_prefill(s, &token, 1); }
+
+// Frames.
+
+// A convolution over three frames, whose output j has read the frames 2j - 1, 2j and 2j + 1, and gelu. count: of frames in
+// s->rows, which are replaced; returns how many they become.
+static uint32_t subsample(const lrt_sequence *s, uint32_t stage, uint32_t count) {
+  const lrt_model *m = s->model;
+  const uint64_t n = stage ? m->subsampled : m->inputs, step = row_floats(m), bytes = n * sizeof(float);
+  float *edge = s->edges + (stage ? pad_to_lanes(m->inputs) : 0);
+  for (uint32_t i = 0; i < count; i += 2) {
+    float *from = s->rows + i * step, *to = s->rows + i / 2 * step;
+    clear(s->gathered, 2 * n, pad_to_lanes(3 * n));
+    copy(s->gathered, i ? from - step : edge, bytes);
+    copy(s->gathered + n, from, bytes);
+    if (i + 1 < count) copy(s->gathered + 2 * n, from + step, bytes);
+    if (!i) copy(edge, s->rows + (count - 1) * step, bytes);
+    matvec(s, &m->stage[stage], m->file, (const float *)(m->file + m->stage_bias[stage]), s->gathered, to, 0);
+    for (uint64_t at = 0; at < m->subsampled; at += W) store(to + at, gelu(load(to + at)));
+    clear(to, m->subsampled, step);
+  }
+  return (count + 1) / 2;
+}
+
+static uint32_t most_probable(const lrt_sequence *s) {
+  uint32_t best = 0;
+  for (uint32_t i = 1; i < s->model->vocabulary; ++i) best = s->params[i] > s->params[best] ? i : best;
+  return best;
+}
+
+int lrt_read(lrt_sequence *s, const float *frames, size_t count) {
+  const lrt_model *m = s->model;
+  const uint64_t n = m->inputs, step = row_floats(m);
+  if (m->input != FRAMES) return LRT_OTHER_INPUT;
+  if (!count || count > 1u << m->stages) return LRT_BAD_OPTION;
+  if (s->ended) return LRT_ENDED;
+  if (s->seen >= m->max_positions) return LRT_TOO_LONG;
+  if (has_nonfinite(FLOAT32, (const char *)frames, count * n)) return LRT_BAD_NUMBER;
+  const float *mean = (const float *)(m->file + m->mean), *scale = (const float *)(m->file + m->scale);
+  for (uint64_t row = 0; row < count; ++row) {
+    float *to = s->rows + row * step;
+    copy(to, frames + row * n, n * sizeof *frames);
+    for (uint64_t i = 0; i < n; ++i) to[i] = (to[i] - mean[i]) * scale[i];
+    clear(to, n, step);
+  }
+  uint32_t left = (uint32_t)count;
+  for (uint32_t i = 0; i < m->stages; ++i) left = subsample(s, i, left);
+  decode_token(s, 0, 1);
+  s->ended = count < 1u << m->stages;
+  s->before = s->symbol;
+  s->symbol = most_probable(s);
+  return LRT_OK;
+}
+
+int lrt_new_symbol(const lrt_sequence *s) {
+  if (s->model->input != FRAMES) return LRT_OTHER_INPUT;
+  if (!s->ready) return LRT_NOTHING_READ;
+  return s->symbol == s->before ? 0 : (int)s->symbol;
+}
 
 const float *lrt_params(const lrt_sequence *s) { return s->ready ? s->params : 0; }
 
@@ -1264,6 +1427,8 @@ int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
   copy(file + 24, &m->checksum, 4);
   copy(file + 28, &s->seen, 4);
   copy(file + 32, &s->generator, 8);
+  copy(file + 40, &s->ended, 4);
+  copy(file + 44, &s->symbol, 4);
   copy(file + STATE_HEADER, s->recent, bytes - STATE_HEADER);
   const uint32_t checksum = lrt_checksum(file + 16, size - 16);
   copy(file + 12, &checksum, 4);
@@ -1277,8 +1442,10 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
   const int error = check_file(file, size, STATE_MAGIC, STATE_HEADER, LRT_NOT_A_STATE);
   if (error) return error;
   if (word_at(file + 24) != m->checksum || size != bytes) return LRT_OTHER_MODEL;
-  for (int i = 40; i < STATE_HEADER; ++i)
+  const uint32_t ended = word_at(file + 40), symbol = word_at(file + 44);
+  for (int i = m->input == FRAMES ? 48 : 40; i < STATE_HEADER; ++i)
     if (file[i]) return LRT_BAD_PADDING;
+  if (ended > 1 || symbol >= m->vocabulary) return LRT_BAD_TOKEN;
   const uint32_t seen = word_at(file + 28);
   if (seen > m->max_positions) return LRT_TOO_LONG;
   const char *recent = file + STATE_HEADER, *state = recent + 4 * pad_to_lanes(m->max_lookback);
@@ -1293,10 +1460,14 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
     w.at = check_rows(&w, FLOAT32, w.at, m->kv_heads, m->features);
     w.at = check_rows(&w, FLOAT32, w.at, 1, m->kv_heads);
   }
+  for (uint32_t i = 0; i < m->stages; ++i)
+    w.at = check_rows(&w, FLOAT32, w.at, 1, i ? m->subsampled : m->inputs);
   if (w.error) return w.error;
   copy(s->recent, recent, bytes - STATE_HEADER);
   copy(&s->generator, file + 32, 8);
   s->seen = seen;
+  s->ended = ended;
+  s->symbol = symbol;
   s->ready = 0;
   return LRT_OK;
 }
@@ -1323,6 +1494,9 @@ const char *lrt_error(int code) {
     case LRT_BAD_OPTION: return "an option is out of bounds";
     case LRT_NOT_A_STATE: return "this is no state of a sequence: it begins with other bytes";
     case LRT_OTHER_MODEL: return "the state is of another model";
+    case LRT_OTHER_INPUT: return "the model reads frames where it was given tokens, or tokens where it was given frames";
+    case LRT_ENDED: return "the utterance has ended with fewer frames than are read at once";
+    case LRT_BAD_NAMES: return "the names of the symbols are more or fewer than these, or one is empty";
     default: return "there is no such error";
   }
 }

@@ -1,4 +1,4 @@
-// A trained decoder as an RNN, one token at a time, in one C11 file: no library, no allocation, no global variable.
+// A trained model as an RNN, one token or frame at a time, in one C11 file: no library, no allocation, no global variable.
 // Compiled for the machine or for WebAssembly; the models it reads are written by `lintra export --to runtime`, their
 // format is docs/format.md.
 //
@@ -9,6 +9,10 @@
 //   lrt_step(sequence, lrt_fact(model, LRT_START));            the start symbol, then
 //   token = lrt_sample(sequence, 1, 0, 1, lrt_uniform(sequence));
 //   lrt_step(sequence, token);                                 and so on
+//
+// A recogniser of speech reads frames in place of tokens; lintra_audio.h makes them of audio:
+//   lrt_read(sequence, frames, lrt_fact(model, LRT_SUBSAMPLE));
+//   text = lrt_symbol(model, lrt_new_symbol(sequence));        null where nothing new was said
 //
 // Whatever a file, a state or an argument holds, nothing outside the given memory is read or written: a call that cannot
 // be served changes nothing and returns one of the negative numbers below. A null pointer is the caller's error. One
@@ -42,7 +46,10 @@ enum {
   LRT_NO_PROBABILITIES = -14,
   LRT_BAD_OPTION = -15,
   LRT_NOT_A_STATE = -16,
-  LRT_OTHER_MODEL = -17
+  LRT_OTHER_MODEL = -17,
+  LRT_OTHER_INPUT = -18,
+  LRT_ENDED = -19,
+  LRT_BAD_NAMES = -20
 };
 
 // What lrt_fact reports of a model.
@@ -56,11 +63,15 @@ enum {
   LRT_WIDTH,
   LRT_HEADS,
   LRT_KV_HEADS,
-  LRT_WEIGHTS  // bits of a weight: 32, 16 (floats) or 8 (integers)
+  LRT_WEIGHTS,    // bits of a weight: 32, 16 (floats) or 8 (integers)
+  LRT_INPUT,      // numbers of a frame, for a model that reads frames; 0: it reads tokens
+  LRT_SUBSAMPLE,  // frames that become one step: 1, 2 or 4; 0: it reads tokens
+  LRT_SPACED      // 1: a space stands between the symbols of a text
 };
 
 typedef struct lrt_model lrt_model;
 typedef struct lrt_sequence lrt_sequence;
+typedef struct lrt_features_config lrt_features_config;  // of lintra_audio.h
 
 // LRT_FORMAT of the program.
 int lrt_format(void);
@@ -88,7 +99,21 @@ int lrt_step(lrt_sequence *sequence, uint32_t token);
 // Decodes several tokens; params are computed for the last one alone.
 int lrt_prefill(lrt_sequence *sequence, const uint32_t *tokens, size_t count);
 
-// The number of tokens read so far.
+// Reads LRT_SUBSAMPLE frames of LRT_INPUT finite numbers each, one behind the other; the last ones of an utterance may be
+// fewer, and nothing may follow then. lrt_params, lrt_log_probs and lrt_new_symbol tell what they give. The symbols are
+// CTC's: 0 is the blank.
+int lrt_read(lrt_sequence *sequence, const float *frames, size_t count);
+
+// The symbol that the last frames add to the most probable path; 0 where they repeat what was said, or say nothing.
+int lrt_new_symbol(const lrt_sequence *sequence);
+
+// The name of a symbol, UTF-8, of a model that reads frames; null for the blank and what is no symbol.
+const char *lrt_symbol(const lrt_model *model, uint32_t symbol);
+
+// How a model's frames are computed of audio; null for one that is given frames, or tokens.
+const lrt_features_config *lrt_features_of(const lrt_model *model);
+
+// The number of tokens read so far, or of steps of frames.
 uint32_t lrt_seen(const lrt_sequence *sequence);
 
 // The LRT_PARAMS parameters after the last token; null before any.

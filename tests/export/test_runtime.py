@@ -50,7 +50,10 @@ def other_embedding(model):
     ("model", "reason"),
     [
         (build_seq2seq(), "does not read another sequence"),
-        (encoder.Config(vocabulary=5, layers=1, heads=1, width=8).build(), "is for decoders, got Encoder"),
+        (
+            encoder.Config(vocabulary=5, layers=1, heads=1, width=8).build(),
+            "is for decoders and recognisers of speech, got Encoder",
+        ),
         (build(attention=softmax.Config()), "knows the attentions linear, retention and rfa, got softmax"),
         (
             build(attention=performer.Config()),

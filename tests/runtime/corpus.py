@@ -6,17 +6,22 @@ from pathlib import Path
 from lintra.export import runtime as export
 from lintra.runtime import Model, Sequence
 from tests.kinds import build
+from tests.runtime import recognisers
 from tests.runtime.kinds import KINDS
 
 
 def write(folder: Path) -> list[Path]:
     """The files. Each is an even byte, a model and a state of it."""
     folder.mkdir(parents=True, exist_ok=True)
+    models = [build(**{"layers": 1} | changes) for changes in KINDS.values()]
     files = []
-    for i, changes in enumerate(KINDS.values()):
-        content = export.to_bytes(build(**{"layers": 1} | changes), export.WEIGHTS[i % len(export.WEIGHTS)])
+    for i, model in enumerate([*models, *map(recognisers.build, recognisers.RECOGNISERS)]):
+        content = export.to_bytes(model, export.WEIGHTS[i % len(export.WEIGHTS)])
         sequence = Sequence(Model(content))
-        sequence.step(0)
+        if i < len(models):
+            sequence.step(0)
+        else:
+            sequence.read(recognisers.frames(model, model.config.subsample))
         files.append(folder / f"kind-{i:02d}")
         files[-1].write_bytes(b"\0" + content + sequence.save())
     return files

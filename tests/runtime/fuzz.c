@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "../../lintra/runtime/lintra_runtime.h"
+#include "../../lintra/runtime/lintra_audio.h"
 
 enum { MOST = 1 << 24, RESULTS = 32 };
 
@@ -36,12 +36,40 @@ static void put_right(uint8_t *file, size_t bytes) {
   memcpy(file + 12, &sum, 4);
 }
 
+// The frames that so many samples give, and the symbols of all of them.
+static void hear(lrt_sequence *sequence, const lrt_model *model) {
+  const size_t inputs = (size_t)lrt_fact(model, LRT_INPUT), group = (size_t)lrt_fact(model, LRT_SUBSAMPLE);
+  float *frames = (float *)exact(0, group * inputs * sizeof *frames);
+  for (size_t i = 0; i < group * inputs; ++i) frames[i] = (float)(i % 7);
+  count(lrt_new_symbol(sequence));
+  for (size_t given = group + 1; given + 1; --given) count(lrt_read(sequence, frames, given));
+  const int symbol = count(lrt_new_symbol(sequence));
+  for (uint32_t i = 0; i < 3; ++i)
+    if (lrt_symbol(model, (uint32_t)symbol + i) && !lrt_symbol(model, (uint32_t)symbol + i)[0]) abort();
+  lrt_symbol(model, (uint32_t)lrt_fact(model, LRT_VOCABULARY) - 1);
+  free(frames);
+  const lrt_features_config *config = lrt_features_of(model);
+  if (!config) return;
+  const size_t needed = lrt_features_size(config);
+  if (!needed) abort();
+  lrt_features *features = (lrt_features *)exact(0, needed);
+  const float samples[] = {0, 0.5f, -1, 1e30f, 3e38f};
+  if (count(lrt_features_start(features, needed, config)) == LRT_OK)
+    for (uint32_t i = 0; i < config->frame + config->shift; i += 5) {
+      int taken = count(lrt_features_push(features, samples, 5));
+      const float *frame = lrt_features_frame(features);
+      if (taken < 1 || (frame && !(frame[config->bins - 1] < 300))) abort();
+    }
+  free(features);
+}
+
 static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *state, size_t bytes) {
   const uint32_t tokens[] = {0, (uint32_t)lrt_fact(model, LRT_VOCABULARY) - 1, (uint32_t)lrt_fact(model, LRT_START)};
   count(lrt_sample(sequence, 1, 0, 1, 0.5));
   count(lrt_prefill(sequence, tokens, 2));
   count(lrt_step(sequence, tokens[2]));
   count(lrt_load_state(sequence, state, bytes));
+  if (lrt_fact(model, LRT_INPUT)) hear(sequence, model);
   for (int i = 0; i < 3; ++i) {
     count(lrt_step(sequence, tokens[0]));
     const int token = count(lrt_sample(sequence, i, (uint32_t)i, 1 - 0.2 * i, lrt_uniform(sequence)));

@@ -8,13 +8,15 @@ from pathlib import Path
 from lintra import runtime
 from lintra.bench import reports
 from tests.runtime import corpus
-from tests.runtime.test_program import HERE, SANITIZE, SOURCE, compiled, results, said
+from tests.runtime.test_program import AUDIO, HERE, SANITIZE, SOURCE, compiled, results, said
 
 
 def record(seconds: int, file: Path) -> None:
     """Raises AssertionError with what the sanitizers say."""
     with tempfile.TemporaryDirectory() as folder:
-        program = compiled(Path(folder, "fuzz"), HERE / "fuzz.c", SOURCE, options=[*SANITIZE, "-DMUTATE"])
+        program = compiled(
+            Path(folder, "fuzz"), HERE / "fuzz.c", SOURCE, AUDIO, options=[*SANITIZE, "-DMUTATE"]
+        )
         seeds = [*corpus.write(Path(folder, "corpus")), *sorted((HERE / "cases").iterdir())]
         found, inputs = results(said(program, seconds, seconds, *seeds))
     library = runtime._library()

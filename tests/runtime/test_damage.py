@@ -4,6 +4,7 @@ import re
 import struct
 import zlib
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +14,7 @@ from lintra import runtime
 from lintra.export import runtime as export
 from lintra.runtime import Error, Model, Sequence
 from tests.kinds import build
+from tests.runtime import recognisers
 from tests.runtime.kinds import KINDS
 
 pytestmark = [
@@ -49,9 +51,24 @@ FIELD = {  # places in the header, docs/format.md
     "eps": 276,
     "norm_eps": 280,
     "rest": 284,
+    "input": 316,
+}
+OF_FRAMES = {  # behind the header of a model that reads them
+    "inputs": 320,
+    "subsampled": 324,
+    "stages": 328,
+    "bytes of names": 332,
+    "spaced": 336,
+    "audio": 340,
+    "rate": 344,
+    "frame": 348,
+    "shift": 352,
+    "low": 356,
+    "high": 360,
+    "rest": 364,
 }
 KNOWN = ("weights", "start", "feed", "norm place", "norm kind", "final norm", "position", "map", "decay")
-KNOWN += ("denominator", "head norm", "head gate", "output")
+KNOWN += ("denominator", "head norm", "head gate", "output", "input")
 
 
 def content_of(weights="float32", **kind):
@@ -216,7 +233,7 @@ def rate_at(content, at, kind):
 
 def test_padding_holds_nothing():
     content = content_of(width=12, heads=1)  # rows of 12 numbers in the room of 16
-    for at in (FIELD["rest"], 319, 320 + 12 * 4, len(content) - 1):
+    for at in (FIELD["rest"], 315, 320 + 12 * 4, len(content) - 1):
         changed = bytearray(content)
         changed[at] = 1
         refused(repaired(changed), "where there must be zeros")
@@ -331,3 +348,120 @@ def test_a_state_fits_the_weights_it_was_made_with():
         model.head.bias[0] += 1
     with pytest.raises(Error, match="the state is of another model"):
         Sequence(Model(export.to_bytes(model))).load(one.save())
+
+
+def recogniser(kind="four to one", **changes):
+    return bytearray(export.to_bytes(recognisers.build(kind, **changes)))
+
+
+def test_a_recogniser_of_any_other_length():
+    content = recogniser()
+    for size in range(320, 600):
+        told = content[:16] + struct.pack("<Q", size) + content[24:size]
+        refused(repaired(told), "shorter or longer than it must be")
+
+
+@pytest.mark.parametrize("name", ["spaced", "audio"])
+def test_a_kind_of_frames_of_a_later_version(name):
+    for value in (2, 2**32 - 1):
+        refused(with_word(recogniser(), OF_FRAMES[name], value), "a kind that this program does not know")
+
+
+@pytest.mark.parametrize("kind", ["four to one", "frames as they are", "learned"])
+@pytest.mark.parametrize(
+    "name", ["inputs", "subsampled", "stages", "bytes of names", "rate", "frame", "shift"]
+)
+def test_sizes_of_frames_that_are_hostile(kind, name):
+    """A file that is as long as before may name another rate, or frame of audio, that is in bounds."""
+    content = recogniser(kind)
+    right = struct.unpack_from("<I", content, OF_FRAMES[name])[0]
+    harmless = {"rate": {2**14, 2**16, 2**20, 2**24}, "frame": {2**14}, "shift": {1}}.get(name, set())
+    harmless |= {right + 1, 2 * right} if name in ("rate", "frame") else {right + 1, 2 * right} - {201, 400}
+    for value in {0, 1, right + 1, 2 * right, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right}:
+        reason = reason_of(with_word(content, OF_FRAMES[name], value))
+        if reason is None:
+            assert kind != "frames as they are"
+            assert value in harmless
+        else:
+            assert re.search(
+                r"a size that is out of bounds|shorter or longer|names of the symbols|must be", reason
+            )
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("four to one", {"start": 1}),
+        ("four to one", {"places": 1, "place": 1}),
+        ("four to one", {"output": 1, "components": 1}),
+        ("four to one", {"vocabulary": 1}),
+        ("four to one", {"input": 0}),
+        ("frames as they are", {"subsampled": 6}),
+        ("frames as they are", {"low": 1.0}),
+        ("four to one", {"low": 4_000.0}),
+        ("four to one", {"high": 4_000.5}),
+        ("four to one", {"shift": 201}),
+        ("four to one", {"audio": 0}),
+    ],
+)
+def test_frames_that_do_not_go_together(kind, changes):
+    content = recogniser(kind)
+    for name, value in changes.items():
+        content = bytearray(with_word(content, (FIELD | OF_FRAMES)[name], value))
+    assert reason_of(bytes(content)) is not None
+
+
+def test_bounds_in_hz_that_are_none():
+    for name in ("low", "high"):
+        for value in (float("nan"), float("inf"), -1.0):
+            refused(
+                with_word(recogniser(), OF_FRAMES[name], value), "infinite, not a number, or out of bounds"
+            )
+    refused(with_word(recogniser(), OF_FRAMES["rest"], 1), "where there must be zeros")
+
+
+def test_names_that_are_not_as_many():
+    content = recogniser()
+    names = "\0".join(recognisers.CHARACTERS.names).encode() + b"\0"
+    at = content.index(names)
+    for changed in (
+        names.replace(b"\0", b"\1"),  # none ends
+        names[:1] + b"b" + names[2:],  # one fewer
+        names[:2] + b"\0" + names[3:],  # an empty one
+        b"\0" + names[1:],
+        names[:-1] + b"b",  # the last does not end
+    ):
+        assert len(changed) == len(names)
+        other = content[:at] + changed + content[at + len(names) :]
+        refused(repaired(other), "the names of the symbols are more or fewer")
+
+
+def test_weights_of_frames_that_are_none():
+    content = recogniser("two to one")
+    sections = range(384, len(content), 64)
+    for at in sections:
+        for value in (0x7F800000, 0x7FC00001):
+            reason = reason_of(with_word(content, at, value))
+            assert reason is not None
+            assert re.search("infinite, not a number|must be zeros|names of the symbols", reason)
+
+
+def test_states_of_recognisers_that_are_none():
+    model = Model(bytes(recogniser()))
+    sequence = Sequence(model)
+    sequence.read(np.ones((4, 10), np.float32))
+    state = sequence.save()
+    edges = len(state) - 4 * 2 * 16  # of two stages, the last of which has 12 numbers
+    for at, value, reason in (
+        (40, 2, "a token is no symbol"),  # an end that is neither
+        (44, 5, "a token is no symbol"),
+        (48, 1, "where there must be zeros"),
+        (edges, float("nan"), "infinite, not a number"),
+        (edges + 4 * 10, 1.0, "where there must be zeros"),
+        (len(state) - 4, 1.0, "where there must be zeros"),
+    ):
+        with pytest.raises(Error, match=reason):
+            sequence.load(with_word(state, at, value))
+        assert sequence.save() == state
+    for at in (edges, edges + 4 * 9, edges + 4 * 16, edges + 4 * 27):
+        sequence.load(with_word(state, at, 0.5))
