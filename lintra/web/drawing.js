@@ -14,19 +14,8 @@ function makeStudio(tell) {
   let pace = 0;
   const current = { draw: null, race: null }; // the job that each is about
 
-  // A message channel is not slowed down as timers are, and lets messages and frames in between.
-  const channel = new MessageChannel(), waiting = [];
-  channel.port1.onmessage = () => waiting.shift()();
-  const pause = () => new Promise((go) => (waiting.push(go), channel.port2.postMessage(0)));
+  const pause = makePause();
   const sleep = (seconds) => new Promise((go) => setTimeout(go, 1000 * seconds));
-  const now = () => performance.now() / 1000;
-
-  function decode(base64) {
-    if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
-    const text = atob(base64), found = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; ++i) found[i] = text.charCodeAt(i);
-    return found;
-  }
 
   async function open(message) {
     ({ length, slice } = message);
@@ -149,11 +138,5 @@ function makeStudio(tell) {
     pace: (message) => void (pace = message.pace),
     stop: ({ what }) => void (current[what] = null),
   };
-  return async (message) => {
-    try {
-      await verbs[message.do](message);
-    } catch (error) {
-      tell({ told: "failed", do: message.do, job: message.job, reason: error.message });
-    }
-  };
+  return answers(verbs, tell);
 }

@@ -1,16 +1,9 @@
 "use strict";
 // What the visitor sees and does; the numbers come from drawing.js.
 (() => {
-  const $ = (id) => document.getElementById(id);
   const about = JSON.parse($("about").textContent);
   const { width, height, levels } = about, length = width * height;
   const PACES = [15, 30, 60, 120, 250, 500, 1000, 2000, 0]; // values a second and image; 0: as fast as it goes
-  const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
-  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-  const size = (bytes) => {
-    const power = Math.min(2, Math.floor(Math.log2(bytes || 1) / 10));
-    return `${number.format(bytes / 1024 ** power)} ${["B", "KiB", "MiB"][power]}`;
-  };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
   // An image: its values, and how many of them were given. Ink is opacity, so the paper may have any colour.
@@ -43,55 +36,9 @@
     }
   }
 
-  // The worker, or where there is none the same program in slices on this thread.
   const heard = {};
-  const tell = (message) => heard[message.told](message);
-  let ask;
-
-  function connect() {
-    const program = $("program").textContent;
-    const here = () => {
-      ask = makeStudio(tell);
-      start("in slices beside the page's other work", 0.008);
-    };
-    let answered = false;
-    try {
-      const parts = [program, "const receive = makeStudio((message) => postMessage(message));"];
-      const source = new Blob([...parts, "onmessage = ({ data }) => receive(data);"], { type: "text/javascript" });
-      const worker = new Worker(URL.createObjectURL(source));
-      worker.onmessage = ({ data }) => {
-        answered = true;
-        tell(data);
-      };
-      worker.onerror = (event) => {
-        event.preventDefault();
-        if (answered) return heard.failed({ reason: `the worker has stopped: ${event.message}` });
-        worker.terminate();
-        here();
-      };
-      ask = (message) => worker.postMessage(message);
-      start("in a worker", 0.025);
-    } catch {
-      here();
-    }
-  }
-
-  let place = "";
-  function start(where, slice) {
-    place = where;
-    const known = { "wasm-relaxed": "WebAssembly with relaxed SIMD", wasm: "WebAssembly with SIMD" };
-    const chosen = Object.keys(known).find(runs);
-    const program = chosen ? $(chosen).textContent : null;
-    ask({ do: "open", model: $("model-file").textContent, program, name: known[chosen], slice, length });
-  }
-
-  function runs(id) {
-    try {
-      return WebAssembly.validate(Uint8Array.from(atob($(id).textContent), (letter) => letter.charCodeAt(0)));
-    } catch {
-      return false; // there is no WebAssembly at all
-    }
-  }
+  let program; // what the worker runs, or this thread
+  const ask = (message) => program.ask(message);
 
   function say(text, wrong = false) {
     $("status").textContent = text;
@@ -113,7 +60,7 @@
 
   heard.ready = ({ name }) => {
     $("engine").textContent = `in ${name}`;
-    $("how").textContent = `It runs in ${name}, ${place}.`;
+    $("how").textContent = `It runs in ${name}, ${program.place}.`;
     ready = true;
     $("go").disabled = $("race").disabled = false;
     say("Ready.");
@@ -456,5 +403,5 @@
   showCursor();
   showSettings();
   arrange();
-  connect();
+  program = connect("makeStudio", heard, { length });
 })();
