@@ -58,14 +58,29 @@ def _chromium() -> str | None:
 
 
 @contextmanager
-def launched() -> Iterator[Any]:
-    """A browser, closed in the end."""
+def launcher() -> Iterator[Callable[..., Any]]:
+    """What launches a browser with arguments of its command line, any number of times. A process may have one
+    such at a time; all browsers are closed in the end."""
     from playwright.sync_api import sync_playwright
 
+    browsers = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_chromium(), args=["--no-sandbox"])
-        yield browser
-        browser.close()
+
+        def launch(*args: str) -> Any:
+            path = _chromium()
+            browsers.append(playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *args]))
+            return browsers[-1]
+
+        yield launch
+        for browser in browsers:
+            browser.close()
+
+
+@contextmanager
+def launched() -> Iterator[Any]:
+    """A browser, closed in the end."""
+    with launcher() as launch:
+        yield launch()
 
 
 def stepper(browser: Any, program: Path, models: dict[str, Path]) -> Callable[[str, list[int]], object]:

@@ -5,16 +5,16 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from lintra import web
+from lintra import checkpoint, train, web
 from lintra.cli.arguments import UsageError, parse
-from lintra.cli.model import open_model
 from lintra.export.runtime import Weights
 from lintra.io.files import refuse_folder, write_atomically
+from lintra.models import CTC
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Watch a model draw in the browser, and have it complete your own drawing."""
+    """Run a model in the browser: it completes your drawing, or writes down what the microphone hears."""
 
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     port: int = 8642  # of 127.0.0.1; 0: a free one
@@ -31,7 +31,9 @@ class Options:
 
 def web_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra web", description=Options.__doc__ or "")
-    model, task = open_model(options.model, "cpu", None)
+    model = checkpoint.load(options.model)
+    # A recogniser says in its file all that hearing takes.
+    task = None if isinstance(model, CTC) else train.Run.around(options.model).task.build()
     if reason := web.why_not(model, task):
         raise UsageError(f"there is no page of {options.model}: {reason}")
     page = web.page(model, task, options.model.resolve().name, options.weights)

@@ -1,14 +1,16 @@
-"""A page in which a visitor watches a model draw, and has it complete a drawing of their own.
+"""Pages in which a model runs in the visitor's browser: it draws, or writes down what is said.
 
 One HTML file with the program, the runtime in WebAssembly and the model's weights inside: it works without a
 server and asks the network for nothing. `page` makes it of a model of grey images with linear attention,
-`Server` answers with it on this machine.
+which completes a drawing, or of a recogniser that can stream, which hears the microphone; `Server` answers
+with it on this machine.
 """
 
 from typing import Any
 
 from lintra.export.runtime import Weights
-from lintra.web import _drawing
+from lintra.models import CTC
+from lintra.web import _drawing, _speech
 from lintra.web._parts import file
 from lintra.web._server import Server
 
@@ -16,8 +18,9 @@ __all__ = ["Server", "file", "page", "why_not"]
 
 
 def why_not(model: Any, task: Any) -> str | None:
-    """Return why there is no page of a model and its task; None if there is one."""
-    return _drawing.why_not(model, task)
+    """Return why there is no page of a model and its task; None if there is one. Of a recogniser the task is
+    not asked, and may be None."""
+    return _speech.why_not(model) if isinstance(model, CTC) else _drawing.why_not(model, task)
 
 
 def page(model: Any, task: Any, name: str, weights: Weights = "float16") -> str:
@@ -28,4 +31,6 @@ def page(model: Any, task: Any, name: str, weights: Weights = "float16") -> str:
     """
     if reason := why_not(model, task):
         raise ValueError(f"there is no page of this model: {reason}")
+    if isinstance(model, CTC):
+        return _speech.page(model, name, weights)
     return _drawing.page(model, task, name, weights)

@@ -37,8 +37,13 @@ class WasmModel {
 
   check(code) {
     if (code >= 0) return code;
-    const text = new Uint8Array(this.lrt.memory.buffer, this.lrt.lrt_error(code));
-    throw new Error(new TextDecoder().decode(text.slice(0, text.indexOf(0))));
+    throw new Error(this.text(this.lrt.lrt_error(code)));
+  }
+
+  // What ends with a 0.
+  text(at) {
+    const bytes = new Uint8Array(this.lrt.memory.buffer, at);
+    return new TextDecoder().decode(bytes.slice(0, bytes.indexOf(0)));
   }
 
   // Those given back are used again: a page draws for hours in the same memory.

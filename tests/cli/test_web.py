@@ -4,9 +4,10 @@ import socket
 
 import pytest
 
-from lintra import web
+from lintra import checkpoint, web
 from lintra.cli.model import open_model
 from lintra.tasks import copy, digits
+from tests.runtime.recognisers import build
 
 
 def test_one_file(lintra_says, folder, tmp_path):
@@ -18,6 +19,24 @@ def test_one_file(lintra_says, folder, tmp_path):
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run")
     lintra_says("web", "--model", "run", "--out", "page.html", "--weights", "int8")
     assert (tmp_path / "page.html").read_text() == web.page(model, task, "run", "int8")
+
+
+def test_a_recogniser_has_a_page_of_its_own(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = lintra_says("web", "--model", "spoken-digits", "--out", "page.html")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "page.html").read_text() == web.page(
+        checkpoint.load("spoken-digits"), None, "spoken-digits"
+    )
+
+
+def test_a_recogniser_that_cannot_stream(lintra_says, tmp_path, monkeypatch):
+    """It needs no run.json; what it lacks is said in a sentence."""
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save(build(normalize="utterance"), tmp_path / "whole")
+    code, out, err = lintra_says("web", "--model", "whole")
+    assert (code, out) == (2, "")
+    assert "there is no page of whole: normalize='utterance' takes the mean of all frames" in err
 
 
 def test_served_until_ctrl_c(lintra_says, folder, monkeypatch):

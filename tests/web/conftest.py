@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.browser import launched, why_not
+from benchmarks.browser import launcher, why_not
 from lintra import web
 from lintra.attention import linear
 from lintra.cli.model import open_model
@@ -22,7 +22,7 @@ class Subject:
     """A model, its task and its page."""
 
     def __init__(self, model, task):
-        self.model, self.task = model, task
+        self.model, self.task, self.levels = model, task, task.levels
         self.page = web.page(model, task, "subject")
         self.file = export.to_bytes(model, "float16")
 
@@ -64,12 +64,17 @@ def shipped():
 
 
 @pytest.fixture(scope="session")
-def chromium():
-    """The browser of the system; without one the tests that need it are skipped, and say why."""
+def launch():
+    """What launches the browser of the system; without one what needs it is skipped, and says why."""
     if reason := why_not():
         pytest.skip(reason)
-    with launched() as browser:
-        yield browser
+    with launcher() as launch:
+        yield launch
+
+
+@pytest.fixture(scope="session")
+def chromium(launch):
+    return launch()
 
 
 class Opened:
@@ -115,22 +120,27 @@ class Opened:
 @pytest.fixture
 def opened(chromium, tmp_path):
     """Opens a subject's page from a file or an address. It may ask for nothing else, nor complain."""
+    return opening(chromium, tmp_path)
+
+
+def opening(browser, folder):
+    """Return what opens pages in a browser, `opened`. folder: where their files may be written."""
 
     @contextmanager
     def open_page(subject, address=None, script=None, page=None, **context):
         if address is None:
-            file = tmp_path / "page.html"
+            file = folder / "page.html"
             file.write_text(page or subject.page, encoding="utf-8")
             address = file.as_uri()
-        within = chromium.new_context(**context)
+        within = browser.new_context(**context)
         try:
             if script:
                 within.add_init_script(script)
-            found = Opened(within.new_page(), subject.task.levels)
+            found = Opened(within.new_page(), subject.levels)
             found.page.goto(address)
             yield found
             assert found.complaints == []
-            assert {url for url in found.asked if not url.startswith("blob:")} == {address}
+            assert {url for url in found.asked if not url.startswith(("blob:", "data:"))} == {address}
         finally:
             within.close()
 
