@@ -50,7 +50,7 @@ cross:
 		-fvisibility=hidden -Wall -Wextra -Werror -fPIC -shared -DLINTRA_ISA=neon \
 		-o build/cross/liblintra.so lintra/native/*.cpp
 
-# The runtime as a program of its own: examples/draw.c says how to use it.
+# The runtime as programs of their own: examples/draw.c and examples/hear.c say how to use them.
 RUNTIME := lintra/runtime/lintra_runtime
 AUDIO := lintra/runtime/lintra_audio
 RUNTIME_FLAGS := -std=c11 -O3 -ffp-contract=fast -fno-math-errno -Wall -Wextra -Ilintra/runtime
@@ -60,6 +60,12 @@ draw: build/runtime/draw
 build/runtime/draw: examples/draw.c $(RUNTIME).c $(RUNTIME).h $(AUDIO).h
 	mkdir -p build/runtime
 	$(CC) $(RUNTIME_FLAGS) -march=native -o $@ examples/draw.c $(RUNTIME).c
+
+hear: build/runtime/hear
+
+build/runtime/hear: examples/hear.c $(RUNTIME).c $(AUDIO).c $(RUNTIME).h $(AUDIO).h
+	mkdir -p build/runtime
+	$(CC) $(RUNTIME_FLAGS) -march=native -o $@ examples/hear.c $(RUNTIME).c $(AUDIO).c
 
 # The runtime in WebAssembly, once for every browser with SIMD and once with relaxed SIMD; both are committed.
 CLANG ?= clang-19
@@ -91,4 +97,4 @@ $(VENV)/installed: pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
-.PHONY: demo test test-all test-gpu lint bench docs pictures cross draw wasm fuzz install
+.PHONY: demo test test-all test-gpu lint bench docs pictures cross draw hear wasm fuzz install

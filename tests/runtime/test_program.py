@@ -15,6 +15,7 @@ from lintra import checkpoint, native, runtime
 from lintra.export import runtime as export
 from lintra.generation.sampling import Sampler
 from lintra.runtime import Model, Sequence
+from lintra.runtime.audio import Transcriber
 from tests.kinds import build
 from tests.runtime import corpus
 from tests.runtime.kinds import KINDS
@@ -137,6 +138,36 @@ def test_what_the_example_refuses(small, tmp_path):
     assert "cannot be read" in said(program, tmp_path / "none", 3, 28, expect=1)
     (tmp_path / "short.lrt").write_bytes(small.read_bytes()[:1000])
     assert "shorter or longer" in said(program, tmp_path / "short.lrt", 3, 28, expect=1)
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    file = tmp_path_factory.mktemp("model") / "spoken-digits.lrt"
+    export.write(checkpoint.load("spoken-digits"), file, "float16")
+    return file
+
+
+def heard(program, file, samples, expect=0):
+    done = subprocess.run([program, file], input=samples, capture_output=True)
+    assert done.returncode == expect, done.stderr
+    return (done.stderr if expect else done.stdout).decode()
+
+
+@needs_compiler
+def test_the_example_hears_what_the_library_hears(spoken, small, tmp_path):
+    """Under sanitizers: nothing is read beyond the samples, whose last ones fill no frame, or leaked."""
+    program = compiled(tmp_path / "hear", ROOT / "examples/hear.c", SOURCE, AUDIO, options=SANITIZE)
+    recordings = sorted((ROOT / "tests/speech/data").glob("*.wav"))
+    samples = b"".join(recording.read_bytes()[44:] for recording in recordings)  # behind their headers
+    for cut in (0, 2, 242, 642):
+        given = samples[: len(samples) - cut]
+        listener = Transcriber(Model.open(spoken))
+        text = listener.push(np.frombuffer(given, np.int16).astype(np.float32) / 2**15) + listener.finish()
+        assert heard(program, spoken, given) == text + "\n"
+    assert text == "zero three seven"
+    assert heard(program, spoken, b"") == "\n"
+    assert "reads no audio" in heard(program, small, b"", expect=1)
+    assert "cannot be read" in heard(program, tmp_path / "none", b"", expect=1)
 
 
 node = shutil.which("node")
