@@ -73,7 +73,7 @@
   };
   const NO_DEVICES =
     "The browser gives this page no microphone: open it at https:, at localhost or from a file, or choose a recording.";
-  const QUIET = 5; // seconds of silence that are worth a word
+  const QUIET = 5, SILENCE = 1e-9; // seconds that are worth a word, of a power that no open microphone has
   let quietSince = null;
 
   async function listen() {
@@ -158,7 +158,7 @@
     $("level").value = 1 + decibels / 60;
     $("level-told").textContent = samples ? `${whole.format(decibels)} dB` : "";
     if (!samples) return;
-    if (decibels > -58) {
+    if (power > SILENCE) {
       if (quietSince === Infinity) say("Listening: speak.");
       quietSince = null;
     } else if (quietSince === null) quietSince = performance.now();
