@@ -12,6 +12,7 @@ import tyro
 
 from lintra import checkpoint, train
 from lintra.cli.arguments import UsageError, parse
+from lintra.cli.failures import report_failure
 from lintra.cli.model import Device, chosen
 from lintra.io.files import refuse_irregular
 from lintra.models import CTC, BiLSTM, Encoder
@@ -74,7 +75,7 @@ def _transcribe(model: CTC, options: Options) -> int:
             _say(heard(model, file))
         except ValueError as error:
             failed += 1
-            _complain(str(file), error)
+            report_failure(file, error)
     return 1 if failed else 0
 
 
@@ -91,7 +92,7 @@ def _classify(model: Encoder | BiLSTM, task: TextClassification, options: Option
                 _say(x.name | _ranked(dict(zip(task.known_classes, next(said), strict=True))))
             else:
                 failed += 1
-                _complain(*x)
+                report_failure(*x)
     return 1 if failed else 0
 
 
@@ -128,8 +129,3 @@ def _from_lines(lines: Iterable[bytes], name: str) -> Iterator[Text | Unread]:
 
 def _say(content: dict[str, Any]) -> None:
     print(json.dumps(content, ensure_ascii=False), flush=True)
-
-
-def _complain(where: str, error: Exception) -> None:
-    reason = " ".join(str(error).split())
-    print(f"lintra: {reason if where in reason else f'{where}: {reason}'}", file=sys.stderr)

@@ -17,6 +17,7 @@ from lintra import checkpoint
 from lintra.audio import waveform
 from lintra.audio.errors import SpeechError
 from lintra.cli.arguments import UsageError, parse
+from lintra.cli.failures import report_failure
 from lintra.cli.model import Device, chosen
 from lintra.cli.search import DecodingOptions
 from lintra.models import CTC
@@ -70,8 +71,7 @@ def transcribe_command(args: Sequence[str]) -> int:
                 _whole(file, name, model, search, options)
         except ValueError as error:  # of the file, or of a mechanism that such a file is too long for
             failed += 1
-            reason = " ".join(str(error).split())
-            print(f"lintra: {reason if str(file) in reason else f'{file}: {reason}'}", file=sys.stderr)
+            report_failure(file, error)
     if failed and len(options.files) > 1:
         print(f"lintra: {failed:,} of {len(options.files):,} files failed", file=sys.stderr)
     return 1 if failed else 0
