@@ -85,15 +85,53 @@ def word_times(
     recording, which the last frame may pass. Characters make words between spaces; a phoneme stands for
     itself.
     """
-    words: list[Word] = []
-    inside = False
-    for symbol, (first, last) in zip(ids, spans, strict=True):
-        text, until = symbols.decode([symbol]), min(start + (last + 1) * seconds, end)
-        if text == " ":
-            inside = False
-        elif inside:
-            words[-1] = words[-1]._replace(text=words[-1].text + text, end=until)
-        else:
-            words.append(Word(text, start + first * seconds, until))
-            inside = symbols.unit == "character"
-    return words
+    times = WordTimes(symbols, seconds=seconds, start=start, end=end)
+    found = [word for id, span in zip(ids, spans, strict=True) for word in times.push(id, *span)]
+    return found + times.finish()
+
+
+class WordTimes:
+    """Words with their times, as their symbols come; `word_times` is this for all of them at once.
+
+    end: of the recording, where it is known; it may be set later.
+    """
+
+    def __init__(self, symbols: Symbols, *, seconds: float, start: float = 0.0, end: float = math.inf):
+        self.end = end
+        self._symbols, self._seconds, self._start = symbols, seconds, start
+        self._current: Word | None = None
+
+    def push(self, symbol: int, first: int, last: int) -> list[Word]:
+        """The words that a symbol completes, which is said from frame `first` to frame `last`: of characters
+        the one before a space, else the symbol itself."""
+        if self._ends_word(symbol):
+            return self.finish()
+        word = self._with(symbol, first, last)
+        if self._symbols.unit != "character":
+            return [word]
+        self._current = word
+        return []
+
+    def partial(self, symbol: int, first: int, last: int) -> Word | None:
+        """The word that is not complete, with one more symbol, which may last longer."""
+        return None if self._ends_word(symbol) else self._with(symbol, first, last)
+
+    @property
+    def current(self) -> Word | None:
+        """The word that is not complete."""
+        return self._current
+
+    def finish(self) -> list[Word]:
+        """The word that is not complete, which then is."""
+        done, self._current = self._current, None
+        return [] if done is None else [done]
+
+    def _ends_word(self, symbol: int) -> bool:
+        return self._symbols.decode([symbol]) == " "
+
+    def _with(self, symbol: int, first: int, last: int) -> Word:
+        text = self._symbols.decode([symbol])
+        until = min(self._start + (last + 1) * self._seconds, self.end)
+        if self._current is not None:
+            return self._current._replace(text=self._current.text + text, end=until)
+        return Word(text, self._start + first * self._seconds, until)

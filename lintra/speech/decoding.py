@@ -15,25 +15,46 @@ from lintra.ops import checks
 from lintra.speech.ngram import NGram
 
 
+class Span(NamedTuple):
+    """A symbol of a path and the frames that say it, the first and the last."""
+
+    symbol: int
+    first: int
+    last: int
+
+
 class Greedy:
-    """The text of the best path as its frames come: the ids of all pieces together are those of the whole."""
+    """The best path as its frames come: the ids of all pieces together are those of the whole."""
 
     def __init__(self):
-        self._before = 0  # what the last frame said: a repeat of it is nothing new
+        self.frames = 0
+        self.closed: list[Span] = []  # symbols that ended in the last piece, or with the one before
+        self.open: Span | None = None  # the symbol of the last frame, which the next one may say still
 
     def push(self, log_probs: Float[Tensor, "t n"]) -> list[int]:
         """The ids that these frames add."""
-        new = []
-        for symbol in check_log_probs(log_probs).argmax(-1).tolist():
-            if symbol not in (0, self._before):
-                new.append(symbol)
-            self._before = symbol
+        new, self.closed = [], []
+        for frame, symbol in enumerate(check_log_probs(log_probs).argmax(-1).tolist(), self.frames):
+            if self.open is not None and symbol == self.open.symbol:
+                self.open = self.open._replace(last=frame)
+                continue
+            self.closed += [] if self.open is None else [self.open]
+            self.open = Span(symbol, frame, frame) if symbol else None
+            new += [symbol] if symbol else []
+        self.frames += len(log_probs)
         return new
 
 
 def greedy(log_probs: Float[Tensor, "t n"]) -> list[int]:
     """The text of the best path: in each frame the most probable symbol."""
     return Greedy().push(log_probs)
+
+
+def best_path(log_probs: Float[Tensor, "t n"]) -> list[Span]:
+    """The symbols that `greedy` finds, with their frames."""
+    path = Greedy()
+    path.push(log_probs)
+    return path.closed if path.open is None else [*path.closed, path.open]
 
 
 class Hypothesis(NamedTuple):

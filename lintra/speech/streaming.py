@@ -1,6 +1,6 @@
 """Text while it is being said: audio in pieces of any size, memory of a constant one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -9,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lintra.audio import features
-from lintra.speech.decoding import Greedy
+from lintra.speech.alignment import Word, WordTimes
+from lintra.speech.decoding import Greedy, Span
 
 
 @runtime_checkable
@@ -29,6 +30,9 @@ class Recogniser(Protocol):
 class Transcriber:
     """Hears one recording. What `push` and `finish` return, together, is the best path of the whole of it.
 
+    words: those that the last call completed, with their times, which are those of the whole as well;
+    partial: the word that is being said, as far as it is known.
+
     Raises ValueError, with the reason, for a model that needs whole recordings, remembers ever more, reads
     features that are no audio's, or is in training mode.
     """
@@ -43,7 +47,11 @@ class Transcriber:
         self._frames = features.Stream(config.features)
         self._waiting = np.zeros((0, config.features.bins), np.float32)
         self._state: Any = None
+        self.words: list[Word] = []
+        self.partial: Word | None = None
         self._path = Greedy()
+        self._times = WordTimes(config.symbols, seconds=config.seconds)
+        self._count = 0  # frames that were heard
         self._before: list[int] = []  # the last symbol: what comes next may need a space between
         self._over = False
 
@@ -59,16 +67,42 @@ class Transcriber:
         """The text that the last samples add. Nothing may follow."""
         self._check()
         self._over = True
-        return self._hear(np.concatenate((self._waiting, self._frames.finish())), last=True)
+        text = self._hear(np.concatenate((self._waiting, self._frames.finish())), last=True)
+        self.words += self._times.finish()
+        self.partial = None
+        return text
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the recording that are heard: words to come begin later."""
+        return self._path.frames * self._model.config.seconds
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the frames that were heard."""
+        return self._count * self._model.config.features.seconds
 
     @torch.inference_mode()
     def _hear(self, frames: np.ndarray, *, last: bool) -> str:
-        if not len(frames):
-            return ""
-        weight = next(iter(self._model.parameters()))
-        x = torch.from_numpy(frames).to(weight)[None]
-        log_probs, self._state = self._model.extend(x, self._state, last=last)
-        return self._text(self._path.push(log_probs[0]))
+        self._count += len(frames)
+        if last:
+            self._times.end = self.duration
+        self.words, new = [], []
+        if len(frames):
+            weight = next(iter(self._model.parameters()))
+            x = torch.from_numpy(frames).to(weight)[None]
+            log_probs, self._state = self._model.extend(x, self._state, last=last)
+            new = self._path.push(log_probs[0])
+            self._complete(self._path.closed)
+        open = self._path.open
+        if open is not None and (last or self._times.partial(*open) is None):
+            self._complete([open])  # a space, which completes nothing more when it ends
+            open = None
+        self.partial = self._times.current if open is None else self._times.partial(*open)
+        return self._text(new)
+
+    def _complete(self, spans: Sequence[Span]) -> None:
+        self.words += [word for span in spans for word in self._times.push(*span)]
 
     def _text(self, ids: list[int]) -> str:
         before = len(self._symbols.decode(self._before))

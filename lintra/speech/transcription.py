@@ -71,7 +71,7 @@ def transcribe(
 
     audio: an audio file, or float samples [n] in [-1, 1] at `rate` Hz; for a model that was trained on
     features, a .npy or .npz file of them or the array [t i]. search: the best path unless said. timestamps:
-    without them no words are given, which saves memory in proportion to the frames times the symbols found.
+    without them no words are given, which saves a beam memory in proportion to the frames times the symbols.
     The model is in evaluation mode meanwhile. Raises SpeechError for audio and features that cannot be used,
     ValueError for samples without a rate and a rate without samples.
     """
@@ -131,5 +131,11 @@ def log_probs(model: CTC, frames: Sequence[Float[np.ndarray, "t i"]]) -> list[Fl
 def words(config: Config, log_probs: Float[Tensor, "t n"], ids: Sequence[int], *, frames: int) -> list[Word]:
     """Return the words of a recognised text with their times on its best path. frames: of the utterance;
     the last prediction may stand for more than there are, but no word ends after them."""
+    path = decoding.best_path(log_probs)
+    # The best path of all is its own alignment, which needs no table of frames times symbols.
+    if [span.symbol for span in path] == list(ids):
+        spans = [(span.first, span.last) for span in path]
+    else:
+        spans = align(log_probs, ids)
     end = frames * config.features.seconds
-    return word_times(config.symbols, ids, align(log_probs, ids), seconds=config.seconds, end=end)
+    return word_times(config.symbols, ids, spans, seconds=config.seconds, end=end)

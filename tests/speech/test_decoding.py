@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from lintra.speech.decoding import Greedy, beam, greedy
+from lintra.speech.alignment import align
+from lintra.speech.decoding import Greedy, beam, best_path, greedy
 from lintra.speech.ngram import NGram
 from tests.speech import paths
 
@@ -116,7 +117,21 @@ def test_greedy_is_the_best_path_in_any_pieces(pieces):
     whole = torch.cat([torch.zeros(0, 3), *frames])
     assert tuple(greedy(whole)) == paths.collapsed(path)
     stream = Greedy()
-    assert [new for piece in frames for new in stream.push(piece)] == greedy(whole)
+    new, spans = [], []
+    for piece in frames:
+        new += stream.push(piece)
+        spans += stream.closed
+    assert new == greedy(whole) == [span.symbol for span in best_path(whole)]
+    assert [*spans, *filter(None, [stream.open])] == best_path(whole)
+    said = [span.symbol for span in best_path(whole) for _ in range(span.first, span.last + 1)]
+    assert said == [symbol for symbol in path if symbol]
+
+
+def test_the_best_path_is_its_own_alignment():
+    log_probs = paths.draw(30, 4)
+    path = best_path(log_probs)
+    assert len(path) > 8
+    assert align(log_probs, greedy(log_probs)) == [(span.first, span.last) for span in path]
 
 
 def test_greedy_is_of_the_most_probable_path():

@@ -15,6 +15,7 @@ from lintra.audio.symbols import Symbols
 from lintra.models import bilstm, ctc, encoder
 from lintra.speech.decoding import greedy
 from lintra.speech.streaming import Transcriber
+from lintra.speech.transcription import words
 
 READ = features.Config(rate=8_000, bins=8)
 CHARACTERS = Symbols("character", (" ", *"abcdefg"))
@@ -103,6 +104,46 @@ def test_text_comes_as_soon_as_it_can():
         text += transcriber.push(samples[end - 300 : end])
         frames = READ.frames(end) // 4 * 4
         assert text == CHARACTERS.decode(greedy(offline(model, samples)[: frames // 4]))
+
+
+@pytest.mark.parametrize("symbols", [CHARACTERS, WORDS, PHONEMES], ids=lambda symbols: symbols.unit)
+@given(sizes=st.lists(st.integers(0, 1_500), min_size=1, max_size=8), seed=st.integers(0, 9))
+@settings(max_examples=10)
+def test_times_are_those_of_the_whole(symbols, sizes, seed):
+    """Words come once each; what is said of one that is not complete begins it, and its end only grows."""
+    model, samples = build(symbols=symbols), noise(sum(sizes), seed)
+    transcriber, said, partial = Transcriber(model), [], []
+    for piece in [*cut(samples, sizes), None]:
+        transcriber.finish() if piece is None else transcriber.push(piece)
+        said += transcriber.words
+        partial.append((len(said), transcriber.partial))
+        assert transcriber.partial is None or transcriber.partial.end <= transcriber.seconds + 1e-9
+    log_probs, frames = offline(model, samples), READ.frames(len(samples))
+    ids = greedy(log_probs)
+    assert said == words(model.config, log_probs, ids, frames=frames)
+    assert [word.text for word in said] == symbols.decode(ids).split()
+    assert transcriber.partial is None
+    assert transcriber.duration == frames * READ.seconds
+    for place, word in partial:
+        if word is not None:
+            assert said[place].start == word.start
+            assert said[place].text.startswith(word.text)
+            assert said[place].end >= word.end - 1e-9
+
+
+def test_a_word_is_complete_as_soon_as_it_can_be():
+    """Of characters with the space after it, of words when they end."""
+    for symbols, ends in ((CHARACTERS, lambda text: text.endswith(" ")), (WORDS, lambda _: False)):
+        model, samples = build(symbols=symbols), noise(9_000, seed=3)
+        transcriber, text, said = Transcriber(model), "", []
+        for piece in cut(samples, [300] * 30):
+            text += transcriber.push(piece)
+            said += transcriber.words
+            whole = len(said) + (transcriber.partial is not None)
+            assert whole == len(text.split())
+            if ends(text):
+                assert transcriber.partial is None
+        assert len(said) > 1
 
 
 @pytest.mark.parametrize("attention", [*RECURRENT, softmax.Config(window=3)], ids=str)

@@ -11,6 +11,7 @@ from lintra.audio.errors import SpeechError
 from lintra.audio.symbols import Symbols
 from lintra.models import ctc, encoder
 from lintra.speech import Search, decoding, transcribe
+from lintra.speech.alignment import align, word_times
 from lintra.speech.ngram import NGram
 from lintra.speech.transcription import frames_of, log_probs, words
 from tests.tasks.speech import RATE, tones, write_wave
@@ -64,6 +65,19 @@ def test_words_are_where_their_symbols_are(model):
         assert (one.text, two.text) == ("AA", "B")
         assert (one.start, one.end, two.start, two.end) == pytest.approx((0.0, 0.06, 0.1, end))
     assert words(model.config, found, [], frames=14) == []
+
+
+def test_the_times_of_a_best_path_are_those_of_its_alignment(model):
+    """They are read off the path itself, without a table of frames times symbols."""
+    for frames in (40, 41):
+        (found,) = log_probs(model, utterances(frames))
+        found = found + torch.rand(found.shape, generator=torch.Generator().manual_seed(frames)) * 9
+        ids, second = decoding.greedy(found), model.config.seconds
+        assert len(ids) > 5
+        expected = word_times(
+            model.config.symbols, ids, align(found, ids), seconds=second, end=frames * second / 2
+        )
+        assert words(model.config, found, ids, frames=frames) == expected
 
 
 @pytest.mark.parametrize(
