@@ -3,42 +3,41 @@
 import math
 import os
 import re
-import sys
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from lintra.audio import decoder
 from lintra.audio.errors import SpeechError
 from lintra.audio.packages import package
+from lintra.audio.piped import UNKNOWN
+from lintra.audio.samples import (
+    CONVERT,
+    Audio,
+    check_end,
+    check_rate,
+    check_seconds,
+    checked,
+    cut,
+    resampled,
+    section,
+)
 
 _SECONDS = 30.0  # of audio that are read at once
-_OVERSHOOT = 0.5  # seconds that a section may end after its recording, as rounded times do
 # What libsndfile notes where the header of a wave, AIFF or AU file counts other bytes than there are, and
-# where an Ogg file has no end. A file written before its end was known counts _UNKNOWN bytes or more.
+# where an Ogg file has no end. A file written before its end was known counts UNKNOWN bytes or more.
 _COUNTED = re.compile(r"^ *(?:data|SSND|Data Size) *: (\d+) \(should be (\d+)\)", re.MULTILINE)
-_UNKNOWN = 0x7FFF_0000
 # The bits of a sample. Where they fill no bytes, programs disagree at which end of these the zeros stand.
 _DEPTH = re.compile(r"^ *(?:Bit Width|Sample Size) *: (\d+)", re.MULTILINE)
 _ENDLESS = "lacks an end-of-stream"
-_ALL = sys.maxsize  # the end of a section that has none
-_SLOWEST = 1_000  # Hz: below, frames hold nothing above 500 Hz, and the mel scale up to there no vowel
-_CONVERT = "convert it, for instance with sox or ffmpeg"
-_LOUDEST = 1e6  # times full scale: energies of what is far louder are no float32
 # How files begin that libsndfile does not hand to its MP3 decoder: wave, AIFF, FLAC, Ogg, AU and CAF.
 _NO_MP3 = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b"OggS", b".snd", b"dns.", b"caff")
 _ONE_AT_A_TIME = threading.Lock()  # of the threads that point standard error elsewhere
 _NO_LENGTH = 2**62  # samples, or more: of a FLAC stream that does not say how long it is
-
-
-class Audio(NamedTuple):
-    """Audio in memory."""
-
-    samples: np.ndarray  # floats [n], in [-1, 1]
-    rate: int  # Hz
 
 
 def read(
@@ -50,15 +49,12 @@ def read(
     no audio, for samples that are not finite or, in memory, no floats [n], for a rate of less than 1,000 Hz,
     for bits that fill no bytes, and for seconds that the recording does not have.
     """
-    if not 0 <= start < math.inf:
-        raise SpeechError(f"start must be 0 or more seconds, got {start}")
-    if duration is not None and not 0 < duration < math.inf:
-        raise SpeechError(f"duration must be more than 0 seconds, and finite, got {duration}")
+    check_seconds(start, duration)
     if isinstance(source, Audio):
         pieces = _of_array(source, start, duration)
     else:
         pieces = _of_file(Path(source), start, duration, _SECONDS)
-    return np.concatenate([np.zeros(0, np.float32), *_resampled(pieces, rate)])
+    return np.concatenate([np.zeros(0, np.float32), *resampled(pieces, rate)])
 
 
 def blocks(path: str | Path, rate: int, *, seconds: float = _SECONDS) -> Iterator[np.ndarray]:
@@ -68,7 +64,7 @@ def blocks(path: str | Path, rate: int, *, seconds: float = _SECONDS) -> Iterato
     """
     if not 0 < seconds < math.inf:
         raise ValueError(f"seconds must be more than 0, and finite, got {seconds}")
-    return _resampled(_of_file(Path(path), 0.0, None, seconds), rate)
+    return resampled(_of_file(Path(path), 0.0, None, seconds), rate)
 
 
 def changed_speed(samples: np.ndarray, factor: float) -> np.ndarray:
@@ -82,21 +78,6 @@ def changed_speed(samples: np.ndarray, factor: float) -> np.ndarray:
     return samples if factor == 1 else package("soxr").resample(samples, factor, 1.0)
 
 
-def _resampled(pieces: Iterable[Audio], rate: int) -> Iterator[np.ndarray]:
-    """Pieces of one recording at another rate: the same samples however it was cut."""
-    if rate < 1:
-        raise ValueError(f"rate must be at least 1 Hz, got {rate}")
-    stream = None
-    for samples, own in pieces:
-        if own == rate:
-            yield samples
-        else:
-            stream = stream or package("soxr").ResampleStream(own, rate, 1)
-            yield stream.resample_chunk(samples)
-    if stream:
-        yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
-
-
 def _of_array(audio: Audio, start: float, duration: float | None) -> Iterator[Audio]:
     given = audio.samples
     if not isinstance(given, np.ndarray) or given.ndim != 1 or not np.issubdtype(given.dtype, np.floating):
@@ -107,18 +88,24 @@ def _of_array(audio: Audio, start: float, duration: float | None) -> Iterator[Au
             f"samples must be floats [n] in [-1, 1], a numpy array, got {found}: take the mean of channels, "
             "divide integers by their full scale"
         )
-    _check_rate(audio.rate, "the audio")
-    first, end = _section(start, duration, audio.rate, len(given), "the audio")
+    check_rate(audio.rate, "the audio")
+    first, end = section(start, duration, audio.rate, len(given), "the audio")
     samples = given[first:end].astype(np.float32, copy=False)
-    _check_end(first + len(samples), end, audio.rate, "the audio")
-    yield Audio(_finite(samples, "the audio"), audio.rate)
+    check_end(first + len(samples), end, audio.rate, "the audio")
+    yield Audio(checked(samples, "the audio"), audio.rate)
 
 
 def _of_file(path: Path, start: float, duration: float | None, seconds: float) -> Iterator[Audio]:
-    with _opened(path) as file:
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(_opened(path))
+        except _Unknown as error:
+            decoded = decoder.pieces(path, seconds=seconds, refused=str(error))
+            yield from cut(decoded, start, duration, path)
+            return
         rate, length = file.samplerate, file.frames
-        _check_rate(rate, path)
-        here, end = _section(start, duration, rate, length, path)
+        check_rate(rate, path)
+        here, end = section(start, duration, rate, length, path)
         if length >= _NO_LENGTH:
             file.seekable = lambda: False  # else soundfile seeks after each read, which fails at the end
         if here:
@@ -126,52 +113,17 @@ def _of_file(path: Path, start: float, duration: float | None, seconds: float) -
         step = max(1, round(seconds * rate))
         while len(block := _read(file, min(step, end - here))):
             here += len(block)
-            yield Audio(_finite(block.mean(1), path), rate)
+            yield Audio(checked(block.mean(1), path), rate)
         guess = file.format == "MP3" or length >= _NO_LENGTH
         if here < min(length, end) and not guess:
             raise SpeechError(f"{path} is cut short: it should have {length:,} samples and has {here:,}")
-        _check_end(here, end, rate, path)
+        check_end(here, end, rate, path)
 
 
 def _read(file: Any, most: int) -> np.ndarray:
     """The next samples [n channels] of an open file, `most` of them or as many as there are."""
     with _silenced() if file.format == "MP3" else nullcontext():
         return file.read(most, dtype="float32", always_2d=True)
-
-
-def _check_rate(rate: int, name: Path | str) -> None:
-    if not rate >= _SLOWEST:
-        raise SpeechError(
-            f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}: {_CONVERT}"
-        )
-
-
-def _section(
-    start: float, duration: float | None, rate: int, length: int, name: Path | str
-) -> tuple[int, int]:
-    """The first sample, and that before which the section ends."""
-    if not length:
-        raise SpeechError(f"{name} is empty: it has no samples")
-    if start * rate > length - 1:
-        raise SpeechError(f"{name} ends after {length / rate:g} seconds: there is nothing from {start:g} on")
-    first = round(start * rate)
-    return first, _ALL if duration is None else round(min((start + duration) * rate, _ALL // 2))
-
-
-def _check_end(here: int, end: int, rate: int, name: Path | str) -> None:
-    """Raises SpeechError where a section extends beyond the recording."""
-    if here + _OVERSHOOT * rate < end < _ALL:
-        raise SpeechError(f"{name} ends after {here / rate:g} seconds, before the {end / rate:g} asked for")
-
-
-def _finite(samples: np.ndarray, name: Path | str) -> np.ndarray:
-    if not np.isfinite(samples).all():
-        raise SpeechError(f"{name} has samples that are not finite")
-    if len(samples) and np.abs(samples).max() > _LOUDEST:
-        raise SpeechError(
-            f"{name} has samples beyond {_LOUDEST:.0e}, where full scale is 1: this is no audio"
-        )
-    return samples
 
 
 @contextmanager
@@ -211,6 +163,10 @@ def _may_be_mp3(path: Path) -> bool:
         return not file.read(4).startswith(_NO_MP3)
 
 
+class _Unknown(Exception):
+    """A file that libsndfile does not open; the message says why."""
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
@@ -226,15 +182,18 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with silenced():
             opened = soundfile.SoundFile(path)
+    except soundfile.LibsndfileError as error:
+        raise _Unknown(error.error_string.rstrip(".")) from error
+    try:
         with opened as file:
             notes = file.extra_info
             depth = _DEPTH.search(notes)
             if depth and int(depth[1]) % 8 and file.subtype.startswith("PCM"):
                 raise SpeechError(
-                    f"{path} must have samples of 8, 16, 24 or 32 bits, got {depth[1]}: {_CONVERT}"
+                    f"{path} must have samples of 8, 16, 24 or 32 bits, got {depth[1]}: {CONVERT}"
                 )
             for counted, there in _COUNTED.findall(notes):
-                if int(there) < int(counted) < _UNKNOWN:
+                if int(there) < int(counted) < UNKNOWN:
                     raise SpeechError(
                         f"{path} is cut short: it should have {counted} bytes of audio and has {there}"
                     )
