@@ -4,11 +4,11 @@ import importlib
 from types import ModuleType
 
 
-def package(name: str) -> ModuleType:
+def package(name: str, *, extra: str = "speech") -> ModuleType:
     """The package of this name. Raises ModuleNotFoundError that says how to install it."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError) as error:  # OSError: soundfile, where its library in C is not to be found
         raise ModuleNotFoundError(
-            f"speech needs {name} ({error}): pip install 'lintra[speech]'", name=name
+            f"speech needs {name} ({error}): pip install 'lintra[{extra}]'", name=name
         ) from error

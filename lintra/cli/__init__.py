@@ -22,7 +22,11 @@ COMMANDS = {
     "train": ("train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("generate", "generate_command", "draw or write with a trained model, as an RNN"),
     "predict": ("predict", "predict_command", "classify new texts, or write down speech, as JSON lines"),
-    "transcribe": ("transcribe", "transcribe_command", "write down what is said in audio files (--stream)"),
+    "transcribe": (
+        "transcribe",
+        "transcribe_command",
+        "write down speech, of files, piped in or live (--stream)",
+    ),
     "evaluate": ("evaluate", "evaluate_command", "score a trained model on its test set, with errors"),
     "export": ("export", "export_command", "write a trained model for the C runtime, or as ONNX"),
     "web": ("web", "web_command", "a page in which a model draws and completes your own drawing"),
@@ -51,6 +55,7 @@ _TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard", "ya
 _EXTRA = {
     **dict.fromkeys(_TRAIN, "train"),
     **dict.fromkeys(("kaldi_native_fbank", "soundfile", "soxr"), "speech"),
+    "sounddevice": "live",
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
 }
 

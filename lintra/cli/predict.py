@@ -65,7 +65,7 @@ def predict_command(args: Sequence[str]) -> int:
 
 
 def _transcribe(model: CTC, options: Options) -> int:
-    from lintra.cli.transcribe import heard  # needs lintra[speech]
+    from lintra.cli.transcripts import heard  # needs lintra[speech]
 
     if not options.files or options.lines:
         raise UsageError("a recogniser of speech hears audio files: name them, without --lines")

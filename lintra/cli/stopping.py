@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 
+class Interrupted(Exception):
+    """Waiting ended because of a signal that asks to stop."""
+
+
 class Stopping:
     """Signal that asked to stop, if any, and the exit code that says so."""
 
     signum: int | None = None
+    raises = False  # Interrupted, at once
 
     def __call__(self) -> bool:
         return self.signum is not None
@@ -18,6 +23,18 @@ class Stopping:
     @property
     def exit_code(self) -> int:
         return 0 if self.signum is None else 128 + self.signum
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, the signal raises Interrupted too, as it does where it came before: for what may wait
+        without end."""
+        self.raises = True
+        try:
+            if self():
+                raise Interrupted
+            yield
+        finally:
+            self.raises = False
 
 
 @contextlib.contextmanager
@@ -34,6 +51,8 @@ def stopping() -> Iterator[Stopping]:
     def note(signum: int, _: Any) -> None:
         noted.signum = signum
         restore()
+        if noted.raises:
+            raise Interrupted
 
     before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
 

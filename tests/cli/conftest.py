@@ -1,6 +1,7 @@
 """The program, and small models that learned nothing, for it to use."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from lintra import checkpoint, pictures, train
 from lintra.attention import linear
 from lintra.cli import main
+from lintra.tasks import speech
+from tests.tasks.speech import RATE, text_of, write_manifest
 
 
 @pytest.fixture
@@ -45,5 +48,30 @@ def folder(tmp_path, monkeypatch, one_thread):
         run = train.Run.create(tmp_path / name, task=task, model=model, train=train.Config())
         checkpoint.save(model.build(), run.folder / f"step-{step:08d}")
         return run
+
+    return write
+
+
+@pytest.fixture
+def recogniser(tmp_path, monkeypatch, one_thread):
+    """A run of a small model that has learned nothing, in ./run, its recordings in ./audio."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(streaming=True, **changes):
+        manifest = write_manifest(Path("audio"), [text_of(i) for i in range(12)])
+        task = speech.Config(
+            manifest=str(manifest), rate=RATE, bins=20, subsample=2, streaming=streaming, **changes
+        )
+        problem = task.build()
+        config = problem.model(linear.Config())
+        shape = {"layers": 1, "heads": 2, "width": 16, "inputs": 16, "dropout": 0.0}
+        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **shape))
+        torch.manual_seed(0)
+        model = config.build()
+        problem.prepare(model)
+        model.head.bias.data[0] -= 0.5  # less blank: it says something
+        run = train.Run.create("run", task=task, model=config, train=train.Config())
+        checkpoint.save(model, run.folder / "step-00000001")
+        return checkpoint.load("run")
 
     return write

@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra import checkpoint, evaluate, train
-from lintra.attention import linear
+from lintra import evaluate, train
 from lintra.audio import features, waveform
 from lintra.audio.symbols import learn
 from lintra.cli.transcribe import names
@@ -32,31 +31,6 @@ from tests.train.conftest import assert_same_weights
 
 TEXTS = [text_of(i) for i in range(24)]
 TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--subsample", "2"]
-
-
-@pytest.fixture
-def recogniser(tmp_path, monkeypatch, one_thread):
-    """A run of a small model that has learned nothing, in ./run, its recordings in ./audio."""
-    monkeypatch.chdir(tmp_path)
-
-    def write(streaming=True, **changes):
-        manifest = write_manifest(Path("audio"), TEXTS[:12])
-        task = speech.Config(
-            manifest=str(manifest), rate=RATE, bins=20, subsample=2, streaming=streaming, **changes
-        )
-        problem = task.build()
-        config = problem.model(linear.Config())
-        shape = {"layers": 1, "heads": 2, "width": 16, "inputs": 16, "dropout": 0.0}
-        config = dataclasses.replace(config, encoder=dataclasses.replace(config.encoder, **shape))
-        torch.manual_seed(0)
-        model = config.build()
-        problem.prepare(model)
-        model.head.bias.data[0] -= 0.5  # less blank: it says something
-        run = train.Run.create("run", task=task, model=config, train=train.Config())
-        checkpoint.save(model, run.folder / "step-00000001")
-        return checkpoint.load("run")
-
-    return write
 
 
 def heard(model, file) -> torch.Tensor:
@@ -386,12 +360,15 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
     ("args", "message"),
     [
         ([], "files must name at least one file to hear, got none"),
-        (["a.wav", "--json", "--ctm"], "json and ctm are two forms of the same: choose one"),
-        (
-            ["a.wav", "--stream", "--json"],
-            "stream writes the best path as text: leave out json, ctm and beam",
-        ),
-        (["a.wav", "--stream", "--beam", "4"], "stream writes the best path as text"),
+        (["a.wav", "--json", "--ctm"], "json, ctm and srt are forms of the same: choose one"),
+        (["a.wav", "--stream", "--srt", "--json"], "json, ctm and srt are forms of the same: choose one"),
+        (["a.wav", "b.wav", "--srt"], "srt has the times of one recording: name one file, got 2"),
+        (["a.wav", "--stream", "--beam", "4"], "stream and live write the best path: leave out beam"),
+        (["--live", "--beam", "4"], "stream and live write the best path: leave out beam"),
+        (["--live", "a.wav"], "live hears a microphone: leave the files out"),
+        (["a.wav", "--microphone", "usb"], "microphone is for live: add --live"),
+        (["a.wav", "--rate", "8000"], "rate is of raw samples on standard input, which is named -"),
+        (["-", "a.wav", "-"], "files can name standard input, -, only once"),
         (["a.wav", "--stream", "--block", "0"], "block must be between 0.01 and 60 seconds, got 0.0"),
         (["a.wav", "--block", "1"], "block is for stream, got 1.0 without it"),
         (["a.wav", "--beam", "4", "--lm-weight", "0.5"], "lm_weight is for a language model"),
