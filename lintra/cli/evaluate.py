@@ -1,6 +1,7 @@
 """`lintra evaluate --model DIR`."""
 
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from lintra.cli.progress import progress
 from lintra.cli.search import DecodingOptions
 from lintra.cli.stopping import cut_short, stopping
 from lintra.config import fields
-from lintra.evaluate import Estimate
-from lintra.io.files import refuse_folder, refuse_unwritable
+from lintra.evaluate import Estimate, hypotheses
+from lintra.io.files import refuse_folder, refuse_unwritable, write_lines
 from lintra.models import Decoder
 from lintra.tasks import PixelTask, Task
 from lintra.tasks.speech import Speech
+from lintra.tasks.text_classification import TextClassification
 
 CHECKED = 8  # samples whose predictions are checked to be probabilities
 NAMES = {
@@ -42,10 +44,12 @@ class Options:
     limit: int | None = None  # only so many samples, chosen at random
     batch: int = 32  # samples at once: changes memory and time, not the result
     seed: int = 0  # of that choice
-    data: str | None = None  # file or folder of its data; else that of training
+    data: str | None = None  # file or folder of its data (speech: JSON lines, Kaldi); else that of training
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)
     json: Path | None = None  # a file for the result, with machine and versions
+    hypotheses: tuple[Path, ...] = ()  # files for what it wrote (speech): *.jsonl, *.trn, *.ctm
+    predictions: Path | None = None  # a file for the scores of each text (text classification): JSON lines
     searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)  # for speech
 
     def __post_init__(self):
@@ -55,6 +59,15 @@ class Options:
         if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():
             raise ValueError(f"pictures must be a folder, got the file {self.pictures}")
         refuse_folder("json", self.json)
+        refuse_folder("predictions", self.predictions)
+        written = [file for path in self.hypotheses for file in hypotheses.written(path)]
+        for file in written:
+            refuse_folder("hypotheses", file)
+        read_or_written = [x for x in (self.data and Path(self.data), self.json, *written) if x]
+        places = [x.expanduser().resolve() for x in read_or_written]
+        if len(set(places)) < len(places):
+            names = ", ".join(map(str, read_or_written))
+            raise ValueError(f"data, json and hypotheses must be different files, got {names}")
 
 
 def evaluate_command(args: Sequence[str]) -> int:
@@ -63,8 +76,11 @@ def evaluate_command(args: Sequence[str]) -> int:
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
         return evaluate_speech.evaluate(model, task, options)
-    for name in options.searching.given():
+    for name in [*options.searching.given(), *(["hypotheses"] if options.hypotheses else [])]:
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
+    if options.predictions and not isinstance(task, TextClassification):
+        raise UsageError(f"predictions are of texts, {options.model} is of the task {task.name}")
+    refuse_unwritable(options.predictions)
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     task.check(model.config)
     refuse_unwritable(options.pictures and options.pictures / "any.png")
@@ -97,6 +113,8 @@ def evaluate_command(args: Sequence[str]) -> int:
             f"\nThe probabilities of all {model.config.vocabulary} symbols sum to 1 within {off:.1e} "
             f"(allowed: {evaluate.TOLERANCE:.0e}), checked on {min(len(chosen), CHECKED)} samples"
         )
+    if options.predictions and isinstance(task, TextClassification):
+        _predict(model, task, chosen[:scored], options.predictions, batch)
     if options.json:
         _save(options, task, scores, off, seconds, parameters, partial)
         print(f"\nsaved in {options.json}")
@@ -108,6 +126,13 @@ def evaluate_command(args: Sequence[str]) -> int:
         for path in evaluate.draw(model, task, images, nats, options.pictures, watch=progress, **more):
             print(f"saved in {path}")
     return 0
+
+
+def _predict(model: Any, task: TextClassification, chosen: list[int], file: Path, batch: int) -> None:
+    with progress("predicting", len(chosen), "texts") as report:
+        found = evaluate.predictions(model, task, chosen, batch=batch, report=report)
+        write_lines(file, (json.dumps(each, ensure_ascii=False) for each in found))
+    print(f"\npredictions saved in {file}")
 
 
 def _checked(model: Any, task: Task, chosen: list[int], options: Options) -> float | None:

@@ -13,7 +13,7 @@ from lintra.cli.arguments import UsageError
 from lintra.cli.model import SPLITS, sampled
 from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
-from lintra.evaluate import ErrorRate
+from lintra.evaluate import ErrorRate, hypotheses
 from lintra.io import files
 from lintra.models import CTC
 from lintra.speech.corpus import Corpus, Skipped, describe_skipped, prepare
@@ -25,12 +25,24 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     utterances were skipped."""
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")
+    if options.predictions:
+        raise UsageError("predictions are of texts: hypotheses are those of speech")
+    for path in options.hypotheses:
+        for file in hypotheses.written(path):
+            files.refuse_unwritable(file)
     config, search = model.config, options.searching.search(model)
     corpus, skipped = _corpus(config.features, task, options)
     start = time.perf_counter()
     with progress("hearing", len(corpus), "utterances") as report, stopping() as stop:
         heard, without = scoring.transcripts(
-            model, corpus, range(len(corpus)), search, batch=options.batch, report=report, stopped=stop
+            model,
+            corpus,
+            range(len(corpus)),
+            search,
+            batch=options.batch,
+            timestamps=any(map(hypotheses.needs_times, options.hypotheses)),
+            report=report,
+            stopped=stop,
         )
     seconds = time.perf_counter() - start
     partial = len(heard) + len(without) < len(corpus)
@@ -48,6 +60,11 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
         print(f"\n{cut_short(f'the {len(heard):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
         print(f"\n{describe_skipped(skipped, options.json)}")
+    for path in options.hypotheses:
+        hypotheses.write(path, heard, task.tested, config.symbols.unit)
+    if options.hypotheses:
+        made = [str(file) for path in options.hypotheses for file in hypotheses.written(path)]
+        print(f"\nhypotheses saved in {', '.join(made)}")
     if options.json:
         reports.save(
             options.json,

@@ -16,7 +16,7 @@ from lintra.cli.failures import report_failure
 from lintra.cli.model import Device, chosen
 from lintra.io.files import refuse_irregular
 from lintra.models import CTC, BiLSTM, Encoder
-from lintra.tasks.text_classification import TextClassification
+from lintra.tasks.text_classification import TextClassification, as_json
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
 
@@ -84,22 +84,15 @@ def _classify(model: Encoder | BiLSTM, task: TextClassification, options: Option
     texts = _from_files(options) if options.files else _from_lines(sys.stdin.buffer, "stdin")
     at_once = 1 if not options.files and sys.stdin.isatty() else options.batch
     while group := list(itertools.islice(texts, at_once)):
-        found = [x for x in group if isinstance(x, Text)]
-        scores = task.probabilities(model, [x.content for x in found]).tolist() if found else []
-        said = iter(scores)
+        found = [x.content for x in group if isinstance(x, Text)]
+        said = iter(task.ranked(model, found))
         for x in group:
             if isinstance(x, Text):
-                _say(x.name | _ranked(dict(zip(task.known_classes, next(said), strict=True))))
+                _say(x.name | as_json(next(said)))
             else:
                 failed += 1
                 report_failure(*x)
     return 1 if failed else 0
-
-
-def _ranked(scores: dict[str, float]) -> dict[str, Any]:
-    """Return the most probable label and the probabilities of all, the highest first, for JSON."""
-    order = sorted(scores, key=scores.__getitem__, reverse=True)
-    return {"label": order[0], "scores": {label: round(scores[label], 6) for label in order}}
 
 
 def _from_files(options: Options) -> Iterator[Text | Unread]:

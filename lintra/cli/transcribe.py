@@ -1,8 +1,6 @@
 """`lintra transcribe --model DIR FILES...`: files, standard input or a microphone."""
 
 import dataclasses
-import itertools
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +21,7 @@ from lintra.cli.stopping import stopping
 from lintra.cli.transcripts import Ctm, Form, Json, Srt, Text
 from lintra.models import CTC
 from lintra.speech import Search, transcribe
+from lintra.speech.nist import names
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
 
@@ -97,7 +96,8 @@ def transcribe_command(args: Sequence[str]) -> int:
     search, failed = options.searching.search(model), 0
     if options.live:
         return _live(model, options)
-    for file, name in zip(options.files, names(options.files), strict=True):
+    called = names("stdin" if file == STDIN else file.stem for file in options.files)  # in CTM
+    for file, name in zip(options.files, called, strict=True):
         try:
             stopped = _hear(file, name, model, search, options)
         except ValueError as error:  # of the file, or of a mechanism that such a file is too long for
@@ -109,17 +109,6 @@ def transcribe_command(args: Sequence[str]) -> int:
     if failed and len(options.files) > 1:
         print(f"lintra: {failed:,} of {len(options.files):,} files failed", file=sys.stderr)
     return 1 if failed else 0
-
-
-def names(files: Sequence[Path]) -> list[str]:
-    """Return what CTM calls them: without folder and suffix, white space as _; where a name is taken, -2
-    follows it, or the next number that makes it another."""
-    found: dict[str, None] = {}
-    for file in files:
-        own = "stdin" if file == STDIN else re.sub(r"\s", "_", file.stem)
-        numbered = (f"{own}-{i}" for i in itertools.count(2))
-        found[next(name for name in itertools.chain([own], numbered) if name not in found)] = None
-    return list(found)
 
 
 def _live(model: CTC, options: Options) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from lintra.models import CTC
 from lintra.speech import Search, Transcript, Word, transcribe
+from lintra.speech.nist import ctm
 from lintra.speech.streaming import Transcriber
 from lintra.speech.subtitles import Cue, Subtitles, srt
 
@@ -124,13 +125,6 @@ def heard(model: CTC, file: Path, search: Search | None = None) -> dict[str, Any
 def as_json(audio: str, found: Transcript) -> dict[str, Any]:
     """Return a transcript for JSON."""
     return {"audio": audio, "text": found.text, "words": [_timed(word) for word in found.words]}
-
-
-def ctm(name: str, word: Word) -> str:
-    """A word as a line of CTM: file, channel, start, duration, word. The end is rounded to milliseconds too,
-    so that no word ends after its recording."""
-    start = round(word.start, 3)
-    return f"{name} 1 {start:.3f} {round(word.end, 3) - start:.3f} {word.text}"
 
 
 def _timed(word: Word) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from lintra.evaluate.estimates import TOLERANCE, Estimate, nats, normalisation, of_images, scores
 from lintra.evaluate.pictures import draw
 from lintra.evaluate.speech import ErrorRate, UtteranceSet, error_rates, transcripts
+from lintra.evaluate.texts import predictions
 
 __all__ = [
     "TOLERANCE",
@@ -14,6 +15,7 @@ __all__ = [
     "nats",
     "normalisation",
     "of_images",
+    "predictions",
     "scores",
     "transcripts",
 ]

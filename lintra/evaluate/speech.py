@@ -11,9 +11,10 @@ from lintra.audio.symbols import Symbols, Unit, plain
 from lintra.evaluate.estimates import Stopped
 from lintra.generation.sampling import evaluation
 from lintra.models import CTC
+from lintra.speech.alignment import Word
 from lintra.speech.corpus import Corpus, Skipped
 from lintra.speech.scoring import Edits, bootstrap, character_edits, word_edits
-from lintra.speech.transcription import Search, log_probs
+from lintra.speech.transcription import Search, log_probs, words
 from lintra.tasks import Report
 
 # What is counted as an error, by what a model writes.
@@ -50,6 +51,12 @@ class UtteranceSet:
     id: str
     said: str
     found: str
+    words: tuple[Word, ...] = ()  # that were found, with their times, where these were asked for
+    duration: float = 0.0  # seconds of its frames
+
+    def edits(self, unit: Unit) -> dict[str, Edits]:
+        """Return its errors of each kind: "character" and "word", or "phoneme"."""
+        return {name: edits(self.said, self.found) for name, edits in KINDS[unit].items()}
 
 
 def transcripts(
@@ -59,14 +66,16 @@ def transcripts(
     search: Search,
     *,
     batch: int,
+    timestamps: bool = False,
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> tuple[list[UtteranceSet], list[Skipped]]:
     """Return what a model finds in the utterances at these places; and those that it cannot hear, or that
     have no transcript that it could be compared with. `batch` of them, of similar length, are heard at once:
-    that changes memory and time, not the result. If stopped, what was heard until then, the shortest first.
+    that changes memory and time, not the result. timestamps: with the times of their words. If stopped, what
+    was heard until then, the shortest first.
     """
-    symbols = model.config.symbols
+    config, symbols = model.config, model.config.symbols
     said: dict[int, str] = {}
     skipped: list[Skipped] = []
     for place in places:
@@ -74,18 +83,25 @@ def transcripts(
             said[place] = reference(symbols, corpus.texts[place])
         except SpeechError as error:
             skipped.append(Skipped(corpus.ids[place], str(error)))
-    found, order = {}, sorted(said, key=corpus.frames)
+    found: dict[int, UtteranceSet] = {}
+    order = sorted(said, key=corpus.frames)
     with evaluation(model):
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
             heard = _heard(model, corpus, chosen, skipped)
-            found |= {place: symbols.decode(search(each)) for place, each in heard.items()}
+            for place, each in heard.items():
+                ids, frames = search(each), corpus.frames(place)
+                found[place] = UtteranceSet(
+                    corpus.ids[place],
+                    said[place],
+                    symbols.decode(ids),
+                    tuple(words(config, each, ids, frames=frames)) if timestamps else (),
+                    frames * config.features.seconds,
+                )
             report(len(found))
             if stopped():
                 break
-    return [
-        UtteranceSet(corpus.ids[place], said[place], found[place]) for place in said if place in found
-    ], skipped
+    return [found[place] for place in said if place in found], skipped
 
 
 def _heard(
@@ -119,7 +135,8 @@ def error_rates(heard: Sequence[UtteranceSet], unit: Unit) -> dict[str, ErrorRat
     found: dict[str, list[UtteranceSet]] = {}
     for each in heard:
         found.setdefault(each.id, []).append(each)
+    each = [[x.edits(unit) for x in same] for same in found.values()]
     return {
-        name: ErrorRate.of([sum((edits(x.said, x.found) for x in same), Edits()) for same in found.values()])
-        for name, edits in KINDS[unit].items()
+        name: ErrorRate.of([sum((edits[name] for edits in same), Edits()) for same in each])
+        for name in KINDS[unit]
     }

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,12 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
         raise Error(f"{path} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file of these lines, in UTF-8, whole or not at all. Raises Error where it cannot."""
+    content = "".join(f"{line}\n" for line in lines)
+    write_atomically(path, lambda place: place.write_text(content, encoding="utf-8"))
 
 
 def leftovers(folder: Path, name: str) -> list[Path]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from lintra.audio import features
 from lintra.audio.errors import SpeechError
-from lintra.io.files import leftovers, refuse_irregular, write_atomically
+from lintra.io.files import leftovers, refuse_irregular, write_atomically, write_lines
 from lintra.speech.arrays import arrays
 from lintra.speech.cache import Parts, Write, origin_of, reopen, write
 from lintra.speech.manifest import Utterance
@@ -43,9 +43,8 @@ def describe_skipped(skipped: Sequence[Skipped], file: Path | None = None) -> st
 
 def write_skipped(path: Path, skipped: Sequence[Skipped]) -> None:
     """A file with a line {"id": ..., "reason": ...} for each, none for none. Raises files.Error."""
-    lines = [json.dumps(each._asdict(), ensure_ascii=False) + "\n" for each in skipped]
-    if lines:
-        write_atomically(path, lambda place: place.write_text("".join(lines), encoding="utf-8"))
+    if skipped:
+        write_lines(path, (json.dumps(each._asdict(), ensure_ascii=False) for each in skipped))
     else:
         path.unlink(missing_ok=True)  # of a time when there were some
 

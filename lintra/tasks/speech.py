@@ -92,7 +92,7 @@ class Config(TaskConfig):
     data: Data | None = None  # a corpus by its name; or give manifest or kaldi
     manifest: str | None = None  # a file of JSON lines: audio, text
     kaldi: str | None = None  # a folder: wav.scp or feats.scp, text
-    test: str | None = None  # another such; else what is held back
+    test: str | None = None  # a file or folder of either form; else what is held back
     data_dir: str | None = None  # the corpus' files; else $LINTRA_DATA
     cache: str | None = None  # a folder to keep features in
     preset: Preset = "small"  # paper: its models and training
@@ -135,9 +135,11 @@ class Config(TaskConfig):
         return PRESETS[self.preset, self.encoder]
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with its corpus in the folder `data`, or, where it has no corpus but files of
-        its own, with `data` as the one to test on."""
-        return replace(self, **{"test" if self.data is None else "data_dir": data})
+        """This configuration with `data`, a file of JSON lines or a Kaldi folder, to test on; or, where it
+        has a corpus, with that in the folder `data`."""
+        if self.data is not None and not speech_splits.is_own(data):
+            return replace(self, data_dir=data)
+        return replace(self, data=None, data_dir=None, test=data)
 
     def build(self) -> "Speech":
         return Speech(self)
@@ -208,7 +210,7 @@ class Speech(Task):
         """Return the utterances to be judged by in the end, not read yet: a test set, or else those to
         validate on. Raises DataError and SpeechError."""
         if self.config.test is not None:
-            return speech_splits.own(self.config, self.config.test)
+            return speech_splits.own(self.config.test)
         return self._corpus["test"] if self.config.data is not None else self.utterances["validate"]
 
     @cached_property

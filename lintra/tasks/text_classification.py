@@ -215,6 +215,12 @@ class TextClassification(Task):
         device = next(model.parameters()).device
         return self._logits(model, {"tokens": tokens.to(device), "mask": mask.to(device)}).softmax(-1)
 
+    def ranked(self, model: Encoder | BiLSTM, texts: Sequence[bytes]) -> list[dict[str, float]]:
+        """Return the labels of each text with their probabilities, the most probable first."""
+        found = self.probabilities(model, texts).tolist() if texts else []
+        scores = [dict(zip(self.known_classes, each, strict=True)) for each in found]
+        return [{label: x[label] for label in sorted(x, key=x.__getitem__, reverse=True)} for x in scores]
+
     def loss(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
         return functional.cross_entropy(self._logits(model, batch), batch["label"])
 
@@ -234,6 +240,12 @@ class TextClassification(Task):
     def _logits(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
         logits = model(batch["tokens"], mask=batch["mask"])
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def as_json(ranked: dict[str, float]) -> dict[str, Any]:
+    """Return the most probable label and all scores, rounded, for JSON."""
+    scores = {label: round(score, 6) for label, score in ranked.items()}
+    return {"label": next(iter(scores)), "scores": scores}
 
 
 def _read(path: Path, config: Config) -> Labelled:

@@ -12,6 +12,8 @@ from lintra.cli import main
 from lintra.tasks import speech
 from tests.tasks.speech import RATE, text_of, write_manifest
 
+QUICK = ["--steps", "40", "--lr", "3e-2", "--warmup", "0", "--dropout", "0", "--layers", "1", "--heads", "2"]
+
 
 @pytest.fixture
 def lintra_says(capsys):
@@ -75,3 +77,15 @@ def recogniser(tmp_path, monkeypatch, one_thread):
         return checkpoint.load("run")
 
     return write
+
+
+@pytest.fixture
+def classifier(lintra_says, tmp_path, monkeypatch, one_thread):
+    """A model that tells texts of a's from texts of b's, in ./run; its data are gone."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{'ab'[i % 2] * 3}\t{'ab'[i % 2] * (i % 9 + 1)}\n" for i in range(60)]
+    (tmp_path / "data.tsv").write_text("".join(lines))
+    learn = ["train", "text-classification", "--data", "data.tsv", "--length", "8", *QUICK, "--width", "16"]
+    assert lintra_says(*learn, "--dir", "run")[0] == 0
+    (tmp_path / "data.tsv").unlink()
+    return tmp_path / "run"

@@ -11,13 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lintra import evaluate, train
 from lintra.audio import features, waveform
 from lintra.audio.symbols import learn
-from lintra.cli.transcribe import names
 from lintra.io import files
 from lintra.speech import corpus
 from lintra.speech.corpus import prepare
@@ -69,16 +66,6 @@ def test_text_json_and_ctm(lintra_says, recogniser):
         assert [*told[:2], told[4]] == [*key, word]
         # Rounded to milliseconds, the end too.
         assert [float(told[2]), float(told[2]) + float(told[3])] == pytest.approx([start, end], abs=6e-4)
-
-
-@given(stems=st.lists(st.text("ab -2\t", min_size=1), max_size=8))
-def test_names_of_files_are_different_words(stems):
-    """Those of a file's own where they can be."""
-    found = names([Path("x") / f"{stem}.wav" for stem in stems])
-    assert len(set(found)) == len(stems)
-    assert all(name.split() == [name] for name in found)
-    if stems:
-        assert found[0] == re.sub(r"\s", "_", stems[0])
 
 
 def test_the_real_time_factor_counts_reading_and_hearing(lintra_says, recogniser, monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra.attention import cosformer, linear, softmax
+from lintra.audio.errors import SpeechError
 from lintra.models import bilstm, ctc, encoder
 from lintra.speech.corpus import prepare
 from lintra.speech.decoding import greedy
@@ -171,6 +172,24 @@ def test_a_test_set_with_symbols_that_were_not_learned(tmp_path):
     assert speech.Config(kaldi=str(folder)).build().test.heard.places == task.validate.heard.places
     moved = dataclasses.replace(task.config, test=None).with_data(str(other))
     assert moved == task.config
+
+
+def test_data_to_test_on_are_of_either_form(tmp_path):
+    """By what is there, whatever the task learned from; else where a corpus is."""
+    kaldi = write_kaldi(tmp_path / "kaldi", ["AB", "AD"])
+    manifest = write_manifest(tmp_path / "list", ["AB", "AC", "B"])
+    for config in (
+        speech.Config(kaldi=str(kaldi)),
+        speech.Config(manifest=str(manifest)),
+        speech.Config(data="fsdd", data_dir="x"),
+    ):
+        assert [x.text for x in config.with_data(str(kaldi)).build().tested] == ["AB", "AD"]
+        task = config.with_data(str(manifest)).build()
+        assert [x.text for x in task.tested] == ["AB", "AC", "B"]
+        assert task.judged_by == "test"
+    assert config.with_data(str(tmp_path)) == dataclasses.replace(config, data_dir=str(tmp_path))
+    with pytest.raises(SpeechError, match="list is no Kaldi folder"):
+        _ = speech.Config(kaldi=str(kaldi)).with_data(str(tmp_path / "list")).build().tested
 
 
 def test_statistics_of_the_training_data(task):

@@ -33,7 +33,14 @@ def read(config: Any) -> Splits:
     """
     if config.data is not None:
         return _corpus(config)
-    return {"train": own(config, config.manifest or config.kaldi)}
+    if config.manifest is not None:
+        return {"train": read_manifest(config.manifest)}
+    if config.kaldi is not None:
+        return {"train": read_kaldi(config.kaldi)}
+    raise DataError(
+        "which speech? Name a corpus with --data an4 or fsdd, a file of JSON lines with --manifest or a "
+        "folder in Kaldi's form with --kaldi"
+    )
 
 
 def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Utterance]]:
@@ -117,13 +124,13 @@ def _corpus(config: Any) -> Splits:
     return _CORPORA[config.data](folder / "speech" if (folder / "speech").is_dir() else folder)
 
 
-def own(config: Any, path: str | None) -> list[Utterance]:
-    """Return the utterances of a file of JSON lines or a Kaldi folder.
+def is_own(path: str) -> bool:
+    """Return whether there is a file of JSON lines or a Kaldi folder at a path, by what stands there."""
+    place = Path(path).expanduser()
+    return place.is_file() or (place / "text").is_file()
 
-    Raises DataError if neither is named, SpeechError."""
-    if path is None:
-        raise DataError(
-            "which speech? Name a corpus with --data an4 or fsdd, a file of JSON lines with --manifest or a "
-            "folder in Kaldi's form with --kaldi"
-        )
-    return (read_kaldi if config.manifest is None else read_manifest)(Path(path).expanduser())
+
+def own(path: str) -> list[Utterance]:
+    """Return the utterances of a file of JSON lines, or of a Kaldi folder. Raises SpeechError."""
+    place = Path(path).expanduser()
+    return read_kaldi(place) if place.is_dir() else read_manifest(place)

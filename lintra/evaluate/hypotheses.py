@@ -1,0 +1,92 @@
+"""What a recogniser wrote for each utterance of a test set, in files that people and other tools read."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lintra.audio.symbols import Unit
+from lintra.evaluate.speech import UtteranceSet
+from lintra.io.files import write_lines
+from lintra.speech.manifest import Utterance
+from lintra.speech.nist import ctm, names, stm, trn
+
+SUFFIXES = (".jsonl", ".trn", ".ctm")
+
+
+def needs_times(path: Path) -> bool:
+    """Return whether a file of this name has the times of words."""
+    return path.suffix == ".ctm"
+
+
+def written(path: Path) -> list[Path]:
+    """Return the files that `write` makes of a path: beside .trn and .ctm those of the references, .ref.trn
+    and .ref.stm. Raises ValueError for another suffix."""
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"hypotheses must be files named *{', *'.join(SUFFIXES)}, got {path}")
+    beside = {".trn": ".ref.trn", ".ctm": ".ref.stm"}.get(path.suffix)
+    return [path] if beside is None else [path, path.with_suffix(beside)]
+
+
+def write(path: Path, heard: Sequence[UtteranceSet], utterances: Sequence[Utterance], unit: Unit) -> None:
+    """Write what was heard, and what was said, into `written(path)`, each file whole or not at all.
+
+    utterances: of the test set, with what is known of those that were heard. unit: of what the model writes.
+    Raises files.Error.
+    """
+    known = {utterance.id: utterance for utterance in utterances}
+    for file, lines in zip(written(path), _LINES[path.suffix], strict=True):
+        write_lines(file, lines(heard, known, unit))
+
+
+Known = Mapping[str, Utterance]
+_Lines = Callable[[Sequence[UtteranceSet], Known, Unit], Iterator[str]]
+
+
+def _objects(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+    for each in heard:
+        errors = {name: asdict(edits) for name, edits in each.edits(unit).items()}
+        said = {"reference": each.said, "hypothesis": each.found, "errors": errors}
+        yield json.dumps({"id": each.id, **_source(known[each.id]), **said}, ensure_ascii=False)
+
+
+def _source(utterance: Utterance) -> dict[str, Any]:
+    """Return where an utterance is from, as a manifest has it; what is in memory has no place."""
+    places = {name: getattr(utterance, name) for name in ("audio", "features")}
+    found: dict[str, Any] = {name: str(x) for name, x in places.items() if isinstance(x, Path)}
+    if utterance.duration is not None or utterance.start:
+        found |= {"start": utterance.start}
+    if utterance.duration is not None:
+        found |= {"duration": utterance.duration}
+    return found if utterance.speaker is None else {**found, "speaker": utterance.speaker}
+
+
+def _trn(text: Callable[[UtteranceSet], str]) -> _Lines:
+    def lines(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+        called = names((each.id for each in heard), r"[\s()]")
+        yield from (trn(name, text(each)) for name, each in zip(called, heard, strict=True))
+
+    return lines
+
+
+def _ctm(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+    for name, each in _sorted(heard):
+        yield from (ctm(name, word) for word in each.words)
+
+
+def _stm(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+    for name, each in _sorted(heard):
+        yield stm(name, known[each.id].speaker, each.duration, each.said)
+
+
+def _sorted(heard: Sequence[UtteranceSet]) -> list[tuple[str, UtteranceSet]]:
+    """By name, as these tools want it."""
+    return sorted(zip(names(each.id for each in heard), heard, strict=True), key=lambda item: item[0])
+
+
+_LINES: Mapping[str, Sequence[_Lines]] = {
+    ".jsonl": (_objects,),
+    ".trn": (_trn(lambda each: each.found), _trn(lambda each: each.said)),
+    ".ctm": (_ctm, _stm),
+}
