@@ -87,7 +87,8 @@ with install_import_hook("lintra", "beartype.beartype"):
     from lintra import generation
     from lintra.attention import linear, softmax
     from lintra.generation import beam_search
-    from lintra.models import bilstm, ctc, decoder, encoder, seq2seq
+    from lintra.models import bilstm, ctc, decoder, encoder, forecaster, seq2seq
+    from lintra.nn import Gaussian, Quantiles, StudentT
     from lintra.audio import features, symbols
     from lintra.speech import alignment, decoding, ngram, scoring, streaming
 for attention in (linear.Config(), linear.Config(impl="torch"), linear.Config(feature_map=linear.Hedgehog()),
@@ -116,6 +117,12 @@ model(tokens, model.encode_memory(tokens, mask), mask=mask)
 model(row, model.encode_memory(row, cu_seqlens=cu_seqlens), cu_seqlens=cu_seqlens)
 generation.generate(model, source=tokens, source_mask=mask, steps=2, seed=0)
 beam_search(model, tokens, source=tokens, source_mask=mask, steps=2, beam=3)
+for output in (Gaussian(), StudentT(), Quantiles()):
+    model = forecaster.Config(output=output, **shape).build()
+    values = torch.randn(2, 11)
+    predicted, state = model.extend(values)
+    output.loss(predicted.params, predicted.standardised(values))
+    generation.sample_paths(model, values, horizon=2, samples=3, seed=0)
 words = symbols.Symbols("word", ("yes", "no"))
 model = ctc.Config(symbols=words, features=features.Config(), normalize="global",
                    encoder=encoder.Config(inputs=6, causal=True, **shape)).build().eval()

@@ -1,6 +1,7 @@
 """Text, images and sequences from a model: sampling as an RNN, beam search, and what makes a step fast."""
 
 from lintra.generation.beam import Hypotheses, beam_search
+from lintra.generation.forecasting import sample_paths
 from lintra.generation.inputs import GenerationInputs, check_inputs, prepare_inputs
 from lintra.generation.options import GenerationOptions, Sampler
 from lintra.generation.sampling import (
@@ -25,5 +26,6 @@ __all__ = [
     "generate",
     "generate_reference",
     "prepare_inputs",
+    "sample_paths",
     "stream",
 ]

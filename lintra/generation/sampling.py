@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lintra.generation import cuda_graph, native_decode
 from lintra.generation.inputs import GenerationInputs, prepare_inputs
 from lintra.generation.options import GenerationOptions, Sampler
-from lintra.models import Decoder
+from lintra.models import Decoder, Forecaster
 from lintra.models.decoder import DecoderState
 from lintra.nn.block import Block, CrossState
 
@@ -161,14 +161,16 @@ def _collect(tokens: Iterator[Tensor], begun: GenerationInputs) -> Tensor:
     return torch.empty(len(begun.tokens), 0, dtype=torch.int64, device=begun.tokens.device)
 
 
-def check_recurrent(model: Decoder) -> None:
-    """Raises ValueError for a decoder that has no state to resume from."""
+def check_recurrent(model: Decoder | Forecaster) -> None:
+    """Raises ValueError for a network that has no state to resume from."""
     for block in model.blocks:
         attention = block.attn.attention
         if not attention.can.recurrent:
+            reference = "generate_reference recomputes the whole sequence for every token"
+            decodes = isinstance(model, Decoder)
+            instead = f"lintra.generation.sampling.{reference}" if decodes else "take another mechanism"
             raise ValueError(
-                f"attention {attention.name!r} has no recurrent form with {attention.config}: "
-                "lintra.generation.sampling.generate_reference recomputes the whole sequence for every token"
+                f"attention {attention.name!r} has no recurrent form with {attention.config}: {instead}"
             )
 
 

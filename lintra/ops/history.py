@@ -1,7 +1,7 @@
-"""The tokens that stood some places before each token, across padding, packed batches and calls."""
+"""The tokens or values that stood some places before each one, across padding, packed batches and calls."""
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Num
 from torch import Tensor
 
 from lintra.ops.layout import Layout
@@ -9,8 +9,8 @@ from lintra.ops.padding import take
 
 
 def look_back(
-    tokens: Int[Tensor, "b t"], recent: Int[Tensor, "n r"], places: tuple[int, ...], layout: Layout
-) -> tuple[Int[Tensor, "b t o"], Int[Tensor, "n r"]]:
+    tokens: Num[Tensor, "b t"], recent: Num[Tensor, "n r"], places: tuple[int, ...], layout: Layout
+) -> tuple[Num[Tensor, "b t o"], Num[Tensor, "n r"]]:
     """Return for each token those 1 <= places <= r real ones earlier in its sequence, and the last r of all.
 
     recent: the last r tokens before these, the latest one last. What padded tokens get means nothing.

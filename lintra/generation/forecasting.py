@@ -1,0 +1,58 @@
+"""Forecasts as an RNN: the history in parallel, then many paths, each fed what it has sampled before."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lintra.attention import map_state
+from lintra.generation.sampling import check_recurrent, evaluation
+from lintra.models.forecaster import Forecaster, Prediction
+from lintra.nn.parameters import reference_param
+
+
+@torch.no_grad()
+def sample_paths(
+    model: Forecaster,
+    history: Float[Tensor, "b t"],
+    *,
+    horizon: int,
+    samples: int = 100,
+    seed: int | None = None,
+) -> Float[Tensor, "b n horizon"]:
+    """Return how each series may go on, `samples` times, float64 on the CPU.
+
+    The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows. The
+    global random generator is not used; without a seed the paths are others each time. Raises ValueError for
+    an empty history, no horizon, no samples and a mechanism without a recurrent form.
+    """
+    if history.dim() != 2 or not history.shape[1]:
+        raise ValueError(f"history must be at least one value of each series, got {list(history.shape)}")
+    for name, value in (("horizon", horizon), ("samples", samples)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_recurrent(model)
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    with evaluation(model):
+        prediction, state = model.extend(history.to(reference_param(model).device))
+        state = map_state(lambda x: x.repeat_interleave(samples, 0), state)
+        prediction = Prediction(*(x.repeat_interleave(samples, 0) for x in prediction.last()))
+        paths = []
+        for step in range(horizon):
+            values = prediction.restored(model.output.sample(prediction.params, generator))
+            paths.append(values.cpu())
+            if step < horizon - 1:
+                prediction, state = model.extend(values, state)
+    return torch.cat(paths, 1).unflatten(0, (len(history), samples))
+
+
+@torch.no_grad()
+def quantiles(model: Forecaster, prediction: Prediction, levels: Sequence[float]) -> Float[Tensor, "b t q"]:
+    """Return the quantiles at these levels of each predicted distribution, float64."""
+    found = []
+    for level in levels:
+        at = torch.full_like(prediction.params[..., 0], level)
+        found.append(prediction.restored(model.output.quantile(prediction.params, at)))
+    return torch.stack(found, -1)
