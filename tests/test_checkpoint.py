@@ -194,7 +194,7 @@ def damage_weights(folder, change):
         ),
         (
             lambda f: damage_config(f, lambda c: c.update(model="gpt")),
-            "model must be one of bilstm, ctc, decoder, encoder, seq2seq; got 'gpt'",
+            "model must be one of bilstm, ctc, decoder, encoder, forecaster, seq2seq; got 'gpt'",
         ),
         (
             lambda f: damage_config(f, lambda c: c["config"].update(colour=1)),

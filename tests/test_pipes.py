@@ -11,7 +11,7 @@ from lintra.audio import features, lines
 from lintra.io import files, tensors
 from lintra.runtime import Model
 from lintra.speech import arrays, corpus, manifest
-from lintra.tasks import text, text_classification
+from lintra.tasks import series, text, text_classification
 from lintra.tasks.datasets import text_files
 from lintra.train import Run
 
@@ -19,6 +19,7 @@ READERS = {
     "text": lambda pipe: text.Config(data=str(pipe)).build().train,
     "a folder of texts": lambda pipe: text.Config(data=str(pipe.parent)).build().train,
     "tsv": lambda pipe: text_classification.Config(data=str(pipe)).build().train,
+    "series": lambda pipe: series.Config(data=str(pipe.rename(pipe.with_name("text.csv")))).build().train,
     "compressed": lambda pipe: text_files.content(pipe.rename(pipe.with_suffix(".gz"))),
     "lines": lambda pipe: list(lines.lines(pipe)),
     "manifest": manifest.read_manifest,

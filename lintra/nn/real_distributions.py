@@ -6,6 +6,7 @@ scale gets below SHARPEST of them, so that a series without noise has a finite l
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -186,11 +187,18 @@ def _t_cumulative(t: Tensor, df: Tensor) -> Tensor:
     """Return the probability below t >= 0 of Student's t-distribution, [*b] both.
 
     With t = sqrt(df) tan(a) the density is cos(a)^(df - 1), smooth on all of [0, a]: Gauss and Legendre."""
-    places, weights = (torch.from_numpy(x).to(t) for x in np.polynomial.legendre.leggauss(NODES))
+    places, weights = (x.to(t) for x in _quadrature())
     angle = torch.atan(t / df.sqrt())
     inside = torch.cos(0.5 * angle[..., None] * (1 + places)) ** (df[..., None] - 1)
     log_beta = torch.lgamma(0.5 * df) + math.lgamma(0.5) - torch.lgamma(0.5 * (df + 1))
     return 0.5 + 0.5 * angle * (inside * weights).sum(-1) * (-log_beta).exp()
+
+
+@cache
+def _quadrature() -> tuple[Tensor, Tensor]:
+    """Return the places of Gauss and Legendre in [-1, 1] and their weights."""
+    places, weights = np.polynomial.legendre.leggauss(NODES)
+    return torch.from_numpy(places), torch.from_numpy(weights)
 
 
 def _positive(x: Tensor) -> Tensor:

@@ -57,6 +57,6 @@ class RunningScale(nn.Module):
         kept = torch.cat((torch.ones_like(kept[:, :1]), kept), 1)
         sums = decayed_sum(torch.cat((state.sums[:, None], added), 1), kept)[:, 1:]
         mean, square, size = (sums[..., 1:] / sums[..., :1]).unbind(-1)
-        scale = torch.maximum((square - mean.square()).clamp(min=0).sqrt(), FLATTEST * size)
-        scale = torch.where(scale > 0, scale, self.typical.double())
+        variance = torch.maximum(square - mean.square(), (FLATTEST * size).square())
+        scale = torch.where(variance > 0, variance, self.typical.double().square()).sqrt()
         return first[:, None] + mean, scale, ScaleState(first, sums[:, -1].clone())

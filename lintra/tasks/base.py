@@ -72,6 +72,7 @@ class Task(ABC):
 
     name: str
     config: Any  # the TaskConfig that has built it
+    loss_unit: str = "nats a symbol"  # of the loss, as training shows it
     watch: Watch = staticmethod(unwatched)  # shows how far it is with what takes long
     # Where lengths differ much: as many samples of similar length make a batch as have together at most so
     # many tokens, padding included. None: as many samples as training has.

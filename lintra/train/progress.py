@@ -15,7 +15,6 @@ from lintra.train.clock import SECONDS_PER_LINE, clock
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",
     "bits_per_byte": "{:.3f} bits/byte",
-    "loss": "{:.4f} nats a symbol",
     "accuracy": "{:.2%} right",
     "symbol_errors": "{:.2%} symbol errors",
 }
@@ -55,9 +54,9 @@ class ProgressBar(Callback):
             self.spoken = self.times[-1][0]
             self.console.print(self._text(step, outputs["loss"]))
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            scores = in_words(validation(trainer))
+            scores = in_words(validation(trainer), pl_module.task.loss_unit)
             self.console.print(
                 f"step {trainer.global_step:,}  validation: {scores}", highlight=False, soft_wrap=True
             )
@@ -99,7 +98,8 @@ def validation(trainer: pl.Trainer) -> dict[str, float]:
     return {name.removeprefix(prefix): float(v) for name, v in scores if name.startswith(prefix)}
 
 
-def in_words(scores: dict[str, float]) -> str:
+def in_words(scores: dict[str, float], loss_unit: str) -> str:
     """Scores with their units, the loss last."""
     names = sorted(scores, key=lambda name: name == "loss")
-    return ", ".join(UNITS.get(name, f"{name} {{:.4f}}").format(scores[name]) for name in names)
+    units = {**UNITS, "loss": f"{{:.4f}} {loss_unit}"}
+    return ", ".join(units.get(name, f"{name} {{:.4f}}").format(scores[name]) for name in names)

@@ -43,13 +43,14 @@ def test_each_command_has_short_help(lintra_says, command, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "task", ["copy", "digits", "image-folder", "images", "recall", "speech", "text", "text-classification"]
+    "task",
+    ["copy", "digits", "image-folder", "images", "recall", "series", "speech", "text", "text-classification"],
 )
 def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = lintra_says("train", task, "--help")
     assert (code, err) == (0, "")
-    assert out.count("\n") <= (57 if task == "speech" else 42)
+    assert out.count("\n") <= {"speech": 57, "series": 46}.get(task, 42)
     assert all(len(line) <= 80 for line in out.splitlines())
     for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
@@ -109,7 +110,7 @@ def test_info(lintra_says):
         (["info", "x"], "info takes no arguments, got 'x'"),
         (
             ["train", "juggling"],
-            "task must be one of copy, digits, image-folder, images, recall, speech, text, ",
+            "task must be one of copy, digits, image-folder, images, recall, series, speech, text, ",
         ),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),
         (["train", "digits", "--batch", "x"], "batch must be a whole number, got 'x' (see"),
@@ -154,6 +155,9 @@ def test_info(lintra_says):
         (["train", "digits", "--attention-options", "eps=x"], "attention linear.eps must be float, got 'x'"),
         (["train", "digits", "--attention-options", "eps=-1"], "eps must be at least 0 and finite, got -1"),
         (["train", "digits", "--attention-options", "feature_map=Exp"], "Hedgehog, T2R, got 'Exp'"),
+        (["train", "series", "--season", "99"], "season must be at most the context of 96 rows, got 99"),
+        (["train", "series", "--head", "normal"], "invalid choice"),
+        (["train", "series", "--data", "nowhere"], "data nowhere does not exist: name a CSV file"),
         (["train", "text"], "which text? Name a text file or a folder of them with --data PATH"),
         (["train", "text-classification", "--data", "nowhere"], "data nowhere does not exist"),
         (["train", "digits", "--devices", "3"], "batch must be a multiple of devices=3, got 16"),

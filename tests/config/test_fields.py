@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from lintra.config import fields
-from lintra.tasks import copy, recall, text, text_classification
+from lintra.tasks import copy, recall, series, text, text_classification
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +59,10 @@ def test_bounds_are_in_and_none_passes():
     Some(count=1, factor=-3.0, share=0.0, weight=0.0, heat=1e-9, pairs=(("a", ()), ("b", (1, 2))))
 
 
-@pytest.mark.parametrize("task", [copy, recall, text, text_classification], ids=lambda task: task.__name__)
+@pytest.mark.parametrize(
+    "task", [copy, recall, series, text, text_classification], ids=lambda task: task.__name__
+)
 def test_tasks_check_the_types_of_theirs(task):
-    name = "pairs" if task is recall else "length"
+    name = {recall: "pairs", series: "context"}.get(task, "length")
     with pytest.raises(TypeError, match=f"{name} must be int, got '16'"):
         task.Config(**{name: "16"})

@@ -11,7 +11,7 @@ BUNDLED = [copy.Config(train_samples=10), digits.Config(), recall.Config(train_s
 
 
 def test_the_folder_is_the_registry():
-    names = "copy digits image_folder images recall speech text text_classification"
+    names = "copy digits image_folder images recall series speech text text_classification"
     assert tasks.names() == names.split()
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name

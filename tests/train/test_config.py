@@ -126,7 +126,7 @@ def test_damaged_runs(new_run, tmp_path):
         ({"model": None}, "model must be an object"),
         (
             {"model": {"name": "gpt"}},
-            "model must be one of bilstm, ctc, decoder, encoder, seq2seq; got 'gpt'",
+            "model must be one of bilstm, ctc, decoder, encoder, forecaster, seq2seq; got 'gpt'",
         ),
     ]:
         (run.folder / "run.json").write_text(json.dumps(good | change))

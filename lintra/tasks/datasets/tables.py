@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from lintra.tasks.base import DataError
 
@@ -26,11 +27,16 @@ def rows(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int
     return _json(content, path, columns) if suffix(path) != ".csv" else _csv(content, path, columns)
 
 
+def names(content: str, path: Path) -> list[str]:
+    """Return the names of the columns, of JSON lines those of the first object. Raises DataError."""
+    if suffix(path) == ".csv":
+        return next(_reader(content), [])
+    first = next((line for line in content.split("\n") if line.strip()), "")
+    return list(_object(first, path, 1, "columns by name"))
+
+
 def _csv(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(sys.maxsize)  # a text may be long
-    heading = content.partition("\n")[0]
-    separator = max(",;\t", key=heading.count)
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
+    reader = _reader(content)
     try:
         names = next(reader)
         places = [_place(names, column, path) for column in columns]
@@ -45,6 +51,13 @@ def _csv(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int
         raise DataError(f"{path}, line {reader.line_num:,} is no CSV: {error}") from error
 
 
+def _reader(content: str) -> Any:
+    csv.field_size_limit(sys.maxsize)  # a text may be long
+    heading = content.partition("\n")[0]
+    separator = max(",;\t", key=heading.count)
+    return csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
+
+
 def _place(names: list[str], column: str, path: Path) -> int:
     if names.count(column) != 1:
         found = "has several columns" if column in names else "has no column"
@@ -56,14 +69,19 @@ def _json(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[in
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number:,} is no JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number:,}: expected an object with {' and '.join(columns)}")
+        row = _object(line, path, number, " and ".join(columns))
         for column in columns:
             if not isinstance(row.get(column), str | int | float):
                 had = ", ".join(map(repr, row)) or "nothing"
                 raise DataError(f"{path}, line {number:,} has {had}, and no text or number as {column!r}")
         yield number, [x if isinstance(x := row[column], str) else json.dumps(x) for column in columns]
+
+
+def _object(line: str, path: Path, number: int, expected: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path}, line {number:,} is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{path}, line {number:,}: expected an object with {expected}")
+    return row

@@ -1,0 +1,127 @@
+"""The times of the rows of a series: numbers or dates, equally far apart, and what comes after them."""
+
+import calendar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from statistics import median
+
+Time = float | datetime
+
+
+class TimeError(ValueError):
+    """Times that no series can have; the message has the number of their line."""
+
+
+@dataclass(frozen=True)
+class TimeSteps:
+    """Where a series ends, and how far its rows are apart: a number, seconds, or months of the calendar."""
+
+    last: Time
+    step: float
+    months: int = 0  # instead of `step`
+    day: int = 1  # of those months; of shorter ones the last
+    as_date: bool = False  # written without an hour
+
+    def after(self, rows: int) -> float | str:
+        """Return the time so many rows after the last one, as JSON has it: a number, or ISO 8601."""
+        if not isinstance(self.last, datetime):
+            return _whole(self.last + rows * self.step)
+        if self.months:
+            month = self.last.year * 12 + self.last.month - 1 + rows * self.months
+            year, month = month // 12, month % 12 + 1
+            day = min(self.day, calendar.monthrange(year, month)[1])
+            time = self.last.replace(year=year, month=month, day=day)
+        else:
+            time = self.last + timedelta(seconds=rows * self.step)
+        return time.date().isoformat() if self.as_date else time.isoformat()
+
+
+def time_steps(texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
+    """Return the steps of a series of two or more rows, whose times stand in these lines.
+
+    Times are numbers, or dates with or without an hour in ISO 8601, also YYYY-MM and with / for -. Raises
+    TimeError for others, for times that do not rise, and for rows that are not equally far apart.
+    """
+    times = [_parse(text, line) for text, line in zip(texts, lines, strict=True)]
+    if len({type(x) for x in times}) > 1 or len({_is_aware(x) for x in times}) > 1:
+        first = next(i for i, x in enumerate(times) if (type(x), _is_aware(x)) != _kind(times[0]))
+        raise TimeError(f"line {lines[first]:,}: {texts[first]!r} is not written as {texts[0]!r} is")
+    for i in range(1, len(times)):
+        if times[i] <= times[i - 1]:  # pyright: ignore (of one type)
+            what = "the time of the row above, too" if times[i] == times[i - 1] else "before the row above"
+            raise TimeError(f"line {lines[i]:,}: {texts[i]!r} is {what}: sort the rows, keep one for a time")
+    as_date = all(len(text.strip()) <= len("2000-01-01") for text in texts)
+    months, day = _months(times)
+    if months:
+        return TimeSteps(times[-1], 0.0, months, day, as_date)
+    gaps = [_distance(a, b) for a, b in pairwise(times)]
+    usual = median(gaps)
+    rounding = 1e-15 * max((abs(x) for x in times if not isinstance(x, datetime)), default=0.0)
+    for i, gap in enumerate(gaps, 1):
+        if abs(gap - usual) > 1e-6 * usual + rounding:
+            raise TimeError(
+                f"line {lines[i]:,}: {texts[i]!r} is {_told(gap, times)} after the row above, others are "
+                f"{_told(usual, times)} apart: fill in what is missing, or resample the series"
+            )
+    return TimeSteps(times[-1], usual, as_date=as_date and usual % 86_400 == 0)
+
+
+def _parse(text: str, line: int) -> Time:
+    text = text.strip()
+    try:
+        number = float(text)
+    except ValueError:
+        return _date(text, line)
+    if abs(number) == float("inf") or number != number:
+        raise TimeError(f"line {line:,}: {text!r} is no time")
+    return number
+
+
+def _date(text: str, line: int) -> datetime:
+    iso = text.replace("/", "-")
+    iso = iso[:-1] + "+00:00" if iso.endswith(("Z", "z")) else iso
+    iso = iso + "-01" if len(iso) == len("2000-01") else iso
+    try:
+        found = datetime.fromisoformat(iso)
+    except ValueError:
+        what = "the time is missing" if not text else f"{text!r} is no time"
+        raise TimeError(
+            f"line {line:,}: {what}: expected a number or a date as in 2024-01-31 or 2024-01-31T18:00"
+        ) from None
+    return found.astimezone(timezone.utc) if found.tzinfo else found
+
+
+def _is_aware(time: Time) -> bool:
+    return isinstance(time, datetime) and time.tzinfo is not None
+
+
+def _kind(time: Time) -> tuple[type, bool]:
+    return type(time), _is_aware(time)
+
+
+def _months(times: Sequence[Time]) -> tuple[int, int]:
+    """Return how many months of the calendar the rows are apart, 0 if they are not so, and their day."""
+    dates = [x for x in times if isinstance(x, datetime)]
+    gaps = {(b.year - a.year) * 12 + b.month - a.month for a, b in pairwise(dates)}
+    day = max((x.day for x in dates), default=1)
+    fits = all(x.day == min(day, calendar.monthrange(x.year, x.month)[1]) for x in dates)
+    hours = {x.time() for x in dates}
+    if len(gaps) == len(hours) == 1 and fits and min(gaps) > 0:
+        return min(gaps), day
+    return 0, 1
+
+
+def _distance(a: Time, b: Time) -> float:
+    if isinstance(a, datetime) and isinstance(b, datetime):
+        return (b - a).total_seconds()
+    return float(b) - float(a)  # pyright: ignore (numbers both)
+
+
+def _told(gap: float, times: Sequence[Time]) -> str:
+    return str(timedelta(seconds=gap)) if isinstance(times[0], datetime) else f"{gap:g}"
+
+
+def _whole(number: float) -> float:
+    return int(number) if number == int(number) else number

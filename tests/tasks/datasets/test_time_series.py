@@ -1,0 +1,143 @@
+"""Series in tables: what is read, and what is refused by its line."""
+
+import json
+import lzma
+
+import pytest
+
+from lintra.tasks import DataError
+from lintra.tasks.datasets.time_series import Columns, read
+from lintra.tasks.datasets.time_steps import TimeError, time_steps
+
+
+@pytest.fixture
+def write(tmp_path):
+    def file(content, name="data.csv"):
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return tmp_path / name
+
+    return file
+
+
+def found(path, **columns):
+    return {x.name: x.values.tolist() for x in read(path, Columns(**columns))}
+
+
+def test_a_column_is_a_series(write):
+    """Whatever spreadsheets write: a byte order mark, quotes, semicolons, an index without a name."""
+    path = write('\ufeff"",day,"a, first",b\r\n0,x,"1.5",2\r\n1,y,-3e2,4\r\n')
+    assert found(path, values=("a, first", "b")) == {"a, first": [1.5, -300.0], "b": [2.0, 4.0]}
+    assert found(path, values=("b",)) == {"b": [2.0, 4.0]}
+    path = write("a;b;c\n1;2;3\n4;5;6\n")
+    assert found(path) == {"a": [1.0, 4.0], "b": [2.0, 5.0], "c": [3.0, 6.0]}
+    assert (
+        found(path, values=("c,a",)) == found(path, values=("c", "a")) == {"c": [3.0, 6.0], "a": [1.0, 4.0]}
+    )
+    assert found(path, time="b") == {"a": [1.0, 4.0], "c": [3.0, 6.0]}
+    assert found(write(",a\n7,1\n8,2\n")) == {"a": [1.0, 2.0]}
+
+
+def test_json_lines_and_compressed_files(write):
+    rows = [{"t": i, "y": i / 4, "note": "x"} for i in range(5)]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    expected = {"y": [i / 4 for i in range(5)]}
+    assert found(write(lines, "data.jsonl"), time="t", values=("y",)) == expected
+    assert found(write(lzma.compress(b"y\n0\n1\n"), "data.csv.xz")) == {"y": [0.0, 1.0]}
+
+
+def test_an_id_is_a_series(write):
+    """Rows of several may alternate; each has its own times."""
+    path = write("id,day,y,z\nb,2024-01-01,1,5\na,2024-02-01,2,6\nb,2024-01-02,3,7\na,2024-02-08,4,8\n")
+    assert found(path, id="id", time="day", values=("y",)) == {"b": [1.0, 3.0], "a": [2.0, 4.0]}
+    series = read(path, Columns(id="id", time="day"))
+    assert [x.name for x in series] == ["b/y", "b/z", "a/y", "a/z"]
+    assert [x.times.after(1) for x in series] == ["2024-01-03", "2024-01-03", "2024-02-15", "2024-02-15"]
+
+
+@pytest.mark.parametrize(
+    ("content", "columns", "message"),
+    [
+        ("a,b\n1,2\n", {"values": ("c",)}, "has no column 'c': its first row names 'a', 'b'"),
+        ("a,b\n1,2\n", {"values": ("a,c",)}, "has no column 'c': its first row names 'a', 'b'"),
+        ("a,b\n1,2\n", {"time": "when"}, "has no column 'when': its first row names 'a', 'b'"),
+        ("a,a\n1,2\n", {}, "has several columns 'a'"),
+        ("t\n1\n", {"time": "t"}, "has no column of values beside 't'"),
+        ("a,b\n1,2\n3,\n", {}, r"line 3, column 'b': the cell is empty: fill it in, or name the columns"),
+        ("a,b\n1,2\n3, \n", {}, "line 3, column 'b': the cell is empty"),
+        ("a,b\n1,2\n3,NaN\n", {}, "line 3, column 'b': 'NaN' is no finite number"),
+        ("a,b\n1,inf\n", {}, "line 2, column 'b': 'inf' is no finite number"),
+        (
+            "a,b\n1,two\n",
+            {},
+            "line 2, column 'b': 'two' is no finite number: .* one of times with --time-column",
+        ),
+        ("a;b\n1;2,5\n", {}, "line 2, column 'b': '2,5' is no finite number"),
+        ("a\n1\n\n3\n", {}, "line 3 is empty: fill in the value"),
+        ("a,b\n1,2\n3\n", {}, "line 3: 1 values in 2 columns"),
+        ("a,b\n", {}, "holds no rows"),
+        ("id,y\na,1\n,2\n", {"id": "id"}, "line 3 has no id in 'id'"),
+        ("t,y\n3,1\n2,1\n", {"time": "t"}, "line 3: '2' is before the row above: sort the rows"),
+        ("t,y\n3,1\n3,1\n", {"time": "t"}, "line 3: '3' is the time of the row above, too: sort the rows"),
+        (
+            "t,y\n1,0\n2,0\n4,0\n5,0\n",
+            {"time": "t"},
+            "line 4: '4' is 2 after the row above, others are 1 apart",
+        ),
+        ("t,y\n1,0\n,0\n", {"time": "t"}, "line 3: the time is missing: expected a number or a date"),
+        ("t,y\n1,0\nsoon,0\n", {"time": "t"}, "line 3: 'soon' is no time"),
+        ("t,y\n1,0\nnan,0\n", {"time": "t"}, "line 3: 'nan' is no time"),
+        ("t,y\n1,0\n2024-01-01,0\n", {"time": "t"}, "line 3: '2024-01-01' is not written as '1' is"),
+        (b"a\n\xff\n", {}, "is not in UTF-8: byte 3 is 255"),
+        ("", {}, "is empty"),
+    ],
+)
+def test_what_is_no_series_is_refused_by_its_line(write, content, columns, message):
+    with pytest.raises(DataError, match=message):
+        read(write(content), Columns(**columns))
+
+
+def test_json_without_a_value_and_other_files(write, tmp_path):
+    with pytest.raises(DataError, match="line 2 has 'y', and no text or number as 'y'"):
+        read(write('{"y": 1}\n{"y": null}\n', "data.jsonl"), Columns())
+    with pytest.raises(DataError, match="line 1: expected an object with columns by name"):
+        read(write("[1]\n", "data.jsonl"), Columns())
+    with pytest.raises(DataError, match=r"data\.txt must be a file that ends in \.csv or \.jsonl"):
+        read(write("y\n1\n", "data.txt"), Columns())
+    with pytest.raises(DataError, match="must be a file that ends in"):
+        read(tmp_path, Columns())
+
+
+@pytest.mark.parametrize(
+    ("texts", "following"),
+    [
+        (["1990", "1991", "1992"], [1993, 1994]),
+        (["0.1", "0.2", "0.3"], [pytest.approx(0.4), pytest.approx(0.5)]),
+        (["1e-9", "2e-9", "3e-9"], [pytest.approx(4e-9), pytest.approx(5e-9)]),
+        (["2024-02-27", "2024-02-28"], ["2024-02-29", "2024-03-01"]),
+        (["2024/02/28", "2024/03/06"], ["2024-03-13", "2024-03-20"]),
+        (["2024-01-01T22:00", "2024-01-01T23:00"], ["2024-01-02T00:00:00", "2024-01-02T01:00:00"]),
+        (["2024-01-01 00:00:00", "2024-01-02 00:00:00"], ["2024-01-03T00:00:00", "2024-01-04T00:00:00"]),
+        (
+            ["2024-01-01T22:00Z", "2024-01-01T23:30Z"],
+            ["2024-01-02T01:00:00+00:00", "2024-01-02T02:30:00+00:00"],
+        ),
+        (["2023-11", "2023-12", "2024-01"], ["2024-02-01", "2024-03-01"]),
+        (["2023-11-30", "2023-12-31", "2024-01-31"], ["2024-02-29", "2024-03-31"]),
+        (["2023-03-15", "2023-06-15"], ["2023-09-15", "2023-12-15"]),
+    ],
+)
+def test_the_times_that_follow(texts, following):
+    """Numbers, dates with and without hours, months however long they are."""
+    steps = time_steps(texts, range(2, len(texts) + 2))
+    assert [steps.after(1), steps.after(2)] == following
+
+
+def test_a_missing_hour_is_told():
+    texts = [f"2024-01-01T{hour:02}:00" for hour in (0, 1, 2, 4, 5)]
+    with pytest.raises(
+        TimeError, match="line 5: '2024-01-01T04:00' is 2:00:00 after the row above, others are 1:"
+    ):
+        time_steps(texts, range(2, 7))
+    texts = ["2024-01-01", "2024-02-01", "2024-04-01", "2024-05-01", "2024-06-01"]
+    with pytest.raises(TimeError, match="line 4: '2024-04-01' is 60 days, 0:00:00 after the row above"):
+        time_steps(texts, range(2, 7))
