@@ -13,7 +13,7 @@ import torch
 from lintra import evaluate
 from lintra.bench import reports
 from lintra.checkpoint import to_json
-from lintra.cli import evaluate_speech, memory
+from lintra.cli import evaluate_series, evaluate_speech, memory
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.model import SPLITS, Device, open_model, refuse_unless_images, sampled
 from lintra.cli.progress import progress
@@ -24,6 +24,7 @@ from lintra.evaluate import Estimate, hypotheses
 from lintra.io.files import refuse_folder, refuse_unwritable, write_lines
 from lintra.models import Decoder
 from lintra.tasks import PixelTask, Task
+from lintra.tasks.series import SeriesTask
 from lintra.tasks.speech import Speech
 from lintra.tasks.text_classification import TextClassification
 
@@ -38,7 +39,8 @@ NAMES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Score a trained model on its whole test set: exact likelihood, or error rates of speech."""
+    """Score a trained model on its whole test set: exact likelihood, error rates of speech, or forecasts
+    beside naive ones."""
 
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     limit: int | None = None  # only so many samples, chosen at random
@@ -81,6 +83,8 @@ def evaluate_command(args: Sequence[str]) -> int:
     if options.predictions and not isinstance(task, TextClassification):
         raise UsageError(f"predictions are of texts, {options.model} is of the task {task.name}")
     refuse_unwritable(options.predictions)
+    if isinstance(task, SeriesTask):
+        return evaluate_series.evaluate(model, task, options)
     refuse_unless_images(task, options.model, {"pictures": options.pictures})
     task.check(model.config)
     refuse_unwritable(options.pictures and options.pictures / "any.png")

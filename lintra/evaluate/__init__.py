@@ -1,6 +1,7 @@
 """Evaluation of trained models: scores of a whole test set with their standard errors, and pictures."""
 
 from lintra.evaluate.estimates import TOLERANCE, Estimate, nats, normalisation, of_images, scores
+from lintra.evaluate.forecasts import ForecastScores, forecast_scores
 from lintra.evaluate.pictures import draw
 from lintra.evaluate.speech import ErrorRate, UtteranceSet, error_rates, transcripts
 from lintra.evaluate.texts import predictions
@@ -9,9 +10,11 @@ __all__ = [
     "TOLERANCE",
     "ErrorRate",
     "Estimate",
+    "ForecastScores",
     "UtteranceSet",
     "draw",
     "error_rates",
+    "forecast_scores",
     "nats",
     "normalisation",
     "of_images",

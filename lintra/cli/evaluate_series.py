@@ -1,0 +1,99 @@
+"""`lintra evaluate` for a forecaster of series."""
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+from lintra.bench import reports
+from lintra.checkpoint import to_json
+from lintra.cli.arguments import UsageError
+from lintra.cli.model import SPLITS, sampled
+from lintra.cli.progress import progress
+from lintra.cli.stopping import cut_short, stopping
+from lintra.evaluate import Estimate
+from lintra.evaluate.forecasts import PATHS, ForecastScores, forecast_scores
+from lintra.generation import check_recurrent
+from lintra.models import Forecaster
+from lintra.tasks.series import SeriesTask
+
+_HEADINGS: tuple[str, ...] = ("", "quantile loss", "MASE", "within 80 %")
+
+
+def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
+    """Score forecasts of the task's test windows, by `lintra.cli.evaluate.Options` -> the exit code."""
+    if options.pictures:
+        raise UsageError(f"pictures is for models of images, {options.model} is of the task series")
+    check_recurrent(model)
+    windows = sampled(len(task.test), options.limit, options.seed)
+    start = time.perf_counter()
+    with progress("forecasting", len(windows), "windows") as report, stopping() as stop:
+        settings = {"batch": options.batch, "seed": options.seed}
+        scores = forecast_scores(model, task, windows, **settings, report=report, stopped=stop)
+    seconds = time.perf_counter() - start
+    parameters = sum(p.numel() for p in model.parameters())
+    scored = scores["model"].coverage.samples
+    part = "all" if scored == len(task.test) else f"{scored:,} of"
+    season = "no season" if task.season == 1 else f"a season of {task.season:,} rows"
+    print(
+        f"{task.name}: {parameters / 1e6:.2f} M parameters, {part} {len(task.test):,} "
+        f"{SPLITS[task.judged_by]} windows, each {task.config.horizon:,} rows ahead, {PATHS} paths, "
+        f"{season}, {seconds:.1f} s\n"
+    )
+    print(_table(scores))
+    print(f"\n{_verdict(scores)}")
+    if partial := scored < len(windows):
+        print(f"\n{cut_short(f'the first {scored:,} of {len(windows):,} windows')}")
+    if options.json:
+        reports.save(
+            options.json,
+            model=str(options.model),
+            parameters=parameters,
+            task=to_json(task.config),
+            test_samples=len(task.test),
+            partial=partial,
+            paths=PATHS,
+            scores={
+                name: {what: _for_json(x) for what, x in each._asdict().items()}
+                for name, each in scores.items()
+            },
+            seconds=seconds,
+        )
+        print(f"\nsaved in {options.json}")
+    return stop.exit_code if partial else 0
+
+
+def _table(scores: dict[str, ForecastScores]) -> str:
+    rows = [list(_HEADINGS)]
+    for name, each in scores.items():
+        rows.append([name, *(_told(x) for x in each[:2]), _told(each.coverage, percent=True)])
+    wide = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    return "\n".join(
+        "  " + "  ".join(f"{x:<{n}}" for x, n in zip(row, wide, strict=True)).rstrip() for row in rows
+    )
+
+
+def _told(x: Estimate | None, percent: bool = False) -> str:
+    if x is None:
+        return "-"
+    if percent:
+        return f"{x.mean:.1%}" + ("" if math.isnan(x.error) else f" +- {x.error:.1%}")
+    return f"{x.mean:.4f}" + ("" if math.isnan(x.error) else f" +- {x.error:.4f}")
+
+
+def _verdict(scores: dict[str, ForecastScores]) -> str:
+    """Say by how much the quantile loss is below that of the best forecast without a model, or that it is
+    not."""
+    losses = {name: x.weighted_quantile_loss for name, x in scores.items()}
+    own = losses.pop("model")
+    others = {name: x.mean for name, x in losses.items() if x is not None}
+    if own is None or not others:
+        return "All values are 0: there is nothing to compare"
+    best = min(others, key=others.__getitem__)
+    if own.mean >= others[best]:
+        return f"The model does not beat the {best} forecast, by quantile loss"
+    return f"The quantile loss is {1 - own.mean / others[best]:.0%} below that of the {best} forecast"
+
+
+def _for_json(x: Estimate | None) -> dict[str, Any] | None:
+    return None if x is None else {**dataclasses.asdict(x), "error": None if math.isnan(x.error) else x.error}
