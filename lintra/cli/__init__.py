@@ -21,7 +21,11 @@ COMMANDS = {
     "info": ("info", "info", "versions, CPU, and which implementation serves each op here"),
     "train": ("train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("generate", "generate_command", "draw or write with a trained model, as an RNN"),
-    "predict": ("predict", "predict_command", "classify new texts, or write down speech, as JSON lines"),
+    "predict": (
+        "predict",
+        "predict_command",
+        "classify texts, forecast series, write down speech, as JSON",
+    ),
     "transcribe": (
         "transcribe",
         "transcribe_command",
@@ -55,7 +59,6 @@ _TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard", "ya
 _EXTRA = {
     **dict.fromkeys(_TRAIN, "train"),
     **dict.fromkeys(("kaldi_native_fbank", "soundfile", "soxr"), "speech"),
-    "sounddevice": "live",
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
 }
 

@@ -1,51 +1,62 @@
-"""`lintra predict --model DIR [FILES ...]`: what a model says of new texts or recordings, as JSON lines."""
+"""`lintra predict --model DIR [FILES ...]`: what a model says of new data, as JSON lines."""
 
 import dataclasses
-import itertools
-import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import tyro
 
 from lintra import checkpoint, train
+from lintra.cli import predict_series, predict_texts
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.failures import report_failure
+from lintra.cli.json_lines import say
 from lintra.cli.model import Device, chosen
-from lintra.io.files import refuse_irregular
-from lintra.models import CTC, BiLSTM, Encoder
-from lintra.tasks.text_classification import TextClassification, as_json
+from lintra.config import fields
+from lintra.models import CTC, BiLSTM, Encoder, Forecaster
+from lintra.tasks.series import SeriesTask
+from lintra.tasks.text_classification import TextClassification
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
+
+OF_TEXTS = ("lines",)
+OF_SERIES = ("quantiles", *predict_series.OF_FILES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Say what new texts are, or what is said in recordings: an object a line, with the scores of a text's
-    classes or the words of a recording. A file is one text, or with --lines one a line; without files, every
-    line of standard input is a text."""
+    """Say what new texts are, how series go on, or what is said in recordings: an object a line, with the
+    scores of a text's classes, the quantiles of a forecast or the words of a recording. A text file is one
+    text, or with --lines one a line; without files, every line of standard input is a text, or the next row
+    of a series, and the row after it is forecast."""
 
-    files: Files = ()  # texts, or audio files
+    files: Files = ()  # texts, series (.csv, .jsonl) or audio files
     model: Path = Path("run")  # the folder of a run or checkpoint
     lines: bool = False  # every line of a file is a text of its own
-    batch: int = 32  # texts read at once
+    horizon: int | None = None  # rows that are forecast; else those of the training
+    samples: int = 100  # paths by which a series may go on
+    quantiles: tuple[float, ...] = (0.1, 0.9)  # of a forecast, beside its median
+    paths: bool = False  # the sampled paths themselves, too
+    columns: tuple[str, ...] = ()  # with series; else those of the training, as the next two
+    time_column: str | None = None  # with their times
+    id_column: str | None = None  # rows of one id are one series
+    seed: int | None = None  # of the paths
+    batch: int = 32  # texts or series read at once
     device: Device = "auto"  # auto: a GPU if there is one
 
     def __post_init__(self):
-        if self.batch < 1:
-            raise ValueError(f"batch must be at least 1, got {self.batch}")
+        fields.at_least(self, batch=1, horizon=1, samples=1)
+        if not all(0 < level < 1 for level in self.quantiles):
+            raise ValueError(f"quantiles must be above 0 and below 1, got {self.quantiles}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
 
-
-Unread = tuple[str, Exception]  # where, and why
-
-
-class Text(NamedTuple):
-    """A text to classify, and what its line of output begins with."""
-
-    name: dict[str, Any]
-    content: bytes
+    def refuse(self, names: Sequence[str], of: str) -> None:
+        """Raise UsageError where a flag is given that is `of` another kind of data."""
+        for name in names:
+            if getattr(self, name) != getattr(Options, name):
+                raise UsageError(f"{name} is of {of}, which {self.model} is not for: leave --{name} out")
 
 
 def predict_command(args: Sequence[str]) -> int:
@@ -54,14 +65,19 @@ def predict_command(args: Sequence[str]) -> int:
     )
     model = checkpoint.load(options.model, chosen(options.device))
     if isinstance(model, CTC):
+        options.refuse(OF_SERIES, "series")
         return _transcribe(model, options)
     task = train.Run.around(options.model).task.build()
+    if isinstance(task, SeriesTask) and isinstance(model, Forecaster):
+        options.refuse(OF_TEXTS, "texts")
+        return predict_series.forecast(model, task, options)
     if not isinstance(task, TextClassification) or not isinstance(model, (Encoder, BiLSTM)):
         raise UsageError(
             f"{options.model} is of the task {task.name}, which has nothing to say of new data: lintra "
             "generate draws or writes with it"
         )
-    return _classify(model, task, options)
+    options.refuse(OF_SERIES, "series")
+    return predict_texts.classify(model, task, options)
 
 
 def _transcribe(model: CTC, options: Options) -> int:
@@ -72,53 +88,8 @@ def _transcribe(model: CTC, options: Options) -> int:
     failed = 0
     for file in options.files:
         try:
-            _say(heard(model, file))
+            say(heard(model, file))
         except ValueError as error:
             failed += 1
             report_failure(file, error)
     return 1 if failed else 0
-
-
-def _classify(model: Encoder | BiLSTM, task: TextClassification, options: Options) -> int:
-    failed = 0
-    texts = _from_files(options) if options.files else _from_lines(sys.stdin.buffer, "stdin")
-    at_once = 1 if not options.files and sys.stdin.isatty() else options.batch
-    while group := list(itertools.islice(texts, at_once)):
-        found = [x.content for x in group if isinstance(x, Text)]
-        said = iter(task.ranked(model, found))
-        for x in group:
-            if isinstance(x, Text):
-                _say(x.name | as_json(next(said)))
-            else:
-                failed += 1
-                report_failure(*x)
-    return 1 if failed else 0
-
-
-def _from_files(options: Options) -> Iterator[Text | Unread]:
-    for file in options.files:
-        try:
-            refuse_irregular(file, ValueError)
-            content = file.read_bytes()
-        except (OSError, ValueError) as error:
-            yield str(file), error
-            continue
-        if options.lines:
-            yield from _from_lines(content.removesuffix(b"\n").split(b"\n"), str(file))
-        elif content:
-            yield Text({"file": str(file)}, content)
-        else:
-            yield str(file), ValueError("the text is empty")
-
-
-def _from_lines(lines: Iterable[bytes], name: str) -> Iterator[Text | Unread]:
-    for number, line in enumerate(lines, 1):
-        content = line.rstrip(b"\r\n")
-        if content:
-            yield Text({"file": name, "line": number}, content)
-        else:
-            yield f"{name}, line {number:,}", ValueError("the text is empty")
-
-
-def _say(content: dict[str, Any]) -> None:
-    print(json.dumps(content, ensure_ascii=False), flush=True)

@@ -1,10 +1,10 @@
 """Forms in which a transcript is written: of a whole recording, or while it is heard."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
+from lintra.cli import json_lines
 from lintra.models import CTC
 from lintra.speech import Search, Transcript, Word, transcribe
 from lintra.speech.nist import ctm
@@ -56,7 +56,7 @@ class Json:
         self._partial: Word | None = None
 
     def whole(self, found: Transcript) -> None:
-        _say(_json(as_json(self._audio, found)))
+        json_lines.say(as_json(self._audio, found))
 
     def push(self, text: str, heard: Transcriber) -> None:
         for word in heard.words:
@@ -69,7 +69,7 @@ class Json:
         pass
 
     def _say(self, word: Word, *, final: bool) -> None:
-        _say(_json({"audio": self._audio, **_timed(word), "final": final}))
+        json_lines.say({"audio": self._audio, **_timed(word), "final": final})
 
 
 class Ctm:
@@ -129,10 +129,6 @@ def as_json(audio: str, found: Transcript) -> dict[str, Any]:
 
 def _timed(word: Word) -> dict[str, Any]:
     return {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)}
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, ensure_ascii=False)
 
 
 def _say(line: str) -> None:

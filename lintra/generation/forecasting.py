@@ -51,8 +51,7 @@ def sample_paths(
 @torch.no_grad()
 def quantiles(model: Forecaster, prediction: Prediction, levels: Sequence[float]) -> Float[Tensor, "b t q"]:
     """Return the quantiles at these levels of each predicted distribution, float64."""
-    found = []
-    for level in levels:
-        at = torch.full_like(prediction.params[..., 0], level)
-        found.append(prediction.restored(model.output.quantile(prediction.params, at)))
-    return torch.stack(found, -1)
+    params, location, scale = (x[..., None] for x in prediction)
+    several = params.mT.expand(*params.shape[:2], len(levels), -1)
+    at = torch.tensor(levels, dtype=params.dtype, device=params.device).expand(several.shape[:-1])
+    return Prediction(several, location, scale).restored(model.output.quantile(several, at))
