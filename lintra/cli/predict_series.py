@@ -7,9 +7,9 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from lintra.cli.arguments import UsageError
 from lintra.cli.failures import report_failure
 from lintra.cli.json_lines import say
 from lintra.generation import check_recurrent, evaluation
@@ -68,8 +68,8 @@ def _continued(model: Forecaster, task: SeriesTask, file: Path, options: Any) ->
 
 def _rows(file: str, series: Series, paths: torch.Tensor, options: Any) -> Iterator[dict[str, Any]]:
     """Yield the forecast of each row of a series, given paths [n horizon]."""
-    levels = torch.tensor([0.5, *options.quantiles], dtype=paths.dtype)
-    for row, found in enumerate(torch.quantile(paths, levels, dim=0).T.tolist(), 1):
+    several = np.quantile(paths.numpy(), [0.5, *options.quantiles], axis=0)
+    for row, found in enumerate(several.T.tolist(), 1):
         time = {} if series.times is None else {"time": series.times.after(row)}
         sampled = {"paths": [_short(x) for x in paths[:, row - 1].tolist()]} if options.paths else {}
         said = {"file": file, "series": series.name, "step": row, **time}
@@ -106,12 +106,12 @@ def _numbers(line: bytes, width: int) -> list[float]:
     except ValueError:
         values = [math.nan]
     if not all(map(math.isfinite, values)):
-        raise UsageError(
+        raise ValueError(
             f"expected a finite number, or one for each series with commas between, got {text[:40]!r}: the "
             "line is left out"
         )
     if width and len(values) != width:
-        raise UsageError(f"{len(values)} numbers where the first line has {width}: the line is left out")
+        raise ValueError(f"{len(values)} numbers where the first line has {width}: the line is left out")
     return values
 
 

@@ -81,8 +81,7 @@ def forecast_scores(
             samples=PATHS,
             seed=(seed + number * 2**32) % 2**63,
         )
-        levels = torch.tensor(LEVELS, dtype=paths.dtype)
-        sampled = torch.quantile(paths, levels, dim=1).movedim(0, -1).numpy()
+        sampled = np.moveaxis(np.quantile(paths.numpy(), LEVELS, axis=1), 0, -1)  # [windows rows levels]
         for i, (which, start) in enumerate(
             zip(windows["series"].tolist(), windows["first"].tolist(), strict=True)
         ):

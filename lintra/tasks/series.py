@@ -5,7 +5,7 @@ Rows are in the order of time, equally far apart, without gaps; a column of time
 for that. Without --data the series are made up: a season of 24 rows, a trend, noise.
 
 The last tenth of each series, at least a horizon, is for `lintra evaluate` alone, the tenth before it for
-validation. Nothing of it enters a scale or an estimated season.
+validation. Nothing of either enters an estimated season.
 """
 
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from lintra.tasks.datasets.time_series import ALL, Columns, Series
 
 Head = Literal["gaussian", "student-t", "quantile"]
 OUTPUTS: dict[Head, Any] = {"gaussian": Gaussian, "student-t": StudentT, "quantile": Quantiles}
+FARTHEST = 100.0  # deviations of a target: one beyond, as after a constant, would be all that is learned from
 _MADE_UP, _ROWS, _SEASON = 8, 1_000, 24  # series, rows of each, and their season
 
 
@@ -144,9 +145,13 @@ class SeriesTask(Task):
         """The rows from one season to the next, 1 for none: given, or estimated from what is trained on."""
         if self.config.season is not None:
             return self.config.season
+        return season_of(self._trained, self.config.context)
+
+    @property
+    def _trained(self) -> list[np.ndarray]:
+        """The rows of each series before those held out."""
         horizon = self.config.horizon
-        trained = [x.values[: len(x.values) - 2 * held_out(len(x.values), horizon)] for x in self.series]
-        return season_of(trained, self.config.context)
+        return [x.values[: len(x.values) - 2 * held_out(len(x.values), horizon)] for x in self.series]
 
     def notices(self, folder: Path) -> list[str]:
         rows = sum(len(x.values) for x in self.series)
@@ -177,7 +182,7 @@ class SeriesTask(Task):
     @torch.no_grad()
     def prepare(self, model: Forecaster) -> None:
         """Sets the scale of series that have been 0 so far to a typical one of the others."""
-        sizes = [np.abs(self.known(i)).mean() for i in range(len(self.series))]
+        sizes = [np.abs(values).mean() for values in self._trained]
         if positive := [x for x in sizes if x > 0]:
             model.scaling.typical.fill_(float(np.median(positive)))
 
@@ -205,5 +210,5 @@ class SeriesTask(Task):
         """Return the losses of all rows but the first, the parameters and the targets, [b t-1 ...]."""
         values = batch["values"]
         prediction = model(values[:, :-1])
-        target = prediction.standardised(values[:, 1:])
+        target = prediction.standardised(values[:, 1:]).clamp(-FARTHEST, FARTHEST)
         return model.output.loss(prediction.params, target), prediction.params, target

@@ -122,6 +122,17 @@ def test_a_loss_has_no_part_of_what_does_not_count():
     assert values.grad.isfinite().all()
 
 
+def test_a_jump_counts_no_more_than_the_farthest():
+    """Of whatever height: behind a constant each would be of millions of deviations."""
+    task = built(head="gaussian")
+    model = task.model(linear.Config()).build().eval()
+    low, high = (torch.cat((torch.ones(1, 15), torch.full((1, 1), x)), 1).double() for x in (2.0, 2e6))
+    counted = torch.arange(16)[None] == 15
+    losses = [task.loss(model, {"values": values, "counted": counted}) for values in (low, high)]
+    assert losses[0] == losses[1]
+    assert losses[0].isfinite()
+
+
 def test_a_season_is_estimated_once_and_kept(file):
     made = built(context=48, horizon=8)
     assert made.season == 24
