@@ -28,6 +28,7 @@ def on_config(config: Any) -> Any:
         {"Conformance": "conformance.md"},
         {"Hugging Face": "huggingface.md"},
         {"Speech": "speech.md"},
+        {"Series": "series.md"},
         {"Pretrained encoders": "pretrained-encoders.md"},
         {"Scale": "scale.md"},
         {"Export": "export.md"},
