@@ -29,10 +29,12 @@ class Model:
     attention: str = "linear"  # of `lintra list`; A,A,B: layer by layer
     attention_options: tuple[str, ...] = ()  # FIELD=VALUE ... or A.FIELD=VALUE ...
     paper_block: bool = False  # norms, MLP and positions of its paper
-    layers: int | None = None  # blocks; else the task's own, like the next three
+    layers: int | None = None  # blocks; else the task's own, like the next four
     heads: int | None = None  # heads of attention
+    head_dim: int | None = None  # numbers of a head; else width / heads
     width: int | None = None  # numbers that stand for a token
     dropout: float | None = None  # part of the activations set to 0 in training
+    tie_embeddings: bool = False  # predict symbols by the vectors they are read as
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Resume:
     lr: float | None = None  # the schedule's highest learning rate from now on
 
 
+_SIZES = ("layers", "heads", "head_dim", "width", "dropout")
 _CHANGEABLE = tuple(field.name for field in dataclasses.fields(Resume) if field.name != "resume")
 
 
@@ -128,7 +131,8 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     if network is None or options.model.attention_options or options.model.attention != _attention(network):
         kind = mechanism(options.model.attention, options.model.attention_options, problem.length)
         own = network or problem.model(kind[0] if isinstance(kind, tuple) else kind)
-    changes = {name: getattr(options.model, name) for name in ("layers", "heads", "width", "dropout")}
+    changes = {name: getattr(options.model, name) for name in _SIZES}
+    changes["tie_embeddings"] = options.model.tie_embeddings or None
     if network is not None or isinstance(kind, tuple):  # the task's own layers need not be a multiple of them
         changes["attention"] = kind
     if options.model.paper_block and "," in options.model.attention:
@@ -189,7 +193,8 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
     own = {field.name for field in dataclasses.fields(model)}
     for name in changes:
         if name not in own:
-            raise UsageError(f"{name} is nothing this model has: leave --{name} out")
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{name} is nothing this model has: leave {flag} out")
     return dataclasses.replace(model, **changes)
 
 

@@ -50,7 +50,7 @@ def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, err = lintra_says("train", task, "--help")
     assert (code, err) == (0, "")
-    assert out.count("\n") <= {"speech": 57, "series": 46}.get(task, 42)
+    assert out.count("\n") <= {"speech": 66, "series": 54}.get(task, 50)
     assert all(len(line) <= 80 for line in out.splitlines())
     for flag in ("--steps", "--attention STR", "--max-minutes FLOAT", "--dir"):
         assert f"  {flag} " in out
@@ -132,6 +132,15 @@ def test_info(lintra_says):
         (
             ["train", "digits", "--attention-options", "eps"],
             "attention-options must be FIELD=VALUE ..., got 'eps'",
+        ),
+        (["train", "digits", "--head-dim", "0"], "head_dim must be at least 1, got 0"),
+        (
+            ["train", "digits", "--tie-embeddings"],
+            "tie_embeddings needs a vector as wide as the network for each",
+        ),
+        (
+            ["train", "--resume", "x", "--tie-embeddings"],
+            "a run keeps its tie_embeddings, and --resume changes",
         ),
         (["train", "digits", "--paper-block"], "paper_block is for delta, gated, kda, retention, ssd: leave"),
         (
@@ -523,6 +532,27 @@ def test_layers_of_several_mechanisms(lintra_says, tmp_path, monkeypatch):
     code, out, err = lintra_says("generate", "--model", "run", "--samples", "2")
     assert (code, err) == (0, "")
     assert "2 x 8 tokens" in out
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_heads_of_another_size_and_one_table(lintra_says, tmp_path, monkeypatch, reviews):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    learn = ["train", "text", "--data", "words.txt", "--length", "24", *FEW]
+    code, _, err = lintra_says(*learn, "--head-dim", "5", "--tie-embeddings")
+    assert (code, err) == (0, "")
+    model = checkpoint.load("run")
+    assert (model.config.dim, model.config.tie_embeddings) == (5, True)
+    assert "head.weight" not in model.state_dict()
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+    again = ["train", "text", "--config", "run/run.json", "--dir", "again", "--steps", "1"]
+    assert lintra_says(*again)[0] == 0
+    assert train.Run.read("again").model == model.config
+    code, _, err = lintra_says("train", "text-classification", "--data", str(reviews), "--tie-embeddings")
+    assert (code, err) == (
+        2,
+        "lintra: tie_embeddings is nothing this model has: leave --tie-embeddings out\n",
+    )
 
 
 @pytest.mark.usefixtures("one_thread")
