@@ -16,7 +16,7 @@ ORDER = [
     {"ops"},
     {"attention"},
     {"nn"},
-    {"audio"},
+    {"audio", "tokenizer"},
     {"models"},
     {"distributed"},
     {"testing"},

@@ -1,0 +1,180 @@
+"""Subword tokens: learned, encoded in pieces, decoded one by one."""
+
+import random
+import sys
+
+import pytest
+
+from lintra.io.files import Error
+from lintra.tokenizer import BYTES, END, TextStream, Tokenizer, pieces
+
+tokenizers = pytest.importorskip("tokenizers")
+
+LINES = "".join(f"Line {i}, as others are.\n\n  naïve 日本 🎉🎉\n" for i in range(300))
+
+
+@pytest.fixture(scope="module")
+def learned():
+    return Tokenizer.learn(pieces(LINES.encode()), 400)
+
+
+def other(kind: str) -> Tokenizer:
+    """Tokenizers whose decoders treat the first token otherwise, or put characters together of bytes."""
+    words = {
+        "▁": 0,
+        "▁a": 1,
+        "b": 2,
+        "▁b": 3,
+        "<0xE6>": 4,
+        "<0x97>": 5,
+        "<0xA5>": 6,
+        "a": 7,
+        "##b": 8,
+        "[UNK]": 9,
+    }
+    package = tokenizers
+    if kind == "wordpiece":
+        made = package.Tokenizer(package.models.WordPiece(words, unk_token="[UNK]"))
+        made.decoder = package.decoders.WordPiece()
+    else:
+        made = package.Tokenizer(package.models.BPE(words, [], byte_fallback=True))
+        metaspace = package.decoders.Metaspace()
+        fallback = package.decoders.ByteFallback()
+        made.decoder = package.decoders.Sequence([fallback, package.decoders.Fuse(), metaspace])
+        if kind == "llama":
+            strip = package.decoders.Strip(" ", 1, 0)
+            replace = package.decoders.Replace("▁", " ")
+            made.decoder = package.decoders.Sequence([replace, fallback, package.decoders.Fuse(), strip])
+    return Tokenizer(made.to_str().encode())
+
+
+def test_text_comes_back(learned):
+    assert learned.vocabulary == 400
+    assert learned.decode(learned.encode(LINES)) == LINES
+    assert learned.encode(END) == [learned.token(END)] == [0]
+    assert learned.token("nothing") is None
+    every = bytes(range(1, 128)).decode() + "é日🎉"
+    assert learned.decode(learned.encode(every)) == every
+
+
+def test_learning_twice_is_the_same(learned):
+    assert Tokenizer.learn(pieces(LINES.encode()), 400).sum == learned.sum
+
+
+def test_few_pairs_give_few_tokens():
+    assert Tokenizer.learn(["ab"], 400).vocabulary == BYTES + 2
+
+
+def test_a_file_is_read_as_it_was_written(learned, tmp_path):
+    learned.save(tmp_path / "t.json")
+    read = Tokenizer.read(tmp_path / "t.json")
+    assert (read.sum, read.encode(LINES)) == (learned.sum, learned.encode(LINES))
+
+
+def test_what_a_file_would_cut_or_pad_is_not():
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 5}, unk_token="a"))
+    tokenizer.enable_truncation(1)
+    tokenizer.enable_padding(length=9)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    read = Tokenizer(tokenizer.to_str().encode())
+    assert read.encode("a b b") == [0, 5, 5]
+    assert read.vocabulary == 6  # numbers 0 .. 5, though there are two words
+
+
+@pytest.mark.parametrize("size", [200, 1_000, 2**16])
+def test_pieces_are_encoded_as_the_whole(learned, size):
+    parts = list(pieces(LINES.encode(), size))
+    assert "".join(parts) == LINES
+    assert max(len(part.encode()) for part in parts) <= 2 * size
+    assert [x for part in learned.encode_all(parts) for x in part.tolist()] == learned.encode(LINES)
+
+
+@pytest.mark.parametrize("text", ["日" * 999, " " * 999, "a" * 999, "", "é"])
+def test_pieces_of_what_has_no_lines_and_words(text):
+    assert "".join(pieces(text.encode(), 100)) == text
+
+
+DECODERS = ["bytes", "gpt2", "metaspace", "llama", "wordpiece"]
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("prompt", [0, 7])
+def test_streamed_text_is_the_decoded_one(learned, kind, prompt):
+    """Of whatever tokens come, halves of characters too; where each byte is a token, of whole characters."""
+    if kind == "bytes":
+        vocabulary, decode = 256, lambda tokens: bytes(tokens).decode(errors="replace")
+    else:
+        made = learned if kind == "gpt2" else other(kind)
+        vocabulary, decode = made.vocabulary, made.decode
+    draw = random.Random(0)
+    choices = [[x] for x in range(vocabulary)]
+    if kind in ("metaspace", "llama"):
+        choices = [[4, 5, 6] if choice[0] in (4, 5, 6) else choice for choice in choices]
+    for n in (0, 1, 2, 5, 300):
+        given, more = ([x for _ in range(k) for x in draw.choice(choices)] for k in (prompt, n))
+        given += [65] * (prompt if kind in ("bytes", "gpt2") else 0)  # a prompt does not end amid a character
+        stream = TextStream(decode, prompt=given)
+        found = "".join(map(stream.push, more)) + stream.finish()
+        assert decode(given) + found == decode(given + more)
+        assert stream.push(1) == stream.finish() == ""
+
+
+def test_a_character_comes_when_it_is_whole():
+    stream = TextStream(lambda tokens: bytes(tokens).decode(errors="replace"))
+    assert [stream.push(x) for x in "a日b".encode()] == ["a", "", "", "日", "b"]
+    assert [stream.push(x) for x in (0xE6, 0x97, 0x41)] == ["", "", "\ufffdA"]
+    assert [stream.push(x) for x in (0xE6, 0xE6)] == ["", ""]
+    assert stream.finish() == "\ufffd\ufffd"
+
+
+@pytest.mark.parametrize("stop", [("e 1", "x"), ("others", "re.\n\n"), ("日",), (" 🎉",)])
+def test_stop_texts_whatever_tokens_they_are_in(learned, stop):
+    tokens = learned.encode(LINES)
+    stream = TextStream(learned.decode, stop=stop)
+    found = "".join(map(stream.push, tokens)) + stream.finish()
+    assert found == LINES[: min(LINES.find(each) + len(each) for each in stop if each in LINES)]
+    assert stream.ended
+
+
+def test_the_prompt_does_not_stop_and_the_end_is_not_said(learned):
+    prompt, more = learned.encode("stop here, "), learned.encode("then stop here")
+    stream = TextStream(learned.decode, end=0, stop=["stop"], prompt=prompt)
+    assert "".join(map(stream.push, more)) == "then stop"
+    stream = TextStream(learned.decode, end=0)
+    assert "".join(map(stream.push, [*more, 0, *more])) == "then stop here"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is damaged"),
+        ("[]", "is no tokenizer of Hugging Face's tokenizers: invalid type"),
+        ('{"a": 1}', "is no tokenizer"),
+        (
+            '{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{},"merges":[]}}',
+            "without any token",
+        ),
+    ],
+)
+def test_what_is_no_tokenizer(tmp_path, content, message):
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(Error, match=rf"t\.json .*{message}"):
+        Tokenizer.read(tmp_path / "t.json")
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(Error, match=r"nothing\.json cannot be read: No such file"):
+        Tokenizer.read(tmp_path / "nothing.json")
+    with pytest.raises(Error, match=r"is a folder: name the tokenizer\.json in it"):
+        Tokenizer.read(tmp_path)
+    with pytest.raises(
+        ValueError, match="vocabulary must be at least 257, for all bytes and an end, got 256"
+    ):
+        Tokenizer.learn(["a"], BYTES)
+
+
+def test_without_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    (tmp_path / "t.json").write_text("{}")
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'lintra\[tokenizers\]'"):
+        Tokenizer.read(tmp_path / "t.json")
