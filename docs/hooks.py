@@ -27,6 +27,7 @@ def on_config(config: Any) -> Any:
         {"Adding a mechanism": "adding.md"},
         {"Conformance": "conformance.md"},
         {"Hugging Face": "huggingface.md"},
+        {"Text": "text.md"},
         {"Speech": "speech.md"},
         {"Series": "series.md"},
         {"Pretrained encoders": "pretrained-encoders.md"},

@@ -77,7 +77,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
 @pytest.mark.parametrize(
     "page",
     [
-        *("quickstart.md", "using.md", "speech.md", "series.md", "conformance.md"),
+        *("quickstart.md", "using.md", "text.md", "speech.md", "series.md", "conformance.md"),
         *("huggingface.md", "pretrained-encoders.md"),
         *("reference/speech.md", "reference/transcription.md"),
     ],

@@ -9,7 +9,11 @@ from lintra.cli import COMMANDS, command
 from lintra.cli.arguments import UsageError
 
 SHELLS = ("bash", "zsh")
-_NAMED = ("train", "bench")  # commands with names of their own behind them, each with flags of its own
+_NAMED = (
+    "train",
+    "bench",
+    "prepare",
+)  # commands with names of their own behind them, each with flags of its own
 _LOADS_BASH = "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
 
 

@@ -33,6 +33,7 @@ NAMES = {
     "bits_per_dim_without_the_first": "bits/dim without the first value",
     "bits_per_dim": "bits/dim",
     "bits_per_byte": "bits/byte",
+    "bits_per_token": "bits/token",
     "loss": "nats a prediction",
 }
 

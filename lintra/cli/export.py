@@ -1,15 +1,16 @@
 """`lintra export --to runtime|onnx --model DIR`."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lintra import checkpoint
+from lintra import checkpoint, train
 from lintra.cli.arguments import UsageError, parse
 from lintra.export import onnx, runtime
 from lintra.export.runtime import Weights
-from lintra.io.files import refuse_folder
+from lintra.io.files import Error, refuse_folder, write_atomically
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ def export_command(args: Sequence[str]) -> int:
     model = checkpoint.load(options.model)
     write = _runtime if options.to == "runtime" else _onnx
     write(model, options)
+    _tokenizer(options)
     return 0
 
 
@@ -56,11 +58,25 @@ def _onnx(model: Any, options: Options) -> None:
         print(f"no {form} form: {reasons[form]}")
 
 
+def _tokenizer(options: Options) -> None:
+    """The tokenizer of a run that has one, beside what was exported, in which symbols are numbers."""
+    try:
+        run = train.Run.of(options.model)
+    except Error as error:  # what was exported is whole without it
+        print(f"lintra: no tokenizer beside it: {error}", file=sys.stderr)
+        return
+    file = getattr(run and run.task, "tokenizer", None)
+    if file is not None:
+        out, content = _place(options, "-tokenizer.json"), Path(file).read_bytes()
+        write_atomically(out, lambda place: place.write_bytes(content))
+        print(f"{out}: the tokenizer")
+
+
 def _place(options: Options, ending: str) -> Path:
     """The file to write. Raises UsageError where nobody named it and it is there."""
     if options.out is not None:
-        name = options.out.name
-        return options.out if ending == ".lrt" else options.out.with_name(name.removesuffix(".onnx") + ending)
+        name = options.out.name.removesuffix(".onnx").removesuffix(".lrt")
+        return options.out if ending == ".lrt" else options.out.with_name(name + ending)
     out = Path(f"{options.model.resolve().name}{ending}")
     if out.exists():
         name = out.name.removesuffix(ending) + ".onnx" if options.to == "onnx" else out

@@ -1,8 +1,6 @@
 """`lintra generate --model DIR`."""
 
 import dataclasses
-import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra import runtime
-from lintra.cli import memory
+from lintra.cli import generate_text, memory
 from lintra.cli.arguments import UsageError, parse
+from lintra.cli.generate_text import Texts
 from lintra.cli.model import Device, open_model, refuse_unless_images
 from lintra.cli.progress import progress
 from lintra.cli.stopping import Stopping, stopping
@@ -26,6 +25,7 @@ from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.native.quantize import Weights
 from lintra.tasks import DataError, PixelTask, Task, check_fraction
+from lintra.tasks.base import unwatched
 from lintra.tasks.text import Text
 
 COMPLETE = 8  # test images
@@ -55,8 +55,10 @@ class Options:
     completions: int = 3  # of each of them
     fraction: float = 0.5  # the part of them that is given, from the top
     prompt: str | None = None  # what a text continues
-    length: int | None = None  # bytes of a text with its prompt; else as trained
+    length: int | None = None  # of a text with its prompt; else as trained
     stop: tuple[str, ...] = ()  # a text ends behind one of them
+    end: str | None = None  # a token that ends a text, such as <|endoftext|>
+    stream: bool = False  # write a text as it comes, one after the other
     sampling: Sampling = dataclasses.field(default_factory=Sampling)
     data: str | None = None  # file or folder of its data; else that of training
     device: Device = "auto"  # auto: a GPU if there is one
@@ -69,7 +71,7 @@ class Options:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.length is not None and self.length < 1:
-            raise ValueError(f"length must be at least 1 byte, got {self.length}")
+            raise ValueError(f"length must be at least 1, got {self.length}")
         if "" in self.stop:
             raise ValueError("stop must be texts of at least one character, got ''")
         if isinstance(self.complete, int) and self.complete < 0:
@@ -101,8 +103,8 @@ def generate_command(args: Sequence[str]) -> int:
     model, task = open_model(options.model, device, options.data)
     if not isinstance(model, Decoder):
         raise UsageError(f"{options.model} holds a model of the task {task.name}, which draws nothing")
-    for name in ("prompt", "length", "stop"):
-        if getattr(options, name) not in (None, ()) and not isinstance(task, Text):
+    for name in ("prompt", "length", "stop", "end", "stream"):
+        if getattr(options, name) not in (None, (), False) and not isinstance(task, Text):
             raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")
     of_images = options.given("complete", "completions", "fraction", "out")
     refuse_unless_images(task, options.model, dict.fromkeys(of_images, True))
@@ -112,7 +114,8 @@ def generate_command(args: Sequence[str]) -> int:
     if isinstance(task, PixelTask):
         _images(options, drawing, task)
     elif isinstance(task, Text):
-        _text(options, drawing, task)
+        task.check(model.config)
+        generate_text.write(options, drawing, task)
     else:
         _sequences(options, drawing, task)
     return drawing.exit_code
@@ -127,16 +130,19 @@ class Drawing:
         self.runtime = _runtime(options, model) if options.engine == "runtime" else None
         self.exit_code = 0
 
-    def __call__(self, prompts: Tensor, steps: int) -> Tensor:
-        """Return what follows prompts [n t] -> [n steps], -1 behind the end of a text; fewer if stopped.
+    def __call__(self, prompts: Tensor, steps: int, texts: Texts | None = None) -> Tensor:
+        """Return what follows prompts [n t] -> [n steps], -1 behind the end of all texts; fewer if stopped.
 
         Ends the program if there are none. That there is room for them is checked before they are made."""
         done: list[Tensor] = []
-        batch, start, seconds = self.options.sampling.batch, time.perf_counter(), 0.0
-        with progress("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
+        live = texts is not None and texts.live
+        batch, start, seconds = 1 if live else self.options.sampling.batch, time.perf_counter(), 0.0
+        watched = unwatched if live else progress
+        with watched("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
-                sampled = self._batch(given, steps, number, lambda n: report(before + n), stopped)  # noqa: B023
+                told = lambda n, before=before: report(before + n)  # noqa: E731
+                sampled = self._batch(given, steps, number, told, stopped, texts)
                 if sampled is None:
                     break
                 done.append(sampled)
@@ -147,7 +153,7 @@ class Drawing:
         if not done:
             raise SystemExit(self.exit_code)
         speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
-        most = "up to " if self.options.stop else ""
+        most = "up to " if self.options.stop or self.options.end else ""
         print(f"{finished:,} x {most}{steps:,} tokens: {speed}")
         return torch.cat(done)
 
@@ -157,7 +163,7 @@ class Drawing:
         memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
 
     def _batch(
-        self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping
+        self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping, texts: Texts | None
     ) -> Tensor | None:
         """None if it is stopped before its end."""
         options, tokens = self.options, []
@@ -167,18 +173,26 @@ class Drawing:
             steps=steps,
             seed=None if seed is None else (seed + number * _STRIDE) % 2**63,
             batch=len(prompts),
-            stop=[text.encode() for text in options.stop],
         )
         if self.runtime is None:
             weights: Any = options.weights
             sampled = sampling.stream(self.model, prompts, dataclasses.replace(asked, weights=weights))
         else:
             sampled = runtime.stream(self.runtime, prepare_inputs(self.model, prompts, asked))
+        if texts is not None:
+            texts.begin(len(prompts))
+        cut = False
         for token in sampled:
-            if stopped():
-                return None
+            if cut := stopped():
+                break
             tokens.append(token)
             report(len(tokens) * len(prompts))
+            if texts is not None and texts(token.tolist()):
+                break
+        if texts is not None:
+            texts.finish()
+        if cut:
+            return None
         drawn = torch.stack(tokens, 1).cpu()
         return functional.pad(drawn, (0, steps - drawn.shape[1]), value=NOTHING)
 
@@ -247,27 +261,6 @@ def _at_hand(task: PixelTask) -> bool:
         return task.at_hand()
     except DataError:
         return False
-
-
-def _text(options: Options, drawing: Drawing, task: Text) -> None:
-    given = task.to_tokens(options.prompt or "")
-    length, prompt = options.length or task.length, given.shape[1]
-    if length <= prompt:
-        raise UsageError(
-            f"length must be more than the {prompt:,} bytes of the prompt, got {length:,}: say --length N"
-        )
-    drawing.check(options.samples, prompt, length - prompt)
-    given = given.repeat_interleave(options.samples, 0)
-    written = drawing(given, length - prompt)
-    for tokens in torch.cat([given[: len(written)], written], 1):
-        print(f"\n{shown(task.to_text(tokens[None, tokens != NOTHING])[0])}")
-
-
-def shown(text: str) -> str:
-    """A text as it is printed: to a terminal, which would obey them, without control characters."""
-    if not sys.stdout.isatty():
-        return text
-    return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def _sequences(options: Options, drawing: Drawing, task: Task) -> None:

@@ -15,6 +15,7 @@ from lintra.cli.mechanism import mechanism
 from lintra.cli.model import chosen
 from lintra.cli.progress import progress
 from lintra.models import ctc
+from lintra.train.copies import beside
 from lintra.train.data import check_room
 from lintra.train.optimizer import optimizer
 from lintra.train.run import RUN, first_model, is_first_process
@@ -156,6 +157,7 @@ def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     written = {} if file is None else settings.read(file)
     try:
         own = from_json(task, {**to_json(task()), **written.get("task", {})}, "task")
+        own = own if file is None else beside(own, file)
         preset = to_json(train.Config(**parse_known(task, args, own).training_preset()))
         training = from_json(train.Config, {**preset, **written.get("train", {})}, "train")
         network = settings.model(written["model"]) if "model" in written else None

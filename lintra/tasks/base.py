@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -52,6 +52,7 @@ class TaskConfig(ABC):
     """Settings of a task: the base class of each task's `Config`, a frozen dataclass."""
 
     PATHS: ClassVar[Sequence[str]] = ()  # fields that are places of files
+    COPIES: ClassVar[Mapping[str, str]] = {}  # fields that are files a run keeps a copy of -> its name there
 
     @abstractmethod
     def build(self) -> "Task":

@@ -1,15 +1,16 @@
-"""Write text byte by byte: learn from any text file, or from all files of a folder.
+"""Write text byte by byte, or by subword tokens: learn from any text file, or from all files of a folder.
 
 The files of a folder, those in its folders too, are read in the order of their names, except hidden ones. The
-first nine tenths of the bytes are for training, the last tenth for validation.
+first nine tenths of the bytes are for training, the last tenth for validation, whatever they are read as: so
+bits per byte can be compared. Of tokens they are the bits of a token times the tokens of a byte of what is
+held out (Gao et al. 2020, arXiv:2101.00027, section 3.1).
 """
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,22 +18,27 @@ from torch import Tensor
 
 from lintra.attention import AttentionPattern
 from lintra.config import fields
-from lintra.models import decoder
+from lintra.models import Decoder, decoder
 from lintra.tasks._numbered import generator
+from lintra.tasks._symbols import COPIES, TextTask
 from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig
-from lintra.tasks.datasets import text_files
+from lintra.tasks.datasets import subwords, text_files
+from lintra.tokenizer import Tokenizer
 
 _CROPS = 1_000_000  # in an epoch
+_TRIED = 10_000  # tokens that are decoded, to see whether the text comes back
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Write text byte by byte (your own: --data PATH)."""
+    """Write text, by bytes or tokens (your own: --data PATH)."""
 
     PATHS: ClassVar = ("data",)
+    COPIES: ClassVar = COPIES
 
     data: str | None = None  # a text file (.gz, .xz too) or a folder of them
-    length: int = 256  # bytes of a sequence
+    tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes
+    length: int = 256  # bytes of a sequence, or tokens
     data_seed: int = 0  # another seed, other pieces of the text
 
     def __post_init__(self):
@@ -90,7 +96,16 @@ class Consecutive(Samples):
         return _pieces(self.text, [range(len(self))[i] * self.length for i in indices], self.length)
 
 
-class Text(BitsTask):
+class Parts(NamedTuple):
+    """A text in symbols, bytes or tokens."""
+
+    train: np.ndarray
+    validate: np.ndarray
+    bytes_per_symbol: float  # of what is held out
+    exact: bool = True  # whether the symbols say all that the text does
+
+
+class Text(TextTask, BitsTask):
     name = "text"
     bits = "bits_per_byte"
 
@@ -103,31 +118,53 @@ class Text(BitsTask):
 
     @cached_property
     def train(self) -> Crops:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Crops(self._parts[0], self.config)
+        return Crops(self._parts.train, self.config)
 
     @cached_property
     def validate(self) -> Consecutive:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Consecutive(self._parts[1], self.config.length)
+        return Consecutive(self._parts.validate, self.config.length)
 
     @cached_property
-    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The bytes for training and those for validation. Raises DataError."""
-        path = text_files.named("data", self.config.data, "a text file or a folder of them")
-        files = _files(path) if path.is_dir() else [path]
-        text = np.frombuffer(b"".join(text_files.content(file) for file in files), np.uint8)
-        cut = len(text) - len(text) // 10
-        if (most := len(text) - cut) < self.config.length:
+    def _parts(self) -> Parts:
+        """The symbols for training and those for validation. Raises DataError; Error for the tokenizer."""
+        tokenizer, length = self.tokenizer, self.config.length
+        path, *parts = text_files.split(self.config.data, utf8=tokenizer is not None)
+        if tokenizer is None:
+            train, validate = (np.frombuffer(part, np.uint8) for part in parts)
+        else:
+            train, validate = (subwords.encoded(part, tokenizer, self.watch) for part in parts)
+        if (most := min(len(train), len(validate))) < length:
             shorter = f", or a --length of at most {most:,}" if most else ""
             raise DataError(
-                f"{path} holds {len(text):,} bytes: the tenth for validation is less than one sequence. Take "
-                f"{10 * self.config.length:,} bytes or more{shorter}"
+                f"{path} holds {len(train) + len(validate):,} {self.unit}: the tenth for validation is less "
+                f"than one sequence. Take {10 * length:,} {self.unit} or more{shorter}"
             )
-        return text[:cut], text[cut:]
+        size = len(parts[1]) / len(validate)
+        return Parts(train, validate, size, tokenizer is None or _exact(tokenizer, validate, parts[1]))
+
+    def notices(self, folder: Path) -> list[str]:
+        if self.tokenizer is None:
+            return []
+        size = self._parts.bytes_per_symbol
+        found = [f"tokenizer: {self.vocabulary:,} tokens, {size:.2f} bytes each in what is held out"]
+        if not self._parts.exact:
+            found.append(
+                "The tokenizer does not keep all of the text: compare bits/byte with those of the same "
+                "tokenizer only"
+            )
+        return found
+
+    def per_sample(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
+        found = super().per_sample(model, batch)
+        if self.tokenizer is None:
+            return found
+        each = found.pop(self.bits)
+        return {self.bits: each / self._parts.bytes_per_symbol, "bits_per_token": each, **found}
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """Small enough for two cores: 4 layers, 4 heads of 32."""
         return decoder.Config(
-            vocabulary=text_files.BYTES,
+            vocabulary=self.vocabulary,
             attention=attention,
             layers=4,
             heads=4,
@@ -138,25 +175,29 @@ class Text(BitsTask):
             dropout=0.1,
         )
 
+    def decode(self, symbols: Sequence[int]) -> str:
+        """Return what symbols say; a part of a character is shown as U+FFFD."""
+        if self.tokenizer is None:
+            return bytes(symbols).decode("utf-8", errors="replace")
+        return self.tokenizer.decode(symbols)
+
     def to_text(self, tokens: Tensor) -> list[str]:
-        """Bytes [b t] -> what they say; what is no UTF-8 is shown as U+FFFD."""
-        return [bytes(row).decode("utf-8", errors="replace") for row in tokens.tolist()]
+        """Symbols [b t] -> what they say."""
+        return [self.decode(row) for row in tokens.tolist()]
 
     def to_tokens(self, text: str) -> Tensor:
         """The inverse for one text -> [1 t]."""
-        return torch.tensor([list(text.encode("utf-8"))], dtype=torch.int64)
+        symbols = list(text.encode("utf-8")) if self.tokenizer is None else self.tokenizer.encode(text)
+        return torch.tensor([symbols], dtype=torch.int64)
 
 
-def _files(folder: Path) -> list[Path]:
-    """All files below a folder that are not hidden, in the order of their names. Raises DataError."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place) / name for name in names if not name.startswith(".")]
-    if not found:
-        raise DataError(f"{folder} holds no files: name a text file or a folder of them with --data PATH")
-    return sorted(found)
+def _exact(tokenizer: Tokenizer, tokens: np.ndarray, text: bytes) -> bool:
+    """Return whether the first tokens of a text say what it says; the last character may be cut."""
+    said = (
+        tokenizer.decode(tokens[:_TRIED].tolist()).encode().removesuffix("\N{REPLACEMENT CHARACTER}".encode())
+    )
+    return text.startswith(said)
 
 
 def _pieces(text: np.ndarray, first: Sequence[int], length: int) -> Batch:
-    return {"tokens": torch.from_numpy(np.stack([text[i : i + length] for i in first])).long()}
+    return {"tokens": torch.from_numpy(np.stack([text[i : i + length] for i in first]).astype(np.int64))}

@@ -1,4 +1,4 @@
-"""Say which class a text is of, byte by byte.
+"""Say which class a text is of, byte by byte or by subword tokens.
 
 A file has lines `label TAB ... TAB text`, without a heading: the label is the first column, the text the last
 one, and columns between them are not looked at. Or it is CSV (.csv) or JSON lines (.jsonl) with a column of
@@ -8,7 +8,7 @@ IMDB reviews.
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,8 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
-from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig
+from lintra.tasks._symbols import COPIES, TextTask
+from lintra.tasks.base import Batch, DataError, Samples, TaskConfig
 from lintra.tasks.datasets import tables, text_files
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
@@ -35,6 +36,7 @@ class Config(TaskConfig):
     """Say which class a text is of (--data FILE)."""
 
     PATHS: ClassVar = ("data", "test")
+    COPIES: ClassVar = COPIES
     # Version 0.1 held no lines out where it was given a test file, and validated on that one.
     ABSENT: ClassVar = {"validate_on": "test"}
 
@@ -43,7 +45,8 @@ class Config(TaskConfig):
     validate_on: Literal["train", "test"] = "train"  # a held-out tenth, or --test
     label_column: str | None = None  # of CSV or JSON lines; None: label
     text_column: str | None = None  # None: text
-    length: int = 1_024  # bytes of a text that are read at most
+    tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes
+    length: int = 1_024  # bytes of a text that are read at most, or tokens
     classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
 
     def __post_init__(self):
@@ -91,20 +94,22 @@ class Lines(NamedTuple):
 class LabelledSamples(Samples):
     """Samples {"tokens": [t] int64, "mask": [t] bool, "label": int64}; a batch is as long as its longest."""
 
-    def __init__(self, lines: Labelled, classes: list[str]):
+    def __init__(
+        self, lines: Labelled, classes: list[str], encode: Callable[[Sequence[bytes]], list[Tensor]]
+    ):
         number = {label: i for i, label in enumerate(classes)}
         self.labels = torch.tensor([number[label] for label in lines.labels])
-        self.texts = lines.texts
+        self.texts, self.encode = lines.texts, encode
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        tokens, mask = padded([_symbols(self.texts[i]) for i in indices])
+        tokens, mask = padded(self.encode([self.texts[i] for i in indices]))
         return {"tokens": tokens, "mask": mask, "label": self.labels[torch.as_tensor(indices)]}
 
 
-class TextClassification(Task):
+class TextClassification(TextTask):
     name = "text_classification"
 
     def __init__(self, config: Config):
@@ -116,15 +121,15 @@ class TextClassification(Task):
 
     @cached_property
     def train(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return LabelledSamples(self._lines.train, self.classes)
+        return LabelledSamples(self._lines.train, self.classes, self.encode)
 
     @cached_property
     def validate(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return LabelledSamples(self._lines.validate, self.classes)
+        return LabelledSamples(self._lines.validate, self.classes, self.encode)
 
     @cached_property
     def test(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return LabelledSamples(self._lines.test, self.classes)
+        return LabelledSamples(self._lines.test, self.classes, self.encode)
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
@@ -144,6 +149,15 @@ class TextClassification(Task):
                 f"the data have {len(self.classes)} classes, and the model was made for {model.outputs}: put "
                 "the data back as they were, or begin a new run"
             )
+        super().check(model)
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tensor]:
+        """Return the symbols of each text, [t] int64, the first `length` of them."""
+        if self.tokenizer is None:
+            symbols = [np.frombuffer(text[: self.config.length], np.uint8) for text in texts]
+        else:
+            symbols = self.tokenizer.encode_all([text.decode(errors="replace") for text in texts])
+        return [torch.from_numpy(x[: self.config.length].astype(np.int64)) for x in symbols]
 
     @cached_property
     def _lines(self) -> Lines:
@@ -188,9 +202,9 @@ class TextClassification(Task):
         return Lines(known, train, validate, validate if test is None else test)
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
-        """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all bytes."""
+        """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all symbols."""
         return encoder.Config(
-            vocabulary=text_files.BYTES,
+            vocabulary=self.vocabulary,
             attention=attention,
             layers=2,
             heads=4,
@@ -211,7 +225,7 @@ class TextClassification(Task):
     def probabilities(self, model: Encoder | BiLSTM, texts: Sequence[bytes]) -> Tensor:
         """Return the probability of every class for texts that are not empty, cut to the length that was
         learned -> [n classes]."""
-        tokens, mask = padded([_symbols(text[: self.config.length]) for text in texts])
+        tokens, mask = padded(self.encode(texts))
         device = next(model.parameters()).device
         return self._logits(model, {"tokens": tokens.to(device), "mask": mask.to(device)}).softmax(-1)
 
@@ -249,18 +263,19 @@ def as_json(ranked: dict[str, float]) -> dict[str, Any]:
 
 
 def _read(path: Path, config: Config) -> Labelled:
-    """The labelled texts of a file, each cut to `config.length` bytes. Raises DataError."""
+    """The labelled texts of a file; bytes that are not read are cut off. Raises DataError."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file of lines label TAB text")
     content = text_files.content(path).removeprefix(codecs.BOM_UTF8)
     labels, texts = [], []
+    kept = config.length if config.tokenizer is None else None  # bytes of a text
     if tables.suffix(path) in tables.SUFFIXES:
         columns = (config.label_column or "label", config.text_column or "text")
         for number, (label, text) in tables.rows(text_files.decoded(content, path), path, columns):
             if not label.strip():
                 raise DataError(f"{path}, line {number:,} has no label")
             labels.append(label.strip())
-            texts.append(text.encode()[: config.length])
+            texts.append(text.encode()[:kept])
         if not labels:
             raise DataError(f"{path} holds no texts")
         return Labelled(labels, texts)
@@ -272,13 +287,8 @@ def _read(path: Path, config: Config) -> Labelled:
             start = line[:40].decode(errors="replace")
             raise DataError(f"{path}, line {number:,}: expected label TAB text, got {start!r}")
         labels.append(label.strip().decode(errors="replace"))
-        texts.append(rest[-1][: config.length])
+        texts.append(rest[-1][:kept])
     return Labelled(labels, texts)
-
-
-def _symbols(text: bytes) -> Tensor:
-    """The bytes of a text -> [t] int64."""
-    return torch.from_numpy(np.frombuffer(text, np.uint8).astype(np.int64))
 
 
 def _shuffled(lines: Labelled) -> Labelled:

@@ -15,6 +15,7 @@ from lintra.train.clock import SECONDS_PER_LINE, clock
 UNITS = {
     "bits_per_dim": "{:.3f} bits/dim",
     "bits_per_byte": "{:.3f} bits/byte",
+    "bits_per_token": "{:.3f} bits/token",
     "accuracy": "{:.2%} right",
     "symbol_errors": "{:.2%} symbol errors",
 }

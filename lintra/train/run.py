@@ -29,6 +29,7 @@ from lintra.config import registry
 from lintra.config.fields import check_one, shown
 from lintra.io.files import leftovers
 from lintra.train.config import Config
+from lintra.train.copies import Sums, copied, find_copies, keep_copies
 
 RUN = "run.json"
 
@@ -43,6 +44,7 @@ class Run:
     train: Config
     data: dict[str, Any] | None = None  # what it began with; None: not begun, or by an older lintra
     fitted_steps: int | None = None  # fewer than train.steps, where max_minutes ends it sooner
+    copies: Sums = dataclasses.field(default_factory=dict)  # of the copies of files in the folder
 
     @property
     def steps(self) -> int:
@@ -51,8 +53,9 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
-        """Writes run.json into a folder without a run or checkpoints of one. Raises Error if it has some,
-        TypeError for a model with a class of one's own in it, of which no checkpoint could be written."""
+        """Writes run.json, and copies of files that its checkpoints need, into a folder without a run or
+        checkpoints of one. Raises Error if it has some, TypeError for a model with a class of one's own in
+        it, of which no checkpoint could be written."""
         refuse_foreign(model, "model")
         run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
         if not is_first_process():  # the first one has created the run, and then started this one
@@ -61,6 +64,8 @@ class Run:
             raise Error(
                 f"{folder} holds a run already: resume it with --resume {folder}, or choose another folder"
             )
+        task, sums = keep_copies(run.task, run.folder)
+        run = dataclasses.replace(run, task=task, copies=sums)
         run.write()
         return run
 
@@ -83,35 +88,45 @@ class Run:
                     f"its task is {shown(name)}, which does not come with lintra ({known}): the program "
                     "that defines it can train and use it, with a lintra.train.Run made there"
                 )
-            return cls(
+            run = cls(
                 folder=Path(folder),
                 task=from_json(tasks.load(task["name"]).Config, task, "task"),
                 model=from_json(registry.load(models, model.get("name", ""), "model").Config, model, "model"),
                 train=from_json(Config, settings, "train"),
                 data=_object(content, "data") if "data" in content else None,
                 fitted_steps=_fitted(content.get("fitted_steps"), settings),
+                copies=_object(content, "copies") if "copies" in content else {},
             )
         except (TypeError, ValueError) as error:
             raise Error(f"{file}: {error}") from error
+        return dataclasses.replace(run, task=find_copies(run.task, run.folder, run.copies))
+
+    @classmethod
+    def of(cls, model: str | Path) -> "Run | None":
+        """The run of a model, given the run's folder or one of its checkpoints; None if there is none. Raises
+        Error."""
+        folder = find(model)
+        places = [x for x in (folder, folder.resolve().parent) if (x / RUN).exists()]
+        return cls.read(places[0]) if places else None
 
     @classmethod
     def around(cls, model: str | Path) -> "Run":
         """The run of a model, given the run's folder or one of its checkpoints. Raises Error."""
-        folder = find(model)
-        for place in (folder, folder.resolve().parent):
-            if (place / RUN).exists():
-                return cls.read(place)
-        raise Error(
-            f"{folder} belongs to no run (no {RUN} in it or above), so its task is unknown: copy "
-            f"the {RUN} of its training into it, or use lintra.generation.sampling in Python"
-        )
+        run = cls.of(model)
+        if run is None:
+            raise Error(
+                f"{find(model)} belongs to no run (no {RUN} in it or above), so its task is unknown: copy "
+                f"the {RUN} of its training into it, or use lintra.generation.sampling in Python"
+            )
+        return run
 
     def write(self) -> None:
         """Writes run.json, atomically; the first process for all."""
         if not is_first_process():
             return
         parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
-        optional = {"data": self.data, "fitted_steps": self.fitted_steps}
+        parts["task"] |= copied(self.task)
+        optional = {"data": self.data, "fitted_steps": self.fitted_steps, "copies": self.copies or None}
         parts |= {name: value for name, value in optional.items() if value is not None}
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))

@@ -25,6 +25,8 @@ def test_what_there_is_to_complete(found):
     assert "--temperature" in found["generate"]
     assert {"--json", "--families"} <= set(found["list"])
     assert "--quick" in found["bench scaling"]
+    assert "--vocabulary" in found["prepare tokenizer"]
+    assert {"--tokenizer", "--tie-embeddings", "--head-dim"} <= set(found["train text"])
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lintra import allocator, checkpoint
 from lintra.attention import delta, leaves, linear, longformer, softmax
-from lintra.cli import generate, memory
+from lintra.cli import generate_text, memory
 from lintra.generation import sampling
 from lintra.models import decoder
 from lintra.tasks import DataError, copy, digits, images
@@ -315,6 +315,6 @@ def test_what_is_wrong_is_said_first(lintra_says, tmp_path, monkeypatch, wrong, 
 def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
     """A model that has learned little writes any byte: some of them clear a screen or change its letters."""
     text = "a\x1b[2Jb\x0ec\tis\r\nd\x9be\x7f é\n"
-    assert generate.shown(text) == text
+    assert generate_text.shown(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert generate.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"
+    assert generate_text.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"

@@ -1,11 +1,39 @@
 """Text as bytes: what a user's files hold, and what may be wrong with them."""
 
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.data_files import unpack
+from lintra.tokenizer import character_start
 
 BYTES = 256  # symbols
+
+
+class Split(NamedTuple):
+    """A text to learn from, its last tenth held out."""
+
+    path: Path  # the file or folder that it is of
+    train: bytes
+    validate: bytes
+
+
+def split(data: str | None, *, utf8: bool = False) -> Split:
+    """Return the text of a file, or of all files of a folder in the order of their names.
+
+    utf8: cut it between two characters. Raises DataError, and then also where a file is not in UTF-8.
+    """
+    path = named("data", data, "a text file or a folder of them")
+    parts = []
+    for file in _files(path) if path.is_dir() else [path]:
+        parts.append(content(file))
+        if utf8:
+            decoded(parts[-1], file)
+    text = b"".join(parts)
+    cut = len(text) - len(text) // 10
+    cut = character_start(text, cut) if utf8 else cut
+    return Split(path, text[:cut], text[cut:])
 
 
 def named(flag: str, path: str | None, what: str) -> Path:
@@ -36,3 +64,14 @@ def decoded(content: bytes, path: Path) -> str:
         raise DataError(
             f"{path} is not in UTF-8: byte {error.start + 1:,} is {content[error.start]}"
         ) from error
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder that are not hidden, in the order of their names. Raises DataError."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place) / name for name in names if not name.startswith(".")]
+    if not found:
+        raise DataError(f"{folder} holds no files: name a text file or a folder of them with --data PATH")
+    return sorted(found)

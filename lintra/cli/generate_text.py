@@ -1,0 +1,86 @@
+"""Texts that `lintra generate` writes, as their tokens come."""
+
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from lintra.cli.arguments import UsageError
+from lintra.tasks.text import Text
+from lintra.tokenizer import TextStream
+
+
+class Texts:
+    """Texts of a generation, each behind the prompt; with `live` they are printed while they come.
+
+    end: a token that ends a text; stop: texts behind which one ends.
+    """
+
+    def __init__(
+        self, task: Text, prompt: Sequence[int], end: int | None, stop: Sequence[str], *, live: bool
+    ):
+        self.prompt, self.live = task.decode(prompt), live
+        self.done: list[str] = []
+        self._stream = lambda: TextStream(task.decode, end, stop, prompt)
+        self._streams: list[TextStream] = []
+
+    def begin(self, n: int) -> None:
+        """Begin n texts, whose tokens come together: one where they are printed while they come."""
+        self._streams = [self._stream() for _ in range(n)]
+        self._parts: list[list[str]] = [[self.prompt] for _ in range(n)]
+        if self.live:
+            print(f"\n{shown(self.prompt)}", end="", flush=True)
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Take the next token of each -> whether all of them have ended."""
+        self._add([stream.push(token) for stream, token in zip(self._streams, tokens, strict=True)])
+        return all(stream.ended for stream in self._streams)
+
+    def finish(self) -> None:
+        """End them, whatever was to come."""
+        self._add([stream.finish() for stream in self._streams])
+        self.done += map("".join, self._parts)
+        if self.live:
+            print(flush=True)
+
+    def _add(self, pieces: list[str]) -> None:
+        for parts, piece in zip(self._parts, pieces, strict=True):
+            parts.append(piece)
+            if self.live and piece:
+                print(shown(piece), end="", flush=True)
+
+
+def write(options: Any, drawing: Any, task: Text) -> None:
+    """Write texts with a `Drawing` of lintra.cli.generate, as its `Options` say."""
+    given = task.to_tokens(options.prompt or "")
+    length, prompt = options.length or task.length, given.shape[1]
+    if length <= prompt:
+        raise UsageError(
+            f"length must be more than the {prompt:,} {task.unit} of the prompt, got {length:,}: "
+            "say --length N"
+        )
+    texts = Texts(task, given[0].tolist(), _end(options, task), options.stop, live=options.stream)
+    drawing.check(options.samples, prompt, length - prompt)
+    written = drawing(given.repeat_interleave(options.samples, 0), length - prompt, texts)
+    if not options.stream:
+        for text in texts.done[: len(written)]:
+            print(f"\n{shown(text)}")
+
+
+def _end(options: Any, task: Text) -> int | None:
+    """The token of --end, if any. Raises UsageError where there is none of that name."""
+    if options.end is None:
+        return None
+    if task.tokenizer is None:
+        raise UsageError(f"end is a token of a tokenizer, and {options.model} writes bytes: take --stop")
+    number = task.tokenizer.token(options.end)
+    if number is None:
+        raise UsageError(f"end must be a token of {task.config.tokenizer}, got {options.end!r}")
+    return number
+
+
+def shown(text: str) -> str:
+    """A text as it is printed: to a terminal, which would obey them, without control characters."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]", "\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))

@@ -1,0 +1,206 @@
+"""Text by subword tokens at the command line: from a text to what is written, scored and exported."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lintra import checkpoint, runtime, train
+from lintra.tokenizer import Tokenizer
+
+pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FEW = ["--steps", "2", "--batch", "4", "--layers", "1", "--heads", "2", "--width", "16", "--precision", "32"]
+LEARN = ["train", "text", "--data", "words.txt", "--tokenizer", "t.json", "--length", "6", *FEW]
+
+
+@pytest.fixture
+def prepared(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("".join(f"{i} naïve words and others.\n" for i in range(200)))
+    code, out, err = lintra_says(
+        "prepare", "tokenizer", "--data", "words.txt", "--vocabulary", "300", "--out", "t.json"
+    )
+    assert (code, err) == (0, "")
+    assert re.match(
+        r"t\.json: 300 tokens, learned in .* s\n\d\.\d\d bytes a token in the last tenth of the text", out
+    )
+    return tmp_path
+
+
+def test_from_a_text_to_a_text(lintra_says, prepared):
+    code, out, err = lintra_says(*LEARN, "--dir", "run")
+    assert (code, err) == (0, "")
+    assert re.search(r"tokenizer: 300 tokens, \d\.\d\d bytes each", out)
+    assert re.search(r"validation: \d\.\d+ bits/byte, \d\.\d+ bits/token, ", out)
+    (prepared / "t.json").unlink()  # the run has its own
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+    code, out, err = lintra_says("evaluate", "--model", "run", "--json", "scores.json")
+    assert (code, err) == (0, "")
+    assert "bits/byte" in out
+    assert "bits/token" in out
+    write = ["generate", "--model", "run", "--prompt", "naïve words", "--seed", "1", "--length", "30"]
+    code, out, err = lintra_says(*write, "--samples", "2")
+    assert (code, err) == (0, "")
+    assert out.count("\nnaïve words") == 2
+    code, streamed, err = lintra_says(*write, "--samples", "1", "--stream")
+    assert (code, err) == (0, "")
+    code, whole, _ = lintra_says(*write, "--samples", "1")
+    assert re.sub("\n1 x.*\n", "", streamed).strip() == re.sub("1 x.*\n", "", whole).strip()
+    code, _, err = lintra_says(*write[:-2], "--prompt", "naïve words and others", "--length", "2")
+    assert code == 2
+    assert re.search("length must be more than the [3-9] tokens of the prompt, got 2", err)
+    again = [
+        "train",
+        "text",
+        "--config",
+        "run/run.json",
+        "--data",
+        "words.txt",
+        "--steps",
+        "1",
+        "--dir",
+        "again",
+    ]
+    assert lintra_says(*again)[0] == 0
+    assert (prepared / "again" / "tokenizer.json").read_bytes() == Path("run/tokenizer.json").read_bytes()
+
+
+def test_a_text_ends_at_a_token_or_behind_a_text(lintra_says, prepared):
+    """Of a model that says nothing but three tokens, of which two make a word that is waited for."""
+    assert lintra_says(*LEARN, "--dir", "run")[0] == 0
+    model, tokenizer = checkpoint.load("run"), Tokenizer.read("t.json")
+    with torch.no_grad():
+        model.head.bias[[*tokenizer.encode("ab"), 0]] += torch.tensor([50.0, 50.0, 49.0])
+    checkpoint.save(model, "ab")
+    for name in ("run.json", "tokenizer.json"):
+        shutil.copy(Path("run") / name, "ab")
+    write = [
+        "generate",
+        "--model",
+        "ab",
+        "--prompt",
+        "few ab ",
+        "--samples",
+        "5",
+        "--batch",
+        "2",
+        "--length",
+        "40",
+    ]
+    for engine in ("pytorch", "runtime")[: 1 + (runtime.why_not() is None)]:
+        for more in ([], ["--stream"]):
+            flags = ["--engine", engine, "--seed", "3", *more]
+            _, out, err = lintra_says(*write, *flags, "--stop", "ab", "ba", "--end", "<|endoftext|>")
+            assert err == ""
+            assert "5 x up to " in out
+            texts = [line.removeprefix("few ab ") for line in out.splitlines() if line.startswith("few ab ")]
+            assert len(texts) == 5
+            assert all(re.fullmatch("(a+b?|b+a?)?", text) for text in texts)
+            assert len(set(texts)) > 1
+    code, _, err = lintra_says(*write, "--end", "nothing")
+    assert (code, err) == (2, "lintra: end must be a token of ab/tokenizer.json, got 'nothing'\n")
+
+
+@pytest.mark.parametrize(
+    ("to", "flags", "out"),
+    [
+        ("runtime", [], "run-tokenizer.json"),
+        ("runtime", ["--out", "a.lrt"], "a-tokenizer.json"),
+        pytest.param("onnx", ["--out", "b.onnx"], "b-tokenizer.json", marks=pytest.mark.slow),
+    ],
+)
+def test_a_tokenizer_is_exported_beside_the_model(lintra_says, prepared, to, flags, out):
+    assert lintra_says(*LEARN, "--dir", "run")[0] == 0
+    code, said, err = lintra_says("export", "--to", to, "--model", "run", *flags)
+    assert (code, err) == (0, "")
+    assert f"{out}: the tokenizer\n" in said
+    assert (prepared / out).read_bytes() == (prepared / "t.json").read_bytes()
+
+
+def test_texts_are_classified(lintra_says, prepared):
+    lines = "".join(f"{('no', 'yes')[i % 2]}\t{('bad', 'good')[i % 2] * 3}\n" for i in range(40))
+    (prepared / "texts.tsv").write_text(lines)
+    learn = [
+        "train",
+        "text-classification",
+        "--data",
+        "texts.tsv",
+        "--tokenizer",
+        "t.json",
+        *FEW,
+        "--dir",
+        "run",
+    ]
+    code, _, err = lintra_says(*learn)
+    assert (code, err) == (0, "")
+    assert lintra_says("evaluate", "--model", "run")[0] == 0
+    code, out, err = lintra_says("predict", "--model", "run", "--lines", "texts.tsv")
+    assert (code, err) == (0, "")
+    assert out.count('"label"') == 40
+    assert train.Run.read("run").model.vocabulary == 300
+
+
+def test_bad_input(lintra_says, prepared):
+    (prepared / "no.json").write_text("words")
+    (prepared / "empty.txt").write_text("")
+    prepare = ["prepare", "tokenizer", "--data", "words.txt"]
+    for args, message in (
+        ([*LEARN[:4], "--tokenizer", "no.json"], r"no\.json is damaged"),
+        ([*LEARN[:4], "--tokenizer", "nowhere.json"], r"nowhere\.json cannot be read: No such file"),
+        ([*LEARN, "--data", "empty.txt"], r"empty\.txt is empty"),
+        (
+            [*prepare, "--vocabulary", "256"],
+            "vocabulary must be at least 257, for all bytes and an end, got 256",
+        ),
+        ([*prepare, "--out", "."], "out must be a file, got the folder"),
+        (["prepare", "tokenizer"], "which text. Name a text file or a folder of them"),
+        (["prepare", "tokenizer", "--data", "empty.txt"], r"empty\.txt is empty"),
+        (["prepare", "words"], "prepare must be followed by tokenizer, got 'words'"),
+        (["train", "digits", "--tokenizer", "t.json"], "unrecognized options: --tokenizer"),
+        (["train", "--resume", "run", "--tokenizer", "t.json"], "unrecognized options: --tokenizer"),
+    ):
+        code, out, err = lintra_says(*args)
+        assert (code, out) == (2, "")
+        assert re.search(message, err)
+        assert err.count("\n") == 1
+    assert not (prepared / "runs").exists()
+    shutil.copy("t.json", "tokenizer.json")
+    code, _, err = lintra_says(*prepare)
+    assert (code, err) == (2, "lintra: tokenizer.json exists: say --out tokenizer.json to replace it\n")
+    assert lintra_says(*LEARN, "--dir", "run")[0] == 0
+    shutil.copy("no.json", "run/tokenizer.json")
+    for args in (
+        ["train", "--resume", "run"],
+        ["generate", "--model", "run"],
+        ["evaluate", "--model", "run"],
+    ):
+        code, out, err = lintra_says(*args)
+        assert (code, out) == (2, "")
+        assert err.startswith("lintra: run/tokenizer.json is not the tokenizer that the run was begun with")
+    code, _, err = lintra_says("export", "--to", "runtime", "--model", "run")
+    assert (code, err.count("no tokenizer beside it: run/tokenizer.json is not")) == (0, 1)
+
+
+def test_bytes_have_no_token_to_end_at(lintra_says, prepared):
+    plain = [x for x in LEARN if x not in ("--tokenizer", "t.json")]
+    assert lintra_says(*plain, "--dir", "run")[0] == 0
+    code, _, err = lintra_says("generate", "--model", "run", "--end", "x")
+    assert (code, err) == (
+        2,
+        "lintra: end is a token of a tokenizer, and run writes bytes: take --stop\n",
+    )
+    code, out, _ = lintra_says("generate", "--model", "run", "--samples", "2", "--prompt", "é", "--stream")
+    assert code == 0
+    assert out.count("\né") == 2
+
+
+def test_without_the_extra(lintra_says, prepared, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    code, _, err = lintra_says(*LEARN)
+    assert code == 2
+    assert err.endswith("which is not installed: pip install 'lintra[tokenizers]'\n")
