@@ -62,6 +62,7 @@ _EXTRA = {
     **dict.fromkeys(("kaldi_native_fbank", "soundfile", "soxr"), "speech"),
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     "tokenizers": "tokenizers",
+    "wandb": "wandb",
 }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ class Options:
     json: Path | None = None  # a file for the result, with machine and versions
     hypotheses: tuple[Path, ...] = ()  # files for what it wrote (speech): *.jsonl, *.trn, *.ctm
     predictions: Path | None = None  # a file for the scores of each text (text classification): JSON lines
+    quiet: bool = False  # print errors and the result only
     searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)  # for speech
 
     def __post_init__(self):
@@ -95,7 +97,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
     nats, batch = torch.empty(0), options.batch
-    with progress("scoring", len(chosen), "samples") as report, stopping() as stop:
+    with progress("scoring", len(chosen), "samples", quiet=options.quiet) as report, stopping() as stop:
         if isinstance(task, PixelTask):
             images = task.test.values[chosen]
             nats = evaluate.nats(model, images, batch=batch, report=report, stopped=stop)
@@ -127,8 +129,9 @@ def evaluate_command(args: Sequence[str]) -> int:
         return stop.exit_code
     if options.pictures and isinstance(task, PixelTask):
         images, more = task.test.values[chosen], {"batch": batch, "seed": options.seed}
+        watch = functools.partial(progress, quiet=options.quiet)
         print()
-        for path in evaluate.draw(model, task, images, nats, options.pictures, watch=progress, **more):
+        for path in evaluate.draw(model, task, images, nats, options.pictures, watch=watch, **more):
             print(f"saved in {path}")
     return 0
 

@@ -25,7 +25,6 @@ from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.native.quantize import Weights
 from lintra.tasks import DataError, PixelTask, Task, check_fraction
-from lintra.tasks.base import unwatched
 from lintra.tasks.text import Text
 
 COMPLETE = 8  # test images
@@ -65,6 +64,7 @@ class Options:
     engine: Literal["pytorch", "runtime"] = "pytorch"  # runtime: the small C program, on a CPU
     weights: Literal["float32", "bfloat16", "float16", "int8"] = "float32"  # rounded, and read in less time
     out: Path = Path("samples.png")  # of images; completions get the same name with -completions
+    quiet: bool = False  # print errors and what is drawn or written only
 
     def __post_init__(self):
         for name, least in (("samples", 0), ("completions", 1)):
@@ -137,8 +137,8 @@ class Drawing:
         done: list[Tensor] = []
         live = texts is not None and texts.live
         batch, start, seconds = 1 if live else self.options.sampling.batch, time.perf_counter(), 0.0
-        watched = unwatched if live else progress
-        with watched("drawing", len(prompts) * steps, "tokens") as report, stopping() as stopped:
+        show = progress("drawing", len(prompts) * steps, "tokens", quiet=live or self.options.quiet)
+        with show as report, stopping() as stopped:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
                 told = lambda n, before=before: report(before + n)  # noqa: E731
@@ -154,7 +154,8 @@ class Drawing:
             raise SystemExit(self.exit_code)
         speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
         most = "up to " if self.options.stop or self.options.end else ""
-        print(f"{finished:,} x {most}{steps:,} tokens: {speed}")
+        if not self.options.quiet:
+            print(f"{finished:,} x {most}{steps:,} tokens: {speed}")
         return torch.cat(done)
 
     def check(self, n: int, prompt: int, steps: int) -> None:

@@ -11,9 +11,10 @@ from lintra.train.clock import SECONDS_PER_LINE, clock
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with how many of the `total` are done. They are taken to last equally long."""
-    console = Console(soft_wrap=True, highlight=False, markup=False)
+def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with how many of the `total` are done. They are taken to last equally long.
+    quiet: nothing is shown."""
+    console = Console(soft_wrap=True, highlight=False, markup=False, quiet=quiet)
     if not console.is_terminal:
         yield _lines(console, what, total, unit)
         return

@@ -15,6 +15,7 @@ from lintra.cli.mechanism import mechanism
 from lintra.cli.model import chosen
 from lintra.cli.progress import progress
 from lintra.models import ctc
+from lintra.train.config import Says
 from lintra.train.copies import beside
 from lintra.train.data import check_room
 from lintra.train.optimizer import optimizer
@@ -39,15 +40,32 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """How much is printed, to a terminal or elsewhere."""
+
+    quiet: bool = False  # print errors and the result only
+    verbose: bool = False  # print what is chosen too: sizes, schedule, kernels
+
+    def __post_init__(self):
+        if self.quiet and self.verbose:
+            raise ValueError("quiet and verbose are opposites: choose one")
+
+    @property
+    def says(self) -> Says:
+        return "result" if self.quiet else "all" if self.verbose else "progress"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Resume:
     resume: Path  # the folder of the run to resume
     steps: int | None = None  # train to this step instead
     max_minutes: float | None = None  # stop after so many minutes, instead of as before
     lr: float | None = None  # the schedule's highest learning rate from now on
+    output: Output = dataclasses.field(default_factory=Output)
 
 
 _SIZES = ("layers", "heads", "head_dim", "width", "dropout")
-_CHANGEABLE = tuple(field.name for field in dataclasses.fields(Resume) if field.name != "resume")
+_CHANGEABLE = ("steps", "max_minutes", "lr")
 
 
 def train_command(args: Sequence[str]) -> int:
@@ -64,12 +82,13 @@ def train_command(args: Sequence[str]) -> int:
         with run.locked():  # another process that trains it has its settings from there
             run = run.changed(**_given(changes))
         _refuse_moved(run)
-        train.fit(run, _watched(run.task))
+        says = options.output.says
+        train.fit(run, _watched(run.task, says), says=says)
     elif (name := args[0].replace("_", "-")) in _names():
-        run, task = _new_run(name, args[1:])
+        run, task, says = _new_run(name, args[1:])
         from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not where flags are wrong
 
-        fit_checked(run, task)
+        fit_checked(run, task, says)
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
@@ -116,17 +135,21 @@ def _print_help() -> None:
     print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes, --lr)")
 
 
-def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
-    """The run these flags describe, its folder claimed, and its task, its data read."""
+def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Says]:
+    """The run these flags describe, its folder claimed, its task, its data read, and what is to be said."""
     task = tasks.load(name)
     network, defaults = _defaults(task.Config, args)
     fields = [(part, type(default), default) for part, default in defaults.items()]
     form = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
-    problem = _watched(options.task)
+    problem = _watched(options.task, options.output.says)
     if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
         raise UsageError("batch is in frames here: take --batch-frames instead")
     options.train.check_batch(problem.batch_tokens)
+    if options.train.wandb is not None:
+        from lintra.train.logs import check_wandb  # Lightning, as above
+
+        check_wandb()
     _ = problem.train  # reads the data: if there is none, no folder is claimed
     own, kind = network, None
     if network is None or options.model.attention_options or options.model.attention != _attention(network):
@@ -147,7 +170,8 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task]:
     with torch.device("meta"):
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name
-    return train.Run.create(folder, task=options.task, model=model, train=options.train), problem
+    run = train.Run.create(folder, task=options.task, model=model, train=options.train)
+    return run, problem, options.output.says
 
 
 def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
@@ -164,7 +188,7 @@ def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     except (TypeError, ValueError) as error:
         raise UsageError(f"{file}: {error}") from error
     shape = Model() if network is None else Model(attention=_attention(network))
-    return network, {"model": shape, "task": own, "train": training}
+    return network, {"model": shape, "task": own, "train": training, "output": Output()}
 
 
 def _attention(network: Any) -> str:
@@ -174,10 +198,10 @@ def _attention(network: Any) -> str:
     return ",".join(attention.name_of(type(each)) or "" for each in configs) or Model.attention
 
 
-def _watched(config: Any) -> tasks.Task:
+def _watched(config: Any, says: Says) -> tasks.Task:
     """The task, which shows how far it is where reading its data takes long; the first process for all."""
     task = config.build()
-    if is_first_process():
+    if is_first_process() and says != "result":
         task.watch = progress
     return task
 

@@ -1,19 +1,20 @@
 """Training: a Lightning Trainer around a task, that can be killed at any moment and resumed exactly."""
 
 from lintra.tasks import Task
-from lintra.train.config import Config
+from lintra.train.config import Config, Says
 from lintra.train.curve import curves
 from lintra.train.run import Run
 
 __all__ = ["Config", "Run", "curves", "fit"]
 
 
-def fit(run: Run, task: Task | None = None) -> None:
+def fit(run: Run, task: Task | None = None, *, says: Says = "progress") -> None:
     """Trains the run to its last step or until its time is up, from its newest checkpoint if it has one.
 
-    task: what `run.task.build()` gave, where it has read its data already. Raises Diverged,
-    Interrupted and checkpoint.Error; what had been saved before stays.
+    task: what `run.task.build()` gave, where it has read its data already; says: its last line alone
+    ("result"), or what is chosen too ("all"). Raises Diverged, Interrupted and checkpoint.Error; what had
+    been saved before stays.
     """
     from lintra.train.loop import fit
 
-    fit(run, task)
+    fit(run, task, says)

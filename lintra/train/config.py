@@ -10,6 +10,7 @@ Optimizer = Literal["radam", "adamw", "muon"]
 Schedule = Literal["constant", "step", "cosine", "wsd", "plateau"]
 Precision = Literal["auto", "32", "bf16"]
 Strategy = Literal["auto", "ddp", "fsdp"]
+Says = Literal["result", "progress", "all"]  # what is printed while a run is trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class Config:
     seed: int = 0  # of weights, order of the data and dropout
     devices: int = 1  # processes or GPUs that share a batch
     strategy: Strategy = "auto"  # how they share it
+    wandb: str | None = None  # a project of Weights & Biases to log to as well
 
     def __post_init__(self):
         if self.schedule == "trapezoid":  # pyright: ignore (its name in 0.1)
@@ -56,6 +58,8 @@ class Config:
         if self.strategy == "fsdp" and (self.optimizer == "muon" or self.ema is not None):
             asked = "ema" if self.ema is not None else "optimizer='muon'"
             raise ValueError(f"{asked} needs whole matrices, which strategy='fsdp' does not keep")
+        if self.wandb == "":
+            raise ValueError("wandb must be the name of a project, got ''")
         if self.strategy != "auto" and self.devices == 1:
             raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.trainer.connectors import checkpoint_connector
 from rich.console import Console
@@ -18,12 +18,14 @@ from lintra.tasks import Task
 from lintra.train.batches import seed_of
 from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
-from lintra.train.config import Config
+from lintra.train.choices import described
+from lintra.train.config import Config, Says
 from lintra.train.data import check_room, check_same, fingerprint
 from lintra.train.ema import WeightEMA
 from lintra.train.learner import Learner
+from lintra.train.logs import loggers
 from lintra.train.precision import measured
-from lintra.train.progress import ProgressBar
+from lintra.train.progress import ProgressBar, in_words, validation
 from lintra.train.run import RUN, Run, first_model, is_first_process
 from lintra.train.schedule import LearningRateSchedule
 from lintra.train.storage import TREE, Storage
@@ -31,23 +33,26 @@ from lintra.train.storage import TREE, Storage
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
-def fit(run: Run, task: Task | None) -> None:
+def fit(run: Run, task: Task | None, says: Says = "progress") -> None:
     """See lintra.train.fit."""
     problem = run.task.build() if task is None else task
     run.train.check_batch(problem.batch_tokens)
     check_room(problem, run.model, run.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    fit_checked(run, problem)
+    fit_checked(run, problem, says)
 
 
-def fit_checked(run: Run, task: Task) -> None:
+def fit_checked(run: Run, task: Task, says: Says = "progress") -> None:
     """Trains as `fit` does, without another look at whether its batches are right and find room."""
-    first = is_first_process()
-    console = Console(quiet=not first, soft_wrap=True, highlight=False, markup=False)
     with run.locked():
-        _fit(run, task, console, first)
+        _fit(run, task, says, is_first_process())
 
 
-def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
+def _console(quiet: bool) -> Console:
+    return Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False)
+
+
+def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
+    console = _console(quiet=not first or says == "result")
     if first:
         run.sweep()
         if run.train.precision == "auto":
@@ -63,7 +68,7 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
     if run.data is not None:
         check_same(task, run.data, run.folder / RUN)
     run = run.changed(task=task.freeze_config(run.task), data=None if start else fingerprint(task))
-    with _quiet():
+    with _quiet(), loggers(run, quiet=says == "result") as logs:
         torch.manual_seed(seed_of(run.train.seed))
         model = run.model.build() if start else first_model(run.model, run.train)
         if start is None and run.train.start_from is None:
@@ -75,7 +80,9 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
             console.print(remark)
         config = shortened(run.train, run.steps)
         stop = StopCallback(config.steps, config.max_minutes)
-        trainer = _trainer(run, config, stop, console)
+        for line in described(run, config, model, task) if says == "all" else ():
+            console.print(line)
+        trainer = _trainer(run, config, stop, logs, console)
         learner = Learner(model, task, run.train)
         try:
             trainer.fit(learner, ckpt_path=start)
@@ -89,7 +96,10 @@ def _fit(run: Run, task: Task, console: Console, first: bool) -> None:
             raise Error(f"{start / TREE} does not fit this run: {type(error).__name__}, {reason}") from error
     step = trainer.global_step
     what = "done" if step >= stop.steps else f"time is up, --resume {run.folder} resumes it"
-    console.print(f"{what}: step {step:,}, saved in {run.checkpoints()[-1]}")
+    # Otherwise the scores have been printed before.
+    scores = in_words(validation(trainer), task.loss_unit) if says == "result" else ""
+    result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {run.checkpoints()[-1]}")))
+    _console(quiet=not first).print(f"{what}: {result}")
 
 
 def _restoring(error: Exception) -> bool:
@@ -99,9 +109,11 @@ def _restoring(error: Exception) -> bool:
     return any(frame.f_globals.get("__name__") == checkpoint_connector.__name__ for frame in frames)
 
 
-def _trainer(run: Run, config: Config, stop: StopCallback, console: Console) -> pl.Trainer:
+def _trainer(
+    run: Run, config: Config, stop: StopCallback, logs: list[Logger], console: Console
+) -> pl.Trainer:
     """The Trainer of a run, whose settings with the schedule that fits are `config`."""
-    logs, schedule = run.folder / "logs", LearningRateSchedule(config)
+    schedule = LearningRateSchedule(config)
     budget = [] if config.max_minutes is None else [TimeBudget(run, stop, schedule, console)]
     average = [] if config.ema is None else [WeightEMA(config.ema)]
     return pl.Trainer(
@@ -120,10 +132,7 @@ def _trainer(run: Run, config: Config, stop: StopCallback, console: Console) -> 
         enable_checkpointing=True,
         enable_progress_bar=False,
         enable_model_summary=False,
-        logger=[
-            CSVLogger(logs, name="csv", flush_logs_every_n_steps=1),
-            TensorBoardLogger(logs, name="tensorboard"),
-        ],
+        logger=logs,
         callbacks=[
             *average,
             *budget,  # before what asks for the last step

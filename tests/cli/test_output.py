@@ -1,0 +1,88 @@
+"""How much commands print: errors and the result, how far they are, or what is chosen too."""
+
+import re
+import sys
+
+import pytest
+
+from lintra import train
+from lintra.tasks import copy, digits
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TINY = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--batch", "4", "--dir", "run"]
+
+
+def test_quiet_is_the_result_alone(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = lintra_says("train", "digits", "--steps", "2", *TINY, "--quiet")
+    assert (code, err) == (0, "")
+    result = r"done: step {}, \d\.\d+ bits/dim, \d\.\d+ nats a symbol, saved in run/step-0000000{}\n"
+    assert re.fullmatch(result.format(2, 2), out)
+    code, out, err = lintra_says("train", "--resume", "run", "--steps", "3", "--quiet")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(result.format(3, 3), out)
+    assert "quiet" not in (tmp_path / "run" / "run.json").read_text()
+    code, out, err = lintra_says("train", "digits", "--steps", "2", *TINY, "--quiet")
+    assert (code, out) == (2, "")
+    assert "run holds a run already" in err
+
+
+def test_verbose_says_what_is_chosen(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--attention", "gated,softmax", "--warmup", "1", "--steps", "2", *TINY]
+    sizes[sizes.index("--layers") + 1] = "2"
+    code, said, err = lintra_says("train", "digits", *sizes, "--verbose")
+    assert (code, err) == (0, "")
+    model = train.Run.read("run").model
+    assert f"width 16, layers 2, 2 heads of 8, attention gated, softmax, {model.vocabulary} symbols\n" in said
+    (parts,) = re.findall("parameters: (.*)", said)
+    counts = [int(x.replace(",", "")) for x in re.findall(r" ([\d,]+)(?:, |$)", parts)]
+    assert sum(counts) == sum(x.numel() for x in model.build().parameters())
+    assert re.search("1,500 samples to learn from, .* up to 64 tokens each", said)
+    assert "2 of 4 sequences, radam, learning rate 0.004 cosine after 1 steps of warm-up" in said
+    assert re.search(r"threads of the CPU, torch .*: linear_attention \w+, recurrence \w+", said)
+    code, plain, _ = lintra_says("train", "--resume", "run", "--steps", "3")
+    assert "parameters: " not in plain
+    assert "step 3  validation" in plain
+
+
+def test_parts_that_share_are_counted_once(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    text = ["train", "text", "--data", "words.txt", "--length", "8", "--steps", "1", "--tie-embeddings"]
+    code, said, err = lintra_says(*text, *TINY, "--verbose")
+    assert (code, err) == (0, "")
+    assert "256 symbols, embeddings tied\n" in said
+    assert ", head 256\n" in said  # its bias
+
+
+def test_both_are_none(lintra_says):
+    for args in (["train", "digits"], ["train", "--resume", "run"]):
+        code, out, err = lintra_says(*args, "--quiet", "--verbose")
+        assert (code, out) == (2, "")
+        assert "quiet and verbose are opposites: choose one" in err
+
+
+def test_quiet_drawing_and_scoring(lintra_says, folder):
+    folder("run", copy.Config(length=8))
+    length = copy.Config(length=8).build().length
+    code, out, err = lintra_says("generate", "--model", "run", "--samples", "3", "--quiet")
+    assert (code, err) == (0, "")
+    assert [len(line.split()) for line in out.splitlines()] == [length] * 3
+    folder("drawn", digits.Config())
+    code, out, err = lintra_says("evaluate", "--model", "drawn", "--limit", "3", "--quiet")
+    assert (code, err) == (0, "")
+    assert out.startswith("digits: ")
+
+
+def test_weights_and_biases_without_its_package(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    code, out, err = lintra_says("train", "digits", "--steps", "1", *TINY, "--wandb", "tests")
+    assert (code, out) == (2, "")
+    assert err.endswith("needs wandb, which is not installed: pip install 'lintra[wandb]'\n")
+    assert not (tmp_path / "run").exists()
+    code, _, err = lintra_says("train", "--resume", "run", "--wandb", "tests")
+    assert code == 2
+    assert "a run keeps its wandb, and --resume changes only" in err
