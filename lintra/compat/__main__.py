@@ -67,8 +67,13 @@ def _program(path: Path) -> ModuleSpec | None:
 
 
 def _module(name: str) -> ModuleSpec | None:
-    """Return where the code of `-m name` is: the module, or the __main__ of a package."""
-    spec = find_spec(name)
+    """Return where the code of `-m name` is: the module, or the __main__ of a package; None without one."""
+    try:
+        spec = None if name.startswith(".") else find_spec(name)
+    except ModuleNotFoundError as error:  # of the packages around it; or of what these import
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
     package = spec is not None and spec.submodule_search_locations is not None
     return find_spec(f"{name}.__main__") if package else spec
 

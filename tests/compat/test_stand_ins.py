@@ -276,7 +276,13 @@ print(sys.modules["__main__"].__dict__ is globals())
 
 
 @pytest.mark.parametrize(
-    ("args", "code"), [([], 2), (["--help"], 0), (["nothing.py"], 2), (["."], 2), (["-m", "nothing"], 2)]
+    ("args", "code"),
+    [
+        ([], 2),
+        (["--help"], 0),
+        *((args, 2) for args in (["nothing.py"], ["."])),
+        *((["-m", name], 2) for name in ("nothing", "nothing.inside", "json.tool.nothing", ".nothing")),
+    ],
 )
 def test_calls_without_a_program(args, code, tmp_path):
     done = subprocess.run(
@@ -285,7 +291,7 @@ def test_calls_without_a_program(args, code, tmp_path):
     assert done.returncode == code
     if args == ["nothing.py"]:
         assert done.stderr == "lintra.compat: there is no program nothing.py\n"
-    elif args[-1:] in (["."], ["nothing"]):
+    elif "." in args or "-m" in args:
         assert done.stderr == f"lintra.compat: there is no module {args[-1]}, or no __main__ in it\n"
     else:
         assert usage.strip() in done.stdout + done.stderr
