@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,16 @@ from lintra.tasks.base import Batch, BitsTask, DataError, Samples
 
 Split = Literal["train", "validate", "test"]
 Draw = Callable[[Tensor, int], Tensor]  # prompts [n t'], steps -> what follows them [n steps]
+
+# Settings of lintra.train.Config for some hours on two cores.
+HOURS: dict[str, Any] = {
+    "batch": 8,
+    "optimizer": "muon",
+    "lr": 3e-3,
+    "schedule": "wsd",
+    "warmup": 100,
+    "save_every": 100,
+}
 
 
 class PixelSamples(Samples):

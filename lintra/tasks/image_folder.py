@@ -18,7 +18,7 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.io.files import refuse_irregular
 from lintra.models import decoder
-from lintra.tasks._pixels import PixelTask, Split
+from lintra.tasks._pixels import HOURS, PixelTask, Split
 from lintra.tasks.base import DataError, TaskConfig
 from lintra.tasks.datasets import data_files, idx
 
@@ -49,15 +49,7 @@ class Config(TaskConfig):
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for some hours on two cores; --steps or --max-minutes shorten them."""
-        return {
-            "steps": 6_000,
-            "batch": 8,
-            "optimizer": "muon",
-            "lr": 3e-3,
-            "schedule": "wsd",
-            "warmup": 100,
-            "save_every": 100,
-        }
+        return {"steps": 6_000, **HOURS}
 
     def build(self) -> "ImageFolder":
         return ImageFolder(self)

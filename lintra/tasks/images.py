@@ -17,7 +17,7 @@ import numpy as np
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._pixels import PixelTask, Split
+from lintra.tasks._pixels import HOURS, PixelTask, Split
 from lintra.tasks.base import DataError, TaskConfig
 from lintra.tasks.datasets import cifar10, data_files, mnist
 
@@ -28,15 +28,7 @@ Preset = Literal["best", "small", "paper"]
 
 # Settings of lintra.train.Config.
 PRESETS: dict[Preset, dict[str, Any]] = {
-    "best": {
-        "steps": 12_000,
-        "batch": 8,
-        "optimizer": "muon",
-        "lr": 3e-3,
-        "schedule": "wsd",
-        "warmup": 100,
-        "save_every": 100,
-    },
+    "best": {"steps": 12_000, **HOURS},
     "paper": {"clip": None, "precision": "32", "save_every": 100},
 }
 PRESETS["small"] = PRESETS["best"]

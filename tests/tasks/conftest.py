@@ -1,4 +1,4 @@
-"""A small MNIST, and a web server on this machine that can be told to fail."""
+"""A small MNIST, a web server on this machine that can be told to fail, and a step of training."""
 
 import gzip
 import hashlib
@@ -9,13 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from lintra.attention import linear
+from lintra.tasks import Task
 from lintra.tasks.datasets import mnist
 
 
 def idx(images: np.ndarray) -> bytes:
     """[n h w] uint8 as an IDX file."""
     return b"\0\0\x08\x03" + struct.pack(">3I", *images.shape) + images.tobytes()
+
+
+def assert_a_step_lowers_the_loss(task: Task, samples: int) -> None:
+    """One step of gradient descent on the first samples, by the model that the task takes by itself."""
+    model = task.model(linear.Config()).build()
+    batch = task.train.__getitems__(range(samples))
+    before = task.loss(model, batch)
+    before.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+    assert task.loss(model, batch) < before
 
 
 class SmallMnist:

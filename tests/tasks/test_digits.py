@@ -7,6 +7,7 @@ import torch
 
 from lintra.attention import linear
 from lintra.tasks import digits
+from tests.tasks.conftest import assert_a_step_lowers_the_loss
 
 
 def test_the_bundled_file_is_what_its_readme_says():
@@ -42,11 +43,4 @@ def test_a_model_that_knows_nothing_pays_log_n():
 def test_one_step_lowers_the_loss():
     torch.manual_seed(0)
     task = digits.Config().build()
-    model = task.model(linear.Config()).build()
-    batch = task.train.__getitems__(range(16))
-    before = task.loss(model, batch)
-    before.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 0.01 * parameter.grad
-    assert task.loss(model, batch) < before
+    assert_a_step_lowers_the_loss(task, samples=16)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lintra.attention import linear
 from lintra.tasks import DataError, image_folder
+from tests.tasks.conftest import assert_a_step_lowers_the_loss
 
 MODES = ("RGB", "L", "RGBA", "LA", "P", "1", "CMYK")
 
@@ -118,11 +118,4 @@ def test_what_cannot_be_read_is_named(folder, tmp_path):
 def test_a_step_lowers_the_loss(folder, color):
     torch.manual_seed(0)
     task = image_folder.Config(data=str(folder), size=6, color=color).build()
-    model = task.model(linear.Config()).build()
-    batch = task.train.__getitems__(range(4))
-    before = task.loss(model, batch)
-    before.backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= 0.01 * parameter.grad
-    assert task.loss(model, batch) < before
+    assert_a_step_lowers_the_loss(task, samples=4)
