@@ -1,4 +1,4 @@
-"""What the site adds to a dataclass: a table of its fields, inherited or not, and what their comments say."""
+"""A table of the fields of each dataclass for the site, inherited ones too, with what their comments say."""
 
 import ast
 import dataclasses

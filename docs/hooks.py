@@ -1,4 +1,4 @@
-"""What the site adds to the pages: its menu, the API of each mechanism, and links that leave the folder."""
+"""Additions to the site: its menu, the API of each mechanism, and links that leave the folder."""
 
 import posixpath
 import re

@@ -142,7 +142,7 @@ def _train(config: Config, task: digits.Config) -> train.Run:
 
 def _mark(run: train.Run) -> None:
     """Says in the run's folder that the demo made it, to be trained with these settings."""
-    text = json.dumps([to_json(run.train)])
+    text = json.dumps(to_json(run.train))
     write_atomically(run.folder / MARK, lambda place: place.write_text(text))
 
 
@@ -151,7 +151,7 @@ def _clear(folder: Path) -> None:
     if not (folder / "run.json").exists():
         return
     run, mark = train.Run.read(folder), folder / MARK
-    if not mark.exists() or to_json(run.train) not in read_json(mark):
+    if not mark.exists() or to_json(run.train) != read_json(mark):
         raise Error(
             f"{folder} holds a run that is not the demo's, or was trained further since, and is kept: take "
             "another --dir, or rename it"

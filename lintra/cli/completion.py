@@ -30,7 +30,7 @@ def completion(args: Sequence[str]) -> int:
 
 
 def words() -> dict[str, list[str]]:
-    """What may follow each command, and each command with a name behind it: names and flags."""
+    """Return the names and flags that may follow each command, and each command with a name behind it."""
     found: dict[str, list[str]] = {"completion": list(SHELLS)}
     for name in COMMANDS.keys() - found:
         text = _help(command(name))

@@ -10,7 +10,7 @@ NOTHING = -1  # stands behind the end of a sequence where no symbol says `end`
 
 
 class Ending:
-    """Which sequences of a batch have ended, as their tokens come one by one.
+    """Track which sequences of a batch have ended, as their tokens come one by one.
 
     A sequence ends with the symbol `end`, or as soon as its last tokens are one of the sequences `stop`;
     those of the prompt do not count.

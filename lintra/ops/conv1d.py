@@ -58,7 +58,7 @@ def causal_conv1d(
     bias = None if bias is None else bias.to(dtype)
     silu = activation == "silu"
     given = [y for y in (x, weight, bias, state) if y is not None]
-    if impl in ("auto", "native") and numbers_alone(given):
+    if impl in ("auto", "native") and numbers_alone(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         return kernel.forward(x, weight, bias, state, layout.mask, layout.cu_seqlens, silu)
     chosen = dispatch.choose("causal_conv1d", impl, *given)

@@ -177,12 +177,12 @@ def eager() -> bool:
     )
 
 
-def numbers_alone(tensors: Sequence[Tensor]) -> bool:
+def numbers_alone(x: Tensor, *others: Tensor | None) -> bool:
     """Return whether `kernels_alone` holds without autocast and for one dtype, that of sums."""
-    dtype = tensors[0].dtype
+    dtype = x.dtype
     if torch.is_autocast_enabled("cpu") or (dtype is not torch.float32 and dtype is not torch.float64):
         return False
-    return all(x.dtype is dtype for x in tensors) and kernels_alone(*tensors)
+    return all(y is None or y.dtype is dtype for y in others) and kernels_alone(x, *others)
 
 
 def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:

@@ -90,7 +90,8 @@ def linear_attention(
     feature q and k of at most 256) or "auto". A log_decay of -inf, which empties the state, needs beta or a
     decay for every feature.
     inplace: the caller drops `state`. The C++ kernels then write the state after a single token over it, with
-    beta or a decay for every feature and no denominator, and return it; all others leave it as it is.
+    beta or a decay for every feature and no denominator, and return it, if it is contiguous and of the dtype
+    that sums have; any other state, and all else, is left as it is.
     Raises ValueError or TypeError for arguments that disagree; RuntimeError for an `impl` not to be had here.
     """
     if layout is None:
@@ -117,7 +118,7 @@ def linear_attention(
         state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
-    if impl in ("auto", "native") and numbers_alone(given):
+    if impl in ("auto", "native") and numbers_alone(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
         y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)

@@ -41,7 +41,7 @@ def native_step(
     token, which is why a loop over tokens asks here first."""
     kv, z = (None, None) if state is None else state
     given = [x for x in (q, k, v, kv, z) if x is not None]
-    if not numbers_alone(given):
+    if not numbers_alone(*given):
         return None
     b, _, h, f = q.shape
     sizes = (b, 1, h, f) == q.shape == k.shape and v.shape[:3] == (b, 1, h) and f and v.shape[3]

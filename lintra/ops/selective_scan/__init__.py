@@ -78,7 +78,7 @@ def selective_scan(
         state = A.new_zeros(layout.n, *A.shape)
     given = [x for x in (u, dt, A, B, C, D, z, dt_bias, state) if x is not None]
     inputs = (u, dt, A, B, C, D, z, dt_bias)
-    if impl in ("auto", "native") and numbers_alone(given):
+    if impl in ("auto", "native") and numbers_alone(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         return scan.forward(*inputs, state, dt_softplus, layout.mask, layout.cu_seqlens, False)[:2]
     chosen = dispatch.choose("selective_scan", impl, *given)
