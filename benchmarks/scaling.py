@@ -53,5 +53,5 @@ def details(sizes: Sizes) -> dict[str, object]:
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Time and memory of one sequence against its length, a picture of each; other libraries dashed."""
+    """Time and memory of one sequence against its length, a picture of each; other libraries in a panel."""
     return scaling.picture(path, rows, timings, sizes, peers.PEERS if sizes.peers else ())

@@ -2,8 +2,8 @@
 
     python docs/draw.py [NAME ...]
 
-The output of attention is its matrix times the values, so the values are the rows of the identity. What the
-colours mean stands above every picture, and nowhere else.
+The output of attention is its matrix times the values, so the values are the rows of the identity. A bar
+beside every picture says what the colours mean, the same ones in all.
 """
 
 import argparse
@@ -56,8 +56,13 @@ def draw(name: str) -> None:
     for causal, label in ((False, "bidirectional"), (True, "causal")):
         can = attention.mechanism(name).can
         if can.causal if causal else can.bidirectional:
-            panels[f"{name}, {label}\n{NOTES.get(name, '')}".strip()] = matrix(name, causal)
-    pictures.matrices(FOLDER / f"{name}.png", panels, f"{TOKENS} tokens: blue above zero, red below")
+            weights = matrix(name, causal)
+            most = np.abs(weights).max()
+            notes = [f"{name}, {label}", NOTES.get(name, "")]
+            if most > 1.001:  # without a denominator, what is read may be of any size
+                weights, notes = weights / most, [*notes, f"divided by the largest, {most:.3g}"]
+            panels["\n".join(filter(None, notes))] = weights
+    pictures.matrices(FOLDER / f"{name}.png", panels, f"weight of a value, {TOKENS} tokens")
 
 
 def matrix(name: str, causal: bool) -> np.ndarray:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lintra import checkpoint, pictures
+from lintra import attention, checkpoint, pictures
 from lintra.pictures import charts, lines
 from lintra.pictures.figure import COLORS, save
 
@@ -48,7 +48,7 @@ def test_curves_with_little_in_them(tmp_path):
 @pytest.mark.parametrize(("least", "low"), [(40.0, 0.0), (60.0, None)])
 def test_curves_begin_at_nothing_or_near_the_least(tmp_path, monkeypatch, least, low):
     figures = []
-    monkeypatch.setattr(charts, "save", lambda path, figure: figures.append(figure))
+    monkeypatch.setattr(lines, "save", lambda path, figure: figures.append(figure))
     errors = {"a": {10: 90.0, 20: least}, "b": {10: 80.0, 20: 70.0}}
     pictures.curves(tmp_path / "a.png", errors, x="step", y="errors (%)", title="learning")
     (axes,) = figures[0].axes
@@ -57,21 +57,84 @@ def test_curves_begin_at_nothing_or_near_the_least(tmp_path, monkeypatch, least,
     assert bottom == low if low is not None else 0.9 * least < bottom < least
 
 
-@pytest.mark.parametrize("draw", [pictures.logarithmic, pictures.percentages])
-def test_lines_in_colour_stand_before_others(tmp_path, monkeypatch, draw):
-    """The axis has the lengths that were measured, and every line its name, all of them in the picture."""
-    timings = {"a": {800: 1.0, 1600: 1.1}, "b": {800: 1.0, 1600: 4.0, 2400: 90.0}}
-    others = [{"c": {800: 2.0, 2400: 90.0}}, {"d": {800: 50.0}, "e": {}}]
+def drawn(monkeypatch, call, *args, **options):
+    """The panels of a picture: each with its title and the names beside its lines."""
     figures = []
     monkeypatch.setattr(lines, "save", lambda path, figure: figures.append(figure) or save(path, figure))
-    draw(tmp_path / "a.png", timings, others=others, x="frames", y="seconds", title="time")
-    (axes,) = figures[0].axes
+    call(*args, **options)
+    return [axes for axes in figures[0].axes if axes.lines]
+
+
+def names(axes):
+    return sorted(text.get_text() for text in axes.texts if text.get_text())
+
+
+@pytest.mark.parametrize("draw", [pictures.logarithmic, pictures.percentages])
+def test_few_lines_share_a_panel(tmp_path, monkeypatch, draw):
+    """The axis has the lengths that were measured, and every line its name, all of them in the picture."""
+    timings = {"a": {800: 1.0, 1600: 1.1}, "b": {800: 1.0, 1600: 4.0, 2400: 90.0}}
+    others = {"left": {"c": {800: 2.0, 2400: 90.0}}, "right": {"d": {800: 50.0}, "e": {}}}
+    text = {"x": "frames", "y": "seconds", "title": "time"}
+    (axes,) = drawn(monkeypatch, draw, tmp_path / "a.png", timings, others=others, **text)
     assert list(axes.get_xticks()) == [800, 1600, 2400]
-    assert sorted(text.get_text() for text in axes.texts if text.get_text()) == ["a", "b", "c", "d"]
+    assert names(axes) == ["a", "b", "c", "d"]
     found = pixels(tmp_path / "a.png")
-    for color in COLORS[:2]:
+    for color in COLORS[:4]:
         wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
         assert (found == wanted).all(-1).any()
+
+
+def test_many_lines_have_panels_of_at_most_seven(tmp_path, monkeypatch):
+    """Each group beside the lines to compare with; one that is too large is cut into equal parts."""
+    lines = {name: {1: 1.0, 2: 3.0} for name in ("linear", "softmax")}
+    others = {"few": {"a": {1: 2.0}}, "many": {f"m{i}": {1: i + 1.0, 2: 9.0} for i in range(6)}, "none": {}}
+    text = {"x": "tokens", "y": "seconds", "title": "time"}
+    panels = drawn(monkeypatch, pictures.logarithmic, tmp_path / "a.png", lines, others=others, **text)
+    assert [axes.get_title(loc="left") for axes in panels] == ["few", "many", "many"]
+    of = [["a"], ["m0", "m1", "m2"], ["m3", "m4", "m5"]]
+    assert [names(axes) for axes in panels] == [sorted(["linear", *each, "softmax"]) for each in of]
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in panels}) == 1
+
+
+def test_lines_are_of_the_family_of_their_mechanism():
+    every = {name: {} for name in (*attention.names(), "lsh-4", "clustered, bidirectional")}
+    found = pictures.families(every | {"mine": {}})
+    assert set().union(*found.values()) == {*every, "mine"}
+    assert set(found["hashing and clusters"]) == {"lsh", "lsh-4", "clustered", "clustered, bidirectional"}
+    assert list(found["others"]) == ["mine"], "a mechanism has no family"
+    assert list(pictures.families({"kda": {}, "gated": {}})["recurrences"]) == ["gated", "kda"]
+
+
+def test_small_losses_are_told_apart(tmp_path, monkeypatch):
+    losses = {"a": {0: 2.0, 10: 0.01, 20: 0.0}, "b": {0: 2.0, 20: 0.001}}
+    text = {"x": "step", "y": "loss", "title": "learning", "log": True}
+    (axes,) = drawn(monkeypatch, pictures.curves, tmp_path / "a.png", losses, **text)
+    assert (axes.get_yscale(), axes.get_xscale(), names(axes)) == ("log", "linear", ["a", "b"])
+    assert [list(line.get_xdata()) for line in axes.lines] == [[0, 10], [0, 20]]
+
+
+def test_matrices_share_a_scale_that_a_bar_explains(tmp_path, monkeypatch):
+    """A weight has one colour in every panel and picture, whatever else is in it."""
+    figures = []
+    monkeypatch.setattr(charts, "save", lambda path, figure: figures.append(figure) or save(path, figure))
+    large = np.diag([1.0, -1.0])
+    pictures.matrices(tmp_path / "a.png", {"large": large, "small": 0.1 * large}, "weight")
+    left, right = (axes.images[0] for axes in figures[0].axes[:2])
+    assert (left.norm(0.1), left.get_clim()) == (right.norm(0.1), right.get_clim())
+    assert left.get_clim() == (-1, 1)
+    (bar,) = figures[0].axes[1].child_axes
+    assert bar.get_ylabel() == "weight"
+    assert bar.get_ylim() == (-1, 1)
+
+
+def test_pixels_of_tiny_images_are_squares(tmp_path):
+    image = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
+    image[0, ::2] = 200
+    pictures.samples(tmp_path / "a.png", image, "")
+    column = pixels(tmp_path / "a.png")[:, 160, 0]
+    dark = np.nonzero(column == 0)[0]
+    between = column[dark.min() : dark.max()]
+    assert set(between) == {0, 200}
 
 
 @pytest.mark.parametrize(

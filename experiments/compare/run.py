@@ -182,7 +182,7 @@ def scores(data: Path, names: list[str]) -> dict[str, dict[str, list[float]]]:
 
 
 def draw(found: dict[str, dict[str, list[float]]]) -> None:
-    """Recall against the number of pairs, a line for each mechanism; linear and softmax in colour."""
+    """Recall against the number of pairs, a line for each mechanism; linear and softmax in every panel."""
     lines: dict[str, dict[int, float]] = {}
     for pairs in PAIRS:
         for name, values in found.get(f"recall-{pairs}", {}).items():
@@ -191,7 +191,7 @@ def draw(found: dict[str, dict[str, list[float]]]) -> None:
     pictures.percentages(
         HERE / "recall.png",
         before,
-        others=[lines],
+        others=pictures.families(lines),
         x="pairs in the sequence",
         y="recalled (%)",
         title="associative recall, same model and budget",

@@ -136,7 +136,7 @@ def draw() -> list[Path]:
             }
         files.append(HERE / f"{name}.png")
         title = f"Copying {TASK.length // 4} to {(TASK.length - 1) // 2 - 1} symbols"
-        pictures.curves(files[-1], lines, x=x, y="loss (nats a symbol)", title=title)
+        pictures.curves(files[-1], lines, x=x, y="loss (nats a symbol)", title=title, log=True)
     return files
 
 

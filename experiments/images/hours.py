@@ -127,7 +127,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
     taken, found, files = by_name(report), learned(), []
     for data in dict.fromkeys(name.split(",")[0] for name in found):
         lines = {
-            name: {step * taken[name] / 60: value for step, value in curve.items()}
+            name.removeprefix(f"{data}, "): {step * taken[name] / 60: value for step, value in curve.items()}
             for name, (_, _, curve) in found.items()
             if name.split(",")[0] == data
         }

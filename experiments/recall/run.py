@@ -140,7 +140,7 @@ def draw(found: dict[str, Any], names: list[str]) -> None:
     pictures.percentages(
         HERE / "recall.png",
         before,
-        others=[lines],
+        others=pictures.families(lines),
         x="pairs in the sequence",
         y="recalled (%)",
         title="associative recall, a learning rate for each",

@@ -59,13 +59,13 @@ def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[
 
 
 def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
-    """Time against length, a line for each mechanism; linear and softmax in colour."""
+    """Time against length, a line for each mechanism; linear and softmax in every panel."""
     lines = {name: {n: 1e3 * s for n, s in line.items()} for name, line in _lines(timings, sizes).items()}
     before = {name: lines.pop(name) for name in SHOWN if name in lines}
     pictures.logarithmic(
         path,
         before,
-        others=[lines],
+        others=pictures.families(lines),
         x="tokens",
         y="forward + backward (ms)",
         title=f"{sizes.heads} heads of {sizes.dim}, one sequence",

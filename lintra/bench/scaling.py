@@ -248,22 +248,19 @@ def picture(
     sizes: Sizes,
     others: Collection[str] = (),
 ) -> list[Path]:
-    """Time and memory of one sequence against its length, a picture of each; linear and softmax in colour,
-    `others` dashed."""
+    """Time and memory of one sequence against its length, a picture of each; linear and softmax are in every
+    panel, `others` in one of their own."""
     title = f"forward + backward of one sequence, {sizes.heads} heads of {sizes.dim}"
-    if others:
-        title += "; dashed: other libraries"
     saved = []
     for what, unit in ((_TIME, "ms"), (_MEMORY, "MB")):
         found = lines(rows, what)
         if what == _TIME and (last := _once_measured(rows, sizes)) is not None:
             found.setdefault(FUSED, {})[max(sizes.lengths)] = last
-        before = {name: found.pop(name) for name in (LINEAR, FUSED, WRITTEN_OUT) if name in found}
-        dashed = {name: found.pop(name) for name in others if name in found}
+        before = {name: found.pop(name) for name in (LINEAR, FUSED) if name in found}
+        elsewhere = {name: found.pop(name) for name in others if name in found}
+        groups = {**pictures.families(found), "other libraries": elsewhere}
         saved.append(path.with_stem(f"{path.stem}-{what}"))
-        pictures.logarithmic(
-            saved[-1], before, others=[found, dashed], x="tokens", y=f"{what} ({unit})", title=title
-        )
+        pictures.logarithmic(saved[-1], before, others=groups, x="tokens", y=f"{what} ({unit})", title=title)
     return saved
 
 

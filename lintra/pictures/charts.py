@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from lintra.pictures.figure import COLORS, INK, PAPER, SOFT, few, figure_of, plain, save
 
+_TICKS = (-1, -0.1, -0.01, 0, 0.01, 0.1, 1)  # at a scale of cube roots
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -42,25 +44,6 @@ def loss_curve(
     axes.set_ylabel(f"loss ({unit})")
     if train or validate:
         axes.legend(frameon=False)
-    save(path, figure)
-
-
-def curves(path: Path, lines: Mapping[str, Mapping[int, float]], *, x: str, y: str, title: str) -> None:
-    """Lines, name -> {x: y}, x from 0. y is from 0 if the least is below half of the largest; else, as
-    with bits/dim, it begins near the least: from 0 on, no difference between the lines would be seen.
-    """
-    figure, axes = figure_of(title)
-    for i, (name, line) in enumerate(lines.items()):
-        axes.plot(
-            list(line), list(line.values()), "o-", color=COLORS[i % len(COLORS)], markersize=3, label=name
-        )
-    values = [value for line in lines.values() for value in line.values()]
-    axes.set_xlim(left=0)
-    if min(values) < max(values) / 2:
-        axes.set_ylim(bottom=0)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.legend(frameon=False)
     save(path, figure)
 
 
@@ -117,20 +100,28 @@ def roofline(
     save(path, figure)
 
 
-def matrices(path: Path, panels: Mapping[str, np.ndarray], title: str) -> None:
-    """Square matrices [n n] side by side: white is 0, blue above, red below; each on its own scale."""
-    figure = Figure(figsize=(3.2 * len(panels), 3.6), dpi=150, facecolor=PAPER, layout="constrained")
-    figure.suptitle(title, color=INK, fontsize=11)
-    for axes, (name, matrix) in zip(
-        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
-    ):
-        # The square root shows small weights beside large ones.
-        shown = np.sign(matrix) * np.sqrt(np.abs(matrix))
-        most = np.abs(shown).max() or 1.0
-        axes.imshow(shown, cmap="RdBu", vmin=-most, vmax=most, interpolation="nearest")
+def matrices(path: Path, panels: Mapping[str, np.ndarray], unit: str) -> None:
+    """Square matrices [n n] side by side, of numbers from -1 to 1: white is 0, blue above, red below.
+
+    One scale of colours, named `unit`, serves all of them and every such picture. It has cube roots, which
+    show small weights beside large ones.
+    """
+    size = (3.2 * len(panels) + 0.9, 3.6)
+    figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="constrained")
+    scale = FuncNorm((np.cbrt, lambda x: x**3), vmin=-1, vmax=1)
+    grid = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (name, matrix) in zip(grid, panels.items(), strict=True):
+        shown = axes.imshow(matrix, cmap="RdBu", norm=scale, interpolation="nearest")
         axes.set_title(name, color=INK, fontsize=9)
         axes.set_xlabel("key", color=SOFT, fontsize=8)
         axes.set_ylabel("query", color=SOFT, fontsize=8)
         axes.tick_params(colors=SOFT, labelsize=7)
         axes.spines[:].set_color("#cccccc")
+        if axes is grid[-1]:  # has the bar beside it
+            place = axes.inset_axes((1.05, 0, 0.045, 1))
+            bar = figure.colorbar(shown, cax=place, ticks=_TICKS, format=plain)
+            bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+            place.minorticks_off()
+            place.tick_params(labelsize=7, colors=SOFT, length=2)
+            bar.set_label(unit, color=SOFT, fontsize=8)
     save(path, figure)

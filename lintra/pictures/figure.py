@@ -11,19 +11,24 @@ from PIL import Image
 from lintra import checkpoint
 
 PAPER, INK, SOFT = "white", "#222222", "#8a8a8a"
-COLORS = ("#0b6e99", "#d1495b", "#66a182", "#edae49", "#7b5ea7", "#8a5a44")
+COLORS = ("#0b6e99", "#d1495b", "#66a182", "#b97a0e", "#7b5ea7", "#8a5a44", "#4f6d7a")
 SIZE = (7.0, 4.2)  # inches
 
 
 def figure_of(title: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
     figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title, loc="left", color=INK, fontsize=11)
+    dress(axes, title)
+    return figure, axes
+
+
+def dress(axes: Axes, title: str, fontsize: float = 11) -> None:
+    """Give axes a title on the left and a grid behind what they show."""
+    axes.set_title(title, loc="left", color=INK, fontsize=fontsize)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(colors=INK, which="both")
     axes.grid(which="major", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
-    return figure, axes
 
 
 def save(path: Path, figure: Figure, *pasted: tuple[np.ndarray, tuple[int, int]]) -> None:

@@ -11,13 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F
 
 from lintra.io.files import refuse_irregular
 from lintra.pictures.figure import INK, PAPER, SOFT, save
 
 _PIXELS_PER_INCH = 100
-_TINY = 16  # pixels
 Place = tuple[float, float, float, float]  # left, bottom, width, height, as parts of the figure
 _WIDE = 4096  # pixels: a grid that would be wider is of images as small as they are
 _GAP = 0.15  # between the images of a grid, as part of an image's width
@@ -135,7 +133,7 @@ def _grid(
     for i, row in enumerate(rows):
         for j, image in enumerate(row):
             place = canvas[i * down :, j * right :][: height * scale, : width * scale]
-            place[:] = _enlarged(image, scale)
+            place[:] = image.numpy().repeat(scale, 0).repeat(scale, 1)  # pixels as squares
     high, wide = canvas.shape[0] / _PIXELS_PER_INCH, canvas.shape[1] / _PIXELS_PER_INCH
     head, margin = (0.6 if labels else 0.4), 0.1  # inches
     beside = 0.4 if sides else 0.0  # inches
@@ -151,10 +149,3 @@ def _grid(
     axes.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=7, colors=SOFT)
     place = round(first * _PIXELS_PER_INCH), round((size[1] - margin - high) * _PIXELS_PER_INCH)
     save(path, figure, (canvas, place))
-
-
-def _enlarged(image: Tensor, scale: int) -> np.ndarray:
-    """Pixels as squares; those of tiny images blend into each other, or the eye sees only squares."""
-    mode = "nearest" if image.shape[1] >= _TINY else "bicubic"
-    enlarged = F.interpolate(image.permute(2, 0, 1)[None].float(), scale_factor=scale, mode=mode)
-    return enlarged[0].permute(1, 2, 0).round().clamp(0, 255).numpy()

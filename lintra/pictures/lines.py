@@ -1,6 +1,7 @@
-"""Pictures of lines over lengths, a logarithmic axis: a line is named where it ends, so that many fit."""
+"""Pictures of lines, at most 7 in a panel: each is named where it ends, and no legend is needed."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from lintra.pictures.figure import COLORS, INK, PAPER, SIZE, SOFT, few, figure_of, plain, save
+from lintra.pictures.figure import COLORS, INK, PAPER, dress, few, figure_of, plain, save
 
-Lines = Mapping[str, Mapping[int, float]]  # name -> {x: y}
+Lines = Mapping[str, Mapping[Any, float]]  # name -> {x: y}
 End = tuple[float, float, str]  # x, y, colour
 # In parts of the axes: where a name begins or ends, "left" or "right" for which; its left, right, low, high.
 Place = tuple[float, float, str]
 Box = tuple[float, float, float, float]
-_DASHES = ("-", "--", ":", "-.")
+_MOST = len(COLORS)  # lines of a panel
 _NAME = 8  # points; a letter is about 0.58 times as wide, a line 1.35 times as high
 _FEW = 8  # values of x that can all stand at the axis
 
@@ -36,71 +37,131 @@ def time_per_token(
 
 
 def logarithmic(
-    path: Path, lines: Lines, *, x: str, y: str, title: str, others: Sequence[Lines] = ()
+    path: Path, lines: Lines, *, x: str, y: str, title: str, others: Mapping[str, Lines] | None = None
 ) -> None:
-    """Lines in colour on two logarithmic axes, where values that are not positive have no place.
+    """Lines on two logarithmic axes, where values that are not positive have no place.
 
-    `others` are thin and grey behind them, each group with dashes of its own.
+    Where all of them are more than a panel can show, `others`, groups by their titles, get panels of their
+    own, each beside `lines` and on the same axes.
     """
-    lines, *others = (
-        {name: {at: value for at, value in line.items() if value > 0} for name, line in group.items()}
-        for group in (lines, *others)
-    )
-    figure, axes, ends = _plot(lines, others, x=x, y=y, title=title)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(plain)
-    low, high = axes.get_ylim()
-    axes.yaxis.set_minor_formatter(few if high < 50 * low else NullFormatter())
-    _name(figure, axes, ends)
+    lines, *rest = (_positive(group) for group in (lines, *(others or {}).values()))
+    figure, panels = _panels(lines, dict(zip(others or {}, rest, strict=True)), x=x, y=y, title=title)
+    for axes, ends in panels:
+        _logarithmic_y(axes)
+        _name(axes, ends)
     save(path, figure)
 
 
 def percentages(
-    path: Path, lines: Lines, *, x: str, y: str, title: str, others: Sequence[Lines] = ()
+    path: Path, lines: Lines, *, x: str, y: str, title: str, others: Mapping[str, Lines] | None = None
 ) -> None:
     """Draw lines as `logarithmic` does, but for y from 0 to 100 on a plain axis."""
-    figure, axes, ends = _plot(lines, others, x=x, y=y, title=title)
-    axes.set_ylim(0, 102)
-    _name(figure, axes, ends)
+    figure, panels = _panels(lines, others or {}, x=x, y=y, title=title)
+    for axes, ends in panels:
+        axes.set_ylim(0, 102)
+        _name(axes, ends)
     save(path, figure)
 
 
-def _plot(
-    lines: Lines, others: Sequence[Lines], *, x: str, y: str, title: str
-) -> tuple[Figure, Axes, dict[str, End]]:
-    """The lines over a logarithmic x, and where each ends."""
-    many = len(lines) + sum(len(group) for group in others) > len(COLORS)
-    figure, axes = figure_of(title, size=(9, 6) if many else SIZE)
-    ends = {}
+def curves(path: Path, lines: Lines, *, x: str, y: str, title: str, log: bool = False) -> None:
+    """At most 7 lines, name -> {x: y}, x from 0. y is from 0 if the least is below half of the largest; else,
+    as with bits/dim, it begins near the least: from 0 on, no difference between the lines would be seen.
 
-    def plot(name: str, line: Mapping[int, float], color: str, **look: Any) -> None:
-        if line:
-            axes.plot(list(line), list(line.values()), marker="o", color=color, **look)
-            ends[name] = (*list(line.items())[-1], color)
-
-    for i, group in enumerate(others):
-        for name, line in group.items():
-            plot(name, line, SOFT, linestyle=_DASHES[i % len(_DASHES)], linewidth=0.8, markersize=2)
-    for i, (name, line) in enumerate(lines.items()):
-        plot(name, line, COLORS[i % len(COLORS)], linewidth=2.6 if others else 1.5, markersize=4)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(plain)
-    measured = sorted({at for group in (lines, *others) for line in group.values() for at in line})
-    if len(measured) <= _FEW:
-        axes.set_xticks(measured)
-        axes.xaxis.set_minor_locator(NullLocator())
+    log: y is logarithmic, and what is not positive has no place.
+    """
+    figure, axes = figure_of(title)
+    lines = _positive(lines) if log else lines
+    ends = _plot(axes, lines, markersize=3)
+    values = [value for line in lines.values() for value in line.values()]
+    axes.set_xlim(left=0)
+    if log:
+        _logarithmic_y(axes)
+    elif min(values) < max(values) / 2:
+        axes.set_ylim(bottom=0)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    return figure, axes, ends
+    _name(axes, ends)
+    save(path, figure)
 
 
-def _name(figure: Figure, axes: Axes, ends: Mapping[str, End]) -> None:
+def _positive(lines: Lines) -> Lines:
+    return {name: {at: value for at, value in line.items() if value > 0} for name, line in lines.items()}
+
+
+def _logarithmic_y(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(plain)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_minor_formatter(few if high < 50 * low else NullFormatter())
+
+
+def _panels(
+    lines: Lines, others: Mapping[str, Lines], *, x: str, y: str, title: str
+) -> tuple[Figure, list[tuple[Axes, dict[str, End]]]]:
+    """Panels over a logarithmic x, each with where its lines end: one, or one for each group of others."""
+    groups = list(_groups(others, _MOST - len(lines)))
+    together: dict[str, Mapping[int, float]] = {}
+    for _, group in [("", lines), *groups]:
+        together |= group
+    if len(together) <= _MOST:
+        figure, axes = figure_of(title)
+        drawn = [(axes, _plot(axes, together))]
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+    else:
+        columns = 2 if len(groups) <= 4 else 3
+        rows = math.ceil(len(groups) / columns)
+        figure = Figure(figsize=(4.5 * columns, 3.1 * rows), dpi=120, facecolor=PAPER, layout="constrained")
+        figure.suptitle(title, x=0.01, ha="left", color=INK, fontsize=11)
+        figure.supxlabel(x, fontsize=10)
+        figure.supylabel(y, fontsize=10)
+        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+        drawn = []
+        for axes, (name, group) in zip(grid, groups, strict=False):
+            dress(axes, name, fontsize=9)
+            drawn.append((axes, _plot(axes, {**lines, **group}, thick=len(lines), markersize=3)))
+            axes.tick_params(labelbottom=True, labelsize=8)
+        for axes in grid[len(groups) :]:
+            axes.set_axis_off()
+    measured = sorted({at for line in together.values() for at in line})
+    for axes, _ in drawn:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(plain)
+        if len(measured) <= _FEW:
+            # Every other one where panels are narrow.
+            axes.set_xticks(measured if len(drawn) == 1 or len(measured) < 6 else measured[1::2])
+            axes.xaxis.set_minor_locator(NullLocator())
+    return figure, drawn
+
+
+def _groups(others: Mapping[str, Lines], room: int) -> Iterator[tuple[str, Lines]]:
+    """Yield the groups of others that have lines, in equal parts where a panel has no room for all."""
+    for name, group in others.items():
+        items = [(who, line) for who, line in group.items() if line]
+        parts = math.ceil(len(items) / room)
+        size = math.ceil(len(items) / max(1, parts))
+        for first in range(0, len(items), max(1, size)):
+            yield name, dict(items[first : first + size])
+
+
+def _plot(axes: Axes, lines: Lines, thick: int = 0, markersize: float = 4) -> dict[str, End]:
+    """Draw the lines, the first `thick` ones the thicker -> where each ends."""
+    ends = {}
+    for i, (name, line) in enumerate(lines.items()):
+        if line:
+            look = {"color": COLORS[i], "linewidth": 2.6 if i < thick else 1.5, "markersize": markersize}
+            axes.plot(list(line), list(line.values()), marker="o", **look)
+            ends[name] = (*list(line.items())[-1], COLORS[i])
+    return ends
+
+
+def _name(axes: Axes, ends: Mapping[str, End]) -> None:
     """Writes each line's name: in the margin where it goes furthest, else beside its end, in the plot."""
     axes.get_ylim()  # settles the limits, which `transData` does not
     parts = axes.transData + axes.transAxes.inverted()  # of the width and the height of the axes
     spots = {name: parts.transform(ends[name][:2]) for name in sorted(ends, key=lambda name: ends[name][1])}
     furthest = max((x for x, _, _ in ends.values()), default=0)
-    letter = _NAME / 72 / (0.85 * figure.get_size_inches())  # as parts of the axes too
+    letter = _NAME / 72 / _inches(axes)  # as parts of the axes too
     outside = {name: spots[name] for name in spots if ends[name][0] == furthest}
     inside = sorted(spots.keys() - outside, key=lambda name: (spots[name][0], -spots[name][1]))
     tracks = [parts.transform(line.get_xydata()) for line in axes.lines]
@@ -110,10 +171,17 @@ def _name(figure: Figure, axes: Axes, ends: Mapping[str, End]) -> None:
         color, at = ends[name][2], {"xycoords": axes.transAxes, "textcoords": axes.transAxes}
         line = {"arrowstyle": "-", "color": color, "alpha": 0.5, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", tuple(spots[name]), (x, y), arrowprops=line, annotation_clip=False, **at)
-        note: dict[str, Any] = {"color": INK if color == SOFT else color, "fontsize": _NAME}
+        note: dict[str, Any] = {"color": color, "fontsize": _NAME}
         x += 0.4 * letter[0] * (1 if side == "left" else -1)
         halo = [withStroke(linewidth=2, foreground=PAPER)]
         axes.text(x, y, name, transform=axes.transAxes, ha=side, va="center", path_effects=halo, **note)
+
+
+def _inches(axes: Axes) -> np.ndarray:
+    """About the width and height that axes will have: nothing is laid out yet."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    return np.asarray(axes.get_position().size) * figure.get_size_inches()
 
 
 def _in_margin(spots: Mapping[str, np.ndarray], letter: np.ndarray) -> dict[str, Place]:
