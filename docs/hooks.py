@@ -1,8 +1,10 @@
 """Additions to the site: its menu, the API of each mechanism, and links that leave the folder."""
 
+import inspect
 import posixpath
 import re
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 from mkdocs.exceptions import PluginError
@@ -18,10 +20,11 @@ def on_config(config: Any) -> Any:
     """The menu follows the folders, so that a new mechanism's page is in it; any other page that is not is an
     error, by mkdocs.yml."""
     config.nav = [
-        {"Gallery": "gallery.md"},
+        {"Home": "README.md"},
         {"Quick start": "quickstart.md"},
-        {"Reading order": "README.md"},
+        {"Gallery": "gallery.md"},
         {"Using": "using.md"},
+        {"What users expect": "expectations.md"},
         {"Choosing": "choosing.md"},
         {"Mechanisms": [{name: f"mechanisms/{name}.md"} for name in attention.names()]},
         {"Adding a mechanism": "adding.md"},
@@ -45,6 +48,24 @@ def on_config(config: Any) -> Any:
         {"Reference": [{page.stem: f"reference/{page.name}"} for page in sorted(REFERENCE.glob("*.md"))]},
     ]
     return config
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Raise PluginError for a class on the page whose constructor is not shown."""
+    for heading in re.split(r'(?=<h\d id="[^"]*" class="doc doc-heading">)', html)[1:]:
+        name = heading.split('"', 2)[1]
+        kind = locate(name) if "doc-class-name" in heading.partition("</h")[0] else None
+        if kind is not None and arguments_of(kind) and "doc-signature" not in heading:
+            raise PluginError(f"{page.file.src_path} does not show what {name} is constructed from")
+    return html
+
+
+def arguments_of(kind: Any) -> list[str]:
+    """Return the names of what a class of ours is constructed from; of exceptions and protocols nothing."""
+    if issubclass(kind, BaseException) or getattr(kind, "_is_protocol", False):
+        return []
+    given = inspect.signature(kind).parameters.values()
+    return [x.name for x in given if x.kind is not x.VAR_POSITIONAL and x.name[0] != "_"]
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

@@ -77,7 +77,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
 @pytest.mark.parametrize(
     "page",
     [
-        *("quickstart.md", "using.md", "text.md", "speech.md", "series.md", "conformance.md"),
+        *("README.md", "quickstart.md", "using.md", "text.md", "speech.md", "series.md", "conformance.md"),
         *("huggingface.md", "pretrained-encoders.md"),
         *("reference/speech.md", "reference/transcription.md"),
     ],
@@ -119,6 +119,16 @@ def test_every_picture_is_shown():
     }
     folders = ("docs/pictures", "benchmarks/results", "experiments/*")
     assert {picture for folder in folders for picture in ROOT.glob(f"{folder}/*.png")} <= shown
+
+
+def test_what_users_expect_has_a_state_and_a_place():
+    page = (ROOT / "docs" / "expectations.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    rows = [row for row in rows if row[0] not in ("expected", "---")]
+    assert len(rows) > 40
+    for expected, state, where in rows:
+        assert state in ("has", "partly", "lacks"), expected
+        assert where, expected
 
 
 def test_every_page_is_in_the_menu_of_the_site():

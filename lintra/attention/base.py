@@ -93,13 +93,13 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        config: Any,
+        config: Any,  # the mechanism's Config
         *,
-        heads: int,
-        dim: int,
-        causal: bool,
-        kv_heads: int | None = None,
-        value_dim: int | None = None,
+        heads: int,  # of queries
+        dim: int,  # features of a query or key of a head
+        causal: bool,  # True: a query reads its own token and those before it; False: all
+        kv_heads: int | None = None,  # heads of keys and values, a divisor of heads; None: as many
+        value_dim: int | None = None,  # features of a value of a head; None: dim
     ):
         super().__init__()
         self.config = config

@@ -95,7 +95,12 @@ class Fused:
     with the reason where the model cannot be served, or is in training.
     """
 
-    def __init__(self, model: Decoder, state: DecoderState, weights: Weights = "float32"):
+    def __init__(
+        self,
+        model: Decoder,  # in evaluation mode
+        state: DecoderState,  # to go on from; it is copied
+        weights: Weights = "float32",  # how the weights are kept: "float32", "bfloat16" or "int8"
+    ):
         check_weights(model, weights)
         if model.training:
             raise ValueError("a fused step is for evaluation: call model.eval() first")

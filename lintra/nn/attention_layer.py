@@ -68,18 +68,18 @@ class AttentionLayer(nn.Module):
 
     def __init__(
         self,
-        width: int,
-        attention: AttentionConfig,
+        width: int,  # c, features of a token
+        attention: AttentionConfig,  # a mechanism's Config
         *,
-        heads: int,
-        kv_heads: int | None = None,
-        causal: bool = True,
-        rotary: float | None = None,
-        bias: bool = True,
-        conv: int | None = None,
-        qk_norm: QKNorm | None = None,
-        output_gate: bool = False,
-        head_dim: int | None = None,
+        heads: int,  # of queries
+        kv_heads: int | None = None,  # heads of keys and values, a divisor of heads; None: as many
+        causal: bool = True,  # a token reads itself and those before it; False: all
+        rotary: float | None = None,  # the base of rotary positions, 10,000 in most papers; None: no rotation
+        bias: bool = True,  # of the projections
+        conv: int | None = None,  # tokens of a causal convolution of q, k and v, then SiLU; None: without
+        qk_norm: QKNorm | None = None,  # "l2": queries and keys of unit length
+        output_gate: bool = False,  # RMSNorm of each head times silu of a projection of x
+        head_dim: int | None = None,  # features of a head; None: width / heads
     ):
         super().__init__()
         self.register_load_state_dict_pre_hook(accept_old_tensors)

@@ -38,14 +38,14 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        attn: AttentionLayer,
-        mlp: MLP | None,
+        attn: AttentionLayer,  # or another module x -> x that takes a layout
+        mlp: MLP | None,  # None: attn alone
         *,
-        width: int,
-        norm: NormPlace = "pre",
-        norm_kind: NormKind = "layer",
-        norm_eps: float | None = None,
-        dropout: float = 0.0,
+        width: int,  # c, features of a token
+        norm: NormPlace = "pre",  # "pre": before attn and mlp; "post": after the sums
+        norm_kind: NormKind = "layer",  # "layer": LayerNorm; "rms": RMSNorm
+        norm_eps: float | None = None,  # added to a variance; None: 1e-5 of LayerNorm, 1e-6 of RMSNorm
+        dropout: float = 0.0,  # of what attn and mlp add, in training
     ):
         super().__init__()
         if norm not in ("pre", "post"):

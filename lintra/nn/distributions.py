@@ -81,7 +81,7 @@ class LogisticMixture:
     Salimans et al. 2017, arXiv:1701.05517, section 2.1.
     """
 
-    components: int = 10
+    components: int = 10  # logistics of the mixture
 
     def __post_init__(self):
         fields.check(self)

@@ -28,7 +28,12 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, width: int, *, ratio: float = 4.0, activation: Activation = "gelu", dropout: float = 0.0
+        self,
+        width: int,  # c, features of a token
+        *,
+        ratio: float = 4.0,  # hidden units over width
+        activation: Activation = "gelu",  # "gelu", "gelu_tanh", "relu" or "swiglu"
+        dropout: float = 0.0,  # of the hidden units, in training
     ):
         super().__init__()
         if activation not in get_args(Activation):

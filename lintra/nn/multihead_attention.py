@@ -27,20 +27,20 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def __init__(
         self,
-        embed_dim: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        batch_first: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        embed_dim: int,  # features of a token
+        num_heads: int,  # a divisor of embed_dim
+        dropout: float = 0.0,  # of the weights, in training; of mechanisms that have them
+        bias: bool = True,  # of the projections
+        add_bias_kv: bool = False,  # False alone
+        add_zero_attn: bool = False,  # False alone
+        kdim: int | None = None,  # features of a key; None: embed_dim
+        vdim: int | None = None,  # features of a value; None: embed_dim
+        batch_first: bool = False,  # True: tensors are [b t c]; False: [t b c]
+        device: torch.device | str | None = None,  # of the parameters
+        dtype: torch.dtype | None = None,  # of the parameters
         *,
-        attention: AttentionConfig,
-        causal: bool | None = None,
+        attention: AttentionConfig,  # a mechanism's Config
+        causal: bool | None = None,  # how it is called; None: as each call's attn_mask and is_causal say
     ):
         fields.check_one("attention", AttentionConfig, attention)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:

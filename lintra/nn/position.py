@@ -13,7 +13,10 @@ from lintra.ops.rope import angles
 class Sinusoidal(nn.Module):
     """Sines and cosines of geometric wavelengths. Vaswani et al. 2017, arXiv:1706.03762, section 3.5."""
 
-    def __init__(self, width: int):
+    def __init__(
+        self,
+        width: int,  # of a code, even
+    ):
         super().__init__()
         if width % 2:
             raise ValueError(f"a sinusoidal position code needs an even width, got {width}")
@@ -76,7 +79,11 @@ class Grid(Bounded):
 class Learned(Bounded):
     """One learned vector for each of the first `max_length` positions."""
 
-    def __init__(self, max_length: int, width: int):
+    def __init__(
+        self,
+        max_length: int,  # positions that are learned; a later one is refused
+        width: int,  # of a code
+    ):
         super().__init__(max_length, f"learned positions of max_length={max_length}")
         self.table = nn.Embedding(max_length, width)
         nn.init.normal_(self.table.weight, std=0.02)

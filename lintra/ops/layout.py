@@ -38,13 +38,13 @@ class Layout:
 
     def __init__(
         self,
-        rows: int,
-        time: int,
-        device: torch.device,
+        rows: int,  # b
+        time: int,  # t
+        device: torch.device,  # of the tensors
         *,
-        mask: Bool[Tensor, "b t"] | None = None,
-        cu_seqlens: Int[Tensor, "bounds"] | None = None,
-        seen: Int[Tensor, "n"] | None = None,
+        mask: Bool[Tensor, "b t"] | None = None,  # True: a real token; None: all are
+        cu_seqlens: Int[Tensor, "bounds"] | None = None,  # where packed sequences begin, and the last ends
+        seen: Int[Tensor, "n"] | None = None,  # tokens before, of each sequence; None: none
     ):
         self.rows, self.time, self.device = rows, time, device
         self.mask, self.cu_seqlens, self.seen = mask, cu_seqlens, seen

@@ -25,14 +25,21 @@ MOST = 2**53  # n-grams of a kind: counted exactly in float64
 
 
 class NGram:
-    """counts: how often each n-gram, a tuple of `order` numbers in 0 .. symbols, was seen. symbols: how many
-    there are, or their names, by which a saved model is then known to be of these.
+    """A language model of counted n-grams of the symbols 1 .. n; 0 stands before a text and behind it.
+
+    With the names of its symbols, a saved model is known to be of these.
 
     Raises ValueError or TypeError for an order below 1 or above LONGEST, no symbols or a name twice, no
     counts, and an n-gram that no text can have.
     """
 
-    def __init__(self, counts: Mapping[tuple[int, ...], int], *, order: int, symbols: int | tuple[str, ...]):
+    def __init__(
+        self,
+        counts: Mapping[tuple[int, ...], int],  # how often each n-gram, a tuple of `order` numbers, was seen
+        *,
+        order: int,  # symbols of an n-gram
+        symbols: int | tuple[str, ...],  # how many there are, or their names
+    ):
         self.names = symbols if isinstance(symbols, tuple) else None
         if self.names is not None and len(set(self.names)) < len(self.names):
             raise ValueError(f"symbols must have different names, got {list(self.names)}")

@@ -37,7 +37,10 @@ class Transcriber:
     features that are no audio's, or is in training mode.
     """
 
-    def __init__(self, model: Recogniser):
+    def __init__(
+        self,
+        model: Recogniser,  # a CTC model that can stream, in evaluation mode
+    ):
         config = model.config
         if why := model.why_not_stream():
             raise ValueError(f"this model cannot stream: {why}")
