@@ -131,7 +131,9 @@
     }
   });
   canvas.addEventListener("pointerup", (event) => {
-    if (event.pointerId === pen?.id && !isEmpty()) draw();
+    if (event.pointerId !== pen?.id || isEmpty()) return;
+    draw();
+    $("drawn").scrollIntoView({ block: "nearest", behavior: "auto" }); // of a small screen
   });
   canvas.addEventListener("lostpointercapture", (event) => { // after it was lifted, or taken away
     if (event.pointerId === pen?.id) pen = null;
@@ -216,10 +218,19 @@
       return new Picture(canvas);
     });
     $("images").style.setProperty("--columns", n === 1 ? 1 : n === 6 ? 3 : 2);
+    $("images").style.setProperty("--phone-columns", n === 6 ? 3 : n === 1 ? 2 : n);
   }
 
   function label() {
-    $("go").textContent = running ? "Stop" : isEmpty() ? "Draw digits" : "Complete it";
+    $("go").textContent = isEmpty() ? "Draw digits" : "Complete it";
+    offer($("stop"), running, $("go"));
+  }
+
+  // A button that stops something can be pressed while there is something to stop; whoever has the keyboard
+  // there goes back to the one that begins.
+  function offer(button, works, begin) {
+    if (!works && document.activeElement === button) begin.focus({ preventScroll: true });
+    button.disabled = !works;
   }
 
   function stop() {
@@ -304,9 +315,9 @@
   });
   $("controls").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (running) stop();
-    else draw();
+    draw();
   });
+  $("stop").addEventListener("click", stop);
 
   // Memory. The curves are known; where the drawing stands on them is shown.
   const line = (points) => `M${points.map(([x, y]) => `${x},${y}`).join("L")}`;
@@ -335,25 +346,28 @@
 
   function endRace() {
     racing = 0;
-    $("race").textContent = "Start both";
+    offer($("race-stop"), false, $("race"));
   }
+  function stopRace() {
+    if (!racing) return;
+    ask({ do: "stop", what: "race" });
+    $("race-status").textContent = "Stopped.";
+    endRace();
+  }
+  $("race-stop").addEventListener("click", stopRace);
   $("race").addEventListener("click", () => {
-    if (racing) {
-      ask({ do: "stop", what: "race" });
-      $("race-status").textContent = "Stopped.";
-      return endRace();
-    }
     if (!$("controls").reportValidity()) return;
+    stopRace();
     times = [[], []];
     finished = [false, false];
     for (const picture of racers) picture.begin([]);
-    $("race").textContent = "Stop";
     $("race-status").textContent = "Both are drawing.";
     racing = ++job;
+    offer($("race-stop"), true);
     const { seed, temperature } = settings();
     ask({ do: "race", job: racing, again: Boolean($("again").value), seed, temperature });
   });
-  $("again").addEventListener("change", () => racing && $("race").click());
+  $("again").addEventListener("change", stopRace);
 
   heard.raced = ({ job, which, values, seconds, done }) => {
     if (job !== racing) return;

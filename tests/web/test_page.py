@@ -144,12 +144,11 @@ def test_keys_that_draw_stop_what_was_begun(small, opened):
         found.set("pace", 0)
         for key in (" ", "Shift+ArrowRight", "Delete"):
             found.page.click("#go")
-            found.says("Stop", "#go")
             found.page.focus("#own")
             found.page.keyboard.press("ArrowLeft")
-            found.says("Stop", "#go")
+            assert found.page.locator("#stop").is_enabled()
             found.page.keyboard.press(key)
-            assert found.page.locator("#go").text_content() == "Complete it"
+            assert found.page.locator("#stop").is_disabled()
 
 
 def test_settings(small, opened):
@@ -178,8 +177,7 @@ def test_stopped_and_slowed(small, opened, script):
         found.says("Ready")
         found.set("pace", 0)
         found.page.click("#go")
-        found.says("Stop", "#go")
-        found.page.click("#go")
+        found.page.click("#stop")
         found.says("Stopped.")
         assert found.images() != [small.draw(4, image) for image in range(4)]
         found.page.click("#go")
@@ -229,7 +227,10 @@ def test_everything_has_a_name(small, opened):
     with opened(small) as found:
         found.says("Finished")
         controls = {
-            "button": ["Erase", "Clear", "An example", "Draw digits", "Another seed", "Start both"],
+            "button": [
+                *("Erase", "Clear", "An example", "Draw digits", "Stop", "Another seed", "Start both"),
+                "Stop both",
+            ],
             "slider": ["Rows you give", "Speed", "Temperature"],
             "spinbutton": ["Seed"],
             "combobox": ["Images", "What softmax does for every pixel"],
@@ -237,8 +238,82 @@ def test_everything_has_a_name(small, opened):
         }
         for role, names in controls.items():
             for name in names:
-                assert found.page.get_by_role(role, name=name).count() == 1, name
+                assert found.page.get_by_role(role, name=name, exact=True).count() == 1, name
             assert found.page.get_by_role(role).count() == len(names)
+
+
+def test_no_button_becomes_another_under_the_pointer(small, opened):
+    """Pressed twice, the one that begins begins twice; the one that stops stands beside it."""
+    with opened(small, reduced_motion="reduce") as found:
+        found.says("Ready")
+        found.set("pace", 0)
+        go, stop = found.page.locator("#go"), found.page.locator("#stop")
+        before = go.text_content(), go.bounding_box(), stop.bounding_box()
+        assert stop.is_disabled()
+        go.dblclick()
+        assert stop.is_enabled()
+        assert (go.text_content(), go.bounding_box(), stop.bounding_box()) == before
+        stop.focus()
+        found.page.keyboard.press("Enter")
+        found.says("Stopped.")
+        assert stop.is_disabled()
+        assert found.page.evaluate("document.activeElement.id") == "go"
+        race, end = found.page.locator("#race"), found.page.locator("#race-stop")
+        assert end.is_disabled()
+        race.click()
+        assert race.text_content() == "Start both"
+        found.says("Both", "#race-status")
+
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+
+
+def in_sight(found, *names):
+    """The names of what stands wholly in the window, to a pixel: windows scroll by whole ones."""
+    script = """names => names.filter((name) => {
+        const box = document.getElementById(name).getBoundingClientRect();
+        return box.top > -1 && box.bottom < innerHeight + 1 && box.left >= 0 && box.right <= innerWidth;
+    })"""
+    return found.page.evaluate(script, list(names))
+
+
+@pytest.mark.parametrize("count", ["1", "4", "6"])
+def test_a_phone_shows_the_drawing_and_what_comes_of_it(small, opened, count):
+    with opened(small, reduced_motion="reduce", **PHONE) as found:
+        found.says("Ready")
+        found.page.select_option("#count", count)
+        found.says("Finished")
+        found.page.evaluate("document.getElementById('studio').scrollIntoView()")
+        shown = ("own", "images", "status", "go", "stop")
+        assert in_sight(found, *shown) == list(shown)
+        assert found.page.evaluate("document.documentElement.scrollWidth") == 390
+        sizes = [canvas.bounding_box()["width"] for canvas in found.page.locator("#images canvas").all()]
+        assert min(sizes) > 64
+
+
+def test_a_finger_on_a_phone_brings_the_results_into_sight(small, opened):
+    with opened(small, reduced_motion="reduce", **PHONE) as found:
+        found.says("Ready")
+        found.page.evaluate("scrollBy(0, document.getElementById('own').getBoundingClientRect().top - 544)")
+        assert in_sight(found, "images") == []
+        box = found.page.locator("#own").bounding_box()
+        found.page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 4)
+        found.says("Finished")
+        assert in_sight(found, "images", "status") == ["images", "status"]
+
+
+@pytest.mark.parametrize(
+    "screen", [PHONE, {"viewport": {"width": 1280, "height": 900}}], ids=["phone", "desktop"]
+)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(small, opened, screen, scheme):
+    """Contrast, names, roles and order, by the rules of axe-core."""
+    axe = pytest.importorskip("axe_playwright_python.base", reason="axe-playwright-python is not installed")
+    with opened(small, color_scheme=scheme, **screen) as found:
+        found.says("Finished")
+        found.page.evaluate(axe.AXE_FILE_PATH.read_text())
+        violations = found.page.evaluate("axe.run().then((result) => result.violations)")
+        assert [(x["id"], x["help"], x["nodes"][0]["html"]) for x in violations] == []
 
 
 def test_a_damaged_model_is_told_of(small, opened):
