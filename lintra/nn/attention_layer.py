@@ -49,15 +49,12 @@ def enter(x: Tensor, width: int, mask: Tensor | None, cu_seqlens: CuSeqlens | No
 class AttentionLayer(nn.Module):
     """Multi-head attention by any mechanism, x [b t c] -> [b t c], for use inside any network.
 
-    `attention` is a mechanism's `Config`. kv_heads < heads shares keys and values among groups of query heads
-    (Ainslie et al. 2023, arXiv:2305.13245); more value heads than key heads, each as wide as a key head, are
-    an option of mechanisms, `value_heads`. `head_dim` is the width of a head, width / heads where it is None.
-    `rotary` is the base of rotary positions, None for no rotation.
-    Three parts that papers on recurrences put around them: `conv`, a causal convolution of q, k and v over so
-    many tokens, then SiLU (`lintra.ops.causal_conv1d`); `qk_norm="l2"`, queries and keys of unit length, with
-    which softmax at its usual scale is nearly even; and `output_gate`, RMSNorm of each head times silu of a
-    projection of x. Sun et al. 2023, arXiv:2307.08621, equation 8; Yang et al. 2024, arXiv:2406.06484,
-    section 4.
+    kv_heads < heads shares keys and values among groups of query heads (Ainslie et al. 2023,
+    arXiv:2305.13245); more value heads than key heads, each as wide as a key head, are an option of
+    mechanisms, `value_heads`.
+    `conv` (`lintra.ops.causal_conv1d`), `qk_norm`, with which softmax at its usual scale is nearly even, and
+    `output_gate` are what papers on recurrences put around them: Sun et al. 2023, arXiv:2307.08621,
+    equation 8; Yang et al. 2024, arXiv:2406.06484, section 4.
     What a mechanism takes at each call, such as a `global_mask`, goes through as a keyword. With `cu_seqlens`
     [n+1] (`lintra.ops.layout`) x [1 t c] packs n sequences, and states are of n.
     Raises ValueError unless heads is a multiple of kv_heads and, without head_dim, width of heads; and for
