@@ -1,27 +1,31 @@
 """Draws an image with a model as ONNX, value by value, and writes it as PGM. Needs onnxruntime and numpy.
 
 lintra export --to onnx --model mnist-small --out mnist-small
-python examples/draw_onnx.py mnist-small-step.onnx 784 28 > three.pgm
+python examples/draw_onnx.py mnist-small-onnx.json 784 28 > three.pgm
 """
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
-model, values, width = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-session = onnxruntime.InferenceSession(model)
-about = session.get_modelmeta().custom_metadata_map
-start, vocabulary = json.loads(about["start"]), json.loads(about["config"])["vocabulary"]
-kinds = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
+description, values, width = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+about = json.loads(description.read_text())
+if about["opset"] > 26:  # newer than onnxruntime 1.31 reads without being told to
+    os.environ["ALLOW_RELEASED_ONNX_OPSET_ONLY"] = "0"
+session = onnxruntime.InferenceSession(description.with_name(about["files"]["step"]))
+vocabulary, token = about["vocabulary"], about["start_symbol"]
+states = [x for x in about["inputs"] if "start" in x]
 state = {
-    x.name: np.full([n if isinstance(n, int) else 1 for n in x.shape], float(start[x.name]), kinds[x.type])
-    for x in session.get_inputs()[1:]
+    x["name"]: np.full([n if isinstance(n, int) else 1 for n in x["shape"]], float(x["start"]), x["type"])
+    for x in states
 }
-random, token, drawn = np.random.default_rng(3), vocabulary, []
-for _ in range(values):  # the symbol behind the last one stands before the first
-    params, *after = session.run(None, {"tokens": np.array([[token]]), **state})
+random, drawn = np.random.default_rng(3), []
+for _ in range(values):
+    params, *after = session.run(["params", *(x["next"] for x in states)], {"tokens": [[token]], **state})
     state = dict(zip(state, after, strict=True))
     token = int((params[0, 0, :vocabulary] + random.gumbel(size=vocabulary)).argmax())
     drawn.append(token)

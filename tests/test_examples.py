@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PICTURES = ("complete_digits", "nanogpt_swap", "stream_speech")
 TRAINED = ("classify_digits", "train_hybrid", "train_text")
 ELSEWHERE = {
-    "draw_onnx",  # tests/export/test_onnx.py
+    "draw_onnx",  # tests/export/test_onnx_description.py
     "faster_qwen",  # tests/compat/test_acceleration.py
     "long_sequence",  # tests/distributed/test_context.py
 }

@@ -1,8 +1,8 @@
 """`lintra evaluate --model DIR`."""
 
 import dataclasses
-import json
 import functools
+import json
 import math
 import time
 from collections.abc import Sequence

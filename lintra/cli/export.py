@@ -20,11 +20,16 @@ class Options:
     to: Literal["runtime", "onnx"]  # a file for the C runtime (docs/format.md); ONNX graphs (docs/export.md)
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     weights: Weights = "float32"  # how they are kept; fewer bits are read in less time
+    opset: onnx.Opset = 20  # of ONNX; 27 has an operator for a recurrence
+    domain: onnx.Domain = "ai.onnx"  # whose operator; com.microsoft: that of onnxruntime, with any opset
     out: Path | None = None  # the file; else the model's name with .lrt, or with -step.onnx and the like
 
     def __post_init__(self):
         if self.to == "onnx" and self.weights != "float32":
             raise ValueError(f"weights must be float32 in ONNX, got {self.weights}")
+        for name in ("opset", "domain"):
+            if self.to != "onnx" and getattr(self, name) != getattr(Options, name):
+                raise ValueError(f"{name} is of ONNX, got {getattr(self, name)} with to={self.to}")
         refuse_folder("out", self.out)
 
 
@@ -44,16 +49,21 @@ def _runtime(model: Any, options: Options) -> None:
 
 
 def _onnx(model: Any, options: Options) -> None:
-    """Every form there is of the model; what its mechanism has no parallel form for is reported."""
+    """Every form there is of the model, and a description; what has no parallel form is reported."""
     forms = onnx.forms(model)
-    reasons = {form: onnx.why_not(model, form) for form in forms[1:]}  # for the first one `write` raises
+    target: dict[str, Any] = {"opset": options.opset, "domain": options.domain}
+    reasons = {form: onnx.why_not(model, form, **target) for form in forms[1:]}  # of the first, write raises
     # All places are known before anything is written.
     places: dict[onnx.Form, Path] = {
         form: _place(options, f"-{form}.onnx") for form in forms if reasons.get(form) is None
     }
+    description = _place(options, "-onnx.json")
+    contrib = " and com.microsoft" if options.domain == "com.microsoft" else ""
     for form, out in places.items():
-        onnx.write(model, out, form)
-        print(f"{out}: {_size(out)}, opset {onnx.OPSET}")
+        onnx.write(model, out, form, **target)
+        print(f"{out}: {_size(out)}, opset {options.opset}{contrib}")
+    onnx.write_description(model, description, places, **target)
+    print(f"{description}: inputs, outputs, first states, symbols")
     for form in reasons.keys() - places:
         print(f"no {form} form: {reasons[form]}")
 

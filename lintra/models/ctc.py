@@ -119,7 +119,7 @@ class CTC(nn.Module):
             x, mask = left.gather(x), left.mask
         (x,) = zero_padding(mask, self._normalized(x, mask))
         for stage in self.stages:
-            x, _ = _subsample(stage, x, x.new_zeros(len(x), 1, x.shape[2]))
+            x, _ = _subsample(stage, x, x.new_zeros(x.shape[0], 1, x.shape[2]))
             mask = None if mask is None else mask[:, ::2]
             (x,) = zero_padding(mask, x)
         (log_probs,) = zero_padding(mask, self._log_probs(self.encoder(x, mask=mask)))

@@ -66,6 +66,8 @@ def choose(op: str, impl: str, *tensors: Tensor) -> str:
         return next(name for name in names if _why_not(op, name, tensors) is None)
     if impl not in IMPLEMENTATIONS[op]:
         raise ValueError(f"impl must be 'auto' or one of {IMPLEMENTATIONS[op]}, got {impl!r}")
+    if impl == "native" and torch.compiler.is_exporting():
+        return impl  # an exported graph names the operator, which need not run here
     reason = _why_not(op, impl, tensors)
     if reason is not None:
         raise RuntimeError(f"impl={impl!r} cannot serve {op} here: {reason}")

@@ -1,5 +1,6 @@
 """`lintra export`, and drawing with what it writes."""
 
+import json
 import os
 import re
 import resource
@@ -104,11 +105,15 @@ def test_what_does_not_go_with_an_engine(lintra_says, folder):
 
 
 def test_onnx_has_a_file_for_each_form(lintra_says, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: form.encode())
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: form.encode())
     folder("run", digits.Config())
     code, out, err = lintra_says("export", "--to", "onnx", "--model", "run")
     assert (code, err) == (0, "")
-    assert out == "".join(f"run-{form}.onnx: 0.00 MiB, opset 20\n" for form in ("step", "parallel"))
+    said = [f"run-{form}.onnx: 0.00 MiB, opset 20\n" for form in ("step", "parallel")]
+    assert out == "".join([*said, "run-onnx.json: inputs, outputs, first states, symbols\n"])
+    assert json.loads((tmp_path / "run-onnx.json").read_text())["files"] == {
+        form: f"run-{form}.onnx" for form in ("step", "parallel")
+    }
     assert (tmp_path / "run-step.onnx").read_bytes() == b"step"
     assert (tmp_path / "run-parallel.onnx").read_bytes() == b"parallel"
     code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
@@ -122,11 +127,43 @@ def test_onnx_has_a_file_for_each_form(lintra_says, folder, tmp_path, monkeypatc
     assert len(list(tmp_path.glob("*.onnx"))) == 2
     assert lintra_says("export", "--to", "onnx", "--model", "run", "--out", "mine")[0] == 0
     assert (tmp_path / "mine-parallel.onnx").read_bytes() == b"parallel"
+    assert json.loads((tmp_path / "mine-onnx.json").read_text())["files"]["step"] == "mine-step.onnx"
+
+
+@pytest.mark.parametrize(
+    ("flags", "target", "said"),
+    [
+        (["--opset", "27"], {"opset": 27, "domain": "ai.onnx"}, "opset 27"),
+        (
+            ["--domain", "com.microsoft"],
+            {"opset": 20, "domain": "com.microsoft"},
+            "opset 20 and com.microsoft",
+        ),
+    ],
+)
+def test_onnx_has_a_target(lintra_says, tmp_path, monkeypatch, flags, target, said):
+    monkeypatch.chdir(tmp_path)
+    found = []
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **given: found.append(given) or b"")
+    model = decoder.Config(vocabulary=5, attention=delta.Config(), layers=1, heads=1, width=8).build()
+    checkpoint.save(model, tmp_path / "delta")
+    code, out, err = lintra_says("export", "--to", "onnx", "--model", "delta", *flags)
+    assert (code, err) == (0, "")
+    assert found == [target, target]  # the parallel form too
+    assert out.splitlines()[:2] == [f"delta-{form}.onnx: 0.00 MiB, {said}" for form in ("step", "parallel")]
+    about = json.loads((tmp_path / "delta-onnx.json").read_text())
+    assert {name: about[name] for name in target} == target
+    code, _, err = lintra_says("export", "--to", "runtime", "--model", "delta", *flags)
+    assert code == 2
+    assert re.search(r"(opset|domain) is of ONNX, got \S+ with to=runtime", err)
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "delta", "--opset", "21")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "invalid choice" in err
 
 
 def test_what_onnx_has_not(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: form.encode())
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: form.encode())
     for name, attention in (("delta", delta.Config()), ("window", softmax.Config(window=4))):
         model = decoder.Config(vocabulary=5, attention=attention, layers=1, heads=1, width=8).build()
         checkpoint.save(model, tmp_path / name)
@@ -159,7 +196,7 @@ def test_the_extra_of_onnx_is_enough(lintra_says, folder, monkeypatch):
         for extra, packages in project["optional-dependencies"].items()
     }
     folder("run", digits.Config())
-    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: form.encode())
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: form.encode())
     for name in (extras["train"] | extras["speech"]) - extras["onnx"]:
         monkeypatch.setitem(sys.modules, name, None)
     code, _, err = lintra_says("export", "--to", "onnx", "--model", "run")
@@ -171,7 +208,7 @@ def test_a_full_disk_is_an_error(lintra_says, folder, tmp_path, monkeypatch, wri
     """At the first form or the second: what was written before it is whole, nothing is left of the other."""
     folder("run", digits.Config())
     forms = iter([b"x" * (1_000 if written else 100_000), b"x" * 100_000])
-    monkeypatch.setattr(onnx, "to_bytes", lambda model, form: next(forms))
+    monkeypatch.setattr(onnx, "to_bytes", lambda model, form, **target: next(forms))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # of a file: as where the disk ends
     try:

@@ -1,0 +1,95 @@
+"""What a program needs to know that runs exported graphs, as a JSON beside them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import lintra
+from lintra.checkpoint import to_json
+from lintra.export._onnx_graph import Axes, Graph
+from lintra.models import CTC, Decoder, Encoder
+from lintra.nn.distributions import Logits
+
+FORMAT = 1  # of the names and of what stands in the metadata
+_TYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
+
+
+def describe(
+    model: Decoder | Encoder | CTC, graph: Graph, files: Mapping[str, str], opset: int, domain: str
+) -> dict[str, Any]:
+    """Return what can be said of graphs with the inputs and outputs of `graph`, in `files` by form."""
+    about: dict[str, Any] = {"format": FORMAT, "lintra": lintra.__version__}
+    about |= {"model": type(model).__module__.rpartition(".")[2]}
+    about |= {"files": dict(files), "opset": opset, "domain": domain, "inputs": []}
+    for name, x in graph.inputs.items():
+        about["inputs"].append(_tensor(name, x, graph.axes[name]))
+        if name in graph.starts:
+            about["inputs"][-1] |= {"start": graph.starts[name], "next": name.replace("state", "next", 1)}
+    about["outputs"] = [_tensor(name, x, graph.outputs[name]) for name, x in graph.example().items()]
+    if isinstance(model, Decoder):
+        about |= _of_decoder(model, graph)
+    else:
+        about |= _of_ctc(model) if isinstance(model, CTC) else _of_encoder(model)
+    return about | {"config": to_json(model.config)}
+
+
+def _tensor(name: str, x: Tensor, axes: Axes) -> dict[str, Any]:
+    shape = [axes.get(i, size) for i, size in enumerate(x.shape)]
+    return {"name": name, "type": _TYPES[x.dtype], "shape": shape}
+
+
+def _of_decoder(model: Decoder, graph: Graph) -> dict[str, Any]:
+    config, symbols = model.config, model.config.vocabulary
+    tokens = f"tokens: symbols 0 .. {symbols - 1}"
+    if model.start_token is not None:
+        tokens += f", and {model.start_token} before the first one, which predicts it"
+    params = "params: of the distribution `output` over the symbol that follows each token"
+    if isinstance(config.output, Logits):
+        params = "params: the logits of the symbol that follows each token"
+    feed = [tokens, params]
+    feed.append("state: every input with a start is full of it before any token, axis past being 1")
+    feed.append("state: at the next call each input is the output that its next names")
+    if graph.longest is not None:
+        feed.append(f"time: {graph.longest} tokens at most, with those that a state has seen")
+    return {
+        "vocabulary": symbols,
+        "start_symbol": model.start_token,
+        "output": to_json(config.output),
+        "feed": feed,
+    }
+
+
+def _of_encoder(model: Encoder) -> dict[str, Any]:
+    config = model.config
+    inputs = f"tokens: symbols 0 .. {config.vocabulary - 1}" if config.vocabulary is not None else ""
+    inputs = inputs or f"features: {config.inputs} numbers a time step"
+    of = "a sequence" if config.pool else "a token, 0 where it is padded"
+    return {
+        "vocabulary": config.vocabulary,
+        "feed": [
+            inputs,
+            "mask: true for real tokens, false for padding, whose values change nothing",
+            f"predictions: one for {of}",
+        ],
+    }
+
+
+def _of_ctc(model: CTC) -> dict[str, Any]:
+    config = model.config
+    return {
+        "symbols": list(config.symbols.names),
+        "unit": config.symbols.unit,
+        "blank": 0,
+        "features": to_json(config.features),
+        "subsample": config.subsample,
+        "seconds_per_step": config.seconds,
+        "feed": [
+            f"features: {config.features.bins} numbers a frame, as `features` says, before any normalization",
+            "mask: true for real frames, which count as the first ones of their row; false for padding",
+            "log_probs: natural logarithms; number 0 is the blank, number i + 1 is symbols[i]",
+            "real: true for steps of real frames; log_probs of the others are 0",
+            "text: the most likely symbol of each step, repetitions as one, blanks left out",
+        ],
+    }
