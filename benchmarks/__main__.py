@@ -17,6 +17,7 @@ BENCHES = {
     "drift": "what decoding loses with a state in bfloat16",
     "generation": "images a second on the CPU, fused (--model: rounded weights)",
     "runtime": "the C runtime, native and in a browser (--model: rounded weights)",
+    "onnx": "prompts in onnxruntime, by products of matrices and by operators for a recurrence",
     "model": "the paper's model against the length, in training and decoding",
     "context": "a training step of one long sequence by one process, and by two",
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",

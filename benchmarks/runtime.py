@@ -6,7 +6,6 @@ with relaxed SIMD runs in a worker, as on the page of `lintra web`, whose loadin
 itself. With --model, a run on images, also what float16 and int8 weights cost on its test images.
 """
 
-import json
 import math
 import tempfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from benchmarks.browser import launched, stepper, why_not
 from benchmarks.generation import images_of
+from benchmarks.onnx import session, start
 from lintra import checkpoint, runtime, train, web
 from lintra.attention import linear
 from lintra.bench import options
@@ -164,23 +164,14 @@ def _onnx_why_not() -> str | None:
 
 
 def _onnx(model: Decoder, tokens: list[int]) -> Callable[[], object]:
-    """The graph of a step. Its state is that of examples/draw_onnx.py."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(onnx.to_bytes(model, "step"), options)
-    start = json.loads(session.get_modelmeta().custom_metadata_map["start"])
-    kinds = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
-    fresh = {}
-    for x in session.get_inputs()[1:]:
-        shape = [n if isinstance(n, int) else 1 for n in x.shape]
-        fresh[x.name] = np.full(shape, float(start[x.name]), kinds[x.type])
+    """The graph of a step."""
+    runner = session(onnx.to_bytes(model, "step"))
+    fresh = start(runner)
 
     def steps() -> None:
         state = fresh
         for token in tokens:
-            _, *after = session.run(None, {"tokens": np.array([[token]]), **state})
+            _, *after = runner.run(None, {"tokens": np.array([[token]]), **state})
             state = dict(zip(state, after, strict=True))
 
     return steps
