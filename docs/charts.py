@@ -49,10 +49,13 @@ def _read(file: Path) -> Any:
 if __name__ == "__main__":
     for name, bench in BENCHES.items():
         draw(ROOT / name, bench)
-    compare, copy, images, speech = (
-        ROOT / "experiments" / name for name in ("compare", "copy", "images", "speech")
+    compare, copy, images, recall, speech = (
+        ROOT / "experiments" / name for name in ("compare", "copy", "images", "recall", "speech")
     )
     runpy.run_path(str(compare / "run.py"))["draw"](_read(compare / "results.json")["scores"])
     runpy.run_path(str(copy / "run.py"))["draw"]()
     runpy.run_path(str(images / "run.py"))["hours"].draw(_read(images / "hours.json"))
+    recalled = _read(recall / "results.json")["scores"]
+    program = runpy.run_path(str(recall / "run.py"))
+    program["draw"](recalled, program["NAMES"])
     runpy.run_path(str(speech / "run.py"))["draw"](_read(speech / "results.json"))
