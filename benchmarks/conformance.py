@@ -1,4 +1,4 @@
-"""Which laws of attention other libraries obey: docs/conformance.md shows what this program writes.
+"""Laws of attention that other libraries obey: docs/conformance.md shows what this program writes.
 
     pip install performer-pytorch nystrom-attention linear-attention-transformer
     python -m benchmarks.conformance --out benchmarks/results/conformance.json

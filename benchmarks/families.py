@@ -1,4 +1,4 @@
-"""Which families of transformers run on lintra's CPU kernels as they do on transformers' own functions.
+"""Families of transformers that run on lintra's CPU kernels as they do on transformers' own functions.
 
     python -m benchmarks.families --out lintra/compat/families.json
 

@@ -111,7 +111,7 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
 
 
 def _of_all(evaluation: dict[str, Any]) -> bool:
-    """Whether every test sample was scored."""
+    """Return whether every test sample was scored."""
     n = evaluation["test_samples"]
     return not evaluation.get("partial") and all(
         x.get("samples", n) == n for x in evaluation["scores"].values()
@@ -146,7 +146,7 @@ def joined(first: Curves, steps: int, then: Curves) -> Curves:
 
 
 def read_log(path: Path) -> Curves:
-    """What `write_log` wrote."""
+    """Return what `write_log` wrote."""
     found: dict[str, dict[int, float]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -267,7 +267,7 @@ def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None)
 
 
 def _validated(stages: Sequence[train.Run]) -> str:
-    """What has to be said of the losses in validation where they are of test images."""
+    """Say of the losses in validation that they are of test images, where they are."""
     if not any(getattr(run.task, "validate_on", "train") == "test" for run in stages):
         return ""
     return (
@@ -293,7 +293,7 @@ def _epochs(run: train.Run) -> float:
 
 
 def _command(run: train.Run) -> str:
-    """What trains it again: with the flags in which it differs from what its task is preset to."""
+    """Return the command that trains it again, with the flags in which it differs from its task's preset."""
     task = tasks.load(to_json(run.task)["name"])
     flags = _changed(run.task, task.Config(), leave=("data_dir",))
     flags |= _changed(run.train, train.Config(**run.task.training_preset()))
@@ -324,7 +324,7 @@ def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, l
 
 
 def _size(config: Any, model: Any) -> str:
-    """What of a card is the same for a decoder and an encoder whose state is constant."""
+    """Return the part of a card that decoders and encoders whose state is constant share."""
     state = sum(x.nbytes for x in leaves(model.start(1))) / 1024
     return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {config.dim},
 {sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32. Its

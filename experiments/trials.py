@@ -96,7 +96,7 @@ class Trial:
         return {name: _plain(part) for name, part in parts.items()}
 
     def concluded(self) -> dict[str, Any] | None:
-        """What the kept file says; None if there is none. Ends the program if it is of other settings."""
+        """Return what the kept file says; None without one. Ends the program for one of other settings."""
         if self.kept is None or not self.kept.exists():
             return None
         saved, settings = json.loads(self.kept.read_text()), self.settings()
@@ -158,7 +158,7 @@ def train_and_keep(
     workers: int | None,
     minutes: float,
 ) -> None:
-    """The same, and the kept file of each that is trained, if some have failed, too."""
+    """Train all, and save the kept file of each that is trained, even where others have failed."""
     try:
         train_all(trials, workers=workers, minutes=minutes)
     finally:
@@ -205,7 +205,7 @@ def earlier(saved: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def tell(trials: Sequence[Trial]) -> None:
-    """What is done and what is not, and which folders are not their trial's."""
+    """Print what is done and what is not, and which folders are not their trial's."""
     for trial in trials:
         if trial.concluded() is not None:
             print(f"done  {trial.name}")
@@ -230,7 +230,7 @@ def _differences(where: str, there: Any, here: Any) -> Iterator[str]:
 
 
 def _failure(call: Callable[[], object]) -> str | None:
-    """What a call raises, as a line; None if it does not."""
+    """Return what a call raises, as a line; None if it does not."""
     try:
         call()
     except Interrupted:

@@ -75,7 +75,7 @@ def trials() -> list[Trial]:
 
 
 def outcome(one: Trial) -> dict[str, Any]:
-    """What is kept of a training beside its curve."""
+    """Return what is kept of a training beside its curve."""
     right = train.curves(one.folder)["validate_accuracy"]
     return {"loss": one.scored(), "accuracy": right[max(right)]}
 

@@ -104,7 +104,7 @@ def _recompute(model: Any, tokens: torch.Tensor) -> Call:
 
 
 def kept(data: str, way: str, position: int) -> str:
-    """What the row is called that says how much a way keeps of one image after so many of its tokens."""
+    """Return the name of the row that says how much a way keeps of one image after so many of its tokens."""
     return f"{data}: {way}, kept after token {position:,}"
 
 

@@ -102,7 +102,7 @@ def with_language_model(one: Trial) -> Search:
 
 
 def written(one: Trial) -> dict[str, Any]:
-    """What a trained model finds in the whole test set, beside what was said."""
+    """Return what a trained model finds in the whole test set, beside what was said."""
     model, task = checkpoint.load(one.folder), problem(one.task)
     corpus, _ = prepare(task.tested, model.config.features, cache=None)
     searches = {BEST: Search()}
@@ -143,7 +143,7 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def asked(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
-    """What is asked of each model, though only the best transformer need do it."""
+    """List what is asked of each model, though only the best transformer need do it."""
     rows = []
     for corpus, of in found.items():
         for kind, (model, scores) in itertools.product((BEST, WITH_NGRAMS), of.items()):

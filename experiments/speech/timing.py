@@ -92,5 +92,5 @@ def ratios(times: Mapping[str, float]) -> list[Row]:
 
 
 def times() -> dict[str, float]:
-    """What the times were that were measured last, by their names; empty before that."""
+    """Return the times that were measured last, by their names; empty before that."""
     return by_name(json.loads(TIMES.read_text())) if TIMES.exists() else {}

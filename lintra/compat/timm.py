@@ -87,7 +87,7 @@ class Attention(nn.Module):
 
 
 def _is_timms(module: nn.Module) -> bool:
-    """Whether a module is made like timm's `Attention`, without anything beside it, or stands for one."""
+    """Return whether a module is made like timm's `Attention`, with nothing beside it, or stands for one."""
     if isinstance(module, Attention):
         return True
     parts = {name for name, _ in module.named_children()}
