@@ -52,11 +52,11 @@ class Options:
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
 
-    def refuse(self, names: Sequence[str], of: str) -> None:
-        """Raise UsageError where a flag is given that is `of` another kind of data."""
+    def refuse(self, names: Sequence[str], of: str, why: str) -> None:
+        """Raise UsageError where one of these flags is given: they are for what is `of` another kind."""
         for name in names:
             if getattr(self, name) != getattr(Options, name):
-                raise UsageError(f"{name} is of {of}, which {self.model} is not for: leave --{name} out")
+                raise UsageError(f"{name} is for {of}, {why}: leave --{name.replace('_', '-')} out")
 
 
 def predict_command(args: Sequence[str]) -> int:
@@ -64,19 +64,20 @@ def predict_command(args: Sequence[str]) -> int:
         Options, args, prog="lintra predict", takes="FILES ...", description=Options.__doc__ or ""
     )
     model = checkpoint.load(options.model, chosen(options.device))
+    other = f"which {options.model} does not read"
     if isinstance(model, CTC):
-        options.refuse(OF_SERIES, "series")
+        options.refuse(OF_SERIES, "series", other)
         return _transcribe(model, options)
     task = train.Run.around(options.model).task.build()
     if isinstance(task, SeriesTask) and isinstance(model, Forecaster):
-        options.refuse(OF_TEXTS, "texts")
+        options.refuse(OF_TEXTS, "texts", other)
         return predict_series.forecast(model, task, options)
     if not isinstance(task, TextClassification) or not isinstance(model, (Encoder, BiLSTM)):
         raise UsageError(
             f"{options.model} is of the task {task.name}, which has nothing to say of new data: lintra "
             "generate draws or writes with it"
         )
-    options.refuse(OF_SERIES, "series")
+    options.refuse(OF_SERIES, "series", other)
     return predict_texts.classify(model, task, options)
 
 

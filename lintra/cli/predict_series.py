@@ -30,7 +30,7 @@ def forecast(model: Forecaster, task: SeriesTask, options: Any) -> int:
     line could not be read."""
     check_recurrent(model)
     if not options.files:
-        options.refuse(OF_FILES, "series in files")
+        options.refuse(OF_FILES, "series in files", "and standard input is read without one")
         return _follow(model, task, sys.stdin.buffer, options.quantiles)
     failed = 0
     for file in options.files:

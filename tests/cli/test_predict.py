@@ -72,6 +72,9 @@ def test_what_has_nothing_to_say_is_refused(lintra_says, tmp_path, monkeypatch):
     code, _, err = lintra_says("predict", "--model", "drawn")
     assert code == 2
     assert "the task digits, which has nothing to say of new data: lintra generate draws" in err
+    code, _, err = lintra_says("predict", "x.wav", "--model", "spoken-digits", "--horizon", "3")
+    assert code == 2
+    assert "horizon is for series, which spoken-digits does not read: leave --horizon out" in err
     code, _, err = lintra_says("predict", "--batch", "0")
     assert (code, err.count("\n")) == (2, 1)
     assert "batch must be at least 1, got 0" in err
