@@ -172,26 +172,26 @@ class TextStream:
         return new
 
 
-def pieces(text: bytes, size: int = PIECE) -> Iterator[str]:
+def pieces(text: bytes | memoryview, size: int = PIECE) -> Iterator[str]:
     """Cut a text in UTF-8 into pieces of about `size` bytes, `2 * size` at most, at places where no token of
     the usual tokenizers passes; where there is no such place, between two characters."""
     start = 0
     while len(text) - start > 2 * size:
         cut = _cut(text, start + size, start + 2 * size)
-        yield text[start:cut].decode()
+        yield str(text[start:cut], "utf-8")
         start = cut
     if start < len(text):
-        yield text[start:].decode()
+        yield str(text[start:], "utf-8")
 
 
-def _cut(text: bytes, first: int, last: int) -> int:
+def _cut(text: bytes | memoryview, first: int, last: int) -> int:
     for pattern in (_BETWEEN_LINES, _BETWEEN_WORDS):
         if found := pattern.search(text, first, last):
             return found.start()
     return character_start(text, last)
 
 
-def character_start(text: bytes, place: int) -> int:
+def character_start(text: bytes | memoryview, place: int) -> int:
     """Return the place of the first byte of the character in UTF-8 that the byte at `place` is of."""
     while place > 0 and place < len(text) and text[place] & 0xC0 == 0x80:
         place -= 1

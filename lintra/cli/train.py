@@ -166,7 +166,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
         memory.check_training(_weights(model), torch.device(chosen("auto")))
     check_room(problem, model, options.train, torch.device(chosen("auto")))
     if options.train.start_from is not None:
-        first_model(model, options.train)
+        first_model(model, options.train, options.task)
     with torch.device("meta"):
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name

@@ -191,12 +191,12 @@ class Text(TextTask, BitsTask):
         return torch.tensor([symbols], dtype=torch.int64)
 
 
-def _exact(tokenizer: Tokenizer, tokens: np.ndarray, text: bytes) -> bool:
+def _exact(tokenizer: Tokenizer, tokens: np.ndarray, text: memoryview) -> bool:
     """Return whether the first tokens of a text say what it says; the last character may be cut."""
     said = (
         tokenizer.decode(tokens[:_TRIED].tolist()).encode().removesuffix("\N{REPLACEMENT CHARACTER}".encode())
     )
-    return text.startswith(said)
+    return text[: len(said)] == said
 
 
 def _pieces(text: np.ndarray, first: Sequence[int], length: int) -> Batch:

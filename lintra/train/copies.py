@@ -51,6 +51,15 @@ def find_copies(task: Any, folder: Path, sums: Sums) -> Any:
     return dataclasses.replace(task, **places)
 
 
+def refuse_others(task: Any, other: Any, where: str) -> None:
+    """Raises Error where settings have another file than those of the run `where`, or only one has any."""
+    for field in {**copied(task), **copied(other)}:
+        own, its = (getattr(x, field, None) for x in (task, other))
+        if not (own and its and _read(Path(own).expanduser()) == _read(Path(its))):
+            known = f"take {its}" if its else "leave it out"
+            raise Error(f"{where} was trained with another {field}: {known}, or start from nothing")
+
+
 def beside(task: Any, file: Path) -> Any:
     """Return settings that a file has, with the copies that lie beside it where they do."""
     copies = {field: file.parent / getattr(task, field) for field in copied(task)}

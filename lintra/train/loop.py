@@ -70,7 +70,7 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
     run = run.changed(task=task.freeze_config(run.task), data=None if start else fingerprint(task))
     with _quiet(), loggers(run, quiet=says == "result") as logs:
         torch.manual_seed(seed_of(run.train.seed))
-        model = run.model.build() if start else first_model(run.model, run.train)
+        model = run.model.build() if start else first_model(run.model, run.train, run.task)
         if start is None and run.train.start_from is None:
             task.prepare(model)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"

@@ -29,7 +29,7 @@ from lintra.config import registry
 from lintra.config.fields import check_one, shown
 from lintra.io.files import leftovers
 from lintra.train.config import Config
-from lintra.train.copies import Sums, copied, find_copies, keep_copies
+from lintra.train.copies import Sums, copied, find_copies, keep_copies, refuse_others
 
 RUN = "run.json"
 
@@ -191,14 +191,17 @@ def from_anywhere(settings: Any) -> Any:
     return dataclasses.replace(settings, **found)
 
 
-def first_model(config: Any, settings: Config) -> Any:
+def first_model(config: Any, settings: Config, task: Any = None) -> Any:
     """The model before its first step: as initialised, or with the weights of the trained one it starts from.
 
-    Raises Error if that is not there, has other tensors, or is a recogniser of other symbols or features.
+    task: the settings of the task that it is to learn. Raises Error if the trained one is not there, has
+    other tensors, or is of other symbols or features, or of another tokenizer.
     """
     if settings.start_from is None:
         return config.build()
     trained = load(settings.start_from)
+    if getattr(task, "COPIES", {}) and (other := Run.of(settings.start_from)) is not None:
+        refuse_others(task, other.task, f"start_from={settings.start_from}")
     for name in ("symbols", "features"):
         if getattr(trained.config, name, None) != getattr(config, name, None):
             raise Error(f"start_from={settings.start_from} has other {name} than the model to be trained")

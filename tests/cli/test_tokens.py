@@ -186,6 +186,22 @@ def test_bad_input(lintra_says, prepared):
     assert (code, err.count("no tokenizer beside it: run/tokenizer.json is not")) == (0, 1)
 
 
+def test_weights_are_of_their_tokenizer(lintra_says, prepared):
+    """Another of as many tokens has other ones by the same numbers."""
+    assert lintra_says(*LEARN, "--dir", "run")[0] == 0
+    (prepared / "other.txt").write_text("".join(f"{i} autres mots, et cetera.\n" for i in range(200)))
+    prepare = ["prepare", "tokenizer", "--data", "other.txt", "--vocabulary", "300", "--out", "other.json"]
+    assert lintra_says(*prepare)[0] == 0
+    start = [*LEARN, "--dir", "next", "--start-from", "run"]
+    assert lintra_says(*start)[0] == 0
+    start[start.index("t.json")] = "other.json"
+    start[start.index("next")] = "third"
+    code, _, err = lintra_says(*start)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "start_from=run was trained with another tokenizer: take run/tokenizer.json, or start from" in err
+    assert not (prepared / "third").exists()
+
+
 def test_bytes_have_no_token_to_end_at(lintra_says, prepared):
     plain = [x for x in LEARN if x not in ("--tokenizer", "t.json")]
     assert lintra_says(*plain, "--dir", "run")[0] == 0

@@ -16,7 +16,7 @@ KEPT_FROM = 2**22  # bytes: a text that is shorter takes less than some seconds
 _TOGETHER = 64  # pieces that are encoded at once, on all threads
 
 
-def encoded(text: bytes, tokenizer: Tokenizer, watch: Watch = unwatched) -> np.ndarray:
+def encoded(text: bytes | memoryview, tokenizer: Tokenizer, watch: Watch = unwatched) -> np.ndarray:
     """Return the tokens of a text in UTF-8; of a large one, from a file of them if there is one, mapped into
     memory."""
     file = _kept(text, tokenizer) if len(text) >= KEPT_FROM else None
@@ -30,7 +30,7 @@ def encoded(text: bytes, tokenizer: Tokenizer, watch: Watch = unwatched) -> np.n
     return tokens
 
 
-def _encode(text: bytes, tokenizer: Tokenizer, watch: Watch) -> np.ndarray:
+def _encode(text: bytes | memoryview, tokenizer: Tokenizer, watch: Watch) -> np.ndarray:
     found, done = [np.empty(0, tokenizer.dtype)], 0
     with watch("encoding", len(text), "bytes") as report:
         parts = pieces(text)
@@ -41,7 +41,7 @@ def _encode(text: bytes, tokenizer: Tokenizer, watch: Watch) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _kept(text: bytes, tokenizer: Tokenizer) -> Path | None:
+def _kept(text: bytes | memoryview, tokenizer: Tokenizer) -> Path | None:
     """Return the file of these tokens, whether it is there or not, named by all that they follow from; None
     where the user's cache cannot be found."""
     import tokenizers

@@ -15,8 +15,8 @@ class Split(NamedTuple):
     """A text to learn from, its last tenth held out."""
 
     path: Path  # the file or folder that it is of
-    train: bytes
-    validate: bytes
+    train: memoryview
+    validate: memoryview
 
 
 def split(data: str | None, *, utf8: bool = False) -> Split:
@@ -30,10 +30,11 @@ def split(data: str | None, *, utf8: bool = False) -> Split:
         parts.append(content(file))
         if utf8:
             decoded(parts[-1], file)
-    text = b"".join(parts)
+    text = parts[0] if len(parts) == 1 else b"".join(parts)
     cut = len(text) - len(text) // 10
     cut = character_start(text, cut) if utf8 else cut
-    return Split(path, text[:cut], text[cut:])
+    view = memoryview(text)  # of which a part is no copy
+    return Split(path, view[:cut], view[cut:])
 
 
 def named(flag: str, path: str | None, what: str) -> Path:
