@@ -161,6 +161,8 @@ def test_bad_input(lintra_says, prepared):
         (["prepare", "tokenizer"], "which text. Name a text file or a folder of them"),
         (["prepare", "tokenizer", "--data", "empty.txt"], r"empty\.txt is empty"),
         (["prepare", "words"], "prepare must be followed by tokenizer, got 'words'"),
+        (["generate", "--stream"], "stream is for tasks on text, mnist-small is of the task images"),
+        (["generate", "--end", "x"], "end is for tasks on text, mnist-small is of the task images"),
         (["train", "digits", "--tokenizer", "t.json"], "unrecognized options: --tokenizer"),
         (["train", "--resume", "run", "--tokenizer", "t.json"], "unrecognized options: --tokenizer"),
     ):
