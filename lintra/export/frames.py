@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lintra.export._sections import Sections
 from lintra.models.ctc import CTC
 
 _HEADER = struct.Struct("<9I2f20x")  # docs/format.md
@@ -55,8 +56,8 @@ def header(model: CTC) -> bytes:
     )
 
 
-def write(model: CTC, out: Any) -> None:
-    """Adds what stands before the layers. out: the content of a file, as `lintra.export.runtime` makes it."""
+def write(model: CTC, out: Sections) -> None:
+    """Adds what stands before the layers."""
     out.vector(model.mean)
     out.vector(model.scale)
     for stage in model.stages:

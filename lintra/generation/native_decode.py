@@ -59,8 +59,7 @@ def why_not(model: Decoder) -> str | None:
 def epsilons(model: Any) -> set[float]:
     """Return what the norms of a decoder add to a variance."""
     norms = [norm for block in model.blocks for norm in (block.attn_norm, block.mlp_norm)]
-    norms += [] if isinstance(model.norm, nn.Identity) else [model.norm]
-    return {norm.eps for norm in norms}
+    return {norm.eps for norm in (*norms, model.norm) if not isinstance(norm, nn.Identity)}
 
 
 def _foreign(module: nn.Module) -> str | None:

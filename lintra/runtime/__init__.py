@@ -23,7 +23,7 @@ from lintra import native
 from lintra.generation import GenerationInputs, Sampler
 from lintra.io.files import refuse_irregular
 
-FORMAT = 1  # LRT_FORMAT
+FORMAT = 2  # LRT_FORMAT
 ALIGN = 64  # LRT_ALIGN, bytes
 _BAD_TOKEN, _NOTHING_READ = -11, -13  # LRT_BAD_TOKEN, LRT_NOTHING_READ
 _FACTS = ("vocabulary", "start", "params", "components", "positions", "layers", "width", "heads", "kv_heads")

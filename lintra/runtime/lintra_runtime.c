@@ -40,24 +40,33 @@ enum { LANES = 16, W = VECTOR / 4, PARTS = LANES / W };
 // Of fewer it waits for memory, and of more their sums do not fit into its registers.
 enum { ROWS = PARTS == 4 ? 3 : PARTS == 2 ? 4 : 8 };
 
+// Several tokens go through the weights in one pass, which reads them from memory once: TILE rows times COLUMNS tokens
+// are summed at once, a register of each.
+enum { TOKENS = 16, COLUMNS = 4, TILE = PARTS == 1 ? 6 : 3 };
+
 // Of weights of 8 bits the sums are integers, of which a register or two hold LANES. BLOCK columns are summed before
 // they become a float: 512 * 2^7 * (2^15 - 1) < 2^31.
 enum { PIECE = VECTOR < 32 ? 16 : 32, PIECES = 2 * LANES / PIECE, BLOCK = 512 };
 typedef int16_t shorts __attribute__((vector_size(PIECE)));
 typedef int32_t pairs __attribute__((vector_size(PIECE)));
 
-enum { HEADER = 320, FRAMES_HEADER = 64, STATE_HEADER = 64, AXES = 8, LOOKBACKS = 32, STAGES = 2 };
+enum { HEADER = 320, HEADER_2 = 384, FRAMES_HEADER = 64, STATE_HEADER = 64, AXES = 8, LOOKBACKS = 32, STAGES = 2 };
 enum { FLOAT32, FLOAT16, INT8 };
 enum { GELU, SWIGLU, RELU_MLP };
 enum { PRE, POST };
 enum { LAYER_NORM, RMS_NORM };
 enum { NO_POSITION, SINUSOIDAL, CONCATENATED, LEARNED, ROTARY };
 enum { IDENTITY, ELU_PLUS_ONE, RELU, SQUARED_RELU, TRIGONOMETRIC, ARC_COSINE };
-enum { NO_DECAY, FIXED, GATED };
+enum { NO_DECAY, FIXED, GATED, PER_HEAD, PER_FEATURE };
+enum { ADDED, DELTA, STEPPED };
+enum { NO_HEAD_NORM, PLAIN_HEADS, WEIGHTED_HEADS, ALL_HEADS };
+enum { NO_GATE, SILU, SIGMOID };
 enum { NO_DENOMINATOR, SUM, BOUNDED };
 enum { LOGITS, MIXTURE };
-enum { TOKENS, FRAMES };
+enum { TOKEN_INPUT, FRAME_INPUT };
 enum { GIVEN, FILTERBANK };
+
+#define HEAD_EPS 1e-6f  // EPS of lintra/ops/norms.py
 
 #define MODEL_MAGIC "lintraRT"
 #define STATE_MAGIC "lintraST"
@@ -70,28 +79,32 @@ typedef struct {
 } table;
 
 typedef struct {
-  table qkv_proj, gate_proj, decay_proj, out_proj, up, down;
-  uint64_t qkv_bias, gate_bias, decay_bias, out_bias, up_bias, down_bias;
-  uint64_t attn_norm_weight, attn_norm_bias, mlp_norm_weight, mlp_norm_bias, decay;
+  table qkv_proj, gate_down, gate_proj, decay_down, decay_proj, beta_proj, out_proj, up, down;
+  uint64_t qkv_bias, gate_down_bias, gate_bias, decay_down_bias, decay_bias, beta_bias, out_bias, up_bias, down_bias;
+  uint64_t attn_norm_weight, attn_norm_bias, mlp_norm_weight, mlp_norm_bias, decay, rates, head_norm_weight, skip;
+  table conv;
+  uint64_t conv_bias;
   table projection;
   uint64_t bytes;
 } layer_map;
 
 struct lrt_model {
   const char *file;
-  uint32_t checksum;
+  uint32_t checksum, version;
   uint32_t weights, vocabulary, start, layers, width, heads, kv_heads, projections, hidden;
   uint32_t activation, norm_order, norm_kind, final_norm;
   uint32_t position, axes, axis[AXES], lookbacks, lookback[LOOKBACKS];
   uint32_t feature_map, decay, denominator, head_norm, head_gate, output, components;
   float eps, norm_eps;
-  uint32_t input, inputs, subsampled, stages, names_bytes, spaced, audio;  // of FRAMES from `inputs` on
+  uint32_t input, inputs, subsampled, stages, names_bytes, spaced, audio;  // of frames from `inputs` on
   lrt_features_config features_config;
+  uint32_t dim, conv, unit_keys, update, decay_rank, gate_rank, skip;
+  float scale, beta_scale;
   // Derived from these.
-  uint32_t dim, features, embedding_width, qkv_width, symbols, params, max_lookback, max_positions;
+  uint32_t inner, sums, features, embedding_width, qkv_width, symbols, params, max_lookback, max_positions;
   table embedding, lookback_embedding[LOOKBACKS], axis_embedding[AXES], head;
   table stage[STAGES], input_proj;
-  uint64_t mean, scale, stage_bias[STAGES], input_bias, names;
+  uint64_t frame_mean, frame_scale, stage_bias[STAGES], input_bias, names;
   uint64_t edge_floats;  // of the frames before, in the state
   uint64_t frequencies, final_weight, final_bias, head_bias;
   uint64_t layers_offset, head_offset;  // in the file
@@ -99,19 +112,23 @@ struct lrt_model {
   uint64_t kv_floats, layer_floats, state_floats;  // of a key-value head, a layer, and all layers with `recent`
 };
 
-// Followed in memory by the state (`recent`, then for each layer and key-value head kv, z and n, then for each stage the
-// last frame that went in) and scratch buffers.
+// Followed in memory by the state (`recent`, then for each layer kv, z and n of its key-value heads and the last inputs
+// of its convolution, then for each stage the last frame that went in) and scratch buffers.
 struct lrt_sequence {
   const lrt_model *model;
-  uint64_t generator;
+  uint64_t generator, record;
   uint32_t seen, ready;  // ready: whether params are those of the last token
   uint32_t ended, symbol, before;  // symbol: the most probable one of the last frames, and of those before them
+  uint32_t count;        // of tokens that go through the weights in this pass
   uint32_t *recent;      // ring buffer of tokens
-  float *edges, *rows, *gathered;  // rows: frames, and what becomes of them
-  float *state, *x, *normed, *qkv, *attn_out, *gates, *decay_logits, *hidden;
-  float *k, *q, *rotated_k, *rotated_q, *v, *y, *unit, *sine, *cosine;
-  float *params, *mixture, *scores, *sorted;
+  float *state, *edges;
+  float *rows, *gathered;  // rows: frames, and what becomes of them
+  // Of the first of these tokens; those of the next one stand `record` floats behind.
+  float *x, *normed, *qkv, *attn_out, *gates, *decays, *betas, *gate_low, *decay_low, *hidden, *sine, *cosine;
   int16_t *quantized;  // the input of a product with INT8 weights
+  // Of one token after the other.
+  float *k, *q, *rotated_k, *rotated_q, *v, *y, *unit, *keeps;
+  float *params, *mixture, *scores, *sorted;
 };
 
 // Numbers.
@@ -137,6 +154,18 @@ INLINE void store(float *to, vf x) { copy(to, &x, sizeof x); }
 INLINE vf splat(float x) { return x - (vf){0}; }  // x + 0 would lose the sign of -0
 INLINE vf blend(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 INLINE vf larger(vf a, vf b) { return blend(a > b, a, b); }
+
+// Not __builtin_sqrtf where there is an instruction: unless told that nobody looks at errno, compilers call a library.
+INLINE float square_root(float x) {
+#if defined(__SSE2__)
+  return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
+#elif defined(__aarch64__)
+  return vget_lane_f32(vsqrt_f32(vdup_n_f32(x)), 0);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
 INLINE vf multiply_add(vf a, vf b, vf c) {
 #if defined(__wasm_relaxed_simd__)
   return __builtin_wasm_relaxed_madd_f32x4(a, b, c);
@@ -146,15 +175,34 @@ INLINE vf multiply_add(vf a, vf b, vf c) {
 }
 
 // Lanes 0 .. 15 in halves: i with i + 8, then i + 4, i + 2, i + 1.
-INLINE float horizontal_sum(const vf *x) {
+INLINE quad quarter_sums(const vf *x) {
   union {
     vf parts[PARTS];
     quad quads[4];
   } lanes;
   UNROLL
   for (int i = 0; i < PARTS; ++i) lanes.parts[i] = x[i];
-  const quad sums = (lanes.quads[0] + lanes.quads[2]) + (lanes.quads[1] + lanes.quads[3]);
+  return (lanes.quads[0] + lanes.quads[2]) + (lanes.quads[1] + lanes.quads[3]);
+}
+INLINE float horizontal_sum(const vf *x) {
+  const quad sums = quarter_sums(x);
   return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+INLINE quad horizontal_sums(const vf x[4][PARTS]) {  // the same of four
+#if defined(__AVX512F__)
+  const __m512 a = (__m512)x[0][0], b = (__m512)x[1][0], c = (__m512)x[2][0], d = (__m512)x[3][0];
+  const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+  const __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
+  __m512 sums = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
+  sums += _mm512_permute_ps(sums, 0x4e);
+  sums += _mm512_permute_ps(sums, 0xb1);
+  return (quad)_mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, sums));
+#else
+  const quad a = quarter_sums(x[0]), b = quarter_sums(x[1]), c = quarter_sums(x[2]), d = quarter_sums(x[3]);
+  const quad s0 = {a[0], b[0], c[0], d[0]}, s1 = {a[1], b[1], c[1], d[1]};
+  const quad s2 = {a[2], b[2], c[2], d[2]}, s3 = {a[3], b[3], c[3], d[3]};
+  return (s0 + s2) + (s1 + s3);
+#endif
 }
 
 // exp(x) to about 1 unit in the last place: x = n ln 2 + r and the Taylor series in |r| <= 0.35, whose first dropped term
@@ -206,6 +254,18 @@ INLINE vf one_minus_exp(vf x) {
   p = p * x - 0.5f;
   p = p * x * x + x;
   return blend(x < 0.5f, p, 1.0f - exponential(-x));
+}
+
+// ln(1 + exp(x)), to a few units in its last place however small it is: ln(1 + e) = 2 artanh(e / (2 + e)).
+INLINE vf softplus(vf x) {
+  const vf e = exponential(blend(x > 0.0f, -x, x)), s = e / (e + 2.0f), t = s * s;
+  vf p = splat(1.0f / 13);
+  p = p * t + 1.0f / 11;
+  p = p * t + 1.0f / 9;
+  p = p * t + 1.0f / 7;
+  p = p * t + 1.0f / 5;
+  p = p * t + 1.0f / 3;
+  return blend(x > 0.0f, x, (vf){0}) + (s * t * p * 2.0f + 2.0f * s);
 }
 
 INLINE vf sigmoid(vf x) { return 1.0f / (exponential(-x) + 1.0f); }
@@ -360,6 +420,41 @@ INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t stri
   for (int r = 0; r < rows; ++r) sums[r] = horizontal_sum(totals[r]);
 }
 
+// sums[r * COLUMNS + c] = row r . x[c] for COLUMNS vectors x_stride floats apart, each sum as dot_rows takes it.
+INLINE void dot_tile(uint32_t kind, int rows, const char *weights, uint64_t stride, const float *x, uint64_t x_stride,
+                     uint64_t columns, float *sums) {
+  vf totals[TILE][COLUMNS][PARTS];
+  for (int i = 0; i < PARTS; ++i) {
+    vf part[TILE][COLUMNS];
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      UNROLL
+      for (int c = 0; c < COLUMNS; ++c) part[r][c] = (vf){0};
+    }
+    for (uint64_t at = (uint64_t)(i * W); at < columns; at += LANES) {
+      vf values[COLUMNS];
+      UNROLL
+      for (int c = 0; c < COLUMNS; ++c) values[c] = load(x + (uint64_t)c * x_stride + at);
+      UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const vf row = widen(kind, weights + (uint64_t)r * stride + at * element_size(kind));
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) part[r][c] = multiply_add(row, values[c], part[r][c]);
+      }
+    }
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      UNROLL
+      for (int c = 0; c < COLUMNS; ++c) totals[r][c][i] = part[r][c];
+    }
+  }
+  UNROLL
+  for (int r = 0; r < rows; ++r) {
+    const quad found = horizontal_sums(totals[r]);
+    copy(sums + r * COLUMNS, &found, sizeof found);
+  }
+}
+
 // Quantizes x to integers of at most 32767; returns their scale, NaN or infinite where a number of x is. All are 0 where
 // no number of x is above 1e-30.
 static float quantize(const float *x, uint64_t columns, int16_t *to) {
@@ -446,50 +541,111 @@ INLINE void dot_bytes(int rows, const char *weights, uint64_t stride, const int1
   }
 }
 
-// The arguments of a product of a matrix and a vector.
+// dot_tile for INT8 weights and quantized x, x_stride numbers apart.
+INLINE void dot_bytes_tile(int rows, const char *weights, uint64_t stride, const int16_t *x, uint64_t x_stride,
+                           uint64_t columns, float *sums) {
+  UNROLL
+  for (int r = 0; r < rows * COLUMNS; ++r) sums[r] = 0;
+  for (uint64_t begin = 0; begin < columns; begin += BLOCK) {
+    const uint64_t end = columns - begin < BLOCK ? columns : begin + BLOCK;
+    pairs totals[TILE][COLUMNS];
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      UNROLL
+      for (int c = 0; c < COLUMNS; ++c) totals[r][c] = (pairs){0};
+    }
+    for (uint64_t at = begin; at < end; at += PIECE / 2) {
+      shorts values[COLUMNS];
+      UNROLL
+      for (int c = 0; c < COLUMNS; ++c) copy(&values[c], x + (uint64_t)c * x_stride + at, sizeof values[c]);
+      UNROLL
+      for (int r = 0; r < rows; ++r) {
+        const shorts row = widen_bytes(weights + (uint64_t)r * stride + at);
+        UNROLL
+        for (int c = 0; c < COLUMNS; ++c) totals[r][c] += multiply_pairs(row, values[c]);
+      }
+    }
+    UNROLL
+    for (int r = 0; r < rows; ++r) {
+      UNROLL
+      for (int c = 0; c < COLUMNS; ++c) sums[r * COLUMNS + c] += (float)horizontal_sum_pairs(totals[r][c]);
+    }
+  }
+}
+
+// The arguments of a product of a matrix with the vectors of `count` tokens, `record` floats apart.
 typedef struct {
   const table *map;
   const char *base;
   const float *bias, *x;     // bias may be null
   const int16_t *quantized;  // x for INT8, and
-  float x_scale;             // its scale
+  float x_scale[TOKENS];     // its scales
   float *y;
   int add;  // to y, instead of overwriting it
+  uint64_t record;
+  uint32_t count;
 } operands;
 
-// Rows `first`, first + stride, ... of scale (W x) + bias.
+// y = scale sum + bias, of one row and token.
+INLINE void finish_product(uint32_t kind, const operands *o, uint64_t row, uint32_t token, float sum) {
+  float *y = o->y + token * o->record + row;
+  if (kind == INT8) {
+    sum *= o->x_scale[token] * ((const float *)(o->base + o->map->scale))[row];
+    __asm__("" : "+r"(sum));  // rounded here: compilers would fuse it with the next sum for some processors only
+  }
+  if (o->bias) sum += o->bias[row];
+  *y = o->add ? *y + sum : sum;
+}
+
+// Rows `first`, first + stride, ... of scale (W x) + bias for one token.
 INLINE void matvec_rows(uint32_t kind, int rows, const operands *o, uint64_t first, uint64_t stride) {
   const uint64_t columns = pad_to_lanes(o->map->columns), step = columns * element_size(kind);
   const char *weights = o->base + o->map->at + first * step;
-  const float *scale = (const float *)(o->base + o->map->scale);
   float sums[ROWS];
   if (kind == INT8)
     dot_bytes(rows, weights, stride * step, o->quantized, columns, sums);
   else
     dot_rows(kind, rows, weights, stride * step, o->x, columns, sums);
   UNROLL
-  for (int r = 0; r < rows; ++r) {
-    const uint64_t row = first + (uint64_t)r * stride;
-    float sum = sums[r];
-    if (kind == INT8) {
-      sum *= o->x_scale * scale[row];
-      __asm__("" : "+r"(sum));  // rounded here: compilers would fuse it with the next sum for some processors only
-    }
-    if (o->bias) sum += o->bias[row];
-    o->y[row] = o->add ? o->y[row] + sum : sum;
+  for (int r = 0; r < rows; ++r) finish_product(kind, o, first + (uint64_t)r * stride, 0, sums[r]);
+}
+
+// Rows first, first + 1, ... for all tokens. COLUMNS at once: those behind the last are summed too, and left there.
+INLINE void matmul_rows(uint32_t kind, int rows, const operands *o, uint64_t first) {
+  const uint64_t columns = pad_to_lanes(o->map->columns), step = columns * element_size(kind);
+  const char *weights = o->base + o->map->at + first * step;
+  for (uint32_t token = 0; token < o->count; token += COLUMNS) {
+    float sums[TILE * COLUMNS];
+    const uint64_t at = token * o->record;
+    if (kind == INT8)
+      dot_bytes_tile(rows, weights, step, o->quantized + 2 * at, 2 * o->record, columns, sums);
+    else
+      dot_tile(kind, rows, weights, step, o->x + at, o->record, columns, sums);
+    for (int r = 0; r < rows; ++r)
+      for (uint32_t c = 0; c < COLUMNS && token + c < o->count; ++c)
+        finish_product(kind, o, first + (uint64_t)r, token + c, sums[r * COLUMNS + (int)c]);
   }
 }
 
 INLINE void matvec_kind(uint32_t kind, const operands *o) {
-  const uint64_t stride = o->map->rows / ROWS;
-  for (uint64_t row = 0; row < stride; ++row) matvec_rows(kind, ROWS, o, row, stride);
-  for (uint64_t row = stride * ROWS; row < o->map->rows; ++row) matvec_rows(kind, 1, o, row, 0);
+  const uint64_t rows = o->map->rows, stride = rows / ROWS;
+  uint64_t row = 0;
+  if (o->count > 1) {
+    for (; row + TILE <= rows; row += TILE) matmul_rows(kind, TILE, o, row);
+    for (; row < rows; ++row) matmul_rows(kind, 1, o, row);
+    return;
+  }
+  for (; row < stride; ++row) matvec_rows(kind, ROWS, o, row, stride);
+  for (row = stride * ROWS; row < rows; ++row) matvec_rows(kind, 1, o, row, 0);
 }
 
+// y = W x + bias for the tokens of this pass, or y += that.
 static void matvec(const lrt_sequence *s, const table *map, const char *base, const float *bias, const float *x,
-                    float *y, int add) {
-  operands o = {map, base, bias, x, s->quantized, 0, y, add};
-  if (map->kind == INT8) o.x_scale = quantize(x, pad_to_lanes(map->columns), s->quantized);
+                   float *y, int add) {
+  operands o = {.map = map, .base = base, .bias = bias, .x = x, .quantized = s->quantized, .y = y, .add = add,
+                .record = s->record, .count = s->count};
+  for (uint32_t i = 0; map->kind == INT8 && i < s->count; ++i)
+    o.x_scale[i] = quantize(x + i * s->record, pad_to_lanes(map->columns), s->quantized + 2 * i * s->record);
   if (map->kind == FLOAT32)
     matvec_kind(FLOAT32, &o);
   else if (map->kind == FLOAT16)
@@ -511,8 +667,13 @@ static void add_row(const table *map, const char *base, uint32_t row, float *x) 
 typedef struct {
   const char *base;
   uint64_t at;
-  int error;
+  int error;  // the first one
+  char *to;   // where a copy with weights of FLOAT32 is written, if one is
 } walk;
+
+INLINE void fail(walk *w, int error) {
+  if (!w->error) w->error = error;
+}
 
 // Moves past a section of the file and the zeros up to the next multiple of LRT_ALIGN; returns where it begins.
 static uint64_t section(walk *w, uint64_t bytes) {
@@ -520,8 +681,15 @@ static uint64_t section(walk *w, uint64_t bytes) {
   w->at += round_up(bytes, LRT_ALIGN);
   if (w->base)
     for (uint64_t i = at + bytes; i < w->at; ++i)
-      if (w->base[i]) w->error = LRT_BAD_PADDING;
+      if (w->base[i]) fail(w, LRT_BAD_PADDING);
   return at;
+}
+
+// Copies a section that begins at `at` and ends where the walk is.
+static void copy_section(walk *w, uint64_t at) {
+  if (!w->to) return;
+  copy(w->to, w->base + at, w->at - at);
+  w->to += w->at - at;
 }
 
 // Returns whether some of these are NaN or infinite. Not inlined, and neither is its caller: see exponential.
@@ -544,9 +712,9 @@ static __attribute__((noinline)) uint64_t check_rows(walk *w, uint32_t kind, uin
   const uint64_t size = element_size(kind), step = pad_to_lanes(columns) * size;
   for (uint64_t row = 0; row < rows; ++row) {
     const char *from = w->base + at + row * step;
-    if (has_nonfinite(kind, from, columns)) w->error = LRT_BAD_NUMBER;
+    if (has_nonfinite(kind, from, columns)) fail(w, LRT_BAD_NUMBER);
     for (uint64_t i = columns * size; i < step; ++i)
-      if (from[i]) w->error = LRT_BAD_PADDING;
+      if (from[i]) fail(w, LRT_BAD_PADDING);
   }
   return at + rows * step;
 }
@@ -558,8 +726,9 @@ static uint64_t bounded_vector(walk *w, uint64_t count, float least, float most)
     check_rows(w, FLOAT32, at, 1, count);
     const float *x = (const float *)(w->base + at);
     for (uint64_t i = 0; i < count; ++i)
-      if (!(x[i] >= least && x[i] <= most)) w->error = LRT_BAD_NUMBER;
+      if (!(x[i] >= least && x[i] <= most)) fail(w, LRT_BAD_NUMBER);
   }
+  copy_section(w, at);
   return at;
 }
 
@@ -568,8 +737,27 @@ static uint64_t vector(walk *w, uint64_t count) { return bounded_vector(w, count
 static table matrix(walk *w, uint32_t kind, uint32_t rows, uint32_t columns) {
   table map = {.rows = rows, .columns = columns, .kind = kind};
   if (kind == INT8) map.scale = bounded_vector(w, rows, 0, __FLT_MAX__);
-  map.at = section(w, rows * pad_to_lanes(columns) * element_size(kind));
+  const uint64_t count = rows * pad_to_lanes(columns);
+  map.at = section(w, count * element_size(kind));
   if (w->base) check_rows(w, kind, map.at, rows, columns);
+  if (!w->to || kind != FLOAT16) {
+    copy_section(w, map.at);
+    return map;
+  }
+  for (uint64_t i = 0; i < count; i += W) store((float *)w->to + i, widen(FLOAT16, w->base + map.at + 2 * i));
+  w->to += 4 * count;
+  return map;
+}
+
+static uint64_t main_header(const lrt_model *m) { return m->version == 1 ? HEADER : HEADER_2; }
+
+// Bytes before the first section.
+static uint64_t headers(const lrt_model *m) { return main_header(m) + (m->input == FRAME_INPUT ? FRAMES_HEADER : 0); }
+
+// A matrix of the model's weights and its bias.
+static table linear(const lrt_model *m, walk *w, uint32_t rows, uint32_t columns, uint64_t *bias) {
+  const table map = matrix(w, m->weights, rows, columns);
+  *bias = vector(w, rows);
   return map;
 }
 
@@ -577,32 +765,30 @@ static table matrix(walk *w, uint32_t kind, uint32_t rows, uint32_t columns) {
 static void walk_names(lrt_model *m, walk *w) {
   m->names = section(w, m->names_bytes);
   if (!w->base) return;
+  copy_section(w, m->names);
   const char *names = w->base + m->names;
   uint32_t count = 0;
   for (uint32_t i = 0; i < m->names_bytes; ++i) {
     if (names[i]) continue;
     ++count;
-    if (!i || !names[i - 1]) w->error = LRT_BAD_NAMES;
+    if (!i || !names[i - 1]) fail(w, LRT_BAD_NAMES);
   }
-  if (count != m->vocabulary - 1 || names[m->names_bytes - 1]) w->error = LRT_BAD_NAMES;
+  if (count != m->vocabulary - 1 || names[m->names_bytes - 1]) fail(w, LRT_BAD_NAMES);
 }
 
 // What frames go through before the layers.
 static void walk_frames(lrt_model *m, walk *w) {
-  m->mean = vector(w, m->inputs);
-  m->scale = vector(w, m->inputs);
-  for (uint32_t i = 0; i < m->stages; ++i) {
-    m->stage[i] = matrix(w, m->weights, m->subsampled, 3 * (i ? m->subsampled : m->inputs));
-    m->stage_bias[i] = vector(w, m->subsampled);
-  }
-  m->input_proj = matrix(w, m->weights, m->embedding_width, m->subsampled);
-  m->input_bias = vector(w, m->embedding_width);
+  m->frame_mean = vector(w, m->inputs);
+  m->frame_scale = vector(w, m->inputs);
+  for (uint32_t i = 0; i < m->stages; ++i)
+    m->stage[i] = linear(m, w, m->subsampled, 3 * (i ? m->subsampled : m->inputs), &m->stage_bias[i]);
+  m->input_proj = linear(m, w, m->embedding_width, m->subsampled, &m->input_bias);
   walk_names(m, w);
 }
 
 static void walk_embeddings(lrt_model *m, walk *w) {
   const uint32_t kind = m->weights == FLOAT32 ? FLOAT32 : FLOAT16;  // a row is read at a time: int8 would gain nothing
-  if (m->input == FRAMES)
+  if (m->input == FRAME_INPUT)
     walk_frames(m, w);
   else
     m->embedding = matrix(w, kind, m->symbols, m->embedding_width);
@@ -614,8 +800,9 @@ static void walk_embeddings(lrt_model *m, walk *w) {
     m->frequencies = section(w, count * 8);
     for (uint64_t i = 0; w->base && i < count; ++i) {
       const double x = ((const double *)(w->base + m->frequencies))[i];
-      if (!(x >= 0 && x <= 1)) w->error = LRT_BAD_NUMBER;  // so that no angle reaches 2^32
+      if (!(x >= 0 && x <= 1)) fail(w, LRT_BAD_NUMBER);  // so that no angle reaches 2^32
     }
+    copy_section(w, m->frequencies);
   }
 }
 
@@ -626,34 +813,63 @@ static void walk_norm(const lrt_model *m, walk *w, uint64_t *weight, uint64_t *b
 
 static void walk_layer(lrt_model *m, walk *w) {
   layer_map *l = &m->layer;
+  const uint32_t width = m->width, inner = m->inner, groups = m->kv_heads, features = groups * m->dim;
   walk_norm(m, w, &l->attn_norm_weight, &l->attn_norm_bias);
-  l->qkv_proj = matrix(w, m->weights, m->qkv_width, m->width);
-  l->qkv_bias = vector(w, m->qkv_width);
-  if (m->head_gate) {
-    l->gate_proj = matrix(w, m->weights, m->width, m->width);
-    l->gate_bias = vector(w, m->width);
+  l->qkv_proj = linear(m, w, m->qkv_width, width, &l->qkv_bias);
+  if (m->conv) {
+    l->conv = matrix(w, FLOAT32, m->conv, m->qkv_width);
+    l->conv_bias = vector(w, m->qkv_width);
   }
-  if (m->decay == GATED) {
-    l->decay_proj = matrix(w, m->weights, m->kv_heads, m->width);
-    l->decay_bias = vector(w, m->kv_heads);
+  if (m->gate_rank) l->gate_down = linear(m, w, m->gate_rank, width, &l->gate_down_bias);
+  if (m->head_gate) l->gate_proj = linear(m, w, inner, m->gate_rank ? m->gate_rank : width, &l->gate_bias);
+  if (m->decay_rank) l->decay_down = linear(m, w, m->decay_rank, width, &l->decay_down_bias);
+  if (m->decay == PER_FEATURE) l->decay_proj = linear(m, w, features, m->decay_rank, &l->decay_bias);
+  if (m->decay == GATED || m->decay == PER_HEAD) l->decay_proj = linear(m, w, groups, width, &l->decay_bias);
+  if (m->decay == FIXED) l->decay = bounded_vector(w, groups, 0, 1);
+  if (m->decay == PER_HEAD || m->decay == PER_FEATURE) l->rates = bounded_vector(w, groups, 0, __FLT_MAX__);
+  if (m->update == DELTA) l->beta_proj = linear(m, w, groups, width, &l->beta_bias);
+  if (m->projections) l->projection = matrix(w, FLOAT32, groups * m->projections, m->dim);
+  if (m->skip) l->skip = vector(w, m->heads);
+  if (m->head_norm == WEIGHTED_HEADS) l->head_norm_weight = vector(w, m->dim);
+  if (m->head_norm == ALL_HEADS) l->head_norm_weight = vector(w, inner);
+  l->out_proj = linear(m, w, width, inner, &l->out_bias);
+  if (m->hidden) {
+    walk_norm(m, w, &l->mlp_norm_weight, &l->mlp_norm_bias);
+    l->up = linear(m, w, m->hidden * (m->activation == SWIGLU ? 2 : 1), width, &l->up_bias);
+    l->down = linear(m, w, width, m->hidden, &l->down_bias);
   }
-  if (m->decay == FIXED) l->decay = bounded_vector(w, m->kv_heads, 0, 1);
-  if (m->projections) l->projection = matrix(w, FLOAT32, m->kv_heads * m->projections, m->dim);
-  l->out_proj = matrix(w, m->weights, m->width, m->width);
-  l->out_bias = vector(w, m->width);
-  walk_norm(m, w, &l->mlp_norm_weight, &l->mlp_norm_bias);
-  const uint32_t up_rows = m->hidden * (m->activation == SWIGLU ? 2 : 1);
-  l->up = matrix(w, m->weights, up_rows, m->width);
-  l->up_bias = vector(w, up_rows);
-  l->down = matrix(w, m->weights, m->width, m->hidden);
-  l->down_bias = vector(w, m->width);
   l->bytes = w->at;
 }
 
 static void walk_head(lrt_model *m, walk *w) {
   if (m->final_norm) walk_norm(m, w, &m->final_weight, &m->final_bias);
-  m->head = matrix(w, m->weights, m->params, m->width);
-  m->head_bias = vector(w, m->params);
+  m->head = linear(m, w, m->params, m->width, &m->head_bias);
+}
+
+// Finds where everything begins; returns the bytes of the file.
+static uint64_t walk_file(lrt_model *m) {
+  walk front = {.at = headers(m)}, layer = {0}, back = {0};
+  walk_embeddings(m, &front);
+  walk_layer(m, &layer);
+  walk_head(m, &back);
+  m->layers_offset = front.at;
+  m->head_offset = front.at + m->layers * layer.at;
+  return m->head_offset + back.at;
+}
+
+// Checks what stands in the file; `to`, where it is given, receives it with weights of FLOAT32.
+static int walk_contents(lrt_model *m, char *to) {
+  walk w = {.base = m->file, .at = headers(m), .to = to};
+  walk_embeddings(m, &w);
+  for (uint32_t i = 0; i < m->layers; ++i) {
+    w.base = m->file + m->layers_offset + i * m->layer.bytes;
+    w.at = 0;
+    walk_layer(m, &w);
+  }
+  w.base = m->file + m->head_offset;
+  w.at = 0;
+  walk_head(m, &w);
+  return w.error;
 }
 
 typedef struct {
@@ -682,6 +898,7 @@ static float read_float(reader *r) {
 // The fields, each within bounds that keep every product below within 64 bits.
 static int read_header(lrt_model *m, const char *file) {
   reader r = {file + 24, LRT_OK};
+  const int first = m->version == 1;
   m->weights = read_enum(&r, INT8);
   m->vocabulary = read_size(&r, 1, 1 << 24);
   m->start = read_enum(&r, 1);
@@ -690,7 +907,7 @@ static int read_header(lrt_model *m, const char *file) {
   m->heads = read_size(&r, 1, 1 << 16);
   m->kv_heads = read_size(&r, 1, 1 << 16);
   m->projections = read_size(&r, 0, 1 << 15);
-  m->hidden = read_size(&r, 1, 1 << 20);
+  m->hidden = read_size(&r, first, 1 << 20);
   m->activation = read_enum(&r, RELU_MLP);
   m->norm_order = read_enum(&r, POST);
   m->norm_kind = read_enum(&r, RMS_NORM);
@@ -702,22 +919,35 @@ static int read_header(lrt_model *m, const char *file) {
   for (uint32_t i = 0; i < LOOKBACKS; ++i)
     m->lookback[i] = read_size(&r, i < m->lookbacks, i < m->lookbacks ? 1 << 16 : 0);
   m->feature_map = read_enum(&r, ARC_COSINE);
-  m->decay = read_enum(&r, GATED);
+  m->decay = read_enum(&r, first ? GATED : PER_FEATURE);
   m->denominator = read_enum(&r, BOUNDED);
-  m->head_norm = read_enum(&r, 1);
-  m->head_gate = read_enum(&r, 1);
+  m->head_norm = read_enum(&r, first ? PLAIN_HEADS : ALL_HEADS);
+  m->head_gate = read_enum(&r, first ? SILU : SIGMOID);
   m->output = read_enum(&r, MIXTURE);
   m->components = read_size(&r, 0, 1 << 16);
   m->eps = read_float(&r);
   m->norm_eps = read_float(&r);
   while (r.at < file + HEADER - 4) read_word(&r, 0, 0, LRT_BAD_PADDING);
-  m->input = read_enum(&r, FRAMES);
+  m->input = read_enum(&r, FRAME_INPUT);
+  m->scale = 1;
+  if (first) return r.error;
+  m->dim = read_size(&r, 1, 1 << 16);
+  m->conv = read_size(&r, 0, 1 << 10);
+  m->unit_keys = read_enum(&r, 1);
+  m->update = read_enum(&r, STEPPED);
+  m->decay_rank = read_size(&r, 0, 1 << 16);
+  m->gate_rank = read_size(&r, 0, 1 << 16);
+  m->skip = read_enum(&r, 1);
+  m->scale = read_float(&r);
+  m->beta_scale = read_float(&r);
+  while (r.at < file + HEADER_2) read_word(&r, 0, 0, LRT_BAD_PADDING);
   return r.error;
 }
 
 // The header behind the header of a model that reads frames.
 static int read_frames_header(lrt_model *m, const char *file) {
-  reader r = {file + HEADER, LRT_OK};
+  const char *begin = file + main_header(m);
+  reader r = {begin, LRT_OK};
   lrt_features_config *c = &m->features_config;
   m->inputs = read_size(&r, 1, 1 << 16);
   m->subsampled = read_size(&r, 1, 1 << 16);
@@ -732,7 +962,7 @@ static int read_frames_header(lrt_model *m, const char *file) {
   c->low_hz = read_float(&r);
   c->high_hz = read_float(&r);
   c->bins = m->inputs;
-  while (r.at < file + HEADER + FRAMES_HEADER) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  while (r.at < begin + FRAMES_HEADER) read_word(&r, 0, 0, LRT_BAD_PADDING);
   if (r.error) return r.error;
   if ((m->stages == 0 && m->subsampled != m->inputs) || m->start || m->lookbacks || m->output != LOGITS ||
       m->vocabulary < 2)
@@ -747,11 +977,17 @@ static int read_frames_header(lrt_model *m, const char *file) {
 // Checks the fields against each other and computes what follows from them.
 static int derive(lrt_model *m) {
   const int projects = m->feature_map == TRIGONOMETRIC || m->feature_map == ARC_COSINE;
-  if (m->width % m->heads || m->heads % m->kv_heads || (m->projections != 0) != projects ||
+  if (m->version == 1) m->dim = m->width % m->heads ? 0 : m->width / m->heads;
+  if (!m->dim || (uint64_t)m->heads * m->dim > 1 << 18 || m->heads % m->kv_heads || (m->projections != 0) != projects ||
       (m->position == LEARNED) != (m->axes != 0) || (m->lookbacks && !m->start) ||
       (m->output == MIXTURE) != (m->components != 0) || (m->output == MIXTURE && m->vocabulary < 2))
     return LRT_BAD_SIZES;
-  m->dim = m->width / m->heads;
+  if ((m->decay_rank != 0) != (m->decay == PER_FEATURE) || (m->decay == PER_FEATURE && projects) ||
+      (m->gate_rank && !m->head_gate) || (m->update == STEPPED && m->decay != PER_HEAD) ||
+      (m->update == DELTA && projects) || (m->update != ADDED && (m->denominator != NO_DENOMINATOR || m->decay == GATED)))
+    return LRT_BAD_SIZES;
+  m->inner = m->heads * m->dim;
+  m->sums = m->version == 1 || m->denominator != NO_DENOMINATOR;
   m->features = !projects ? m->dim : m->feature_map == TRIGONOMETRIC ? 2 * m->projections : m->projections;
   m->embedding_width = m->position == CONCATENATED ? m->width / 2 : m->width;
   if ((m->position == SINUSOIDAL && m->width % 2) || (m->position == CONCATENATED && m->width % 4) ||
@@ -769,7 +1005,8 @@ static int derive(lrt_model *m) {
   }
   m->max_positions = (uint32_t)last;
   m->kv_floats = m->features * pad_to_lanes(m->dim);
-  m->layer_floats = m->kv_heads * (m->kv_floats + pad_to_lanes(m->features)) + pad_to_lanes(m->kv_heads);
+  m->layer_floats = m->kv_heads * m->kv_floats + (m->conv > 1 ? m->conv - 1 : 0) * pad_to_lanes(m->qkv_width);
+  if (m->sums) m->layer_floats += m->kv_heads * pad_to_lanes(m->features) + pad_to_lanes(m->kv_heads);
   m->edge_floats = m->stages ? pad_to_lanes(m->inputs) + (m->stages - 1) * pad_to_lanes(m->subsampled) : 0;
   m->state_floats = pad_to_lanes(m->max_lookback) + m->layers * m->layer_floats + m->edge_floats;
   return LRT_OK;
@@ -781,9 +1018,9 @@ static float *carve(float *base, uint64_t *at, uint64_t floats) {
   return here;
 }
 
-static uint64_t larger_size(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static uint64_t larger_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-static uint64_t row_floats(const lrt_model *m) { return pad_to_lanes(larger_size(m->inputs, m->subsampled)); }
+static uint64_t row_floats(const lrt_model *m) { return pad_to_lanes(larger_of(m->inputs, m->subsampled)); }
 
 // Lays out the buffers of a sequence from `base` on (null: only counts); returns how many floats they take.
 static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
@@ -791,37 +1028,61 @@ static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   s->recent = (uint32_t *)carve(base, &at, m->max_lookback);
   s->state = carve(base, &at, m->layers * m->layer_floats);
   s->edges = carve(base, &at, m->edge_floats);
+  const uint64_t gathered = m->stages ? 3 * larger_of(m->inputs, m->subsampled) : 0;
+  const uint64_t first = at, before = larger_of(gathered, m->subsampled), ranks = larger_of(m->decay_rank, m->gate_rank);
+  const uint64_t within = larger_of(larger_of(m->hidden, m->width), larger_of(m->inner, ranks));
+  const uint64_t inputs = larger_of(before, within);  // of a product
   s->x = carve(base, &at, m->width);
   s->normed = carve(base, &at, m->width);
   s->qkv = carve(base, &at, m->qkv_width);
-  s->attn_out = carve(base, &at, m->width);
-  s->gates = carve(base, &at, m->width);
-  s->decay_logits = carve(base, &at, m->kv_heads);
+  s->attn_out = carve(base, &at, m->inner);
+  s->gates = carve(base, &at, m->inner);
+  s->decays = carve(base, &at, (m->decay == PER_FEATURE ? m->kv_heads * m->dim : m->kv_heads) + LANES);
+  s->betas = carve(base, &at, m->kv_heads);
+  s->gate_low = carve(base, &at, m->gate_rank);
+  s->decay_low = carve(base, &at, m->decay_rank);
   s->hidden = carve(base, &at, 2 * m->hidden + LANES);
+  s->sine = carve(base, &at, m->dim);
+  s->cosine = carve(base, &at, m->dim);
+  s->quantized = (int16_t *)carve(base, &at, pad_to_lanes(inputs) / 2);
+  if ((at - first) % (2 * LANES) == 0) at += LANES;  // or the tokens' numbers would compete for places in the cache
+  s->record = at - first;
+  at = first + (m->input == FRAME_INPUT ? 1 : TOKENS) * s->record;
   s->k = carve(base, &at, m->features);
   s->q = carve(base, &at, m->features);
   s->rotated_k = carve(base, &at, m->features);
   s->rotated_q = carve(base, &at, m->features);
+  s->keeps = carve(base, &at, m->features);
   s->v = carve(base, &at, m->dim);
   s->y = carve(base, &at, m->dim);
   s->unit = carve(base, &at, m->dim);
-  s->sine = carve(base, &at, m->dim);
-  s->cosine = carve(base, &at, m->dim);
   s->params = carve(base, &at, m->params);
   s->mixture = carve(base, &at, 4 * pad_to_lanes(m->components));
   s->scores = carve(base, &at, m->vocabulary);
   s->sorted = carve(base, &at, m->vocabulary);
-  const uint64_t gathered = m->stages ? 3 * larger_size(m->inputs, m->subsampled) : 0;
   s->rows = carve(base, &at, (uint64_t)(1u << m->stages) * row_floats(m));
   s->gathered = carve(base, &at, gathered);
-  const uint64_t longest = larger_size(larger_size(m->hidden, m->width), larger_size(gathered, m->subsampled));
-  s->quantized = (int16_t *)carve(base, &at, pad_to_lanes(longest) / 2);
   return at;
+}
+
+// The sequence as token i of this pass finds it.
+static lrt_sequence at_token(const lrt_sequence *s, uint32_t i) {
+  lrt_sequence one = *s;
+  const uint64_t by = i * s->record;
+  float **const buffers[] = {&one.x, &one.normed, &one.qkv, &one.attn_out, &one.gates, &one.decays, &one.betas,
+                             &one.gate_low, &one.decay_low, &one.hidden, &one.sine, &one.cosine};
+  for (uint64_t n = 0; n < sizeof buffers / sizeof *buffers; ++n) *buffers[n] += by;
+  one.quantized += 2 * by;
+  one.seen += i;
+  one.count = 1;
+  return one;
 }
 
 static int same_magic(const char *a, const char *b) {  // of the eight bytes of a magic
   return word_at(a) == word_at(b) && word_at(a + 4) == word_at(b + 4);
 }
+
+static size_t as_size_t(uint64_t bytes) { return bytes <= SIZE_MAX / 2 ? (size_t)bytes : 0; }
 
 static int aligned(const void *at) { return (uintptr_t)at % LRT_ALIGN == 0; }
 
@@ -831,7 +1092,7 @@ size_t lrt_model_size(void) { return (size_t)round_up(sizeof(lrt_model), LRT_ALI
 static int check_file(const char *file, uint64_t size, const char *magic, uint64_t header, int bad_magic) {
   if (size < 8 || !same_magic(file, magic)) return bad_magic;
   if (size < 12) return LRT_WRONG_SIZE;
-  if (word_at(file + 8) != LRT_FORMAT) return LRT_OTHER_VERSION;
+  if (word_at(file + 8) < 1 || word_at(file + 8) > LRT_FORMAT) return LRT_OTHER_VERSION;
   if (size < header) return LRT_WRONG_SIZE;
   uint64_t declared;
   copy(&declared, file + 16, 8);
@@ -845,33 +1106,40 @@ int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
   if (size < sizeof(lrt_model)) return LRT_NO_ROOM;
   int error = check_file(file, bytes, MODEL_MAGIC, HEADER, LRT_NOT_A_MODEL);
   if (error) return error;
-  lrt_model m = {.file = file, .checksum = word_at(file + 12)};
+  lrt_model m = {.file = file, .checksum = word_at(file + 12), .version = word_at(file + 8)};
+  if (m.version > 1 && bytes < HEADER_2) return LRT_WRONG_SIZE;
   error = read_header(&m, file);
   if (error) return error;
-  const uint64_t body = HEADER + (m.input == FRAMES ? FRAMES_HEADER : 0);
-  if (bytes < body) return LRT_WRONG_SIZE;
-  if (m.input == FRAMES) error = read_frames_header(&m, file);
+  if (bytes < headers(&m)) return LRT_WRONG_SIZE;
+  if (m.input == FRAME_INPUT) error = read_frames_header(&m, file);
   if (!error) error = derive(&m);
   if (error) return error;
-  walk front = {0, body, LRT_OK}, layer = {0, 0, LRT_OK}, back = {0, 0, LRT_OK};
-  walk_embeddings(&m, &front);
-  walk_layer(&m, &layer);
-  walk_head(&m, &back);
-  m.layers_offset = front.at;
-  m.head_offset = front.at + m.layers * layer.at;
-  if (m.head_offset + back.at != bytes) return LRT_WRONG_SIZE;
-  walk check = {file, body, LRT_OK};
-  walk_embeddings(&m, &check);
-  for (uint32_t i = 0; i < m.layers; ++i) {
-    check.base = file + m.layers_offset + i * layer.at;
-    check.at = 0;
-    walk_layer(&m, &check);
-  }
-  check.base = file + m.head_offset;
-  check.at = 0;
-  walk_head(&m, &check);
-  if (check.error) return check.error;
+  if (walk_file(&m) != bytes) return LRT_WRONG_SIZE;
+  error = walk_contents(&m, 0);
+  if (error) return error;
   copy(memory, &m, sizeof m);
+  return LRT_OK;
+}
+
+size_t lrt_float32_size(const lrt_model *model) {
+  lrt_model m = *model;
+  m.weights = FLOAT32;
+  return model->weights == FLOAT16 ? as_size_t(walk_file(&m)) : 0;
+}
+
+int lrt_to_float32(const lrt_model *model, void *to, size_t size) {
+  lrt_model m = *model;
+  const uint64_t bytes = lrt_float32_size(model);
+  char *file = to;
+  if (!aligned(to)) return LRT_NOT_ALIGNED;
+  if (!bytes || size != bytes) return LRT_WRONG_SIZE;
+  const uint32_t weights = FLOAT32;
+  copy(file, m.file, headers(&m));
+  copy(file + 16, &bytes, 8);
+  copy(file + 24, &weights, 4);
+  walk_contents(&m, file + headers(&m));
+  const uint32_t checksum = lrt_checksum(file + 16, (size_t)bytes - 16);
+  copy(file + 12, &checksum, 4);
   return LRT_OK;
 }
 
@@ -888,14 +1156,14 @@ int lrt_fact(const lrt_model *m, int which) {
     case LRT_KV_HEADS: return (int)m->kv_heads;
     case LRT_WEIGHTS: return m->weights == FLOAT32 ? 32 : m->weights == FLOAT16 ? 16 : 8;
     case LRT_INPUT: return (int)m->inputs;
-    case LRT_SUBSAMPLE: return m->input == FRAMES ? 1 << m->stages : 0;
+    case LRT_SUBSAMPLE: return m->input == FRAME_INPUT ? 1 << m->stages : 0;
     case LRT_SPACED: return (int)m->spaced;
     default: return LRT_BAD_OPTION;
   }
 }
 
 const char *lrt_symbol(const lrt_model *m, uint32_t symbol) {
-  if (m->input != FRAMES || !symbol || symbol >= m->vocabulary) return 0;
+  if (m->input != FRAME_INPUT || !symbol || symbol >= m->vocabulary) return 0;
   const char *name = m->file + m->names;
   while (--symbol) {
     while (*name) ++name;
@@ -915,8 +1183,6 @@ static uint64_t sequence_bytes(const lrt_model *m) {
   return SEQUENCE_BYTES + 4 * lay_out(&unused, m, 0);
 }
 
-static size_t as_size_t(uint64_t bytes) { return bytes <= SIZE_MAX / 2 ? (size_t)bytes : 0; }
-
 size_t lrt_sequence_size(const lrt_model *m) { return as_size_t(sequence_bytes(m)); }
 
 int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
@@ -925,6 +1191,7 @@ int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
   if (!needed || size < needed) return LRT_NO_ROOM;
   __builtin_memset(s, 0, needed);
   s->model = m;
+  s->count = 1;
   lay_out(s, m, (float *)((char *)s + SEQUENCE_BYTES));
   for (uint32_t i = 0; i < m->max_lookback; ++i) s->recent[i] = m->vocabulary;
   return LRT_OK;
@@ -932,11 +1199,9 @@ int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
 
 uint32_t lrt_seen(const lrt_sequence *s) { return s->seen; }
 
-// Beyond its width a row stays 0, as its weight and bias are.
-static void norm(const lrt_model *m, const char *base, uint64_t weight, uint64_t bias, const float *from, float *to) {
-  const uint64_t n = m->width;
-  const float *scale_of = (const float *)(base + weight), *shift = (const float *)(base + bias);
-  const int centred = m->norm_kind == LAYER_NORM;
+// The norm of n numbers, of LayerNorm where they are centred. Beyond them a row stays 0, as its weight and bias are.
+static void norm_row(uint64_t n, float eps, int centred, const float *scale_of, const float *shift, const float *from,
+                     float *to) {
   vf totals[PARTS] = {{0}}, squares[PARTS] = {{0}};
   for (uint64_t at = 0; centred && at < pad_to_lanes(n); at += LANES)
     for (int i = 0; i < PARTS; ++i) totals[i] += load(from + at + i * W);
@@ -953,11 +1218,19 @@ static void norm(const lrt_model *m, const char *base, uint64_t weight, uint64_t
       squares[i] = multiply_add(x, x, squares[i]);
     }
   }
-  const float scale = 1 / __builtin_sqrtf(horizontal_sum(squares) / (float)n + m->norm_eps);
+  const float scale = 1 / square_root(horizontal_sum(squares) / (float)n + eps);
   for (uint64_t at = 0; at < pad_to_lanes(n); at += W) {
     const vf y = (load(from + at) - mean) * scale * load(scale_of + at);
     store(to + at, centred ? y + load(shift + at) : y);
   }
+}
+
+// Of the tokens of this pass.
+static void norm(const lrt_sequence *s, const char *base, uint64_t weight, uint64_t bias, const float *from, float *to) {
+  const lrt_model *m = s->model;
+  for (uint64_t i = 0; i < s->count; ++i)
+    norm_row(m->width, m->norm_eps, m->norm_kind == LAYER_NORM, (const float *)(base + weight),
+             (const float *)(base + bias), from + i * s->record, to + i * s->record);
 }
 
 // Rotary embedding: rotates the pairs (i, i + d/2) by the angles of this position.
@@ -970,11 +1243,26 @@ static void apply_rope(const lrt_sequence *s, const float *from, float *to) {
   }
 }
 
+// The sum of the squares of x [n], whose row is filled up with zeros.
+static float squared_length(const float *x, uint64_t n) {
+  vf squares[PARTS] = {{0}};
+  for (uint64_t at = 0; at < pad_to_lanes(n); at += LANES)
+    for (int i = 0; i < PARTS; ++i) {
+      const vf y = load(x + at + i * W);
+      squares[i] = multiply_add(y, y, squares[i]);
+    }
+  return horizontal_sum(squares);
+}
+
 // to = the features of a query or key x [d] of key-value head g.
 static void map_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to) {
   const lrt_model *m = s->model;
   copy(s->unit, x, m->dim * sizeof *x);
   clear(s->unit, m->dim, pad_to_lanes(m->dim));
+  if (m->unit_keys) {
+    const float inverse = 1 / square_root(squared_length(s->unit, m->dim) + HEAD_EPS);
+    for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
+  }
   if (!m->projections) {
     for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) {
       const vf y = load(s->unit + at);
@@ -987,14 +1275,8 @@ static void map_features(const lrt_sequence *s, const char *base, uint32_t g, co
     clear(to, m->dim, pad_to_lanes(m->dim));
     return;
   }
-  if (m->position == ROTARY) apply_rope(s, x, s->unit);
-  vf squares[PARTS] = {{0}};
-  for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += LANES)
-    for (int i = 0; i < PARTS; ++i) {
-      const vf y = load(s->unit + at + i * W);
-      squares[i] = multiply_add(y, y, squares[i]);
-    }
-  const float length = __builtin_sqrtf(horizontal_sum(squares)), inverse = 1 / (length < 1e-6f ? 1e-6f : length);
+  if (m->position == ROTARY) apply_rope(s, s->unit, s->unit);
+  const float length = square_root(squared_length(s->unit, m->dim)), inverse = 1 / (length < 1e-6f ? 1e-6f : length);
   for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
   table rows = m->layer.projection;
   rows.rows = m->projections;
@@ -1029,27 +1311,47 @@ static float dot(const float *a, const float *b, uint64_t n) {
   return horizontal_sum(totals);
 }
 
-// Updates the state of a key-value head with its key and value.
-static void write_state(const lrt_sequence *s, float keep, float write, float *kv, float *z, const float *k,
-                        const float *rotated) {
+// Updates the state of a key-value head with its key and value; `keeps`, if given, has a decay for each feature.
+static void write_state(const lrt_sequence *s, float keep, const float *keeps, float write, float *kv, float *z,
+                        const float *k, const float *rotated) {
   const uint64_t width = pad_to_lanes(s->model->dim);
   for (uint64_t i = 0; i < s->model->features; ++i) {
     const vf weight = splat(rotated[i] * write);
-    z[i] = z[i] * keep + k[i] * write;
+    if (z) z[i] = z[i] * keep + k[i] * write;
+    const float kept = keeps ? keeps[i] : keep;
     for (uint64_t at = 0; at < width; at += W)
-      store(kv + i * width + at, multiply_add(weight, load(s->v + at), load(kv + i * width + at) * keep));
+      store(kv + i * width + at, multiply_add(weight, load(s->v + at), load(kv + i * width + at) * kept));
   }
 }
 
-// Applies the denominator, the norm and the gate to the output of a query head.
-static void finish_head(const lrt_sequence *s, uint32_t head, float denominator) {
+// The delta rule: s->v becomes beta times what is missing from what the state, decayed, already holds for the key.
+static void find_missing(const lrt_sequence *s, float keep, const float *keeps, float beta, const float *kv,
+                         const float *k) {
   const lrt_model *m = s->model;
+  for (uint64_t i = 0; i < m->features; ++i) s->unit[i] = k[i] * (keeps ? keeps[i] : keep);
+  read_state(kv, s->unit, m->features, pad_to_lanes(m->dim), s->y);
+  for (uint64_t i = 0; i < m->dim; ++i) s->v[i] = beta * (s->v[i] - s->y[i]);
+}
+
+// Applies what stands behind the state to the output of a query head: denominator, skip, norm and gate.
+static void finish_head(const lrt_sequence *s, const char *base, uint32_t head, float denominator) {
+  const lrt_model *m = s->model;
+  const layer_map *l = &m->layer;
   float *y = s->y;
   if (m->denominator != NO_DENOMINATOR)
     for (uint32_t i = 0; i < m->dim; ++i) y[i] = denominator == 0 ? 0 : y[i] / denominator;
-  if (m->head_norm) {
-    const float scale = 1 / __builtin_sqrtf(dot(y, y, m->dim) / (float)m->dim + 1e-6f);
+  for (uint32_t i = 0; i < m->dim; ++i) y[i] *= m->scale;
+  if (m->skip) {
+    const float share = ((const float *)(base + l->skip))[head];
+    for (uint32_t i = 0; i < m->dim; ++i) y[i] += share * s->v[i];
+  }
+  if (m->head_norm == PLAIN_HEADS || m->head_norm == WEIGHTED_HEADS) {
+    const float scale = 1 / square_root(squared_length(y, m->dim) / (float)m->dim + HEAD_EPS);
     for (uint32_t i = 0; i < m->dim; ++i) y[i] *= scale;
+  }
+  if (m->head_norm == WEIGHTED_HEADS) {
+    const float *weight = (const float *)(base + l->head_norm_weight);
+    for (uint32_t i = 0; i < m->dim; ++i) y[i] *= weight[i];
   }
   if (m->head_gate) {
     const float *gate = s->gates + head * m->dim;
@@ -1058,60 +1360,117 @@ static void finish_head(const lrt_sequence *s, uint32_t head, float denominator)
   copy(s->attn_out + head * m->dim, y, m->dim * sizeof *y);
 }
 
+// What a token lets a key-value head keep of its state, and take in of the token. PER_FEATURE: s->keeps.
+static void find_decay(const lrt_sequence *s, const char *base, uint32_t g, float *keep, float *write) {
+  const lrt_model *m = s->model;
+  const float *rates = (const float *)(base + m->layer.rates);
+  *keep = *write = 1;
+  if (m->decay == FIXED) *keep = ((const float *)(base + m->layer.decay))[g] + 0.0f;  // -0 would get into the padding
+  if (m->decay == GATED) {
+    const float x = s->decays[g], logit = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
+    *keep = sigmoid(splat(logit))[0];
+    *write = sigmoid(splat(-logit))[0];
+  }
+  if (m->decay == PER_HEAD) {
+    const vf step = softplus(splat(s->decays[g]));
+    *keep = exponential(step * -rates[g])[0];
+    if (m->update == STEPPED) *write = step[0];
+  }
+  if (m->decay == PER_FEATURE)
+    for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W)
+      store(s->keeps + at, exponential(softplus(load(s->decays + g * m->dim + at)) * -rates[g]));
+}
+
 // A key-value head, and the query heads that share it.
 static void attend_head(const lrt_sequence *s, const char *base, float *state, uint32_t g) {
   const lrt_model *m = s->model;
   const uint32_t d = m->dim, group = m->heads / m->kv_heads;
   const float *queries = s->qkv, *keys = queries + m->heads * d, *values = keys + m->kv_heads * d;
-  float *kv = state + g * m->kv_floats, *z = state + m->kv_heads * m->kv_floats + g * pad_to_lanes(m->features);
-  float *n = state + m->layer_floats - pad_to_lanes(m->kv_heads) + g;
+  float *kv = state + g * m->kv_floats, *const sums = state + m->kv_heads * m->kv_floats;
+  float *z = m->sums ? sums + g * pad_to_lanes(m->features) : 0;
   const int rotated = m->position == ROTARY && !m->projections;
-  float keep = 1, write = 1;
-  if (m->decay == FIXED) keep = ((const float *)(base + m->layer.decay))[g] + 0.0f;  // -0 would get into the padding
-  if (m->decay == GATED) {
-    const float x = s->decay_logits[g], logit = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
-    keep = sigmoid(splat(logit))[0];
-    write = sigmoid(splat(-logit))[0];
-  }
+  const float *keeps = m->decay == PER_FEATURE ? s->keeps : 0, *k = rotated ? s->rotated_k : s->k;
+  float keep, write, weights = 0;
+  find_decay(s, base, g, &keep, &write);
   map_features(s, base, g, keys + g * d, s->k);
   if (rotated) apply_rope(s, s->k, s->rotated_k);
   copy(s->v, values + g * d, d * sizeof *values);
-  write_state(s, keep, write, kv, z, s->k, rotated ? s->rotated_k : s->k);
-  *n = *n * keep + write;
+  if (m->update == DELTA)
+    find_missing(s, keep, keeps, sigmoid(splat(s->betas[g]))[0] * m->beta_scale, kv, k);
+  write_state(s, keep, keeps, write, kv, z, s->k, k);
+  if (z) {
+    float *n = sums + m->kv_heads * pad_to_lanes(m->features) + g;
+    weights = *n = *n * keep + write;
+  }
   for (uint32_t head = g * group; head < (g + 1) * group; ++head) {
     map_features(s, base, g, queries + head * d, s->q);
     if (rotated) apply_rope(s, s->q, s->rotated_q);
     read_state(kv, rotated ? s->rotated_q : s->q, m->features, pad_to_lanes(d), s->y);
-    float denominator = dot(s->q, z, m->features);
+    float denominator = z ? dot(s->q, z, m->features) : 0;
     if (m->denominator == SUM) denominator += m->eps;
-    if (m->denominator == BOUNDED && !(denominator > m->eps * *n)) denominator = m->eps * *n;
-    finish_head(s, head, denominator);
+    if (m->denominator == BOUNDED && !(denominator > m->eps * weights)) denominator = m->eps * weights;
+    finish_head(s, base, head, denominator);
   }
+}
+
+// The convolution of q, k and v with their last inputs, a ring at the end of the layer's state, and SiLU.
+static void convolve(const lrt_sequence *s, const char *base, float *state) {
+  const lrt_model *m = s->model;
+  const uint64_t channels = pad_to_lanes(m->qkv_width), last = m->conv - 1;
+  float *ring = state + m->layer_floats - last * channels;
+  const float *weight = (const float *)(base + m->layer.conv.at), *bias = (const float *)(base + m->layer.conv_bias);
+  for (uint64_t at = 0; at < channels; at += W) {
+    const vf x = load(s->qkv + at);
+    vf sum = multiply_add(x, load(weight + last * channels + at), load(bias + at));
+    for (uint64_t i = 0, row = last ? s->seen % last : 0; i < last; ++i, row = row + 1 < last ? row + 1 : 0)
+      sum = multiply_add(load(ring + row * channels + at), load(weight + i * channels + at), sum);
+    if (last) store(ring + s->seen % last * channels + at, x);
+    store(s->qkv + at, sum * sigmoid(sum));
+  }
+}
+
+// The numbers of the tokens of this pass that their heads take beside q, k and v.
+static void project_extra(const lrt_sequence *s, const char *base, const float *input) {
+  const lrt_model *m = s->model;
+  const layer_map *l = &m->layer;
+  if (m->gate_rank) matvec(s, &l->gate_down, base, (const float *)(base + l->gate_down_bias), input, s->gate_low, 0);
+  if (m->head_gate) {
+    const float *x = m->gate_rank ? s->gate_low : input;
+    matvec(s, &l->gate_proj, base, (const float *)(base + l->gate_bias), x, s->gates, 0);
+    for (uint32_t i = 0; i < s->count; ++i)
+      for (uint64_t at = 0; at < m->inner; at += W) {
+        float *gate = s->gates + i * s->record + at;
+        const vf y = load(gate), share = sigmoid(y);
+        store(gate, m->head_gate == SILU ? y * share : share);
+      }
+  }
+  if (m->decay_rank)
+    matvec(s, &l->decay_down, base, (const float *)(base + l->decay_down_bias), input, s->decay_low, 0);
+  if (m->decay >= GATED)
+    matvec(s, &l->decay_proj, base, (const float *)(base + l->decay_bias), m->decay_rank ? s->decay_low : input, s->decays, 0);
+  if (m->update == DELTA)
+    matvec(s, &l->beta_proj, base, (const float *)(base + l->beta_bias), input, s->betas, 0);
 }
 
 static void attention_layer(const lrt_sequence *s, const char *base, float *state, const float *input, float *to) {
   const lrt_model *m = s->model;
   const layer_map *l = &m->layer;
   matvec(s, &l->qkv_proj, base, (const float *)(base + l->qkv_bias), input, s->qkv, 0);
-  if (m->head_gate) {
-    matvec(s, &l->gate_proj, base, (const float *)(base + l->gate_bias), input, s->gates, 0);
-    for (uint64_t at = 0; at < pad_to_lanes(m->width); at += W) {
-      const vf x = load(s->gates + at);
-      store(s->gates + at, x * sigmoid(x));
-    }
+  project_extra(s, base, input);
+  for (uint32_t i = 0; i < s->count; ++i) {
+    const lrt_sequence one = at_token(s, i);
+    if (m->conv) convolve(&one, base, state);
+    for (uint32_t g = 0; g < m->kv_heads; ++g) attend_head(&one, base, state, g);
+    if (m->head_norm != ALL_HEADS) continue;
+    norm_row(m->inner, HEAD_EPS, 0, (const float *)(base + l->head_norm_weight), 0, one.attn_out, one.attn_out);
+    clear(one.attn_out, m->inner, pad_to_lanes(m->inner));  // where NaN would stay
   }
-  if (m->decay == GATED)
-    matvec(s, &l->decay_proj, base, (const float *)(base + l->decay_bias), input, s->decay_logits, 0);
-  for (uint32_t g = 0; g < m->kv_heads; ++g) attend_head(s, base, state, g);
   matvec(s, &l->out_proj, base, (const float *)(base + l->out_bias), s->attn_out, to, 1);
 }
 
-static void mlp(const lrt_sequence *s, const char *base, const float *input, float *to) {
-  const lrt_model *m = s->model;
-  const layer_map *l = &m->layer;
+// The activation of a token's hidden units.
+static void activate(const lrt_model *m, float *hidden) {
   const uint64_t n = m->hidden;
-  float *hidden = s->hidden;
-  matvec(s, &l->up, base, (const float *)(base + l->up_bias), input, hidden, 0);
   if (m->activation == GELU) {
     for (uint64_t at = 0; at < n; at += W) store(hidden + at, gelu(load(hidden + at)));
   } else if (m->activation == RELU_MLP) {
@@ -1126,7 +1485,13 @@ static void mlp(const lrt_sequence *s, const char *base, const float *input, flo
     }
   }
   clear(hidden, n, pad_to_lanes(n));
-  matvec(s, &l->down, base, (const float *)(base + l->down_bias), hidden, to, 1);
+}
+
+static void mlp(const lrt_sequence *s, const char *base, const float *input, float *to) {
+  const layer_map *l = &s->model->layer;
+  matvec(s, &l->up, base, (const float *)(base + l->up_bias), input, s->hidden, 0);
+  for (uint32_t i = 0; i < s->count; ++i) activate(s->model, s->hidden + i * s->record);
+  matvec(s, &l->down, base, (const float *)(base + l->down_bias), s->hidden, to, 1);
 }
 
 // s->x = the embeddings of a token, or of s->rows, of those `lookback` tokens before it, and of its position.
@@ -1134,7 +1499,7 @@ static void embed(const lrt_sequence *s, uint32_t token) {
   const lrt_model *m = s->model;
   const char *base = m->file;
   clear(s->x, 0, pad_to_lanes(m->width));
-  if (m->input == FRAMES)
+  if (m->input == FRAME_INPUT)
     matvec(s, &m->input_proj, base, (const float *)(base + m->input_bias), s->rows, s->x, 0);
   else
     add_row(&m->embedding, base, token, s->x);
@@ -1158,37 +1523,48 @@ static void embed(const lrt_sequence *s, uint32_t token) {
   }
 }
 
-// Decodes one token, which is a valid symbol at a valid position; computes params where `last`.
-static void decode_token(lrt_sequence *s, uint32_t token, int last) {
+// Decodes up to TOKENS tokens, which are valid symbols at valid positions; computes params for the last where `last`.
+static void decode_tokens(lrt_sequence *s, const uint32_t *tokens, uint32_t count, int last) {
   const lrt_model *m = s->model;
   const int pre = m->norm_order == PRE;
-  embed(s, token);
+  for (uint32_t i = 0; i < count; ++i) {
+    const lrt_sequence one = at_token(s, i);
+    embed(&one, tokens[i]);
+    if (m->max_lookback) s->recent[one.seen % m->max_lookback] = tokens[i];
+  }
+  s->count = count;
   for (uint32_t i = 0; i < m->layers; ++i) {
     const char *base = m->file + m->layers_offset + i * m->layer.bytes;
     const layer_map *l = &m->layer;
-    if (pre) norm(m, base, l->attn_norm_weight, l->attn_norm_bias, s->x, s->normed);
+    if (pre) norm(s, base, l->attn_norm_weight, l->attn_norm_bias, s->x, s->normed);
     attention_layer(s, base, s->state + i * m->layer_floats, pre ? s->normed : s->x, s->x);
-    norm(m, base, pre ? l->mlp_norm_weight : l->attn_norm_weight, pre ? l->mlp_norm_bias : l->attn_norm_bias, s->x,
-         pre ? s->normed : s->x);
+    if (!pre) norm(s, base, l->attn_norm_weight, l->attn_norm_bias, s->x, s->x);
+    if (!m->hidden) continue;
+    if (pre) norm(s, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->normed);
     mlp(s, base, pre ? s->normed : s->x, s->x);
-    if (!pre) norm(m, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->x);
+    if (!pre) norm(s, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->x);
   }
-  if (m->max_lookback) s->recent[s->seen % m->max_lookback] = token;
-  s->seen += 1;
+  s->count = 1;
+  if (last) {
+    const char *base = m->file + m->head_offset;
+    const lrt_sequence one = at_token(s, count - 1);
+    if (m->final_norm) norm(&one, base, m->final_weight, m->final_bias, one.x, one.normed);
+    matvec(&one, &m->head, base, (const float *)(base + m->head_bias), m->final_norm ? one.normed : one.x, s->params, 0);
+  }
+  s->seen += count;
   s->ready = (uint32_t)last;
-  if (!last) return;
-  const char *base = m->file + m->head_offset;
-  if (m->final_norm) norm(m, base, m->final_weight, m->final_bias, s->x, s->normed);
-  matvec(s, &m->head, base, (const float *)(base + m->head_bias), m->final_norm ? s->normed : s->x, s->params, 0);
 }
 
 int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
   const lrt_model *m = s->model;
-  if (m->input != TOKENS) return LRT_OTHER_INPUT;
+  if (m->input != TOKEN_INPUT) return LRT_OTHER_INPUT;
   for (size_t i = 0; i < count; ++i)
     if (tokens[i] >= m->symbols) return LRT_BAD_TOKEN;
   if (count > m->max_positions - s->seen) return LRT_TOO_LONG;
-  for (size_t i = 0; i < count; ++i) decode_token(s, tokens[i], i + 1 == count);
+  for (size_t i = 0; i < count; i += TOKENS) {
+    const size_t left = count - i;
+    decode_tokens(s, tokens + i, left < TOKENS ? (uint32_t)left : TOKENS, left <= TOKENS);
+  }
   return LRT_OK;
 }
 
@@ -1225,12 +1601,13 @@ static uint32_t most_probable(const lrt_sequence *s) {
 int lrt_read(lrt_sequence *s, const float *frames, size_t count) {
   const lrt_model *m = s->model;
   const uint64_t n = m->inputs, step = row_floats(m);
-  if (m->input != FRAMES) return LRT_OTHER_INPUT;
+  if (m->input != FRAME_INPUT) return LRT_OTHER_INPUT;
   if (!count || count > 1u << m->stages) return LRT_BAD_OPTION;
   if (s->ended) return LRT_ENDED;
   if (s->seen >= m->max_positions) return LRT_TOO_LONG;
   if (has_nonfinite(FLOAT32, (const char *)frames, count * n)) return LRT_BAD_NUMBER;
-  const float *mean = (const float *)(m->file + m->mean), *scale = (const float *)(m->file + m->scale);
+  const float *mean = (const float *)(m->file + m->frame_mean);
+  const float *scale = (const float *)(m->file + m->frame_scale);
   for (uint64_t row = 0; row < count; ++row) {
     float *to = s->rows + row * step;
     copy(to, frames + row * n, n * sizeof *frames);
@@ -1239,7 +1616,7 @@ int lrt_read(lrt_sequence *s, const float *frames, size_t count) {
   }
   uint32_t left = (uint32_t)count;
   for (uint32_t i = 0; i < m->stages; ++i) left = subsample(s, i, left);
-  decode_token(s, 0, 1);
+  decode_tokens(s, &(uint32_t){0}, 1, 1);
   s->ended = count < 1u << m->stages;
   s->before = s->symbol;
   s->symbol = most_probable(s);
@@ -1247,7 +1624,7 @@ int lrt_read(lrt_sequence *s, const float *frames, size_t count) {
 }
 
 int lrt_new_symbol(const lrt_sequence *s) {
-  if (s->model->input != FRAMES) return LRT_OTHER_INPUT;
+  if (s->model->input != FRAME_INPUT) return LRT_OTHER_INPUT;
   if (!s->ready) return LRT_NOTHING_READ;
   return s->symbol == s->before ? 0 : (int)s->symbol;
 }
@@ -1419,10 +1796,9 @@ int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
   const uint64_t bytes = state_bytes(m);
   char *file = to;
   if (size != bytes) return LRT_WRONG_SIZE;
-  const uint32_t version = LRT_FORMAT;
   __builtin_memset(file, 0, STATE_HEADER);
   copy(file, STATE_MAGIC, 8);
-  copy(file + 8, &version, 4);
+  copy(file + 8, &m->version, 4);
   copy(file + 16, &bytes, 8);
   copy(file + 24, &m->checksum, 4);
   copy(file + 28, &s->seen, 4);
@@ -1441,9 +1817,9 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
   const char *file = from;
   const int error = check_file(file, size, STATE_MAGIC, STATE_HEADER, LRT_NOT_A_STATE);
   if (error) return error;
-  if (word_at(file + 24) != m->checksum || size != bytes) return LRT_OTHER_MODEL;
+  if (word_at(file + 24) != m->checksum || size != bytes || word_at(file + 8) != m->version) return LRT_OTHER_MODEL;
   const uint32_t ended = word_at(file + 40), symbol = word_at(file + 44);
-  for (int i = m->input == FRAMES ? 48 : 40; i < STATE_HEADER; ++i)
+  for (int i = m->input == FRAME_INPUT ? 48 : 40; i < STATE_HEADER; ++i)
     if (file[i]) return LRT_BAD_PADDING;
   if (ended > 1 || symbol >= m->vocabulary) return LRT_BAD_TOKEN;
   const uint32_t seen = word_at(file + 28);
@@ -1454,11 +1830,14 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
     if (i < m->max_lookback && token >= m->symbols) return LRT_BAD_TOKEN;
     if (i >= m->max_lookback && token) return LRT_BAD_PADDING;
   }
-  walk w = {state, 0, LRT_OK};
+  walk w = {.base = state};
   for (uint32_t i = 0; i < m->layers; ++i) {
     w.at = check_rows(&w, FLOAT32, w.at, (uint64_t)m->kv_heads * m->features, m->dim);
-    w.at = check_rows(&w, FLOAT32, w.at, m->kv_heads, m->features);
-    w.at = check_rows(&w, FLOAT32, w.at, 1, m->kv_heads);
+    if (m->sums) {
+      w.at = check_rows(&w, FLOAT32, w.at, m->kv_heads, m->features);
+      w.at = check_rows(&w, FLOAT32, w.at, 1, m->kv_heads);
+    }
+    if (m->conv) w.at = check_rows(&w, FLOAT32, w.at, m->conv - 1, m->qkv_width);
   }
   for (uint32_t i = 0; i < m->stages; ++i)
     w.at = check_rows(&w, FLOAT32, w.at, 1, i ? m->subsampled : m->inputs);

@@ -1,4 +1,5 @@
-// A trained model as an RNN, one token or frame at a time, in one C11 file: no library, no allocation, no global variable.
+// A trained model as an RNN, one token or frame at a time, in one C11 file: no library, -lm neither (but for processors
+// other than x86-64, ARMv8 and WebAssembly compile with -fno-math-errno), no allocation, no global variable.
 // Compiled for the machine or for WebAssembly; the models it reads are written by `lintra export --to runtime`, their
 // format is docs/format.md.
 //
@@ -25,7 +26,7 @@
 extern "C" {
 #endif
 
-#define LRT_FORMAT 1  // the version of the files, of models and of states
+#define LRT_FORMAT 2  // the newest version of files and states that is read; older ones are read too
 #define LRT_ALIGN 64  // bytes
 
 enum {
@@ -87,6 +88,12 @@ int lrt_load(lrt_model *memory, size_t size, const void *file, size_t bytes);
 
 int lrt_fact(const lrt_model *model, int which);
 
+// The file of a model whose weights are float16, with the same numbers as float32, at `to`, aligned and of so many bytes;
+// 0 where they are of another kind. For processors that have no instruction for float16, WebAssembly among them: there
+// they are read more slowly than float32. States of one file are not of the other.
+size_t lrt_float32_size(const lrt_model *model);
+int lrt_to_float32(const lrt_model *model, void *to, size_t size);
+
 // Bytes of an lrt_sequence: the state and working memory. 0 where that is more than a size_t holds.
 size_t lrt_sequence_size(const lrt_model *model);
 
@@ -96,7 +103,8 @@ int lrt_start(lrt_sequence *memory, size_t size, const lrt_model *model);
 // Decodes one token; lrt_params then has the distribution of the next.
 int lrt_step(lrt_sequence *sequence, uint32_t token);
 
-// Decodes several tokens; params are computed for the last one alone.
+// Decodes several tokens, to the bit as lrt_step does, but reads the weights once for up to 16 of them; params are
+// computed for the last one alone.
 int lrt_prefill(lrt_sequence *sequence, const uint32_t *tokens, size_t count);
 
 // Reads LRT_SUBSAMPLE frames of LRT_INPUT finite numbers each, one behind the other; the last ones of an utterance may be

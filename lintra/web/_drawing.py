@@ -40,6 +40,11 @@ def why_not(model: Any, task: Any) -> str | None:
     attention = model.blocks[0].attn.attention
     if not isinstance(attention, LinearAttention):
         return f"the page is about linear attention, this model has {attention.name}"
+    if export.version(model) != 1:
+        return (
+            "the page's plain JavaScript reads version 1 of the runtime's files, this model takes version 2: "
+            "train one without conv, qk_norm, output_gate and head_dim, and with mlp_ratio above 0"
+        )
     return None
 
 

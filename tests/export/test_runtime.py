@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lintra.attention import linear, performer, retention, softmax
+from lintra.attention import delta, linear, performer, retention, softmax
 from lintra.checkpoint import Error
 from lintra.export import runtime as export
 from lintra.models import decoder, encoder
@@ -54,15 +54,18 @@ def other_embedding(model):
             encoder.Config(vocabulary=5, layers=1, heads=1, width=8).build(),
             "is for decoders and recognisers of speech, got Encoder",
         ),
-        (build(attention=softmax.Config()), "knows the attentions linear, retention and rfa, got softmax"),
+        (
+            build(attention=softmax.Config()),
+            "knows the attentions linear, retention, rfa, gated, delta, kda and ssd, got softmax",
+        ),
         (
             build(attention=performer.Config()),
-            "knows the attentions linear, retention and rfa, got performer",
+            "knows the attentions linear, .* and ssd, got performer",
         ),
-        (build(head_dim=8), "needs heads of width / heads numbers, got head_dim=8"),
+        (build(heads=1, head_dim=2**17), "takes head_dim of at most 65,536, got 131,072"),
         (
             build(attention=(linear.Config(), softmax.Config())),
-            "knows the attentions linear, retention and rfa, got softmax",
+            "knows the attentions linear, retention, rfa, gated, delta, kda and ssd, got softmax",
         ),
         (
             build(attention=(linear.Config(), retention.Config())),
@@ -77,8 +80,16 @@ def other_embedding(model):
             "divides heads by their root mean square, got centre_heads=True",
         ),
         (
-            build(attention=retention.Config(value_heads=6)),
-            "has a value head for each key head, got value_heads=6 for 3 key heads",
+            build(attention=delta.Config(), conv=2),
+            "has one convolution: delta has its own, got conv=2",
+        ),
+        (
+            build(attention=delta.Config(), qk_norm="l2"),
+            "makes keys unit vectors once, behind a convolution, got qk_norm='l2'",
+        ),
+        (
+            build(attention=retention.Config(), output_gate=True),
+            "has one norm and gate of heads: retention has its own, got output_gate=True",
         ),
         (
             build(attention=linear.Config(rotary="inputs"), position="rotary"),
@@ -161,6 +172,16 @@ def test_the_file_is_as_it_is_documented(weights):
     assert content == export.to_bytes(build(), weights)
 
 
+def test_what_version_1_has_is_written_as_version_1():
+    """Older programs read it, and refuse version 2 in words."""
+    for name, kind in KINDS.items():
+        content = export.to_bytes(build(**kind))
+        later = re.match("gated|delta|kda|ssd|convolved", name) is not None
+        assert struct.unpack_from("<I", content, 8)[0] == 1 + later, name
+    assert struct.unpack_from("<I", export.to_bytes(build(head_dim=4)), 8)[0] == 2
+    assert struct.unpack_from("<I", export.to_bytes(build(mlp_ratio=0.0)), 8)[0] == 2
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     model = build()
     export.write(model, tmp_path / "a" / "model.lrt")
@@ -191,4 +212,4 @@ def test_the_documented_header_is_the_header():
     for at, size in rows:
         assert at == end
         end += size
-    assert end == export.HEADER
+    assert end == export.HEADER[2]

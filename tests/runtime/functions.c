@@ -20,10 +20,12 @@ static double place_of(double right) {  // of the last bit of a float of that si
 static vf exp_of(vf x) { return exponential(x); }
 static vf log_of(vf x) { return logarithm(x); }
 static vf sigmoid_of(vf x) { return sigmoid(x); }
+static vf softplus_of(vf x) { return softplus(x); }
 static vf gelu_of(vf x) { return gelu(x); }
 static vf log_sigmoid_of(vf x) { return log_sigmoid(x); }
 static vf one_minus_exp_of(vf x) { return one_minus_exp(x); }
 static double exact_sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double exact_softplus(double x) { return log1p(exp(x)); }
 static double exact_gelu(double x) { return x / 2 * erfc(-x / sqrt(2)); }
 static double exact_log_sigmoid(double x) { return x < 0 ? x - log1p(exp(x)) : -log1p(exp(-x)); }
 static double exact_one_minus_exp(double x) { return -expm1(-x); }
@@ -120,6 +122,7 @@ int main(void) {
   compare("exponential", exp_of, exp, 0x1p-30f, 87.0f, 1, 1);
   compare("logarithm", log_of, log, 0x1p-126f, __FLT_MAX__, 0, 1);
   compare("sigmoid", sigmoid_of, exact_sigmoid, 0x1p-30f, 87.0f, 1, 1);
+  compare("softplus", softplus_of, exact_softplus, 0x1p-30f, 87.0f, 1, 1);
   compare("gelu", gelu_of, exact_gelu, 0x1p-30f, 5.0f, 1, 1);
   compare("far gelu", gelu_of, exact_gelu, 5.0f, 1e30f, 1, 0);
   compare("log sigmoid", log_sigmoid_of, exact_log_sigmoid, 0x1p-30f, 80.0f, 1, 0);

@@ -64,10 +64,12 @@ static void hear(lrt_sequence *sequence, const lrt_model *model) {
 }
 
 static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *state, size_t bytes) {
-  const uint32_t tokens[] = {0, (uint32_t)lrt_fact(model, LRT_VOCABULARY) - 1, (uint32_t)lrt_fact(model, LRT_START)};
+  uint32_t tokens[20] = {0, (uint32_t)lrt_fact(model, LRT_VOCABULARY) - 1, (uint32_t)lrt_fact(model, LRT_START)};
   count(lrt_sample(sequence, 1, 0, 1, 0.5));
   count(lrt_prefill(sequence, tokens, 2));
   count(lrt_step(sequence, tokens[2]));
+  tokens[2] = 0;
+  count(lrt_prefill(sequence, tokens, 20));
   count(lrt_load_state(sequence, state, bytes));
   if (lrt_fact(model, LRT_INPUT)) hear(sequence, model);
   for (int i = 0; i < 3; ++i) {
@@ -82,6 +84,17 @@ static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *s
   const int again = count(lrt_load_state(sequence, saved, size));
   if (again < 0 && again != LRT_BAD_NUMBER) abort();
   free(saved);
+}
+
+// The same model with weights of float32, which must be sound where the first is.
+static void widen_all(const lrt_model *model) {
+  const size_t bytes = lrt_float32_size(model);
+  if (!bytes || bytes > MOST) return;
+  uint8_t *file = exact(0, bytes), *other = exact(0, lrt_model_size());
+  if (lrt_to_float32(model, file, bytes - 1) != LRT_WRONG_SIZE || lrt_to_float32(model, file, bytes) != LRT_OK) abort();
+  if (lrt_load((lrt_model *)other, lrt_model_size(), file, bytes) != LRT_OK) abort();
+  free(other);
+  free(file);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -99,6 +112,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   lrt_model *model = (lrt_model *)exact(0, lrt_model_size());
   if (count(lrt_load(model, lrt_model_size(), file, bytes)) == LRT_OK) {
+    widen_all(model);
     const size_t needed = lrt_sequence_size(model);
     if (needed && needed <= MOST) {
       lrt_sequence *sequence = (lrt_sequence *)exact(0, needed);
@@ -126,8 +140,8 @@ static size_t mutate(uint8_t *data, size_t size, size_t room) {
   static const uint32_t words[] = {0, 1, 2, 3, 16, 64, 255, 0xffff, 0x10000, 0x7fffffff, 0x80000000, 0xffffffff,
                                    0x7f800000, 0x7fc00000, 0xff800000, 0x3f800000, 0x00800000, 0x7f7fffff};
   for (uint64_t times = 1 + draw(3); times; --times) {
-    // Half of them in the header, where most of what is checked lies.
-    const size_t reach = draw(2) && size > 321 ? 321 : size, at = (size_t)draw(reach), word = 1 + (at - (at > 0)) / 4 * 4;
+    // Half of them in the headers, where most of what is checked lies.
+    const size_t reach = draw(2) && size > 449 ? 449 : size, at = (size_t)draw(reach), word = 1 + (at - (at > 0)) / 4 * 4;
     switch (draw(7)) {
       case 0: data[at] ^= (uint8_t)(1 << draw(8)); break;
       case 1: data[at] = (uint8_t)draw(256); break;

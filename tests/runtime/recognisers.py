@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lintra.attention import linear, retention, rfa
+from lintra.attention import delta, gated, kda, linear, retention, rfa, ssd
 from lintra.audio import features
 from lintra.audio.symbols import Symbols
 from lintra.models import ctc, encoder
@@ -22,6 +22,20 @@ RECOGNISERS = {  # of the encoder, and of the recogniser around it
     "concatenated": ({"position": "concatenated", "width": 32, "heads": 2}, {"symbols": WORDS}),
     "learned": ({"position": "learned", "max_length": 9, "inputs": 1}, {"symbols": PHONEMES}),
     "rfa": ({"attention": rfa.Config(features=10, gate=True), "position": "none"}, {"subsample": 2}),
+    "gated": ({"attention": gated.Config(rank=5)}, {}),
+    "delta": (
+        {"attention": delta.Config(), "norm_kind": "rms", "activation": "swiglu", "position": "none"},
+        {"subsample": 2},
+    ),
+    "kda": (
+        {"attention": kda.Config(rank=3), "head_dim": 10, "inputs": 5},
+        {"subsample": 1, "features": GIVEN},
+    ),
+    "ssd": (
+        {"attention": ssd.Config(), "mlp_ratio": 0.0, "position": "rotary"},
+        {"symbols": PHONEMES, "subsample": 2},
+    ),
+    "convolved": ({"conv": 3, "qk_norm": "l2", "output_gate": True, "position": "concatenated"}, {}),
     "wide": ({"inputs": 40}, {"features": features.Config(rate=8_000, bins=3, shift_ms=25.0)}),
 }
 

@@ -52,27 +52,48 @@ FIELD = {  # places in the header, docs/format.md
     "norm_eps": 280,
     "rest": 284,
     "input": 316,
+    # Of version 2.
+    "dim": 320,
+    "conv": 324,
+    "unit keys": 328,
+    "update": 332,
+    "decay rank": 336,
+    "gate rank": 340,
+    "skip": 344,
+    "scale": 348,
+    "beta scale": 352,
+    "rest of version 2": 356,
 }
-OF_FRAMES = {  # behind the header of a model that reads them
-    "inputs": 320,
-    "subsampled": 324,
-    "stages": 328,
-    "bytes of names": 332,
-    "spaced": 336,
-    "audio": 340,
-    "rate": 344,
-    "frame": 348,
-    "shift": 352,
-    "low": 356,
-    "high": 360,
-    "rest": 364,
+OF_FRAMES = {  # in the second header, of a model that reads them
+    "inputs": 0,
+    "subsampled": 4,
+    "stages": 8,
+    "bytes of names": 12,
+    "spaced": 16,
+    "audio": 20,
+    "rate": 24,
+    "frame": 28,
+    "shift": 32,
+    "low": 36,
+    "high": 40,
+    "rest of frames": 44,
 }
 KNOWN = ("weights", "start", "feed", "norm place", "norm kind", "final norm", "position", "map", "decay")
 KNOWN += ("denominator", "head norm", "head gate", "output", "input")
+KNOWN_IN_2 = ("decay", "head norm", "head gate", "unit keys", "update", "skip")
 
 
 def content_of(weights="float32", **kind):
     return bytearray(export.to_bytes(build(**({"layers": 1} | kind)), weights))
+
+
+def place(content, name):
+    """Where a field lies in a file of either version."""
+    return FIELD[name] if name in FIELD else header_of(content) + OF_FRAMES[name]
+
+
+def header_of(content):
+    return export.HEADER[struct.unpack_from("<I", content, 8)[0]]
 
 
 def repaired(content):
@@ -97,7 +118,7 @@ def test_what_is_no_model():
     content = content_of()
     for other in (b"", b"lintra", b"{}" * 500, b"lintraST" + content[8:]):
         refused(other, "it begins with other bytes")
-    refused(with_word(content, 8, 2), "another version of the format")
+    refused(with_word(content, 8, 3), "another version of the format")
     refused(content[:8], "shorter or longer than it must be")
 
 
@@ -130,6 +151,26 @@ def test_a_kind_of_a_later_version(name):
         refused(with_word(content_of(), FIELD[name], value), "a kind that this program does not know")
 
 
+@pytest.mark.parametrize("name", KNOWN_IN_2)
+def test_a_kind_of_a_version_after_2(name):
+    for value in (5, 2**31, 2**32 - 1):
+        content = with_word(content_of(**KINDS["delta"]), FIELD[name], value)
+        refused(content, "a kind that this program does not know")
+
+
+@pytest.mark.parametrize(("name", "value"), [("decay", 3), ("head norm", 2), ("head gate", 2)])
+def test_a_kind_of_version_2_in_version_1(name, value):
+    refused(with_word(content_of(), FIELD[name], value), "a kind that this program does not know")
+
+
+def test_a_file_of_one_version_as_another():
+    refused(with_word(content_of(**KINDS["delta"]), 8, 1), "a kind that this program does not know")
+    assert reason_of(with_word(content_of(), 8, 2)) is not None
+    short = bytearray(content_of()[:320])  # no room for the header of version 2
+    struct.pack_into("<Q", short, 16, 320)
+    refused(with_word(short, 8, 2), "shorter or longer than it must be")
+
+
 SIZES = ("vocabulary", "layers", "width", "heads", "kv_heads", "rows", "hidden", "axes", "axis", "places")
 SIZES += ("components",)
 
@@ -143,6 +184,12 @@ def test_sizes_that_are_hostile(kind, name):
     for value in {0, 1, right + 1, 2 * right, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right}:
         with pytest.raises(Error, match=r"a size that is out of bounds|shorter or longer than it must be"):
             Model(with_word(content, FIELD[name], value))
+
+
+@pytest.mark.parametrize("kind", ["gated", "delta", "kda, low rank", "ssd", "convolved rfa"])
+@pytest.mark.parametrize("name", [*SIZES, "dim", "conv", "decay rank", "gate rank"])
+def test_sizes_of_version_2_that_are_hostile(kind, name):
+    test_sizes_that_are_hostile(kind, name)
 
 
 def test_how_far_back_a_place_may_lie():
@@ -172,6 +219,14 @@ def test_all_sizes_at_their_largest():
         ("plain", {"output": 1}),  # a mixture without components
         ("nowhere", {"places": 1, "place": 1}),  # places before the first token, without a start symbol
         ("one", {"position": 1}),  # a code of an odd width
+        ("gated", {"decay": 3}),  # a rank where heads fade as a whole
+        ("gated", {"decay rank": 0}),  # no rank where every feature fades
+        ("convolved rfa", {"decay": 4, "decay rank": 2}),  # decays of features that are random
+        ("convolved rfa", {"denominator": 0, "decay": 0, "update": 1}),  # random features in the delta rule
+        ("kda", {"head gate": 0}),  # a rank without a gate
+        ("delta", {"denominator": 1}),  # a denominator of the delta rule
+        ("ssd", {"decay": 0}),  # a step without a decay
+        ("delta", {"heads": 2**16, "kv_heads": 2**16, "dim": 2**16}),  # 2^32 numbers
     ],
 )
 def test_kinds_that_do_not_go_together(kind, changes):
@@ -183,16 +238,20 @@ def test_kinds_that_do_not_go_together(kind, changes):
 
 def test_numbers_that_are_none():
     content = content_of()
-    for name in ("eps", "norm_eps"):
+    later = content_of(**KINDS["delta"])
+    for name in ("eps", "norm_eps", "scale", "beta scale"):
         for value in (float("nan"), float("inf"), -1.0):
-            refused(with_word(content, FIELD[name], value), "infinite, not a number, or out of bounds")
+            changed = with_word(later if "scale" in name else content, FIELD[name], value)
+            refused(changed, "infinite, not a number, or out of bounds")
 
 
 @pytest.mark.parametrize("weights", export.WEIGHTS)
-def test_weights_that_are_none(weights):
+@pytest.mark.parametrize("kind", ["plain", "kda", "ssd", "gated"])
+def test_weights_that_are_none(kind, weights):
     """Wherever they lie: each number of the file made infinite or NaN, 64 of them at once."""
-    content = content_of(weights, layers=2, width=8, heads=1, vocabulary=3, position="none")
-    sections = range(320, len(content), 64)
+    small = {"layers": 2, "width": 8, "heads": 1, "vocabulary": 3, "position": "none"}
+    content = content_of(weights, **(KINDS[kind] | small))
+    sections = range(320 if kind == "plain" else 384, len(content), 64)
     found = 0
     for at in sections:
         for value in (0x7F800000, 0x7FC00001, 0xFF800000):
@@ -210,6 +269,18 @@ def reason_of(content):
     except Error as error:
         return str(error)
     return None
+
+
+@pytest.mark.parametrize("kind", ["delta", "kda", "ssd", "gated"])
+def test_rates_below_0(kind):
+    """States would grow without end."""
+    model = build(**({"layers": 1} | KINDS[kind]))
+    attention = model.blocks[0].attn.attention
+    rate = 0.5 if kind == "gated" else attention.A_log.exp()[0].item()
+    content = bytearray(export.to_bytes(model))
+    at = next(at for at in range(384, len(content), 64) if struct.unpack_from("<f", content, at)[0] == rate)
+    struct.pack_into("<f", content, at, -rate)
+    refused(repaired(content), "infinite, not a number, or out of bounds")
 
 
 @pytest.mark.parametrize("kind", ["retention", "plain"])
@@ -235,6 +306,11 @@ def test_padding_holds_nothing():
     content = content_of(width=12, heads=1)  # rows of 12 numbers in the room of 16
     for at in (FIELD["rest"], 315, 320 + 12 * 4, len(content) - 1):
         changed = bytearray(content)
+        changed[at] = 1
+        refused(repaired(changed), "where there must be zeros")
+    later = content_of(**KINDS["delta"])
+    for at in (FIELD["rest"], 315, FIELD["rest of version 2"], 383, len(later) - 1):
+        changed = bytearray(later)
         changed[at] = 1
         refused(repaired(changed), "where there must be zeros")
 
@@ -286,7 +362,7 @@ def test_states_that_are_none():
 
     check(b"", "no state of a sequence")
     check(b"lintraRT" + state[8:], "no state of a sequence")
-    check(with_word(state, 8, 2), "another version of the format")
+    check(with_word(state, 8, 3), "another version of the format")
     for size in (8, 12, 63, 64, len(state) - 1):
         check(state[:size], "shorter or longer than it must be")
     check(state + b"\0", "shorter or longer than it must be")
@@ -308,7 +384,9 @@ def test_states_that_are_none():
     assert sequence.seen == 3
 
 
-@pytest.mark.parametrize(("kind", "features"), [("plain", 12), ("retention", 12), ("rfa", 20)])
+@pytest.mark.parametrize(
+    ("kind", "features"), [("plain", 12), ("retention", 12), ("rfa", 20), ("delta", 12), ("ssd", 12)]
+)
 def test_padding_of_a_state_holds_nothing(kind, features):
     """Every other number may be changed: there are as many as the sums of docs/format.md hold."""
     model = build(**({"layers": 2} | KINDS[kind]))
@@ -323,8 +401,11 @@ def test_padding_of_a_state_holds_nothing(kind, features):
             reasons.add(str(error))
     assert reasons == {"it holds something where there must be zeros"}
     mix = model.blocks[0].attn
-    sums = getattr(mix.attention, "rates", mix.kv_heads)  # of retention one for each rate
-    assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
+    sums = mix.attention.rates if kind == "retention" else mix.kv_heads  # of retention one for each rate
+    if kind in ("delta", "ssd"):  # without a sum of keys, with the last inputs of the convolution
+        assert taken == 2 * (sums * features * mix.dim + 3 * sum(mix.widths))
+    else:
+        assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.0])
@@ -350,35 +431,51 @@ def test_a_state_fits_the_weights_it_was_made_with():
         Sequence(Model(export.to_bytes(model))).load(one.save())
 
 
+VERSIONS = ("four to one", "gated")  # recognisers, of either version of the format
+
+
 def recogniser(kind="four to one", **changes):
     return bytearray(export.to_bytes(recognisers.build(kind, **changes)))
 
 
-def test_a_recogniser_of_any_other_length():
-    content = recogniser()
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_a_recogniser_of_any_other_length(kind):
+    content = recogniser(kind)
     for size in range(320, 600):
         told = content[:16] + struct.pack("<Q", size) + content[24:size]
         refused(repaired(told), "shorter or longer than it must be")
 
 
-@pytest.mark.parametrize("name", ["spaced", "audio"])
-def test_a_kind_of_frames_of_a_later_version(name):
+@pytest.mark.parametrize("kind", VERSIONS)
+@pytest.mark.parametrize("name", ["spaced", "audio", "input"])
+def test_a_kind_of_frames_of_a_later_version(kind, name):
+    content = recogniser(kind)
     for value in (2, 2**32 - 1):
-        refused(with_word(recogniser(), OF_FRAMES[name], value), "a kind that this program does not know")
+        changed = with_word(content, place(content, name), value)
+        refused(changed, "a kind that this program does not know")
 
 
-@pytest.mark.parametrize("kind", ["four to one", "frames as they are", "learned"])
+def test_a_recogniser_of_one_version_as_another():
+    assert [header_of(recogniser(kind)) for kind in VERSIONS] == [320, 384]
+    for kind, other in zip(VERSIONS, (2, 1), strict=True):
+        assert reason_of(with_word(recogniser(kind), 8, other)) is not None
+    short = bytearray(recogniser("gated")[:384])  # no room for the header of frames
+    struct.pack_into("<Q", short, 16, 384)
+    refused(repaired(short), "shorter or longer than it must be")
+
+
+@pytest.mark.parametrize("kind", ["four to one", "frames as they are", "learned", "gated"])
 @pytest.mark.parametrize(
     "name", ["inputs", "subsampled", "stages", "bytes of names", "rate", "frame", "shift"]
 )
 def test_sizes_of_frames_that_are_hostile(kind, name):
     """A file that is as long as before may name another rate, or frame of audio, that is in bounds."""
     content = recogniser(kind)
-    right = struct.unpack_from("<I", content, OF_FRAMES[name])[0]
+    right = struct.unpack_from("<I", content, place(content, name))[0]
     harmless = {"rate": {2**14, 2**16, 2**20, 2**24}, "frame": {2**14}, "shift": {1}}.get(name, set())
     harmless |= {right + 1, 2 * right} if name in ("rate", "frame") else {right + 1, 2 * right} - {201, 400}
     for value in {0, 1, right + 1, 2 * right, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right}:
-        reason = reason_of(with_word(content, OF_FRAMES[name], value))
+        reason = reason_of(with_word(content, place(content, name), value))
         if reason is None:
             assert kind != "frames as they are"
             assert value in harmless
@@ -402,26 +499,31 @@ def test_sizes_of_frames_that_are_hostile(kind, name):
         ("four to one", {"high": 4_000.5}),
         ("four to one", {"shift": 201}),
         ("four to one", {"audio": 0}),
+        ("gated", {"start": 1}),
+        ("gated", {"shift": 201}),
     ],
 )
 def test_frames_that_do_not_go_together(kind, changes):
     content = recogniser(kind)
     for name, value in changes.items():
-        content = bytearray(with_word(content, (FIELD | OF_FRAMES)[name], value))
+        content = bytearray(with_word(content, place(content, name), value))
     assert reason_of(bytes(content)) is not None
 
 
-def test_bounds_in_hz_that_are_none():
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_bounds_in_hz_that_are_none(kind):
+    content = recogniser(kind)
     for name in ("low", "high"):
         for value in (float("nan"), float("inf"), -1.0):
-            refused(
-                with_word(recogniser(), OF_FRAMES[name], value), "infinite, not a number, or out of bounds"
-            )
-    refused(with_word(recogniser(), OF_FRAMES["rest"], 1), "where there must be zeros")
+            changed = with_word(content, place(content, name), value)
+            refused(changed, "infinite, not a number, or out of bounds")
+    for name in ("rest", "rest of frames"):
+        refused(with_word(content, place(content, name), 1), "where there must be zeros")
 
 
-def test_names_that_are_not_as_many():
-    content = recogniser()
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_names_that_are_not_as_many(kind):
+    content = recogniser(kind)
     names = "\0".join(recognisers.CHARACTERS.names).encode() + b"\0"
     at = content.index(names)
     for changed in (
@@ -436,9 +538,10 @@ def test_names_that_are_not_as_many():
         refused(repaired(other), "the names of the symbols are more or fewer")
 
 
-def test_weights_of_frames_that_are_none():
-    content = recogniser("two to one")
-    sections = range(384, len(content), 64)
+@pytest.mark.parametrize("kind", ["two to one", "delta"])
+def test_weights_of_frames_that_are_none(kind):
+    content = recogniser(kind)
+    sections = range(header_of(content) + 64, len(content), 64)
     for at in sections:
         for value in (0x7F800000, 0x7FC00001):
             reason = reason_of(with_word(content, at, value))
@@ -446,8 +549,9 @@ def test_weights_of_frames_that_are_none():
             assert re.search("infinite, not a number|must be zeros|names of the symbols", reason)
 
 
-def test_states_of_recognisers_that_are_none():
-    model = Model(bytes(recogniser()))
+@pytest.mark.parametrize("kind", VERSIONS)
+def test_states_of_recognisers_that_are_none(kind):
+    model = Model(bytes(recogniser(kind)))
     sequence = Sequence(model)
     sequence.read(np.ones((4, 10), np.float32))
     state = sequence.save()

@@ -21,7 +21,7 @@ class Wide(type(digits.Config().build())):
     [
         (copy.Config(), linear.Config(), "the page draws images, this model is of the task copy"),
         (images.Config(data="cifar10"), linear.Config(), "grey images, these have 3 channels"),
-        (digits.Config(), softmax.Config(), "the runtime knows the attentions linear, retention and rfa"),
+        (digits.Config(), softmax.Config(), "the runtime knows the attentions linear, retention, rfa, gated"),
         (digits.Config(), retention.Config(), "about linear attention, this model has retention"),
     ],
 )
