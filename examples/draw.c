@@ -3,6 +3,8 @@
 //   lintra export --to runtime --model mnist-small --out mnist-small.lrt && make draw
 //   build/runtime/draw mnist-small.lrt 3 28 > three.pgm
 //
+// It is the first image of `lintra generate --seed 3`; a fourth argument, such as 1, draws the second.
+//
 // or, without make: cc -O3 -march=native -ffp-contract=fast -fno-math-errno -Ilintra/runtime examples/draw.c
 // lintra/runtime/lintra_runtime.c
 #include <stdio.h>
@@ -30,7 +32,7 @@ static void *read_file(const char *name, size_t *bytes) {
 }
 
 int main(int argc, char **argv) {
-  if (argc != 4) return fail("usage", "draw MODEL SEED WIDTH > image.pgm");
+  if (argc != 4 && argc != 5) return fail("usage", "draw MODEL SEED WIDTH [NUMBER] > image.pgm");
   size_t bytes;
   void *file = read_file(argv[1], &bytes);
   if (!file) return fail(argv[1], "cannot be read");
@@ -47,7 +49,8 @@ int main(int argc, char **argv) {
   if (code < 0) return fail(argv[1], lrt_error(code));
 
   const int levels = lrt_fact(model, LRT_VOCABULARY);
-  lrt_seed(sequence, (uint32_t)strtoul(argv[2], 0, 10), 0);
+  const unsigned long long seed = strtoull(argv[2], 0, 10);
+  lrt_seed(sequence, (uint32_t)seed, (uint32_t)(seed >> 32) + (argc > 4 ? (uint32_t)strtoul(argv[4], 0, 10) : 0));
   printf("P2 %d %d %d\n", width, values / width, levels > 1 ? levels - 1 : 1);
   for (int i = 0, token = start; i < values; ++i) {
     code = lrt_step(sequence, (uint32_t)token);

@@ -21,6 +21,7 @@ from lintra.cli.stopping import Stopping, stopping
 from lintra.export import runtime as export
 from lintra.generation import GenerationOptions, prepare_inputs, sampling
 from lintra.generation.ending import NOTHING
+from lintra.generation.uniforms import sequence_seed
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.models import Decoder
 from lintra.native.quantize import Weights
@@ -29,7 +30,6 @@ from lintra.tasks.text import Text
 
 COMPLETE = 8  # test images
 OF_COMPLETIONS = ("completions", "fraction", "data")  # who changes one of these wants test images completed
-_STRIDE = 0x9E3779B97F4A7C15  # between the seeds of batches: the batches of neighbouring seeds share none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Drawing:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
                 told = lambda n, before=before: report(before + n)  # noqa: E731
-                sampled = self._batch(given, steps, number, told, stopped, texts)
+                sampled = self._batch(given, steps, number * batch, told, stopped, texts)
                 if sampled is None:
                     break
                 done.append(sampled)
@@ -164,15 +164,15 @@ class Drawing:
         memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
 
     def _batch(
-        self, prompts: Tensor, steps: int, number: int, report: Any, stopped: Stopping, texts: Texts | None
+        self, prompts: Tensor, steps: int, first: int, report: Any, stopped: Stopping, texts: Texts | None
     ) -> Tensor | None:
-        """None if it is stopped before its end."""
+        """The sequences from `first` on; None if it is stopped before their end."""
         options, tokens = self.options, []
         seed = options.sampling.seed
         asked = dataclasses.replace(
             options.sampling,
             steps=steps,
-            seed=None if seed is None else (seed + number * _STRIDE) % 2**63,
+            seed=None if seed is None else sequence_seed(seed, first),
             batch=len(prompts),
         )
         if self.runtime is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from lintra.generation import native_decode
 from lintra.generation.ending import Ending
 from lintra.generation.options import GenerationOptions
+from lintra.generation.uniforms import uniforms
 from lintra.models import Decoder, Seq2Seq
 from lintra.nn.mask import lengths_to_mask
 from lintra.nn.parameters import reference_param
@@ -68,8 +69,8 @@ def prepare_inputs(
     if model.start_token is not None:
         tokens = torch.cat((tokens.new_full((len(tokens), 1), model.start_token), tokens), 1)
         mask = None if mask is None else torch.cat((mask.new_ones(len(mask), 1), mask), 1)
-    uniforms = _uniforms(options.steps, tokens, options.seed)
-    return GenerationInputs(tokens, mask, source, source_mask, options, uniforms)
+    numbers = uniforms(options.steps, len(tokens), options.seed)
+    return GenerationInputs(tokens, mask, source, source_mask, options, numbers)
 
 
 def check_inputs(
@@ -156,14 +157,3 @@ def _check_lengths(lengths: Any, prompt: Tensor | None) -> None:
         raise TypeError(f"lengths must be a tensor of integers [b], got {type(lengths).__name__}")
     if tuple(lengths.shape) != (len(prompt),):
         raise ValueError(f"lengths must be [{len(prompt)}], one a prompt, got {list(lengths.shape)}")
-
-
-def _uniforms(steps: int, tokens: Tensor, seed: int | None) -> Iterator[Tensor]:
-    """One number in [0, 1) for each sequence and step, the same on every device."""
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    for _ in range(steps):
-        yield torch.rand(len(tokens), dtype=torch.float64, generator=generator)

@@ -80,7 +80,7 @@ class GenerationOptions:
     temperature: float = 1.0  # below 1: more probable tokens, 0: the most probable
     top_k: int | None = None  # only among the k most probable tokens
     top_p: float | None = None  # only among the fewest that hold this probability
-    seed: int | None = None  # the same seed and batch, the same result; None: another each time
+    seed: int | None = None  # the same seed, the same sequences, however many; None: others each time
     batch: int | None = None  # sequences; None: as many as prompts or sources, without them 1
     state_dtype: torch.dtype | None = None  # bfloat16, for mechanisms that forget: see `cast_state`
     weights: Weights = "float32"

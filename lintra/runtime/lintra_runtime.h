@@ -135,7 +135,8 @@ const float *lrt_log_probs(lrt_sequence *sequence);
 // fewest that hold at least that share. Returns the symbol, or an error.
 int lrt_sample(lrt_sequence *sequence, double temperature, uint32_t top_k, double top_p, double uniform);
 
-// Numbers in [0, 1) from a generator of the sequence's own: SplitMix64 (Steele et al. 2014), the upper 53 bits.
+// Numbers in [0, 1) from a generator of the sequence's own: SplitMix64 (Steele et al. 2014), the upper 53 bits. Sequence i
+// of `lintra generate --seed S`, counted from 0, has the seed S + 2^32 i modulo 2^64: low = S and high = i for S < 2^32.
 void lrt_seed(lrt_sequence *sequence, uint32_t low, uint32_t high);
 double lrt_uniform(lrt_sequence *sequence);
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lintra import allocator, checkpoint
+from lintra import allocator, checkpoint, runtime
 from lintra.attention import delta, leaves, linear, longformer, softmax
 from lintra.cli import generate_text, memory
 from lintra.generation import sampling
@@ -64,17 +64,21 @@ def test_images_that_do_not_fit(lintra_says, folder, tmp_path, values, message):
     assert (code, err) == (2, "lintra: y.png does not exist\n")
 
 
-def test_batches_differ_and_follow_from_the_seed(lintra_says, folder, drawn):
+@pytest.mark.parametrize("engine", ["pytorch", "runtime"])
+def test_samples_differ_and_follow_from_the_seed_alone(lintra_says, folder, drawn, engine):
+    """Whatever the batches are."""
+    if engine == "runtime" and runtime.why_not():
+        pytest.skip(f"no runtime: {runtime.why_not()}")
     run = folder("run", digits.Config())
-    args = ["generate", "--model", "run", "--complete", "0", "--samples", "5", "--seed", "7", "--batch", "2"]
+    args = ["generate", "--model", "run", "--complete", "0", "--samples", "5", "--seed", "7"]
     found = []
-    for _ in range(2):
-        assert lintra_says(*args)[0] == 0
+    for batch in ("2", "5"):
+        assert lintra_says(*args, "--batch", batch, "--engine", engine)[0] == 0
         found.append(drawn["samples"][1])
     assert torch.equal(*found)
     assert not torch.equal(found[0][:2], found[0][2:4])
-    first = sampling.generate(checkpoint.load(run.folder), steps=64, seed=7, batch=2)
-    assert torch.equal(found[0][:2], digits.Config().build().to_images(first))
+    whole = sampling.generate(checkpoint.load(run.folder), steps=64, seed=7, batch=5)
+    assert torch.equal(found[0], digits.Config().build().to_images(whole))
 
 
 @pytest.mark.parametrize(

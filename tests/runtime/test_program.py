@@ -13,6 +13,7 @@ import torch
 
 from lintra import checkpoint, native, runtime
 from lintra.export import runtime as export
+from lintra.generation import generate
 from lintra.generation.sampling import Sampler
 from lintra.runtime import Model, Sequence
 from lintra.runtime.audio import Transcriber
@@ -129,6 +130,17 @@ def test_the_example_draws_what_the_library_draws(small, tmp_path):
     # Its sums are rounded twice where the library's may be rounded once: a draw falls between the two in
     # about one image of a thousand, not in this one.
     assert list(map(int, values)) == drawn[1:]
+
+
+@needs_compiler
+def test_the_example_draws_what_the_command_line_draws(small, tmp_path):
+    """The images of a seed, by their number; a seed above 32 bits too."""
+    program = compiled(tmp_path / "draw", ROOT / "examples/draw.c", SOURCE, options=["-O3"])
+    for seed, images in ((3, 3), (2**40 + 5, 1)):
+        drawn = generate(checkpoint.load("mnist-small"), steps=784, seed=seed, batch=images)
+        for number in {0, images - 1}:
+            values = said(program, small, seed, 28, number).split()[4:]
+            assert list(map(int, values)) == drawn[number].tolist()
 
 
 @needs_compiler
