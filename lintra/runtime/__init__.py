@@ -37,6 +37,8 @@ _FUNCTIONS = {  # name -> result, arguments
     "lrt_model_size": (_SIZE,),
     "lrt_load": (_INT, _POINTER, _SIZE, _POINTER, _SIZE),
     "lrt_fact": (_INT, _POINTER, _INT),
+    "lrt_float32_size": (_SIZE, _POINTER),
+    "lrt_to_float32": (_INT, _POINTER, _POINTER, _SIZE),
     "lrt_sequence_size": (_SIZE, _POINTER),
     "lrt_start": (_INT, _POINTER, _SIZE, _POINTER),
     "lrt_step": (_INT, _POINTER, _WORD),
@@ -111,6 +113,16 @@ class Model:
         """The name of a symbol of a recogniser; None for the blank, 0, and what is no symbol."""
         name = self.library.lrt_symbol(self.address, number)
         return None if name is None else name.decode()
+
+    def to_float32(self) -> bytes | None:
+        """Return the file with its float16 weights as float32, which the runtime reads faster in WebAssembly;
+        None where they are of another kind."""
+        size = self.library.lrt_float32_size(self.address)
+        if not size:
+            return None
+        content = aligned(size)
+        self.check(self.library.lrt_to_float32(self.address, content.ctypes.data, size))
+        return content.tobytes()
 
     def check(self, code: int) -> int:
         """Return what a call returned. Raises Error if that is an error."""

@@ -41,8 +41,13 @@ enum { LANES = 16, W = VECTOR / 4, PARTS = LANES / W };
 enum { ROWS = PARTS == 4 ? 3 : PARTS == 2 ? 4 : 8 };
 
 // Several tokens go through the weights in one pass, which reads them from memory once: TILE rows times COLUMNS tokens
-// are summed at once, a register of each.
-enum { TOKENS = 16, COLUMNS = 4, TILE = PARTS == 1 ? 6 : 3 };
+// are summed at once, a register of each: 8 to 24 of 16 or 32.
+enum { TOKENS = 16, COLUMNS = 4 };
+#if defined(__aarch64__)
+enum { TILE = 4 };
+#else
+enum { TILE = PARTS == 1 ? 6 : PARTS == 2 ? 3 : 2 };
+#endif
 
 // Of weights of 8 bits the sums are integers, of which a register or two hold LANES. BLOCK columns are summed before
 // they become a float: 512 * 2^7 * (2^15 - 1) < 2^31.
@@ -420,14 +425,14 @@ INLINE void dot_rows(uint32_t kind, int rows, const char *weights, uint64_t stri
   for (int r = 0; r < rows; ++r) sums[r] = horizontal_sum(totals[r]);
 }
 
-// sums[r * COLUMNS + c] = row r . x[c] for COLUMNS vectors x_stride floats apart, each sum as dot_rows takes it.
-INLINE void dot_tile(uint32_t kind, int rows, const char *weights, uint64_t stride, const float *x, uint64_t x_stride,
+// sums[r * COLUMNS + c] = row r . x[c] for TILE rows and COLUMNS vectors x_stride floats apart, each as dot_rows takes it.
+INLINE void dot_tile(uint32_t kind, const char *weights, uint64_t stride, const float *x, uint64_t x_stride,
                      uint64_t columns, float *sums) {
   vf totals[TILE][COLUMNS][PARTS];
   for (int i = 0; i < PARTS; ++i) {
     vf part[TILE][COLUMNS];
     UNROLL
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < TILE; ++r) {
       UNROLL
       for (int c = 0; c < COLUMNS; ++c) part[r][c] = (vf){0};
     }
@@ -436,20 +441,20 @@ INLINE void dot_tile(uint32_t kind, int rows, const char *weights, uint64_t stri
       UNROLL
       for (int c = 0; c < COLUMNS; ++c) values[c] = load(x + (uint64_t)c * x_stride + at);
       UNROLL
-      for (int r = 0; r < rows; ++r) {
+      for (int r = 0; r < TILE; ++r) {
         const vf row = widen(kind, weights + (uint64_t)r * stride + at * element_size(kind));
         UNROLL
         for (int c = 0; c < COLUMNS; ++c) part[r][c] = multiply_add(row, values[c], part[r][c]);
       }
     }
     UNROLL
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < TILE; ++r) {
       UNROLL
       for (int c = 0; c < COLUMNS; ++c) totals[r][c][i] = part[r][c];
     }
   }
   UNROLL
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < TILE; ++r) {
     const quad found = horizontal_sums(totals[r]);
     copy(sums + r * COLUMNS, &found, sizeof found);
   }
@@ -542,15 +547,15 @@ INLINE void dot_bytes(int rows, const char *weights, uint64_t stride, const int1
 }
 
 // dot_tile for INT8 weights and quantized x, x_stride numbers apart.
-INLINE void dot_bytes_tile(int rows, const char *weights, uint64_t stride, const int16_t *x, uint64_t x_stride,
-                           uint64_t columns, float *sums) {
+INLINE void dot_bytes_tile(const char *weights, uint64_t stride, const int16_t *x, uint64_t x_stride, uint64_t columns,
+                           float *sums) {
   UNROLL
-  for (int r = 0; r < rows * COLUMNS; ++r) sums[r] = 0;
+  for (int r = 0; r < TILE * COLUMNS; ++r) sums[r] = 0;
   for (uint64_t begin = 0; begin < columns; begin += BLOCK) {
     const uint64_t end = columns - begin < BLOCK ? columns : begin + BLOCK;
     pairs totals[TILE][COLUMNS];
     UNROLL
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < TILE; ++r) {
       UNROLL
       for (int c = 0; c < COLUMNS; ++c) totals[r][c] = (pairs){0};
     }
@@ -559,14 +564,14 @@ INLINE void dot_bytes_tile(int rows, const char *weights, uint64_t stride, const
       UNROLL
       for (int c = 0; c < COLUMNS; ++c) copy(&values[c], x + (uint64_t)c * x_stride + at, sizeof values[c]);
       UNROLL
-      for (int r = 0; r < rows; ++r) {
+      for (int r = 0; r < TILE; ++r) {
         const shorts row = widen_bytes(weights + (uint64_t)r * stride + at);
         UNROLL
         for (int c = 0; c < COLUMNS; ++c) totals[r][c] += multiply_pairs(row, values[c]);
       }
     }
     UNROLL
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < TILE; ++r) {
       UNROLL
       for (int c = 0; c < COLUMNS; ++c) sums[r * COLUMNS + c] += (float)horizontal_sum_pairs(totals[r][c]);
     }
@@ -598,30 +603,30 @@ INLINE void finish_product(uint32_t kind, const operands *o, uint64_t row, uint3
 }
 
 // Rows `first`, first + stride, ... of scale (W x) + bias for one token.
-INLINE void matvec_rows(uint32_t kind, int rows, const operands *o, uint64_t first, uint64_t stride) {
+INLINE void matvec_rows(uint32_t kind, int rows, const operands *o, uint64_t first, uint64_t stride, uint32_t token) {
   const uint64_t columns = pad_to_lanes(o->map->columns), step = columns * element_size(kind);
   const char *weights = o->base + o->map->at + first * step;
   float sums[ROWS];
   if (kind == INT8)
-    dot_bytes(rows, weights, stride * step, o->quantized, columns, sums);
+    dot_bytes(rows, weights, stride * step, o->quantized + 2 * token * o->record, columns, sums);
   else
-    dot_rows(kind, rows, weights, stride * step, o->x, columns, sums);
+    dot_rows(kind, rows, weights, stride * step, o->x + token * o->record, columns, sums);
   UNROLL
-  for (int r = 0; r < rows; ++r) finish_product(kind, o, first + (uint64_t)r * stride, 0, sums[r]);
+  for (int r = 0; r < rows; ++r) finish_product(kind, o, first + (uint64_t)r * stride, token, sums[r]);
 }
 
-// Rows first, first + 1, ... for all tokens. COLUMNS at once: those behind the last are summed too, and left there.
-INLINE void matmul_rows(uint32_t kind, int rows, const operands *o, uint64_t first) {
+// TILE rows from `first` on for all tokens, COLUMNS at once: those behind the last are summed too, and left there.
+INLINE void matmul_rows(uint32_t kind, const operands *o, uint64_t first) {
   const uint64_t columns = pad_to_lanes(o->map->columns), step = columns * element_size(kind);
   const char *weights = o->base + o->map->at + first * step;
   for (uint32_t token = 0; token < o->count; token += COLUMNS) {
     float sums[TILE * COLUMNS];
     const uint64_t at = token * o->record;
     if (kind == INT8)
-      dot_bytes_tile(rows, weights, step, o->quantized + 2 * at, 2 * o->record, columns, sums);
+      dot_bytes_tile(weights, step, o->quantized + 2 * at, 2 * o->record, columns, sums);
     else
-      dot_tile(kind, rows, weights, step, o->x + at, o->record, columns, sums);
-    for (int r = 0; r < rows; ++r)
+      dot_tile(kind, weights, step, o->x + at, o->record, columns, sums);
+    for (int r = 0; r < TILE; ++r)
       for (uint32_t c = 0; c < COLUMNS && token + c < o->count; ++c)
         finish_product(kind, o, first + (uint64_t)r, token + c, sums[r * COLUMNS + (int)c]);
   }
@@ -631,12 +636,13 @@ INLINE void matvec_kind(uint32_t kind, const operands *o) {
   const uint64_t rows = o->map->rows, stride = rows / ROWS;
   uint64_t row = 0;
   if (o->count > 1) {
-    for (; row + TILE <= rows; row += TILE) matmul_rows(kind, TILE, o, row);
-    for (; row < rows; ++row) matmul_rows(kind, 1, o, row);
-    return;
+    for (; row + TILE <= rows; row += TILE) matmul_rows(kind, o, row);
+  } else {
+    for (; row < stride; ++row) matvec_rows(kind, ROWS, o, row, stride, 0);
+    row = stride * ROWS;
   }
-  for (; row < stride; ++row) matvec_rows(kind, ROWS, o, row, stride);
-  for (row = stride * ROWS; row < rows; ++row) matvec_rows(kind, 1, o, row, 0);
+  for (; row < rows; ++row)
+    for (uint32_t token = 0; token < o->count; ++token) matvec_rows(kind, 1, o, row, 0, token);
 }
 
 // y = W x + bias for the tokens of this pass, or y += that.

@@ -104,6 +104,22 @@ def test_text_is_that_of_the_library(kind, sizes):
             call()
 
 
+@pytest.mark.parametrize("kind", RECOGNISERS)
+def test_float16_becomes_float32(kind):
+    """The same numbers, read as they are written, and the same names."""
+    model = build(kind)
+    half = loaded(model, "float16")
+    content = half.to_float32()
+    assert content is not None
+    whole, given = Model(content), frames(model, STEPS * model.config.subsample)
+    assert whole.facts == half.facts | {"weights": 32}
+    mine, right = (heard(Sequence(each), given) for each in (whole, half))
+    assert torch.equal(mine[0], right[0])
+    assert mine[1] == right[1]
+    names = model.config.symbols.names
+    assert tuple(whole.symbol(i) for i in range(1, whole.facts["vocabulary"])) == names
+
+
 @pytest.mark.parametrize("symbols", [WORDS, PHONEMES])
 def test_names(symbols):
     model = loaded(build(symbols=symbols))

@@ -135,6 +135,24 @@ def test_the_weights_of_the_shipped_model_are_kept_in_16_bits():
     assert torch.equal(whole, half)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_float16_becomes_float32(kind):
+    """The same numbers, read as they are written, so the same params."""
+    model = build(**KINDS[kind])
+    half = loaded(model, "float16")
+    content = half.to_float32()
+    assert content is not None
+    whole, tokens = Model(content), tokens_of(model)
+    assert whole.facts == half.facts | {"weights": 32}
+    assert torch.equal(stepped(Sequence(whole), tokens), stepped(Sequence(half), tokens))
+    assert whole.to_float32() is loaded(model, "int8").to_float32() is None
+
+
+def test_the_shipped_model_as_float32_is_the_file_of_float32():
+    model = checkpoint.load("mnist-small")
+    assert loaded(model, "float16").to_float32() == export.to_bytes(model, "float32")
+
+
 @pytest.mark.parametrize("kind", ["plain", "kv_heads", "mixture"])
 def test_int8_is_rounded_weights(kind, instruction_set):
     """The same weights as floats give the same: what x loses, 2^-16 of its largest number, is 100 times less
@@ -165,16 +183,34 @@ def test_instruction_sets_with_fused_sums_agree_to_the_bit():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prefill_is_steps(kind):
+@pytest.mark.parametrize("weights", TOLERANCE)
+def test_prefill_is_steps(kind, weights, instruction_set):
+    """To the bit, in passes of any number of tokens."""
     model = build(**KINDS[kind])
-    tokens, runtime_model = tokens_of(model), loaded(model)
+    tokens, runtime_model = tokens_of(model), loaded(model, weights)
     one, other = Sequence(runtime_model), Sequence(runtime_model)
     right = stepped(one, tokens)
-    for part in (tokens[:7], [], tokens[7:]):
+    whole = Sequence(runtime_model)
+    whole.prefill(tokens)
+    for part in (tokens[:1], tokens[1:7], [], tokens[7:]):
         other.prefill(part)
-    assert other.seen == len(tokens)
-    assert torch.equal(other.params(), right[-1])
-    assert other.save() == one.save()
+    for each in (whole, other):
+        assert each.seen == len(tokens)
+        assert torch.equal(each.params(), right[-1])
+        assert each.save() == one.save()
+
+
+def test_a_long_prefill_is_steps():
+    """More than two passes, at sizes that fill and leave over rows of every tile."""
+    model = build(width=65, heads=5, vocabulary=37, position="none", mlp_ratio=1.9)
+    tokens = tokens_of(model, 43)
+    for weights in TOLERANCE:
+        runtime_model = loaded(model, weights)
+        one, other = Sequence(runtime_model), Sequence(runtime_model)
+        right = stepped(one, tokens)
+        other.prefill(tokens)
+        assert torch.equal(other.params(), right[-1])
+        assert other.save() == one.save()
 
 
 @pytest.mark.parametrize("kind", KINDS)
