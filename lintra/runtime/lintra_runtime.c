@@ -681,8 +681,9 @@ INLINE void fail(walk *w, int error) {
   if (!w->error) w->error = error;
 }
 
-// Moves past a section of the file and the zeros up to the next multiple of LRT_ALIGN; returns where it begins.
-static uint64_t section(walk *w, uint64_t bytes) {
+// Moves past a section of the file and the zeros up to the next multiple of LRT_ALIGN; returns where it begins. Not
+// inlined: see exponential.
+static __attribute__((noinline)) uint64_t section(walk *w, uint64_t bytes) {
   const uint64_t at = w->at;
   w->at += round_up(bytes, LRT_ALIGN);
   if (w->base)
@@ -1231,8 +1232,9 @@ static void norm_row(uint64_t n, float eps, int centred, const float *scale_of, 
   }
 }
 
-// Of the tokens of this pass.
-static void norm(const lrt_sequence *s, const char *base, uint64_t weight, uint64_t bias, const float *from, float *to) {
+// Of the tokens of this pass. Not inlined: see exponential.
+static __attribute__((noinline)) void norm(const lrt_sequence *s, const char *base, uint64_t weight, uint64_t bias,
+                                           const float *from, float *to) {
   const lrt_model *m = s->model;
   for (uint64_t i = 0; i < s->count; ++i)
     norm_row(m->width, m->norm_eps, m->norm_kind == LAYER_NORM, (const float *)(base + weight),

@@ -13,11 +13,21 @@ class WasmModel {
     this.bytes(file, bytes.length).set(bytes);
     this.at = this.room(lrt.lrt_model_size());
     this.check(lrt.lrt_load(this.at, lrt.lrt_model_size(), file, bytes.length));
+    this.widen();
     this.start = lrt.lrt_fact(this.at, 1); // LRT_START
     this.stateBytes = lrt.lrt_state_size(this.at);
     this.state = this.room(this.stateBytes);
     this.words = this.room(4 * WasmModel.CHUNK);
     this.free = [];
+  }
+
+  // WebAssembly has no instruction that reads float16: such weights become float32 once, not at every token.
+  widen() {
+    const { lrt } = this, size = lrt.lrt_float32_size(this.at);
+    if (!size) return;
+    const file = this.room(size);
+    this.check(lrt.lrt_to_float32(this.at, file, size));
+    this.check(lrt.lrt_load(this.at, lrt.lrt_model_size(), file, size));
   }
 
   static CHUNK = 64; // tokens handed over at once

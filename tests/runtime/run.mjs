@@ -1,5 +1,6 @@
 // Runs the WebAssembly runtime in node: node run.mjs PROGRAM MODEL SEED TOKEN... prints the params after each token as
-// JSON, then tokens drawn by the sequence's own generator, and the state afterwards, as base64.
+// JSON, then tokens drawn by the sequence's own generator, and the state afterwards, as base64; and whether a sequence
+// that reads all tokens at once has the same params. Weights of float16 are read as they are, then as float32.
 import { readFileSync } from "node:fs";
 
 const [program, model, seed, ...tokens] = process.argv.slice(2);
@@ -48,8 +49,23 @@ for (let i = 0; i < 40; ++i) {
   drawn.push(check(lrt.lrt_sample(sequence, 0.9, 0, 0.95, lrt.lrt_uniform(sequence))));
   check(lrt.lrt_step(sequence, drawn[i]));
 }
+const words = room(4 * tokens.length);
+function prefilled() {
+  check(lrt.lrt_start(sequence, size, loaded));
+  new Uint32Array(lrt.memory.buffer, words, tokens.length).set(tokens.map(Number));
+  check(lrt.lrt_prefill(sequence, words, tokens.length));
+  const found = new Float32Array(lrt.memory.buffer, lrt.lrt_params(sequence), count);
+  return found.every((x, i) => x === params.at(-1)[i]);
+}
 const bytes = lrt.lrt_state_size(loaded);
 const state = room(bytes);
 check(lrt.lrt_save_state(sequence, state, bytes));
 const saved = Buffer.from(new Uint8Array(lrt.memory.buffer, state, bytes)).toString("base64");
-console.log(JSON.stringify({ params, drawn, state: saved }));
+const same = [prefilled()], wide = lrt.lrt_float32_size(loaded);
+if (wide) {
+  const other = room(wide);
+  check(lrt.lrt_to_float32(loaded, other, wide));
+  check(lrt.lrt_load(loaded, lrt.lrt_model_size(), other, wide));
+  same.push(prefilled());
+}
+console.log(JSON.stringify({ params, drawn, state: saved, same }));
