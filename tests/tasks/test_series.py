@@ -78,11 +78,16 @@ def test_a_series_that_is_too_short_says_how_many_rows_it_takes(tmp_path, rows):
         _ = task.train
 
 
-def test_long_horizons_need_more():
-    for context, horizon in ((12, 4), (200, 1), (96, 24), (4, 1)):
-        rows = rows_needed(context, horizon)
-        held = max(horizon, rows // 10)
-        assert rows - 2 * held >= context + horizon
+@pytest.mark.parametrize(("context", "horizon"), [(12, 4), (200, 1), (96, 24), (4, 1), (16, 1), (31, 2)])
+def test_rows_that_are_needed(context, horizon):
+    """From there on every number of rows has a window; one fewer has none."""
+
+    def left(rows):
+        return rows - 2 * max(horizon, rows // 10) - context - horizon
+
+    rows = rows_needed(context, horizon)
+    assert left(rows - 1) < 0 <= min(left(rows + more) for more in range(100))
+    assert rows_needed(10**12, horizon) < 2 * 10**12  # at once
 
 
 @pytest.mark.parametrize(
