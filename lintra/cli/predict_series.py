@@ -17,7 +17,7 @@ from lintra.generation.forecasting import quantiles, sample_paths
 from lintra.models import Forecaster
 from lintra.nn.parameters import reference_param
 from lintra.tasks import DataError
-from lintra.tasks.datasets.time_series import Columns, Series
+from lintra.tasks.datasets.time_series import LARGEST, Columns, Series
 from lintra.tasks.series import SeriesTask
 
 # Flags that no stream has.
@@ -105,10 +105,10 @@ def _numbers(line: bytes, width: int) -> list[float]:
         values = [float(x) for x in text.split(",")]
     except ValueError:
         values = [math.nan]
-    if not all(map(math.isfinite, values)):
+    if not all(abs(x) <= LARGEST for x in values):
         raise ValueError(
-            f"expected a finite number, or one for each series with commas between, got {text[:40]!r}: the "
-            "line is left out"
+            f"expected a number up to {LARGEST:g}, or one for each series with commas between, got "
+            f"{text[:40]!r}: the line is left out"
         )
     if width and len(values) != width:
         raise ValueError(f"{len(values)} numbers where the first line has {width}: the line is left out")

@@ -160,7 +160,8 @@ def test_lines_that_are_no_numbers_are_left_out(lintra_says, run, monkeypatch):
     lines = err.splitlines()
     assert [int(re.search(r"line (\d)", line)[1]) for line in lines] == [2, 3, 4, 5, 6]
     assert (
-        "stdin, line 2: expected a finite number, or one for each series with commas between, got 'x'" in err
+        "stdin, line 2: expected a number up to 1e+30, or one for each series with commas between, got 'x'"
+        in err
     )
     assert "stdin, line 4: 2 numbers where the first line has 1: the line is left out" in err
 

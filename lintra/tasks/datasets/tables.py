@@ -30,7 +30,10 @@ def rows(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int
 def names(content: str, path: Path) -> list[str]:
     """Return the names of the columns, of JSON lines those of the first object. Raises DataError."""
     if suffix(path) == ".csv":
-        return next(_reader(content), [])
+        try:
+            return next(_reader(content), [])
+        except csv.Error as error:
+            raise DataError(f"{path}, line 1 is no CSV: {error}") from error
     first = next((line for line in content.split("\n") if line.strip()), "")
     return list(_object(first, path, 1, "columns by name"))
 
@@ -80,7 +83,7 @@ def _json(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[in
 def _object(line: str, path: Path, number: int, expected: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {number:,} is no JSON: {error}") from error
     if not isinstance(row, dict):
         raise DataError(f"{path}, line {number:,}: expected an object with {expected}")

@@ -11,6 +11,8 @@ from lintra.tasks.base import DataError
 from lintra.tasks.datasets import tables, text_files
 from lintra.tasks.datasets.time_steps import TimeError, TimeSteps, time_steps
 
+LARGEST = 1e30  # of a value: the square of what is much larger, or smaller than 1 / LARGEST, is no float
+
 
 class Series(NamedTuple):
     """Values [n] float64 of equally distant rows, and when the rows are, if a column says so."""
@@ -36,7 +38,7 @@ def read(path: Path, columns: Columns) -> list[Series]:
 
     With a column of ids the rows of each are a series of their own, named after it, and after the column too
     where there are several; rows of different ids may alternate. Raises DataError, with the line, for what
-    is no finite number and for times that are irregular, unsorted or double.
+    is no number up to LARGEST and for times that are irregular, unsorted or double.
     """
     if path.is_dir() or tables.suffix(path) not in tables.SUFFIXES:
         raise DataError(f"{path} must be a file that ends in {' or '.join(tables.SUFFIXES)}")
@@ -46,7 +48,15 @@ def read(path: Path, columns: Columns) -> list[Series]:
     names = _split(columns.values, there)
     names = names or [name for name in there if name.strip() and name not in beside]
     if not names:
-        raise DataError(f"{path} has no column of values beside {' and '.join(map(repr, beside))}")
+        what = f" beside {' and '.join(map(repr, beside))}" if beside else ""
+        raise DataError(f"{path} has no column of values{what}: its first row names the columns")
+    if twice := next((name for name in names if columns.values and names.count(name) > 1), None):
+        raise DataError(f"the column {twice!r} is named twice: name each once")
+    if not columns.values and all(map(_is_number, there)):
+        raise DataError(
+            f"{path} begins with numbers, {', '.join(there)[:40]}, and not with the names of its columns: "
+            "give it a heading, or name them with --columns if these are names"
+        )
     rows = tables.rows(content, path, [*beside, *names])
     return _collect(_without_gaps(rows, path) if len(there) == 1 else rows, path, names, columns)
 
@@ -96,18 +106,33 @@ def _collect(
             parts = ([key] if columns.id is not None else []) + (
                 [name] if columns.id is None or len(names) > 1 else []
             )
-            found.append(Series("/".join(parts), np.ascontiguousarray(column), steps))
+            name = "/".join(parts)
+            if 0 < np.abs(column).max() < 1 / LARGEST:
+                raise DataError(
+                    f"{path}: all values of the series {name!r} are below {1 / LARGEST:g} in size: take a "
+                    "smaller unit"
+                )
+            found.append(Series(name, np.ascontiguousarray(column), steps))
     return found
 
 
-def _number(text: str, column: str, path: Path, line: int) -> float:
+def _is_number(text: str) -> bool:
     try:
-        number = float(text)
+        return math.isfinite(float(text))
     except ValueError:
-        number = math.nan
-    if math.isfinite(number):
+        return False
+
+
+def _number(text: str, column: str, path: Path, line: int) -> float:
+    number = float(text) if _is_number(text) else math.nan
+    if abs(number) <= LARGEST:
         return number
-    what = f"{text!r} is no finite number" if text.strip() else "the cell is empty"
+    if math.isfinite(number):
+        raise DataError(
+            f"{path}, line {line:,}, column {column!r}: {text[:40]!r} is beyond {LARGEST:g}: take a larger "
+            "unit"
+        )
+    what = f"{text[:40]!r} is no finite number" if text.strip() else "the cell is empty"
     raise DataError(
         f"{path}, line {line:,}, column {column!r}: {what}: fill it in, or name the columns of "
         "values with --columns, and one of times with --time-column"

@@ -25,17 +25,25 @@ class TimeSteps:
     as_date: bool = False  # written without an hour
 
     def after(self, rows: int) -> float | str:
-        """Return the time so many rows after the last one, as JSON has it: a number, or ISO 8601."""
+        """Return the time so many rows after the last one, as JSON has it: a number, or ISO 8601. Raises
+        TimeError for one after the year 9999."""
         if not isinstance(self.last, datetime):
             return _whole(self.last + rows * self.step)
-        if self.months:
-            month = self.last.year * 12 + self.last.month - 1 + rows * self.months
-            year, month = month // 12, month % 12 + 1
-            day = min(self.day, calendar.monthrange(year, month)[1])
-            time = self.last.replace(year=year, month=month, day=day)
-        else:
-            time = self.last + timedelta(seconds=rows * self.step)
+        try:
+            time = self._date_after(self.last, rows)
+        except (OverflowError, ValueError) as error:
+            raise TimeError(
+                f"{rows:,} rows after {self.last.isoformat()} is after the year 9999: forecast fewer"
+            ) from error
         return time.date().isoformat() if self.as_date else time.isoformat()
+
+    def _date_after(self, last: datetime, rows: int) -> datetime:
+        if not self.months:
+            return last + timedelta(seconds=rows * self.step)
+        month = last.year * 12 + last.month - 1 + rows * self.months
+        year, month = month // 12, month % 12 + 1
+        day = min(self.day, calendar.monthrange(year, month)[1])
+        return last.replace(year=year, month=month, day=day)
 
 
 def time_steps(texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
@@ -85,12 +93,12 @@ def _date(text: str, line: int) -> datetime:
     iso = iso + "-01" if len(iso) == len("2000-01") else iso
     try:
         found = datetime.fromisoformat(iso)
-    except ValueError:
+        return found.astimezone(timezone.utc) if found.tzinfo else found
+    except (ValueError, OverflowError):
         what = "the time is missing" if not text else f"{text!r} is no time"
         raise TimeError(
             f"line {line:,}: {what}: expected a number or a date as in 2024-01-31 or 2024-01-31T18:00"
         ) from None
-    return found.astimezone(timezone.utc) if found.tzinfo else found
 
 
 def _is_aware(time: Time) -> bool:

@@ -37,6 +37,12 @@ def test_a_column_is_a_series(write):
     assert found(write(",a\n7,1\n8,2\n")) == {"a": [1.0, 2.0]}
 
 
+def test_numbers_may_be_names_if_they_are_said_to_be(write):
+    path = write("2023,2024\n1,1e-40\n3,1e30\n")
+    assert found(path, values=("2023", "2024")) == {"2023": [1.0, 3.0], "2024": [1e-40, 1e30]}
+    assert found(write("day,2024\n1,5\n"), time="day") == {"2024": [5.0]}
+
+
 def test_json_lines_and_compressed_files(write):
     rows = [{"t": i, "y": i / 4, "note": "x"} for i in range(5)]
     lines = "".join(f"{json.dumps(row)}\n" for row in rows)
@@ -87,6 +93,13 @@ def test_an_id_is_a_series(write):
         ("t,y\n1,0\nsoon,0\n", {"time": "t"}, "line 3: 'soon' is no time"),
         ("t,y\n1,0\nnan,0\n", {"time": "t"}, "line 3: 'nan' is no time"),
         ("t,y\n1,0\n2024-01-01,0\n", {"time": "t"}, "line 3: '2024-01-01' is not written as '1' is"),
+        ("t,y\n0001-01-01T00:00+14:00,0\n,0\n", {"time": "t"}, "line 2: .* is no time"),
+        ("a,b\n1,2\n", {"values": ("b,a", "b")}, "the column 'b' is named twice"),
+        ("1.5,2\n3,4\n", {}, "begins with numbers, 1.5, 2, and not with the names of its columns"),
+        ("\n", {}, "has no column of values: its first row names the columns"),
+        ('a,"b\n1,2\n', {}, "line 1 is no CSV: unexpected end of data"),
+        ("a\n1\n-1e200\n", {}, "line 3, column 'a': '-1e200' is beyond 1e.30: take a larger unit"),
+        ("a\n0\n1e-170\n", {}, "series 'a' are below 1e-30 in size: take a smaller unit"),
         (b"a\n\xff\n", {}, "is not in UTF-8: byte 3 is 255"),
         ("", {}, "is empty"),
     ],
@@ -101,6 +114,8 @@ def test_json_without_a_value_and_other_files(write, tmp_path):
         read(write('{"y": 1}\n{"y": null}\n', "data.jsonl"), Columns())
     with pytest.raises(DataError, match="line 1: expected an object with columns by name"):
         read(write("[1]\n", "data.jsonl"), Columns())
+    with pytest.raises(DataError, match="line 1 is no JSON"):
+        read(write("[" * 100_000, "data.jsonl"), Columns())
     with pytest.raises(DataError, match=r"data\.txt must be a file that ends in \.csv or \.jsonl"):
         read(write("y\n1\n", "data.txt"), Columns())
     with pytest.raises(DataError, match="must be a file that ends in"):
@@ -130,6 +145,12 @@ def test_the_times_that_follow(texts, following):
     """Numbers, dates with and without hours, months however long they are."""
     steps = time_steps(texts, range(2, len(texts) + 2))
     assert [steps.after(1), steps.after(2)] == following
+
+
+@pytest.mark.parametrize("texts", [["9999-12-30", "9999-12-31"], ["9999-11", "9999-12"]])
+def test_no_time_follows_the_last_year(texts):
+    with pytest.raises(TimeError, match=r"2 rows after 9999-12-\d\dT00:00:00 is after the year 9999"):
+        time_steps(texts, [2, 3]).after(2)
 
 
 def test_a_missing_hour_is_told():
