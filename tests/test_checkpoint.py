@@ -402,6 +402,18 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
         files.refuse_folder("out", tmp_path / "mine")
 
 
+def test_a_part_of_a_model_is_not_written_over(tmp_path):
+    """Nor is a file of such a name refused elsewhere, or another one in the same folder."""
+    checkpoint.save(build(), tmp_path / "run")
+    for name in ("config.json", "model.safetensors", "run.json"):
+        with pytest.raises(
+            ValueError, match=r"json must be a file of its own, got .* a part of a model's folder"
+        ):
+            files.refuse_folder("json", tmp_path / "run" / name)
+        files.refuse_folder("json", tmp_path / name)
+    files.refuse_folder("json", tmp_path / "run" / "test.json")
+
+
 def test_links_are_followed(tmp_path):
     """What is saved through a link lies where that leads to, and the link stays."""
     (tmp_path / "there").mkdir()

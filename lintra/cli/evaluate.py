@@ -65,19 +65,34 @@ class Options:
             raise ValueError(f"pictures must be a folder, got the file {self.pictures}")
         refuse_folder("json", self.json)
         refuse_folder("predictions", self.predictions)
-        written = [file for path in self.hypotheses for file in hypotheses.written(path)]
-        for file in written:
-            refuse_folder("hypotheses", file)
-        read_or_written = [x for x in (self.data and Path(self.data), self.json, *written) if x]
+        for path in self.hypotheses:
+            for file in hypotheses.written(path):
+                refuse_folder("hypotheses", file)
+        read_or_written = [*([Path(self.data)] if self.data else []), *self.written]
         places = [x.expanduser().resolve() for x in read_or_written]
         if len(set(places)) < len(places):
             names = ", ".join(map(str, read_or_written))
-            raise ValueError(f"data, json and hypotheses must be different files, got {names}")
+            raise ValueError(f"data, json, hypotheses and predictions must be different files, got {names}")
+
+    @property
+    def written(self) -> list[Path]:
+        """The files that are asked for."""
+        beside = [file for path in self.hypotheses for file in hypotheses.written(path)]
+        return [*beside, *(x for x in (self.json, self.predictions) if x is not None)]
+
+    def refuse_data(self, task: Task) -> None:
+        """Raise UsageError where what is asked for would take the place of a file that the task reads."""
+        named = [getattr(task.config, name) for name in task.config.PATHS]
+        read = {Path(x).expanduser().resolve() for x in named if x is not None}
+        for file in self.written:
+            if file.resolve() in read:
+                raise UsageError(f"{file} has data that {self.model} reads: write to another file")
 
 
 def evaluate_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra evaluate", description=Options.__doc__ or "")
     model, task = open_model(options.model, options.device, options.data)
+    options.refuse_data(task)
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
         return evaluate_speech.evaluate(model, task, options)

@@ -47,6 +47,10 @@ def _tokenizer(options: Options) -> None:
     if options.out is None and out.exists():
         raise UsageError(f"{out} exists: say --out {out} to replace it")
     read = text_files.split(options.data, utf8=True)
+    if read.path.resolve() in (out.resolve(), *out.resolve().parents):
+        raise UsageError(
+            f"{out} is or would be a part of the text in {read.path}: name another file with --out"
+        )
     refuse_unwritable(out)
     start = time.perf_counter()
     found = Tokenizer.learn(pieces(read.train), options.vocabulary)

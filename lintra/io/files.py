@@ -11,6 +11,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+_OF_A_RUN = ("run.json", "config.json", "training.json", "tokenizer.json")
+
 
 class Error(ValueError):
     """A checkpoint that is missing, damaged or not ours; the message names the file and what is wrong."""
@@ -72,11 +74,16 @@ def leftovers(folder: Path, name: str) -> list[Path]:
 
 
 def refuse_folder(name: str, path: Path | None) -> None:
-    """Raises ValueError if the file that argument `name` asks for is a folder, a pipe or a device."""
-    if path is not None and path.is_dir():
+    """Raises ValueError if the file that argument `name` asks to be written is a folder, a pipe, a device or
+    a part of a run or checkpoint."""
+    if path is None:
+        return
+    if path.is_dir():
         raise ValueError(f"{name} must be a file, got the folder {path}")
-    if path is not None:
-        refuse_irregular(path, ValueError)
+    refuse_irregular(path, ValueError)
+    part = path.name in _OF_A_RUN or path.suffix == ".safetensors"
+    if part and any((path.parent / file).exists() for file in ("run.json", "model.safetensors")):
+        raise ValueError(f"{name} must be a file of its own, got {path}, which is a part of a model's folder")
 
 
 def refuse_unwritable(path: Path | None) -> None:

@@ -157,9 +157,18 @@ def test_files_are_written_whole_or_not_at_all(lintra_says, data, monkeypatch):
         (["--hypotheses", "a.txt"], "hypotheses must be files named *.jsonl, *.trn, *.ctm, got a.txt"),
         (["--hypotheses", "test"], "hypotheses must be files named *.jsonl, *.trn, *.ctm, got test"),
         (["--hypotheses", "f.trn"], "hypotheses must be a file, got the folder f.trn"),
-        (["--hypotheses", "test/test.jsonl"], "data, json and hypotheses must be different files"),
-        (["--hypotheses", "a.trn", "a.ref.trn"], "data, json and hypotheses must be different files"),
-        (["--hypotheses", "a.jsonl", "--json", "./a.jsonl"], "data, json and hypotheses must be different"),
+        (
+            ["--hypotheses", "test/test.jsonl"],
+            "data, json, hypotheses and predictions must be different files",
+        ),
+        (
+            ["--hypotheses", "a.trn", "a.ref.trn"],
+            "data, json, hypotheses and predictions must be different files",
+        ),
+        (
+            ["--hypotheses", "a.jsonl", "--json", "./a.jsonl"],
+            "data, json, hypotheses and predictions must be diff",
+        ),
         (["--hypotheses", "test/test.jsonl/a.trn"], "above it is a file, not a folder"),
         (["--predictions", "a.jsonl"], "predictions are of texts: hypotheses are those of speech"),
     ],

@@ -70,6 +70,17 @@ def test_from_a_text_to_a_text(lintra_says, prepared):
     assert (prepared / "again" / "tokenizer.json").read_bytes() == Path("run/tokenizer.json").read_bytes()
 
 
+@pytest.mark.parametrize(("data", "out"), [("words.txt", "./words.txt"), (".", "new.json")])
+def test_a_tokenizer_takes_no_place_in_the_text(lintra_says, prepared, data, out):
+    """Neither that of its only file, nor one in a folder that is read as text."""
+    before = (prepared / "words.txt").read_bytes()
+    code, said, err = lintra_says("prepare", "tokenizer", "--data", data, "--vocabulary", "300", "--out", out)
+    assert (code, said, err.count("\n")) == (2, "", 1)
+    assert "is or would be a part of the text in" in err
+    assert (prepared / "words.txt").read_bytes() == before
+    assert not (prepared / "new.json").exists()
+
+
 def test_a_text_ends_at_a_token_or_behind_a_text(lintra_says, prepared):
     """Of a model that says nothing but three tokens, of which two make a word that is waited for."""
     assert lintra_says(*LEARN, "--dir", "run")[0] == 0
