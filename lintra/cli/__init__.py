@@ -94,6 +94,7 @@ def run(
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     keep_freed_memory()
+    _open_closed_streams()
     try:
         code = command(args)
         sys.stdout.flush()
@@ -110,6 +111,14 @@ def run(
         if not hasattr(error, "exit_code") or os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"{name}: {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
+
+
+def _open_closed_streams() -> None:
+    """Give the process an empty standard input and outputs that go nowhere, where it was started with them
+    closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (for as long as the process is)
 
 
 def command(name: str) -> Callable[[Sequence[str]], int]:

@@ -1,9 +1,16 @@
 """Results as JSON, an object a line."""
 
 import json
+import sys
 from typing import Any
 
 
 def say(content: dict[str, Any]) -> None:
-    """Print an object as a line of its own, at once."""
-    print(json.dumps(content, ensure_ascii=False), flush=True)
+    """Print an object as a line of its own, at once. What the output's encoding does not have, such as the
+    bytes of a file's name that are no text, is written as JSON's escapes."""
+    line = json.dumps(content, ensure_ascii=False)
+    try:
+        line.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        line = json.dumps(content)
+    print(line, flush=True)

@@ -6,7 +6,7 @@ from lintra.allocator import available
 from lintra.attention import State, leaves
 from lintra.cli.arguments import UsageError
 from lintra.generation.cuda_graph import constant
-from lintra.models import Decoder
+from lintra.models import Decoder, Forecaster
 from lintra.nn.parameters import reference_param
 
 _MODEST = 0.9  # the part of the free memory that may be asked for: others use it too
@@ -44,6 +44,21 @@ def check_all(n: int, tokens: int) -> None:
         raise UsageError(
             f"{n:,} sequences take about {n * tokens * _DONE / 1e9:.1f} GB and {free / 1e9:.1f} GB are free: "
             f"draw at most {int(_MODEST * free / (tokens * _DONE)):,} in one go"
+        )
+
+
+@torch.no_grad()
+def check_paths(model: Forecaster, history: torch.Tensor, horizon: int, samples: int) -> None:
+    """Raises UsageError if so many paths by which each series [b t] may go on would not find room."""
+    free = available(reference_param(model).device)
+    seen = torch.nn.functional.pad(history[:1], (0, horizon))[:, :_MADE]
+    state = model.extend(seen.to(reference_param(model).device))[1]
+    one = 2 * sum(x.nbytes for x in leaves(state)) + horizon * _DONE
+    if free is not None and len(history) * samples * one > _MODEST * free:
+        raise UsageError(
+            f"{samples:,} paths of {horizon:,} rows for each of {len(history):,} series need about "
+            f"{len(history) * samples * one / 1e9:,.1f} GB and {free / 1e9:.1f} GB are free: take fewer "
+            "--samples, or a smaller --batch or --horizon"
         )
 
 

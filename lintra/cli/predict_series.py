@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lintra.cli import memory
 from lintra.cli.failures import report_failure
 from lintra.cli.json_lines import say
 from lintra.generation import check_recurrent, evaluation
@@ -34,12 +35,17 @@ def forecast(model: Forecaster, task: SeriesTask, options: Any) -> int:
         return _follow(model, task, sys.stdin.buffer, options.quantiles)
     failed = 0
     for file in options.files:
-        try:
-            for content in _continued(model, task, file, options):
-                say(content)
-        except (OSError, ValueError) as error:
-            failed += 1
-            report_failure(file, error)
+        forecasts = _continued(model, task, file, options)
+        while True:
+            try:
+                content = next(forecasts, None)
+            except (OSError, ValueError) as error:
+                failed += 1
+                report_failure(file, error)
+                break
+            if content is None:
+                break
+            say(content)  # an error of the output is none of the file
     return 1 if failed else 0
 
 
@@ -59,6 +65,7 @@ def _continued(model: Forecaster, task: SeriesTask, file: Path, options: Any) ->
     for _, alike in groupby(found, key=lambda x: min(len(x.values), context)):
         while group := list(islice(alike, options.batch)):
             history = torch.stack([torch.from_numpy(x.values[-context:]) for x in group])
+            memory.check_paths(model, history, horizon, options.samples)
             seed = None if options.seed is None else (options.seed + number * 2**32) % 2**63
             paths = sample_paths(model, history, horizon=horizon, samples=options.samples, seed=seed)
             number += 1
@@ -118,7 +125,7 @@ def _numbers(line: bytes, width: int) -> list[float]:
 def _said(found: Sequence[float], levels: Sequence[float]) -> dict[str, Any]:
     """Return a median and the quantiles behind it, for JSON."""
     median, *rest = map(_short, found)
-    return {"median": median, "quantiles": {f"{x:g}": q for x, q in zip(levels, rest, strict=True)}}
+    return {"median": median, "quantiles": {str(x): q for x, q in zip(levels, rest, strict=True)}}
 
 
 def _short(number: float) -> float:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -397,6 +398,13 @@ def test_a_closed_pipe_is_no_error(command):
         [sys.executable, "-m", "lintra.cli", command], stdout=writer, stderr=subprocess.PIPE, text=True
     )
     os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes them")
+def test_closed_streams_are_no_error():
+    program = f"{shlex.quote(sys.executable)} -m lintra.cli list <&- >&-"
+    done = subprocess.run(program, shell=True, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

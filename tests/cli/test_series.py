@@ -5,6 +5,7 @@ import json
 import math
 import re
 import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -266,3 +267,72 @@ def test_settings_of_a_run_begin_another(lintra_says, run):
     assert train.Run.read("again").model == train.Run.read("run").model
     assert train.Run.read("again").task == train.Run.read("run").task
     assert isinstance(train.Run.read("again").task, series.Config)
+
+
+def test_an_output_that_ends_is_no_fault_of_the_files(lintra_says, run, monkeypatch):
+    """`| head -1` ends it without a word, a full disk is named once."""
+
+    def ended(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    predict = predicting("data.csv", "data.csv")
+    monkeypatch.setattr("lintra.cli.predict_series.say", ended)
+    with pytest.raises(BrokenPipeError):
+        predict()
+    monkeypatch.setattr("lintra.cli.predict_series.say", full)
+    with pytest.raises(OSError, match="No space left"):
+        predict()
+
+
+def predicting(*files):
+    from lintra.cli.predict import predict_command
+
+    return lambda: predict_command(["--model", "run", "--time-column", "when", *files])
+
+
+def test_more_paths_than_there_is_memory_for(lintra_says, run):
+    code, out, err = lintra_says("predict", "data.csv", "--time-column", "when", "--samples", str(10**11))
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert re.search(
+        r"100,000,000,000 paths of 6 rows for each of 3 series need about .* take fewer --samples", err
+    )
+
+
+def test_quantiles_have_the_names_that_were_asked_for(lintra_says, run):
+    levels = ["0.1234561", "0.1234562"]
+    code, out, _ = lintra_says("predict", "data.csv", "--time-column", "when", "--quantiles", *levels)
+    assert code == 0
+    assert list(said(out)[0]["quantiles"]) == levels
+
+
+def test_names_that_are_no_text_are_written_as_escapes(lintra_says, run):
+    """Bytes of a file's name, and halves of a pair in JSON, which no encoding has."""
+    rows = "".join(json.dumps({"when": i, "\ud800": i % 5}) + "\n" for i in range(30))
+    file = run.parent / "\udcff.jsonl"
+    file.write_text(rows)
+    program = [sys.executable, "-m", "lintra.cli", "predict", str(file), "--horizon", "1"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said(done.stdout)[0] | {"time": 0, "median": 0, "quantiles": 0} == {
+        "file": str(file),
+        "series": "\ud800",
+        "step": 1,
+        "time": 0,
+        "median": 0,
+        "quantiles": 0,
+    }
+
+
+def test_scores_do_not_replace_the_data(lintra_says, run):
+    data, kept = run.parent / "data.csv", (run / "run.json").read_bytes()
+    before = data.read_bytes()
+    code, out, err = lintra_says("evaluate", "--model", "run", "--json", "./data.csv")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "data.csv has data that run reads: write to another file" in err
+    code, out, err = lintra_says("evaluate", "--model", "run", "--json", "run/run.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "run/run.json, which is a part of a model's folder" in err
+    assert (data.read_bytes(), (run / "run.json").read_bytes()) == (before, kept)
