@@ -17,6 +17,7 @@ import numpy as np
 from lintra.io.files import Error, read_json, write_atomically
 
 BYTES = 256  # symbols that a byte-level vocabulary begins with
+LARGEST = 2**22  # tokens of a vocabulary that is learned: room for them is taken at once
 END = "<|endoftext|>"  # the token between documents, as GPT-2 calls it
 PIECE = 2**16  # bytes of a text that are encoded by themselves, about
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from a part of a character too
@@ -24,6 +25,15 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from a part of a character 
 # Places at which no pre-tokenizer in use (GPT-2, GPT-4, Llama 3) lets a token pass: a line's end between
 # lines with something at both ends, and else the space before a word.
 _BETWEEN_LINES, _BETWEEN_WORDS = re.compile(rb"(?<=\S\n)(?=\S)"), re.compile(rb"(?<=\S)(?= \S)")
+
+
+def check_vocabulary(tokens: int) -> None:
+    """Raise ValueError unless so many tokens can be learned."""
+    if not BYTES < tokens <= LARGEST:
+        raise ValueError(
+            f"vocabulary must be at least {BYTES + 1}, for all bytes and an end, and at most {LARGEST:,}, "
+            f"got {tokens}"
+        )
 
 
 class Tokenizer:
@@ -35,7 +45,7 @@ class Tokenizer:
     def __init__(self, content: bytes, name: str = "tokenizer"):
         """content: that of a file; name: what errors call it. Raises Error where it is no tokenizer."""
         package = _package()
-        self.content = content
+        self.content, self.name = content, name
         try:
             self._tokenizer: Any = package.Tokenizer.from_str(content.decode())
         except Exception as error:  # the package raises nothing narrower
@@ -61,12 +71,9 @@ class Tokenizer:
         """Learn byte-level byte-pair encoding, GPT-2's (Radford et al. 2019, section 2.2), from texts.
 
         vocabulary: tokens, with the 256 bytes and `END` among them; fewer where the texts have no more pairs.
-        Raises ValueError for less than those.
+        Raises ValueError for less than those and for more than LARGEST.
         """
-        if vocabulary <= BYTES:
-            raise ValueError(
-                f"vocabulary must be at least {BYTES + 1}, for all bytes and an end, got {vocabulary}"
-            )
+        check_vocabulary(vocabulary)
         package = _package()
         level = package.pre_tokenizers.ByteLevel
         tokenizer = package.Tokenizer(package.models.BPE())
@@ -95,13 +102,22 @@ class Tokenizer:
         return np.uint16 if self.vocabulary <= 2**16 else np.uint32
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        """Return the tokens of a text. Raises Error where the tokenizer has none for a part of it."""
+        return self._encoded(lambda: self._tokenizer.encode(text, add_special_tokens=False)).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the tokens of each text, computed on all threads."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        """Return the tokens of each text, computed on all threads. Raises Error as `encode` does."""
+        found = self._encoded(
+            lambda: self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        )
         return [np.array(each.ids, self.dtype) for each in found]
+
+    def _encoded(self, encode: Callable[[], Any]) -> Any:
+        try:
+            return encode()
+        except Exception as error:  # the package raises nothing narrower
+            reason = " ".join(str(error).split())
+            raise Error(f"{self.name} cannot encode this text: {reason}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, special ones by their names; parts of a character are U+FFFD."""

@@ -167,10 +167,23 @@ def test_no_file(tmp_path):
         Tokenizer.read(tmp_path / "nothing.json")
     with pytest.raises(Error, match=r"is a folder: name the tokenizer\.json in it"):
         Tokenizer.read(tmp_path)
-    with pytest.raises(
-        ValueError, match="vocabulary must be at least 257, for all bytes and an end, got 256"
-    ):
-        Tokenizer.learn(["a"], BYTES)
+
+
+@pytest.mark.parametrize("tokens", [-1, BYTES, 10**9, 2**64])
+def test_vocabularies_that_cannot_be_learned(tokens):
+    with pytest.raises(ValueError, match=rf"at least 257, for all bytes .* at most 4,194,304, got {tokens}"):
+        Tokenizer.learn(["a"], tokens)
+
+
+def test_a_text_of_which_a_tokenizer_has_no_tokens(tmp_path):
+    """A vocabulary of words without one for those that it lacks."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="[UNK]"))
+    made.save(str(tmp_path / "words.json"))
+    read = Tokenizer.read(tmp_path / "words.json")
+    assert read.encode("a") == [0]
+    for encode in (lambda: read.encode("b"), lambda: read.encode_all(["a", "b"])):
+        with pytest.raises(Error, match=r"words\.json cannot encode this text: .*Missing \[UNK\] token"):
+            encode()
 
 
 def test_without_the_extra(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 from lintra.cli.arguments import UsageError, parse
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.tasks.datasets import text_files
-from lintra.tokenizer import BYTES, Tokenizer, pieces
+from lintra.tokenizer import Tokenizer, check_vocabulary, pieces
 
 NAMES = ("tokenizer",)
 _JUDGED = 16  # pieces of the text that is held out
@@ -24,10 +24,7 @@ class Options:
     out: Path | None = None  # the file; else tokenizer.json, if there is none yet
 
     def __post_init__(self):
-        if self.vocabulary <= BYTES:
-            raise ValueError(
-                f"vocabulary must be at least {BYTES + 1}, for all bytes and an end, got {self.vocabulary}"
-            )
+        check_vocabulary(self.vocabulary)
         refuse_folder("out", self.out)
 
 
@@ -47,7 +44,8 @@ def _tokenizer(options: Options) -> None:
     if options.out is None and out.exists():
         raise UsageError(f"{out} exists: say --out {out} to replace it")
     read = text_files.split(options.data, utf8=True)
-    if read.path.resolve() in (out.resolve(), *out.resolve().parents):
+    place, text = out.resolve(), read.path.resolve()
+    if place == text or (text.is_dir() and text in place.parents):
         raise UsageError(
             f"{out} is or would be a part of the text in {read.path}: name another file with --out"
         )

@@ -166,7 +166,7 @@ def test_bad_input(lintra_says, prepared):
         ([*LEARN, "--data", "empty.txt"], r"empty\.txt is empty"),
         (
             [*prepare, "--vocabulary", "256"],
-            "vocabulary must be at least 257, for all bytes and an end, got 256",
+            "vocabulary must be at least 257, for all bytes and an end, and at most 4,194,304, got 256",
         ),
         ([*prepare, "--out", "."], "out must be a file, got the folder"),
         (["prepare", "tokenizer"], "which text. Name a text file or a folder of them"),
