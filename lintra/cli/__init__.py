@@ -61,6 +61,7 @@ _EXTRA = {
     **dict.fromkeys(_TRAIN, "train"),
     **dict.fromkeys(("kaldi_native_fbank", "soundfile", "soxr"), "speech"),
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
+    "sounddevice": "live",
     "tokenizers": "tokenizers",
     "wandb": "wandb",
 }

@@ -108,7 +108,7 @@ class StudentT(RealDistribution):
         df64 = df.double()
         for _ in range(_HALVINGS):
             middle = 0.5 * (near + far)
-            below = _t_cumulative(middle, df64) < upper
+            below = t_cumulative(middle, df64) < upper
             near, far = torch.where(below, middle, near), torch.where(below, far, middle)
         return loc + scale * torch.where(level < 0.5, -near, near).to(loc.dtype)
 
@@ -133,6 +133,7 @@ class Quantiles(RealDistribution):
     exponential tail through the last two (Park et al. 2022, arXiv:2111.06581, section 3).
     """
 
+    # Rising probabilities, of which each has its quantile.
     levels: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 
     def __post_init__(self):
@@ -183,7 +184,7 @@ class Quantiles(RealDistribution):
         return torch.tensor(self.levels, dtype=like.dtype, device=like.device)
 
 
-def _t_cumulative(t: Tensor, df: Tensor) -> Tensor:
+def t_cumulative(t: Tensor, df: Tensor) -> Tensor:
     """Return the probability below t >= 0 of Student's t-distribution, [*b] both.
 
     With t = sqrt(df) tan(a) the density is cos(a)^(df - 1), smooth on all of [0, a]: Gauss and Legendre."""

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from lintra.runtime import Error, Model, Sequence, aligned
 
 
-class _Config(ctypes.Structure):
-    """lrt_features_config."""
+class FilterbankConfig(ctypes.Structure):
+    """The `lrt_features_config` of lintra_audio.h: how frames are computed of audio."""
 
     _fields_ = [(name, ctypes.c_uint32) for name in ("rate", "bins", "frame", "shift")]
     _fields_ += [(name, ctypes.c_float) for name in ("low_hz", "high_hz")]
@@ -32,7 +32,7 @@ class Features:
         address = self._library.lrt_features_of(model.address)
         if address is None:
             raise Error("the model reads no audio: it is given tokens, or frames that are computed elsewhere")
-        config = _Config.from_address(address)
+        config = FilterbankConfig.from_address(address)
         self.rate, self.bins = config.rate, config.bins  # Hz; numbers of a frame
         self._memory = aligned(self._library.lrt_features_size(address))
         self._address = self._memory.ctypes.data

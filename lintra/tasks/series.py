@@ -21,11 +21,11 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import Forecaster, forecaster
 from lintra.nn.real_distributions import Gaussian, Quantiles, StudentT
-from lintra.tasks._windows import HeldOutWindows, RandomWindows, check_rows, held_out
 from lintra.tasks.base import Batch, DataError, Task, TaskConfig
 from lintra.tasks.datasets import text_files, time_series
 from lintra.tasks.datasets.seasons import season_of, seasonal_series
 from lintra.tasks.datasets.time_series import ALL, Columns, Series
+from lintra.tasks.datasets.windows import HeldOutWindows, RandomWindows, check_rows, held_out
 
 Head = Literal["gaussian", "student-t", "quantile"]
 OUTPUTS: dict[Head, Any] = {"gaussian": Gaussian, "student-t": StudentT, "quantile": Quantiles}

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra.nn import Gaussian, Quantiles, StudentT
-from lintra.nn.real_distributions import SHARPEST, _t_cumulative
+from lintra.nn.real_distributions import SHARPEST, t_cumulative
 from lintra.testing.laws import EXACT
 
 KINDS = [Gaussian(), StudentT(), Quantiles(), Quantiles(levels=(0.1, 0.5))]
@@ -71,11 +71,11 @@ def test_the_cumulative_of_student_by_closed_forms():
     two = 0.5 + t / (2 * (2 + t.square()).sqrt())
     u = t / (4 + t.square()).sqrt()
     four = 0.5 + 0.75 * (u - u**3 / 3)
-    assert_close(_t_cumulative(t, torch.full_like(t, 2)), two, rtol=1e-12, atol=0)
-    assert_close(_t_cumulative(t, torch.full_like(t, 4)), four, rtol=1e-12, atol=0)
+    assert_close(t_cumulative(t, torch.full_like(t, 2)), two, rtol=1e-12, atol=0)
+    assert_close(t_cumulative(t, torch.full_like(t, 4)), four, rtol=1e-12, atol=0)
     near = t[t < 5]
     normal = torch.special.ndtr(near)
-    assert_close(_t_cumulative(near, torch.full_like(near, 1e6)), normal, rtol=2e-6, atol=0)  # about 1 / df
+    assert_close(t_cumulative(near, torch.full_like(near, 1e6)), normal, rtol=2e-6, atol=0)  # about 1 / df
 
 
 def test_a_quantile_of_student_is_where_its_cumulative_is():
@@ -84,7 +84,7 @@ def test_a_quantile_of_student_is_where_its_cumulative_is():
     level = torch.linspace(1e-4, 1 - 1e-4, 40, dtype=torch.float64)[:, None].expand(40, 30)
     loc, spread, freedom = params.unbind(-1)
     z = (kind.quantile(params, level) - loc) / (functional.softplus(spread) + SHARPEST)
-    below = _t_cumulative(z.abs(), 2 + functional.softplus(freedom) + SHARPEST)
+    below = t_cumulative(z.abs(), 2 + functional.softplus(freedom) + SHARPEST)
     assert_close(torch.where(z < 0, 1 - below, below), level, rtol=1e-9, atol=1e-12)
     ten = math.log(math.expm1(8 - SHARPEST))
     one = math.log(math.expm1(1 - SHARPEST))

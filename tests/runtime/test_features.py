@@ -11,7 +11,7 @@ from lintra import runtime
 from lintra.audio import features
 from lintra.export import runtime as export
 from lintra.runtime import Error, Model
-from lintra.runtime.audio import Features, _Config
+from lintra.runtime.audio import Features, FilterbankConfig
 from tests.runtime.recognisers import build, noise
 
 pytestmark = [
@@ -103,7 +103,7 @@ def test_configurations_out_of_bounds(wrong):
     right = {"rate": 8_000, "bins": 10, "frame": 200, "shift": 80, "low_hz": 20.0, "high_hz": 4_000.0}
     sizes, memory = [], runtime.aligned(100_000)
     for given_ in (right, right | wrong):
-        config = _Config(**given_)
+        config = FilterbankConfig(**given_)
         sizes.append(model.library.lrt_features_size(ctypes.addressof(config)))
     assert sizes[0] > 0 == sizes[1]
     start = model.library.lrt_features_start
@@ -126,7 +126,7 @@ def test_memory_that_does_not_do():
 def test_a_filter_without_a_frequency():
     """As `lintra.audio.features` refuses it, where a file says so all the same."""
     model = Model(export.to_bytes(build()))
-    config = _Config(rate=8_000, bins=120, frame=200, shift=80, low_hz=20.0, high_hz=4_000.0)
+    config = FilterbankConfig(rate=8_000, bins=120, frame=200, shift=80, low_hz=20.0, high_hz=4_000.0)
     memory, address = runtime.aligned(200_000), ctypes.addressof(config)
     with pytest.raises(Error, match="a size that is out of bounds"):
         model.check(model.library.lrt_features_start(memory.ctypes.data, len(memory), address))

@@ -11,7 +11,7 @@ from lintra.attention import linear
 from lintra.checkpoint import from_json, to_json
 from lintra.nn import Gaussian, Quantiles, StudentT
 from lintra.tasks import DataError, series
-from lintra.tasks._windows import rows_needed
+from lintra.tasks.datasets.windows import rows_needed
 
 SHORT = {"context": 12, "horizon": 4}
 
