@@ -18,7 +18,9 @@ from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
 from lintra.bench.reports import by_name, checksum
 from lintra.checkpoint import from_json
-from lintra.cli import info, main
+from lintra.cli import evaluate_series, info, main
+from lintra.evaluate import Estimate
+from lintra.evaluate.forecasts import ForecastScores
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
@@ -609,3 +611,19 @@ def test_the_tables_of_an_experiment_are_those_of_the_files(folder, file, tables
     page = (folder / "README.md").read_text()
     for table in runpy.run_path(str(folder / "run.py"))[tables](report):
         assert table in page
+
+
+def test_the_scores_of_forecasts_are_those_of_the_files():
+    """Those of one training as `lintra evaluate` prints them, then a line for each head."""
+    page, folder = (ROOT / "docs" / "series.md").read_text(), ROOT / "experiments" / "series"
+    for head in ("student-t", "gaussian", "quantile"):
+        report = json.loads((folder / f"{head}.json").read_text())
+        assert (report["task"]["head"], report["partial"]) == (head, False)
+        scores = {name: _forecast_scores(each) for name, each in report["scores"].items()}
+        assert f"| `{head}` | {' | '.join(evaluate_series.figures(scores['model']))} |" in page
+        if head == "student-t":
+            assert f"\n{evaluate_series.table(scores)}\n\n{evaluate_series.verdict(scores)}\n" in page
+
+
+def _forecast_scores(report: dict) -> ForecastScores:
+    return ForecastScores(**{name: Estimate(**each) for name, each in report.items()})

@@ -40,8 +40,8 @@ def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
         f"{SPLITS[task.judged_by]} windows, each {task.config.horizon:,} rows ahead, {PATHS} paths, "
         f"{season}, {seconds:.1f} s\n"
     )
-    print(_table(scores))
-    print(f"\n{_verdict(scores)}")
+    print(table(scores))
+    print(f"\n{verdict(scores)}")
     if partial := scored < len(windows):
         print(f"\n{cut_short(f'the first {scored:,} of {len(windows):,} windows')}")
     if options.json:
@@ -63,17 +63,27 @@ def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
     return stop.exit_code if partial else 0
 
 
-def _table(scores: dict[str, ForecastScores]) -> str:
+def table(scores: dict[str, ForecastScores]) -> str:
+    """Return a line of scores for each way to forecast, under a heading."""
     rows = [list(_HEADINGS)]
     for name, each in scores.items():
-        rows.append([name, *(_told(x) for x in each[:2]), _told(each.coverage, percent=True)])
+        rows.append([name, *figures(each)])
     wide = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     return "\n".join(
         "  " + "  ".join(f"{x:<{n}}" for x, n in zip(row, wide, strict=True)).rstrip() for row in rows
     )
 
 
-def _told(x: Estimate | None, percent: bool = False) -> str:
+def figures(scores: ForecastScores) -> tuple[str, str, str]:
+    """Return the scores of one way to forecast with their errors, in words."""
+    return (
+        _figure(scores.weighted_quantile_loss),
+        _figure(scores.mase),
+        _figure(scores.coverage, percent=True),
+    )
+
+
+def _figure(x: Estimate | None, percent: bool = False) -> str:
     if x is None:
         return "-"
     if percent:
@@ -81,7 +91,7 @@ def _told(x: Estimate | None, percent: bool = False) -> str:
     return f"{x.mean:.4f}" + ("" if math.isnan(x.error) else f" +- {x.error:.4f}")
 
 
-def _verdict(scores: dict[str, ForecastScores]) -> str:
+def verdict(scores: dict[str, ForecastScores]) -> str:
     """Say by how much the quantile loss is below that of the best forecast without a model, or that it is
     not."""
     losses = {name: x.weighted_quantile_loss for name, x in scores.items()}
