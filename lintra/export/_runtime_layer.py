@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lintra.attention._convolved import ConvolvedRecurrence
 from lintra.attention.delta import DeltaNet
 from lintra.attention.gated import GatedLinearAttention
 from lintra.attention.kda import KimiDeltaAttention
@@ -258,7 +257,7 @@ def _write_decay(layer: Any, out: Sections) -> None:
         out.linear(extra["decay"].weight, extra["decay"].bias)
         out.linear(attention.decay_weight.flatten(0, 1), attention.dt_bias.flatten())
         out.vector(attention.A_log.exp())
-    elif isinstance(attention, ConvolvedRecurrence) and attention.rates() is not None:
+    elif isinstance(attention, (DeltaNet, StateSpaceDuality)) and attention.rates() is not None:
         step = extra["dt" if isinstance(attention, StateSpaceDuality) else "decay"]
         out.linear(step.weight, out.bias(step) + attention.dt_bias)
         out.vector(attention.A_log.exp())

@@ -160,8 +160,10 @@ def test_standard_input_that_is_none(lintra_says, long, stdin, monkeypatch):
     stdin(b"", terminal=True)
     code, _, err = lintra_says("transcribe", "-")
     assert (code, err) == (1, "lintra: standard input is a terminal: pipe audio into it\n")
-    monkeypatch.setattr(sys, "stdin", None)
-    assert lintra_says("transcribe", "-")[0] == 1
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "stdin", None)
+        assert lintra_says("transcribe", "-")[0] == 1
+        sys.stdin.close()  # which the command has opened instead
     write_kaldi(Path("kaldi"), [text_of(i) for i in range(24)])
     tiny = ["--layers", "1", "--heads", "2", "--width", "16", "--precision", "32", "--steps", "1"]
     assert lintra_says("train", "speech", "--kaldi", "kaldi", *tiny, "--dir", "given")[0] == 0
