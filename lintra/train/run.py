@@ -12,6 +12,7 @@ from typing import Any
 
 from lintra import legacy, models, tasks
 from lintra.checkpoint import (
+    CONFIG,
     FORMAT,
     Error,
     check_format,
@@ -106,7 +107,8 @@ class Run:
         """The run of a model, given the run's folder or one of its checkpoints; None if there is none. Raises
         Error."""
         folder = find(model)
-        places = [x for x in (folder, folder.resolve().parent) if (x / RUN).exists()]
+        above = [folder.resolve().parent] if (folder / CONFIG).exists() else []  # only of a checkpoint
+        places = [x for x in (folder, *above) if (x / RUN).exists()]
         return cls.read(places[0]) if places else None
 
     @classmethod

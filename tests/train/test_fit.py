@@ -167,7 +167,10 @@ def test_keeps_two_checkpoints_and_reads_its_logs_as_one_curve(new_run):
         curves["validate_loss"][20] / 0.6931, rel=1e-3
     )
     assert checkpoint.load(run.folder).config == run.model
-    assert train.Run.around(run.checkpoints()[0]) == train.Run.read(run.folder)
+    step = run.checkpoints()[0]
+    assert train.Run.around(step) == train.Run.read(run.folder)
+    (run.folder / "run.json").rename(run.folder.parent / "run.json")  # above a run is none of its own
+    assert train.Run.of(run.folder) is None
 
 
 def test_nothing_is_pickled(new_run):
