@@ -23,6 +23,8 @@ from lintra.speech.streaming import Transcriber
 
 STDIN = Path("-")
 
+SECONDS_TO_SIGNAL = 0.2  # until one that came while nothing was there to read is noticed
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -96,7 +98,9 @@ def listen(model: CTC, source: Source, form: Form, *, seconds: float) -> None:
 def _await(content: io.BufferedReader) -> None:
     """Wait until there is something to read, where the system can tell that of a pipe: Windows cannot."""
     with contextlib.suppress(OSError):  # what is no file of the system
-        select.select([content], [], [])
+        # A signal that comes just before the call does not end it.
+        while not select.select([content], [], [], SECONDS_TO_SIGNAL)[0]:
+            pass
 
 
 def _until(stopped: Callable[[], bool], pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
