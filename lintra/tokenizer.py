@@ -3,7 +3,6 @@
 The package is an extra, lintra[tokenizers], and is imported where a tokenizer is read or learned.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lintra.io.files import Error, read_json, write_atomically
+from lintra.io.packages import package
 
 BYTES = 256  # symbols that a byte-level vocabulary begins with
 LARGEST = 2**22  # tokens of a vocabulary that is learned: room for them is taken at once
@@ -44,10 +44,10 @@ class Tokenizer:
 
     def __init__(self, content: bytes, name: str = "tokenizer"):
         """content: that of a file; name: what errors call it. Raises Error where it is no tokenizer."""
-        package = _package()
+        library = _package()
         self.content, self.name = content, name
         try:
-            self._tokenizer: Any = package.Tokenizer.from_str(content.decode())
+            self._tokenizer: Any = library.Tokenizer.from_str(content.decode())
         except Exception as error:  # the package raises nothing narrower
             reason = " ".join(str(error).split())
             raise Error(f"{name} is no tokenizer of Hugging Face's tokenizers: {reason}") from error
@@ -74,12 +74,12 @@ class Tokenizer:
         Raises ValueError for less than those and for more than LARGEST.
         """
         check_vocabulary(vocabulary)
-        package = _package()
-        level = package.pre_tokenizers.ByteLevel
-        tokenizer = package.Tokenizer(package.models.BPE())
+        library = _package()
+        level = library.pre_tokenizers.ByteLevel
+        tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = level(add_prefix_space=False)
-        tokenizer.decoder = package.decoders.ByteLevel()
-        trainer = package.trainers.BpeTrainer(
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
             vocab_size=vocabulary,
             special_tokens=[END],
             initial_alphabet=sorted(level.alphabet()),
@@ -216,9 +216,4 @@ def character_start(text: bytes | memoryview, place: int) -> int:
 
 def _package() -> ModuleType:
     """The package `tokenizers`. Raises ModuleNotFoundError that says how to install it."""
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"subword tokens need tokenizers ({error}): pip install 'lintra[tokenizers]'", name="tokenizers"
-        ) from error
+    return package("tokenizers", extra="tokenizers", needs="subword tokens need")

@@ -5,8 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from lintra.audio.packages import package
 from lintra.config import fields
+from lintra.io.packages import package
 
 _FULL_SCALE = 32_768  # Kaldi's samples are those of 16 bit audio
 _PREEMPHASIS = 0.97

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from lintra.audio.errors import SpeechError
-from lintra.audio.packages import package
 from lintra.audio.samples import Audio, check_rate, checked
+from lintra.io.packages import package
 
 _AT_ONCE = 0.05  # seconds of audio that the device gives at once: what is lost at the end is less
 _LOOK_UP = 0.1  # seconds without audio after which it is asked whether to go on
@@ -38,7 +38,7 @@ class Microphone:
         check_rate(self.rate, f"microphone {self.name!r}")
 
     def pieces(self, *, seconds: float, stopped: Callable[[], bool]) -> Iterator[Audio]:
-        """What is heard from now on, in pieces of about so many seconds, until `stopped` says so.
+        """Yield the samples heard from now on, in pieces of about so many seconds, until `stopped` says so.
 
         Raises SpeechError where the device cannot be opened, or goes away.
         """

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lintra.audio.errors import SpeechError
-from lintra.audio.packages import package
+from lintra.io.packages import package
 
 CONVERT = "convert it, for instance with sox or ffmpeg"
 ALL = sys.maxsize  # the end of a section that has none

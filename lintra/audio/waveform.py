@@ -13,7 +13,6 @@ import numpy as np
 
 from lintra.audio import decoder
 from lintra.audio.errors import SpeechError
-from lintra.audio.packages import package
 from lintra.audio.piped import UNKNOWN
 from lintra.audio.samples import (
     CONVERT,
@@ -26,6 +25,7 @@ from lintra.audio.samples import (
     resampled,
     section,
 )
+from lintra.io.packages import package
 
 _SECONDS = 30.0  # of audio that are read at once
 # What libsndfile notes where the header of a wave, AIFF or AU file counts other bytes than there are, and

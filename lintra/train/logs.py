@@ -1,7 +1,6 @@
 """Where the metrics of a run go: files for TensorBoard and as CSV, and Weights & Biases where asked for."""
 
 import contextlib
-import importlib
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 
 from lintra.checkpoint import to_json
 from lintra.io.files import Error, read_json, write_atomically
+from lintra.io.packages import package
 from lintra.train.run import Run, is_first_process
 
 _STEP = "trainer/global_step"  # as Lightning calls it
@@ -43,29 +43,24 @@ def loggers(run: Run, *, quiet: bool) -> Iterator[list[Logger]]:
 
 def check_wandb() -> ModuleType:
     """Return the package wandb. Raises ModuleNotFoundError that says how to install it."""
-    try:
-        return importlib.import_module("wandb")
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            f"logging to Weights & Biases needs wandb ({error}): pip install 'lintra[wandb]'", name="wandb"
-        ) from error
+    return package("wandb", extra="wandb", needs="logging to Weights & Biases needs")
 
 
 def _begin(run: Run, project: str, logs: Path, quiet: bool) -> Any:
     """Begin or resume the run at Weights & Biases, or in files where WANDB_MODE=offline. Raises Error."""
-    package = check_wandb()
+    library = check_wandb()
     logs.mkdir(parents=True, exist_ok=True)
     try:
-        online = package.init(
+        online = library.init(
             project=project,
             name=run.folder.name,
             id=_id(logs),
             resume="allow",
             dir=logs,
             config={name: to_json(getattr(run, name)) for name in ("task", "model", "train")},
-            settings=package.Settings(silent=quiet),
+            settings=library.Settings(silent=quiet),
         )
-    except package.Error as error:  # no account, no network
+    except library.Error as error:  # no account, no network
         raise Error(
             f"Weights & Biases cannot log, set WANDB_MODE=offline to log to files: {error}"
         ) from error
