@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +17,17 @@ from lintra.export import runtime as export
 from lintra.generation.sampling import Sampler
 from lintra.runtime import Model, Sequence
 from lintra.tasks import digits
+
+
+@contextmanager
+def serving(page):
+    """Serve a page -> its address."""
+    with web.Server(page) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.address
+        server.shutdown()
+        thread.join()
 
 
 class Subject:

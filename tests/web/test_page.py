@@ -1,11 +1,9 @@
 """The page in Chromium: what it draws is what the native program draws, whoever asks for it and however."""
 
-import threading
-
 import pytest
 
-from lintra import native, runtime, web
-from tests.web.conftest import Subject, damaged, small_model
+from lintra import native, runtime
+from tests.web.conftest import Subject, damaged, serving, small_model
 
 pytestmark = [
     pytest.mark.skipif(not runtime.available(), reason=f"no runtime: {runtime.why_not()}"),
@@ -27,12 +25,8 @@ BROKEN_WORKER = """globalThis.Worker = class {
 
 @pytest.fixture
 def served(small):
-    with web.Server(small.page) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.address
-        server.shutdown()
-        thread.join()
+    with serving(small.page) as address:
+        yield address
 
 
 @pytest.mark.parametrize("how", ["file", "served"])

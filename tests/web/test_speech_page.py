@@ -1,7 +1,6 @@
 """The page that hears, in Chromium with a recording for a microphone: the text is `lintra transcribe`'s."""
 
 import re
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ from lintra.audio import waveform
 from lintra.cli.transcribe import transcribe_command
 from lintra.export import runtime as export
 from tests.runtime import recognisers
-from tests.web.conftest import damaged, opening
+from tests.web.conftest import damaged, opening, serving
 from tests.web.test_page import WITHOUT_RELAXED, WITHOUT_SIMD, WITHOUT_WASM, WITHOUT_WORKER
 
 DATA = Path(__file__).parents[1] / "speech/data"
@@ -73,12 +72,8 @@ def listening(hearing, tmp_path):
 
 @pytest.fixture
 def served(shipped):
-    with web.Server(shipped.page) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.address
-        server.shutdown()
-        thread.join()
+    with serving(shipped.page) as address:
+        yield address
 
 
 def text(found):
