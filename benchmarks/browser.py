@@ -59,8 +59,9 @@ def _chromium() -> str | None:
 
 @contextmanager
 def launcher() -> Iterator[Callable[..., Any]]:
-    """What launches a browser with arguments of its command line, any number of times. A process may have one
-    such at a time; all browsers are closed in the end."""
+    """Give a function that launches a browser with arguments of its command line, any number of times.
+
+    A process may have one such at a time; all browsers are closed in the end."""
     from playwright.sync_api import sync_playwright
 
     browsers = []

@@ -199,10 +199,6 @@ def _save(
     partial: bool,
 ) -> None:
     assert options.json is not None
-    found = {
-        name: {**dataclasses.asdict(x), "error": None if math.isnan(x.error) else x.error}
-        for name, x in scores.items()
-    }
     reports.save(
         options.json,
         model=str(options.model),
@@ -210,7 +206,7 @@ def _save(
         task=to_json(task.config),
         test_samples=len(task.test),
         partial=partial,
-        scores=found,
+        scores={name: x.as_json() for name, x in scores.items()},
         probabilities_sum_to_1_within=off,
         tolerance=evaluate.TOLERANCE,
         seconds=seconds,

@@ -1,6 +1,5 @@
 """`lintra evaluate` for a forecaster of series."""
 
-import dataclasses
 import math
 import time
 from typing import Any
@@ -54,7 +53,7 @@ def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
             partial=partial,
             paths=PATHS,
             scores={
-                name: {what: _for_json(x) for what, x in each._asdict().items()}
+                name: {what: x and x.as_json() for what, x in each._asdict().items()}
                 for name, each in scores.items()
             },
             seconds=seconds,
@@ -103,7 +102,3 @@ def verdict(scores: dict[str, ForecastScores]) -> str:
     if own.mean >= others[best]:
         return f"The model does not beat the {best} forecast, by quantile loss"
     return f"The quantile loss is {1 - own.mean / others[best]:.0%} below that of the {best} forecast"
-
-
-def _for_json(x: Estimate | None) -> dict[str, Any] | None:
-    return None if x is None else {**dataclasses.asdict(x), "error": None if math.isnan(x.error) else x.error}

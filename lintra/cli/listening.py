@@ -60,7 +60,7 @@ def of_stdin(rate: int, stop: Stopping, *, raw_rate: int | None, seconds: float)
 
 
 def of_microphone(device: Microphone, rate: int, stop: Stopping, *, seconds: float) -> Source:
-    """What a microphone hears."""
+    """Audio of a microphone."""
     pieces = device.pieces(seconds=seconds, stopped=stop)
     return Source("microphone", samples.resampled(pieces, rate), waits=True, stopped=stop)
 

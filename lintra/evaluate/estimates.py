@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
@@ -44,6 +44,10 @@ class Estimate:
         spread = (sums - mean * weights).square().sum() * (n / (n - 1)) if n > 1 else torch.tensor(math.nan)
         error = spread.sqrt() / weights.sum()
         return cls(float(mean), float(error), n, int(weights.sum()))
+
+    def as_json(self) -> dict[str, float | None]:
+        """Return the fields by name, an unknown error as None."""
+        return {**asdict(self), "error": None if math.isnan(self.error) else self.error}
 
 
 def scores(

@@ -1,4 +1,4 @@
-"""What a recogniser wrote for each utterance of a test set, in files that people and other tools read."""
+"""Hypotheses of a recogniser for each utterance of a test set, in files that people and other tools read."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

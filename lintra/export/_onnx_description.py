@@ -1,4 +1,4 @@
-"""What a program needs to know that runs exported graphs, as a JSON beside them."""
+"""Description of exported graphs for the program that runs them, as a JSON beside them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is traced of each kind of model: modules that take and give tensors by name."""
+"""Traced parts of each kind of model: modules that take and give tensors by name."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""What a training has chosen, in lines: the network, its data, its steps, and what computes them here."""
+"""Choices of a training, in lines: the network, its data, its steps, and what computes them here."""
 
 import platform
 from typing import Any

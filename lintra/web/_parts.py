@@ -1,4 +1,4 @@
-"""What every page is made of: its files, and the runtime and a model in it."""
+"""Parts of every page: its files, and the runtime and a model in it."""
 
 import base64
 import json

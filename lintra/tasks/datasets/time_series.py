@@ -23,7 +23,7 @@ class Series(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Which columns of a table are read: those of values (none named: all others), of times and of ids."""
+    """Columns of a table that are read: those of values (none named: all others), of times and of ids."""
 
     values: tuple[str, ...] = ()
     time: str | None = None
