@@ -20,6 +20,7 @@ BENCHES = {
     "onnx": "prompts in onnxruntime, by products of matrices and by operators for a recurrence",
     "model": "the paper's model against the length, in training and decoding",
     "context": "a training step of one long sequence by one process, and by two",
+    "journeys": "a user's commands from data of one's own to a result, in minutes",
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
     "drop_in": "models of transformers on lintra's CPU kernels and on transformers' functions",
     "original": "the drop-in beside the fast-transformers it stands for (--checkout)",
