@@ -4,7 +4,8 @@ Both are standard from opset 27 on; onnxruntime has kernels for operators of the
 com.microsoft. A traced model has lintra::linear_attention, lintra::recurrence and lintra::causal_conv1d; here
 each is written by ONNX's and by what that leaves out:
 
-    the denominator            a column of ones in v, and a column more of the state
+    the denominator            the running sum of the keys; with decays, a column of ones in v and a
+                               column more of the state
     the logarithm of inputs    a factor of the keys
     padding                    keys and decays that are 0; real tokens in front of a convolution
     fewer heads of k than v    keys that are repeated
@@ -115,6 +116,11 @@ class _Lowering:
         if not normalize:
             y, kv = self._recur(q, k, v, log_decay, None, kv)
             return y, kv, _sum_of_keys(k, log_decay, z), denominator
+        if log_decay is None:  # faster than a column: onnxruntime multiplies by v in registers of 16 numbers
+            y, kv = self._recur(q, k, v, None, None, kv)
+            z = z[:, None] + k.cumsum(1)  # [b t g f]
+            by = (q.unflatten(2, (z.shape[2], -1)) * z[:, :, :, None]).sum(-1).flatten(2)
+            return divide(y, by + eps), kv, z[:, -1].clone(), denominator
         v, kv = torch.cat((v, torch.ones_like(v[..., :1])), -1), torch.cat((kv, z[..., None]), -1)
         y, kv = self._recur(q, k, v, log_decay, None, kv)
         return divide(y[..., :-1], y[..., -1] + eps), kv[..., :-1].clone(), kv[..., -1].clone(), denominator
@@ -148,7 +154,10 @@ class _Lowering:
         silu: bool,
     ) -> tuple[Tensor, Tensor]:
         layout = _layout(x, mask)
-        if weight.shape[1] == 1:  # nothing is kept, for which the operator has no empty state
+        # Nothing is kept of one token, for which the operator has no empty state; and onnxruntime's own is
+        # slower for several tokens than a product for each column of the weights.
+        several = self.domain == _CONTRIB and x.shape[1] != 1
+        if weight.shape[1] == 1 or several:
             options: dict[str, Any] = {"activation": "silu" if silu else None, "state": state}
             return causal_conv1d(x, weight, bias, **options, layout=layout, impl="torch")
         left = layout.left_align()

@@ -15,7 +15,7 @@ def elu_plus_one(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
 
     The literal elu(x) + 1 loses every digit of exp(x) below x = -17 in float32 and is 0 at -20.
     """
-    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+    return torch.relu(x) + x.clamp(max=0).exp()
 
 
 def squared_relu(x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
