@@ -15,6 +15,7 @@ from lintra.audio.samples import CONVERT, Audio, check_rate, checked
 Read = Callable[[int], bytes]  # at most so many bytes, when there are some; none at the end
 
 UNKNOWN = 0x7FFF_0000  # bytes, or more: of a file that was written before its end was known
+ANOTHER = "holds another WAV behind the first, which would not be heard: give one recording at a time"
 _RAW = "<i2"
 _TYPES = {
     (1, 8): "u1",
@@ -53,13 +54,14 @@ def pieces(
 
     rate: of raw samples of 16 bits, little-endian, one channel, in Hz; WAV has its own. stopped: says that
     its end was asked for, so that nothing is missing then. Raises SpeechError, some of it only when the
-    pieces before are out: for what is neither, empty, cut short, not finite or slower than 1,000 Hz.
+    pieces before are out: for what is neither, empty, cut short, not finite, slower than 1,000 Hz or
+    followed by another WAV.
     """
     source = _Source(read)
     head = source.take(12)
     if not head:
         raise SpeechError(f"{name} is empty")
-    if head[:4] in (b"RIFF", b"RF64") and head[8:] == b"WAVE":
+    if begins_wav(head):
         form = _read_header(source, name)
         if rate not in (None, form.rate):
             raise SpeechError(f"{name} is WAV of {form.rate:,} Hz, not {rate:,}: leave the rate out")
@@ -93,6 +95,8 @@ def pieces(
             )
         if whole < len(content):
             raise SpeechError(f"{name} is cut short: it ends in the middle of a sample")
+    if form.length is not None and not stopped():
+        _refuse_another(source, form.length, name)
 
 
 class _Source:
@@ -133,6 +137,24 @@ def _read_header(source: _Source, name: str) -> _Form:
             (long,) = struct.unpack_from("<Q", content, 8)
         source.skip(size - len(content) + size % 2)
     raise SpeechError(f"{name} is cut short: it has no audio")
+
+
+def _refuse_another(source: _Source, length: int, name: str) -> None:
+    """Raises SpeechError where another WAV begins behind the audio of one, of so many bytes, and behind the
+    chunks that say more of it."""
+    if length % 2 and (odd := source.take(1)) != b"\0":  # which fills up the last chunk, if it is there
+        source.put_back(odd)
+    while len(head := source.take(12)) == 12:
+        if begins_wav(head):
+            raise SpeechError(f"{name} {ANOTHER}")
+        source.put_back(head[8:])
+        (size,) = struct.unpack("<I", head[4:8])
+        source.skip(size + size % 2)
+
+
+def begins_wav(head: bytes) -> bool:
+    """Return whether a WAV begins with these twelve bytes."""
+    return head[:4] in (b"RIFF", b"RF64") and head[8:12] == b"WAVE"
 
 
 def _form(content: bytes, name: str) -> _Form:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lintra.audio import decoder
 from lintra.audio.errors import SpeechError
-from lintra.audio.piped import UNKNOWN
+from lintra.audio.piped import ANOTHER, UNKNOWN, begins_wav
 from lintra.audio.samples import (
     CONVERT,
     Audio,
@@ -45,9 +45,9 @@ def read(
 ) -> np.ndarray:
     """Audio at `rate` Hz -> float32 [n]: all of it, or the seconds from `start` to `start + duration`.
 
-    Channels are averaged; full scale is 1. Raises SpeechError for a file that is missing, empty, cut short or
-    no audio, for samples that are not finite or, in memory, no floats [n], for a rate of less than 1,000 Hz,
-    for bits that fill no bytes, and for seconds that the recording does not have.
+    Channels are averaged; full scale is 1. Raises SpeechError for a file that is missing, empty, cut short,
+    no audio or more than one WAV, for samples that are not finite or, in memory, no floats [n], for a rate
+    of less than 1,000 Hz, for bits that fill no bytes, and for seconds that the recording does not have.
     """
     check_seconds(start, duration)
     if isinstance(source, Audio):
@@ -163,6 +163,19 @@ def _may_be_mp3(path: Path) -> bool:
         return not file.read(4).startswith(_NO_MP3)
 
 
+def _refuse_another(path: Path) -> None:
+    """Raises SpeechError for two WAVs in one file, of which libsndfile reads the first."""
+    with path.open("rb") as file:
+        head = file.read(12)
+        size = int.from_bytes(head[4:8], "little")
+        if not head.startswith(b"RIFF") or not size:
+            return
+        file.seek(8 + size)
+        behind = file.read(13)  # with the byte that fills up an odd chunk, if it is not counted
+    if begins_wav(behind[:12]) or (size % 2 and begins_wav(behind[1:])):
+        raise SpeechError(f"{path} {ANOTHER}")
+
+
 class _Unknown(Exception):
     """A file that libsndfile does not open; the message says why."""
 
@@ -176,6 +189,7 @@ def _opened(path: Path) -> Iterator[Any]:
         if not path.stat().st_size:
             raise SpeechError(f"{path} is empty")
         silenced = _silenced if _may_be_mp3(path) else nullcontext
+        _refuse_another(path)
     except OSError as error:
         raise SpeechError(f"{path} cannot be read: {error.strerror}") from error
     soundfile = package("soundfile")

@@ -65,9 +65,9 @@ def of_microphone(device: Microphone, rate: int, stop: Stopping, *, seconds: flo
     return Source("microphone", samples.resampled(pieces, rate), waits=True, stopped=stop)
 
 
-def listen(model: CTC, source: Source, form: Form, *, seconds: float) -> None:
-    """Write what is heard as it comes, in pieces of about so many seconds, and then, on standard error, how
-    long that took. Raises SpeechError."""
+def listen(model: CTC, source: Source, form: Form, *, seconds: float, quiet: bool = False) -> None:
+    """Write what is heard as it comes, in pieces of about so many seconds, and then, unless `quiet`, on
+    standard error how long that took. Raises SpeechError."""
     hearing, rate = Transcriber(model), model.config.features.rate
     heard, taken = 0, []
     try:
@@ -86,6 +86,8 @@ def listen(model: CTC, source: Source, form: Form, *, seconds: float) -> None:
         if source.stopped():
             return
         raise SpeechError(f"{heard:,} samples at {rate:,} Hz are too short for one frame")
+    if quiet:
+        return
     work = "hear it" if source.waits else "read and hear it"
     print(
         f"{source.name}: {heard / rate:.2f} s of audio in {sum(taken):.3f} s, real-time factor "
@@ -111,6 +113,14 @@ def _until(stopped: Callable[[], bool], pieces: Iterable[np.ndarray]) -> Iterato
 
 
 def _with_end(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
-    """None after the last one."""
-    yield from pieces
+    """None after the last one, also where an error follows it: what came before is heard to its end."""
+    any_came = False
+    try:
+        for piece in pieces:
+            any_came = True
+            yield piece
+    except SpeechError:
+        if any_came:
+            yield None
+        raise
     yield None

@@ -25,6 +25,8 @@ SPLITS = ("train", "test")
 AN4_CEPSTRA, AN4_SHIFT_MS = 13, 10.0
 FSDD_RATE = 8_000  # Hz
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+AN4_FILES = ("an4_index.tsv", *(f"an4_mfcc_{split}.f16.xz" for split in SPLITS))
+FSDD_FILES = ("fsdd_index.csv", "fsdd.tar.xz")
 _AN4_COLUMNS = ("split", "utterance", "speaker", "first_frame", "frames", "transcript")
 _FSDD_COLUMNS = ("file", "digit", "speaker", "take", "split", "samples")
 _MOST = 2**24  # bytes of one recording in an archive
@@ -66,9 +68,10 @@ def fsdd(
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     folder = Path(folder).expanduser()
-    archive, waves = folder / "fsdd.tar.xz", _waves(folder / "fsdd.tar.xz")
+    index, archive = (folder / name for name in FSDD_FILES)
+    waves = _waves(archive)
     recordings: dict[tuple[str, str], list[tuple[str, np.ndarray]]] = {}
-    for place, row in _rows(folder / "fsdd_index.csv", ",", _FSDD_COLUMNS):
+    for place, row in _rows(index, ",", _FSDD_COLUMNS):
         name, samples, digit = row["file"], _number(row, "samples", place), _number(row, "digit", place)
         if digit >= len(DIGITS):
             raise SpeechError(f"{place}: digit must be 0 to 9, got {digit}")

@@ -24,6 +24,8 @@ from lintra.speech.arrays import arrays, given
 from lintra.speech.manifest import Utterance
 from lintra.speech.ngram import NGram
 
+WIDEST = 10_000  # texts of a beam
+
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
@@ -37,6 +39,11 @@ class Search:
     def __post_init__(self):
         fields.check(self)
         fields.at_least(self, beam=1)
+        if self.beam is not None and self.beam > WIDEST:
+            raise ValueError(
+                f"beam must be at most {WIDEST:,} texts, got {self.beam:,}: all are looked at in every "
+                "frame, and more than some hundreds hardly ever find another text"
+            )
         fields.not_negative(self, "weight")
         fields.finite(self, "bonus")
         if self.beam is None and (self.lm is not None or self.bonus):

@@ -79,6 +79,30 @@ def test_in_pieces_of_any_size(at_once, seconds, raw, channels):
     np.testing.assert_array_equal(found, heard(content, **options))
 
 
+@pytest.mark.parametrize("samples", [10, 11])  # of one byte: those of an odd chunk are filled up
+@pytest.mark.parametrize("between", [b"", b"LIST\4\0\0\0more"])
+def test_a_second_recording_is_not_left_out_in_silence(tmp_path, samples, between):
+    """It is refused, in a pipe when the first is out, as it is in a file; what says more of one is not."""
+    first, second = wav(noise(samples), "PCM_U8"), wav(noise(3))
+    if between:
+        size = struct.pack("<I", len(first) - 8 + len(between))
+        first = first[:4] + size + first[8:] + between
+    (tmp_path / "a.wav").write_bytes(first)
+    assert len(heard(first)) == len(waveform.read(tmp_path / "a.wav", RATE)) == samples
+    (tmp_path / "a.wav").write_bytes(first + second)
+    with pytest.raises(
+        SpeechError, match=r"a\.wav holds another WAV behind the first.*one recording at a time"
+    ):
+        waveform.read(tmp_path / "a.wav", RATE)
+    file = io.BytesIO(first + second)
+    found = pieces(file.read, seconds=1, name=NAME)
+    assert len(next(found).samples) == samples
+    with pytest.raises(SpeechError, match="standard input holds another WAV behind the first"):
+        next(found)
+    for rest in (first[:9], b"\0" * 100, b"TAG and what a program writes there"):
+        assert len(heard(first + rest)) == samples
+
+
 def test_raw_samples():
     values = np.array([0, 16_384, -32_768, 32_767], "<i2")
     found = heard(values.tobytes(), rate=RATE)

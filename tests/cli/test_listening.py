@@ -113,6 +113,15 @@ def test_standard_input_is_the_file_that_is_piped(lintra_says, long, stdin, form
         assert ("stdin: " in err) == ("--stream" in form)
 
 
+def test_a_second_recording_in_a_pipe_is_refused(lintra_says, long, stdin):
+    _, whole, _ = lintra_says("transcribe", str(long))
+    for form, written in ((["--stream"], whole), ([], "")):
+        stdin(long.read_bytes() * 2)
+        code, out, err = lintra_says("transcribe", "-", *form)
+        assert (code, out) == (1, written)
+        assert "lintra: standard input holds another WAV behind the first" in err
+
+
 def test_another_rate_is_brought_to_the_model_s(lintra_says, long, stdin):
     write_wave(Path("fast.wav"), waveform.read(long, 16_000), 16_000)
     _, whole, _ = lintra_says("transcribe", "fast.wav")

@@ -377,6 +377,13 @@ def test_what_transcribe_refuses(lintra_says, recogniser, args, message):
     assert err.count("\n") == 1
 
 
+def test_a_beam_without_measure_is_refused(lintra_says, recogniser):
+    recogniser()
+    code, out, err = lintra_says("transcribe", "--model", "run", "--beam", "1000000", "x.wav")
+    assert (code, out) == (2, "")
+    assert re.match("lintra: beam must be at most 10,000 texts, got 1,000,000: .*\n$", err)
+
+
 def test_models_that_do_not_hear_or_stream(lintra_says, recogniser, folder):
     recogniser(streaming=False)
     code, _, err = lintra_says("transcribe", "--model", "run", "--stream", "a.wav")

@@ -296,6 +296,18 @@ def test_speech_that_is_not_there(tmp_path, monkeypatch, named):
     ):
         with pytest.raises(DataError, match=message):
             _ = config.build().train
+    (tmp_path / "other").mkdir()
+    (tmp_path / "file").touch()
+    for place, message in (
+        ("other", "other holds neither the corpus fsdd, which is fsdd_index.csv and fsdd.tar.xz, nor a data"),
+        ("nowhere", "nowhere, for the files of fsdd, does not exist: name their folder"),
+        ("file", "file, for the files of fsdd, is no folder: name their folder"),
+    ):
+        with pytest.raises(DataError, match=message):
+            _ = speech.Config(data="fsdd", data_dir=str(tmp_path / place)).build().train
+    (tmp_path / "other" / "fsdd.tar.xz").touch()
+    with pytest.raises(DataError, match=r"other has only a part of .*: fsdd_index\.csv missing"):
+        _ = speech.Config(data="fsdd", data_dir=str(tmp_path / "other")).build().train
     folder = write_kaldi(tmp_path / "few", TEXTS[:9])
     with pytest.raises(DataError, match="there are 9 utterances to learn from: take 10 or more"):
         _ = speech.Config(kaldi=str(folder)).build().train
@@ -331,7 +343,8 @@ def test_a_corpus_is_read_once(tmp_path, monkeypatch, name):
     """Whatever is asked of it."""
     read, reads = [Utterance(id=f"u{i}", text="AB", features=np.ones((20, 5))) for i in range(20)], []
     monkeypatch.setattr(speech_splits, "read_manifest", lambda path: reads.append(path) or read)
-    corpora = {"an4": lambda path: reads.append(path) or {"train": read, "test": read}}
+    corpora = {"an4": (lambda path: reads.append(path) or {"train": read, "test": read}, ["index"])}
+    (tmp_path / "index").touch()
     monkeypatch.setattr(speech_splits, "_CORPORA", corpora)
     settings = {"manifest": {"manifest": "x"}, "an4": {"data": "an4", "data_dir": str(tmp_path)}}[name]
     task = speech.Config(**settings).build()

@@ -17,14 +17,17 @@ from lintra.speech.arrays import given
 from lintra.speech.corpus import Corpus, Skipped, describe_skipped
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
 from lintra.tasks.base import DataError
-from lintra.tasks.datasets.data_files import NAME_THE_FOLDER, named_folder
+from lintra.tasks.datasets.data_files import NAME_THE_FOLDER, all_or_none, named_folder
 
 HELD_BACK = 10  # without a test set of their own, one utterance or speaker of so many
 ENOUGH_SPEAKERS = 2 * HELD_BACK  # of fewer, one held back would be missed in training
 
 Splits = dict[str, list[Utterance]]  # by what they are for
 
-_CORPORA: Mapping[str, Callable[[Path], Splits]] = {"an4": corpora.an4, "fsdd": corpora.fsdd}
+_CORPORA: Mapping[str, tuple[Callable[[Path], Splits], Sequence[str]]] = {
+    "an4": (corpora.an4, corpora.AN4_FILES),
+    "fsdd": (corpora.fsdd, corpora.FSDD_FILES),
+}
 
 
 def read(config: Any) -> Splits:
@@ -121,7 +124,17 @@ def _corpus(config: Any) -> Splits:
     folder = named_folder(config.data_dir)
     if folder is None:
         raise DataError(f"the files of {config.data} are not known: {NAME_THE_FOLDER}")
-    return _CORPORA[config.data](folder / "speech" if (folder / "speech").is_dir() else folder)
+    if not folder.is_dir():
+        wrong = "is no folder" if folder.exists() else "does not exist"
+        raise DataError(f"{folder}, for the files of {config.data}, {wrong}: {NAME_THE_FOLDER}")
+    read, names = _CORPORA[config.data]
+    place = folder / "speech" if (folder / "speech").is_dir() else folder
+    if all_or_none(place, names) is None:
+        raise DataError(
+            f"{place} holds neither the corpus {config.data}, which is {' and '.join(names)}, nor a data "
+            "folder of Kaldi, which has a file text; utterances of your own can also be a file of JSON lines"
+        )
+    return read(place)
 
 
 def is_own(path: str) -> bool:
