@@ -43,22 +43,23 @@ class Config:
         fields.at_least(self, longest=32)
 
 
-def run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
+def run(config: Config, *, says: train.Says = "progress") -> tuple[list[tuple[str, str]], list[Path]]:
     """Does all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left.
+    says: how much training prints.
 
     Raises Error for a run in its folder that is another's.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(_best_threads(digits.Config()))
     try:
-        return _run(config)
+        return _run(config, says)
     finally:
         torch.set_num_threads(threads)
 
 
-def _run(config: Config) -> tuple[list[tuple[str, str]], list[Path]]:
+def _run(config: Config, says: train.Says) -> tuple[list[tuple[str, str]], list[Path]]:
     task = digits.Config()
-    trained = _train(config, task)
+    trained = _train(config, task, says)
     model = checkpoint.load(trained.folder)
     curves = train.curves(trained.folder)
     images = task.build()
@@ -126,7 +127,7 @@ def _best_threads(task: digits.Config) -> int:
     return int(min(timings, key=lambda threads: sum(timings[threads].seconds)))
 
 
-def _train(config: Config, task: digits.Config) -> train.Run:
+def _train(config: Config, task: digits.Config, says: train.Says) -> train.Run:
     """A new run, trained for as many of the task's steps as fit into the time."""
     folder = config.dir / RUN
     _clear(folder)
@@ -136,7 +137,7 @@ def _train(config: Config, task: digits.Config) -> train.Run:
     settings = train.Config(**preset, **intervals, seed=config.seed, precision="32", max_minutes=limit)
     run = train.Run.create(folder, task=task, model=model, train=settings)
     _mark(run)
-    train.fit(run)
+    train.fit(run, says=says)
     return run
 
 

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from lintra.bench import reports
 from lintra.bench.options import Options
 from lintra.cli.arguments import UsageError, parse
+from lintra.cli.output import Quiet
 
 BENCHES = {
     "attention": "the linear sum against the hardware: the figures of the README",
@@ -56,12 +58,15 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
     from rich.progress import Progress
 
     form: type[Options] = getattr(module, "Options", Options)
-    options = parse(form, args, prog=prog, description=str(module.__doc__))
+    output = ("output", Quiet, dataclasses.field(default_factory=Quiet))
+    flags = dataclasses.make_dataclass("Flags", [output], bases=(form,), frozen=True, kw_only=True)
+    options: Any = parse(flags, args, prog=prog, description=str(module.__doc__))
     own = {field.name for field in dataclasses.fields(form)} - {x.name for x in dataclasses.fields(Options)}
     sizes = dataclasses.replace(
         module.QUICK if options.quick else module.Sizes(), **{each: getattr(options, each) for each in own}
     )
-    with Progress(disable=not sys.stdout.isatty(), transient=True) as progress:
+    hidden = options.output.quiet or not sys.stdout.isatty()
+    with Progress(disable=hidden, transient=True) as progress:
         turns = progress.add_task("measuring", total=sizes.turns if hasattr(sizes, "turns") else sizes.rounds)
         rows, timings = module.run(sizes, lambda done: progress.update(turns, completed=done))
     print(reports.table(rows))

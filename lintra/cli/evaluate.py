@@ -17,6 +17,7 @@ from lintra.checkpoint import to_json
 from lintra.cli import evaluate_series, evaluate_speech, memory
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.model import SPLITS, Device, open_model, refuse_unless_images, sampled
+from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
 from lintra.cli.search import DecodingOptions
 from lintra.cli.stopping import cut_short, stopping
@@ -54,7 +55,7 @@ class Options:
     json: Path | None = None  # a file for the result, with machine and versions
     hypotheses: tuple[Path, ...] = ()  # files for what it wrote (speech): *.jsonl, *.trn, *.ctm
     predictions: Path | None = None  # a file for the scores of each text (text classification): JSON lines
-    quiet: bool = False  # print errors and the result only
+    output: Quiet = dataclasses.field(default_factory=Quiet)
     searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)  # for speech
 
     def __post_init__(self):
@@ -112,7 +113,10 @@ def evaluate_command(args: Sequence[str]) -> int:
     off = _checked(model, task, chosen, options)
     start = time.perf_counter()
     nats, batch = torch.empty(0), options.batch
-    with progress("scoring", len(chosen), "samples", quiet=options.quiet) as report, stopping() as stop:
+    with (
+        progress("scoring", len(chosen), "samples", quiet=options.output.quiet) as report,
+        stopping() as stop,
+    ):
         if isinstance(task, PixelTask):
             images = task.test.values[chosen]
             nats = evaluate.nats(model, images, batch=batch, report=report, stopped=stop)
@@ -136,7 +140,7 @@ def evaluate_command(args: Sequence[str]) -> int:
             f"(allowed: {evaluate.TOLERANCE:.0e}), checked on {min(len(chosen), CHECKED)} samples"
         )
     if options.predictions and isinstance(task, TextClassification):
-        _predict(model, task, chosen[:scored], options.predictions, batch)
+        _predict(model, task, chosen[:scored], options, options.predictions)
     if options.json:
         _save(options, task, scores, off, seconds, parameters, partial)
         print(f"\nsaved in {options.json}")
@@ -144,16 +148,16 @@ def evaluate_command(args: Sequence[str]) -> int:
         return stop.exit_code
     if options.pictures and isinstance(task, PixelTask):
         images, more = task.test.values[chosen], {"batch": batch, "seed": options.seed}
-        watch = functools.partial(progress, quiet=options.quiet)
+        watch = functools.partial(progress, quiet=options.output.quiet)
         print()
         for path in evaluate.draw(model, task, images, nats, options.pictures, watch=watch, **more):
             print(f"saved in {path}")
     return 0
 
 
-def _predict(model: Any, task: TextClassification, chosen: list[int], file: Path, batch: int) -> None:
-    with progress("predicting", len(chosen), "texts") as report:
-        found = evaluate.predictions(model, task, chosen, batch=batch, report=report)
+def _predict(model: Any, task: TextClassification, chosen: list[int], options: Options, file: Path) -> None:
+    with progress("predicting", len(chosen), "texts", quiet=options.output.quiet) as report:
+        found = evaluate.predictions(model, task, chosen, batch=options.batch, report=report)
         write_lines(file, (json.dumps(each, ensure_ascii=False) for each in found))
     print(f"\npredictions saved in {file}")
 

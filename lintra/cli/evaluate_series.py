@@ -26,7 +26,8 @@ def evaluate(model: Forecaster, task: SeriesTask, options: Any) -> int:
     check_recurrent(model)
     windows = sampled(len(task.test), options.limit, options.seed)
     start = time.perf_counter()
-    with progress("forecasting", len(windows), "windows") as report, stopping() as stop:
+    quiet = options.output.quiet
+    with progress("forecasting", len(windows), "windows", quiet=quiet) as report, stopping() as stop:
         settings = {"batch": options.batch, "seed": options.seed}
         scores = forecast_scores(model, task, windows, **settings, report=report, stopped=stop)
     seconds = time.perf_counter() - start

@@ -33,7 +33,8 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     config, search = model.config, options.searching.search(model)
     corpus, skipped = _corpus(config.features, task, options)
     start = time.perf_counter()
-    with progress("hearing", len(corpus), "utterances", quiet=options.quiet) as report, stopping() as stop:
+    quiet = options.output.quiet
+    with progress("hearing", len(corpus), "utterances", quiet=quiet) as report, stopping() as stop:
         heard, without = scoring.transcripts(
             model,
             corpus,
@@ -95,7 +96,7 @@ def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus
     cache = task.cached(task.judged_by) if options.limit is None else None
     if cache is not None and not cache.parent.is_dir():
         cache = None
-    with progress("features to test on", len(chosen), "utterances", quiet=options.quiet) as report:
+    with progress("features to test on", len(chosen), "utterances", quiet=options.output.quiet) as report:
         try:
             return prepare(chosen, config, cache=cache, report=report)
         except files.Error:

@@ -16,6 +16,7 @@ from lintra.cli import generate_text, memory
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.generate_text import Texts
 from lintra.cli.model import Device, open_model, refuse_unless_images
+from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
 from lintra.cli.stopping import Stopping, stopping
 from lintra.export import runtime as export
@@ -64,7 +65,7 @@ class Options:
     engine: Literal["pytorch", "runtime"] = "pytorch"  # runtime: the small C program, on a CPU
     weights: Literal["float32", "bfloat16", "float16", "int8"] = "float32"  # rounded, and read in less time
     out: Path = Path("samples.png")  # of images; completions get the same name with -completions
-    quiet: bool = False  # print errors and what is drawn or written only
+    output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
         for name, least in (("samples", 0), ("completions", 1)):
@@ -137,7 +138,7 @@ class Drawing:
         done: list[Tensor] = []
         live = texts is not None and texts.live
         batch, start, seconds = 1 if live else self.options.sampling.batch, time.perf_counter(), 0.0
-        show = progress("drawing", len(prompts) * steps, "tokens", quiet=live or self.options.quiet)
+        show = progress("drawing", len(prompts) * steps, "tokens", quiet=live or self.options.output.quiet)
         with show as report, stopping() as stopped:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
@@ -154,7 +155,7 @@ class Drawing:
             raise SystemExit(self.exit_code)
         speed = f"{seconds / finished:.3f} s each, {finished / seconds:.2f} a second"
         most = "up to " if self.options.stop or self.options.end else ""
-        if not self.options.quiet:
+        if not self.options.output.quiet:
             print(f"{finished:,} x {most}{steps:,} tokens: {speed}")
         return torch.cat(done)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lintra.cli.arguments import UsageError, parse
+from lintra.cli.output import Quiet
 from lintra.io.files import refuse_folder, refuse_unwritable
 from lintra.tasks.datasets import text_files
 from lintra.tokenizer import Tokenizer, check_vocabulary, pieces
@@ -22,6 +23,7 @@ class Options:
     data: str | None = None  # a text file (.gz, .xz too) or a folder of them
     vocabulary: int = 8_192  # tokens, the 256 bytes and an end among them
     out: Path | None = None  # the file; else tokenizer.json, if there is none yet
+    output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
         check_vocabulary(self.vocabulary)
@@ -56,6 +58,8 @@ def _tokenizer(options: Options) -> None:
     found.save(out)
     fewer = "" if found.vocabulary == options.vocabulary else f", as {read.path} has no more pairs"
     print(f"{out}: {found.vocabulary:,} tokens{fewer}, learned in {seconds:.1f} s")
+    if options.output.quiet:
+        return
     if judged := list(itertools.islice(pieces(read.validate), _JUDGED)):
         size = sum(len(part.encode()) for part in judged) / sum(map(len, found.encode_all(judged)))
         print(f"{size:.2f} bytes a token in the last tenth of the text, which it has not seen")

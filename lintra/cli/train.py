@@ -13,6 +13,7 @@ from lintra.cli import memory, settings
 from lintra.cli.arguments import UsageError, parse, parse_known
 from lintra.cli.mechanism import mechanism
 from lintra.cli.model import chosen
+from lintra.cli.output import Output
 from lintra.cli.progress import progress
 from lintra.models import ctc
 from lintra.train.config import Says
@@ -37,22 +38,6 @@ class Model:
     width: int | None = None  # numbers that stand for a token
     dropout: float | None = None  # part of the activations set to 0 in training
     tie_embeddings: bool = False  # predict symbols by the vectors they are read as
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Output:
-    """How much is printed, to a terminal or elsewhere."""
-
-    quiet: bool = False  # print errors and the result only
-    verbose: bool = False  # print what is chosen too: sizes, schedule, kernels
-
-    def __post_init__(self):
-        if self.quiet and self.verbose:
-            raise ValueError("quiet and verbose are opposites: choose one")
-
-    @property
-    def says(self) -> Says:
-        return "result" if self.quiet else "all" if self.verbose else "progress"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,6 +147,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
     if options.model.paper_block and "," in options.model.attention:
         raise UsageError("paper_block is the block of one mechanism, attention has several: leave it out")
     model = _changed(_with_paper_block(own) if options.model.paper_block else own, _given(changes))
+    problem.check(model)
     if options.train.strategy != "fsdp":  # which shares the model out
         memory.check_training(_weights(model), torch.device(chosen("auto")))
     check_room(problem, model, options.train, torch.device(chosen("auto")))

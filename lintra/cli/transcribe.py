@@ -16,6 +16,7 @@ from lintra.cli.arguments import UsageError, parse
 from lintra.cli.failures import report_failure
 from lintra.cli.listening import STDIN
 from lintra.cli.model import Device, chosen
+from lintra.cli.output import Quiet
 from lintra.cli.search import DecodingOptions
 from lintra.cli.stopping import stopping
 from lintra.cli.transcripts import Ctm, Form, Json, Srt, Text
@@ -45,6 +46,7 @@ class Options:
     block: float = 0.5  # seconds of a piece
     device: Device = "auto"  # auto: a GPU if there is one
     searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
+    output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
         if not self.files and not self.live:
@@ -114,11 +116,13 @@ def transcribe_command(args: Sequence[str]) -> int:
 def _live(model: CTC, options: Options) -> int:
     """Hear a microphone until a signal, by which it ends as it should -> 0. Raises SpeechError."""
     device, rate = Microphone(options.microphone), model.config.features.rate
-    print(f"hearing {device.name!r}: Ctrl-C ends it", file=sys.stderr)
+    quiet = options.output.quiet
+    if not quiet:
+        print(f"hearing {device.name!r}: Ctrl-C ends it", file=sys.stderr)
     with stopping() as stop:
         source = listening.of_microphone(device, rate, stop, seconds=options.block)
         form = options.form(source.name, source.name)
-        listening.listen(model, source, form, seconds=options.block)
+        listening.listen(model, source, form, seconds=options.block, quiet=quiet)
     if device.lost:
         print(f"lintra: audio was lost {device.lost:,} times: this computer is too busy", file=sys.stderr)
     return 0
@@ -139,7 +143,7 @@ def _hear(file: Path, name: str, model: CTC, search: Search, options: Options) -
         else:
             source = listening.of_file(file, rate, stop, seconds=seconds)
         if options.streams:
-            listening.listen(model, source, form, seconds=seconds)
+            listening.listen(model, source, form, seconds=seconds, quiet=options.output.quiet)
             return stop.exit_code
         samples = np.concatenate([np.zeros(0, np.float32), *source.pieces])
     form.whole(transcribe(model, samples, rate=rate, search=search, timestamps=form.needs_times))

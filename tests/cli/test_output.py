@@ -2,10 +2,11 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
-from lintra import train
+from lintra import demo, train
 from lintra.tasks import copy, digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,6 +75,43 @@ def test_quiet_drawing_and_scoring(lintra_says, folder):
     code, out, err = lintra_says("evaluate", "--model", "drawn", "--limit", "3", "--quiet")
     assert (code, err) == (0, "")
     assert out.startswith("digits: ")
+
+
+def test_quiet_transcripts_are_texts_alone(lintra_says):
+    file = str(Path(__file__).parents[1] / "speech" / "data" / "0_nicolas_2.wav")
+    _, text, _ = lintra_says("transcribe", file)
+    code, out, err = lintra_says("transcribe", file, "--stream")
+    assert (code, out) == (0, text)
+    assert "real-time factor" in err
+    assert lintra_says("transcribe", file, "--stream", "--quiet") == (0, text, "")
+
+
+def test_a_quiet_demo_prints_its_results_alone(lintra_says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "_best_threads", lambda task: 1)
+    short = ["demo", "--seconds", "0.01", "--longest", "32"]
+    code, out, err = lintra_says(*short)
+    assert code == 0
+    assert "step 1 " in out
+    code, out, err = lintra_says(*short, "--quiet")
+    assert (code, err) == (0, "")
+    assert re.match(r"time is up, .*\n\nafter \d+ seconds:\n\n  parameters ", out)
+
+
+def test_a_quiet_tokenizer_is_its_file_alone(lintra_says, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    learn = ["prepare", "tokenizer", "--data", "words.txt", "--vocabulary", "260", "--quiet"]
+    code, out, err = lintra_says(*learn)
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"tokenizer\.json: 260 tokens, learned in .* s\n", out)
+
+
+def test_every_command_that_shows_how_far_it_is_can_be_quiet(lintra_says):
+    for command in (["generate"], ["evaluate"], ["transcribe"], ["demo"], ["prepare", "tokenizer"]):
+        assert "--quiet " in lintra_says(*command, "--help")[1], command
+    assert "--quiet " in lintra_says("bench", "attention", "--help")[1]
 
 
 def test_weights_and_biases_without_its_package(lintra_says, tmp_path, monkeypatch):

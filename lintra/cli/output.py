@@ -1,0 +1,32 @@
+"""How much a command prints, by flags that commands share."""
+
+import dataclasses
+
+from lintra.train.config import Says
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """Flag of commands that show how far they are."""
+
+    quiet: bool = False  # print errors and the result only
+
+    @property
+    def says(self) -> Says:
+        """What is printed while a model is trained."""
+        return "result" if self.quiet else "progress"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output(Quiet):
+    """Flags of commands that also say what they choose."""
+
+    verbose: bool = False  # print what is chosen too: sizes, schedule, kernels
+
+    def __post_init__(self):
+        if self.quiet and self.verbose:
+            raise ValueError("quiet and verbose are opposites: choose one")
+
+    @property
+    def says(self) -> Says:
+        return "all" if self.verbose else super().says
