@@ -3,6 +3,7 @@
 The package is an extra, lintra[tokenizers], and is imported where a tokenizer is read or learned.
 """
 
+import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -39,15 +40,16 @@ def check_vocabulary(tokens: int) -> None:
 class Tokenizer:
     """A tokenizer of text, as its file describes it, without the special tokens that it would add.
 
-    vocabulary: number of token numbers, 0 .. vocabulary - 1; sum: SHA-256 of the file.
+    vocabulary: number of token numbers, 0 .. vocabulary - 1; sum: SHA-256 of its content.
     """
 
     def __init__(self, content: bytes, name: str = "tokenizer"):
-        """content: that of a file; name: what errors call it. Raises Error where it is no tokenizer."""
+        """content: that of a file, whose byte order mark is left out; name: what errors call it. Raises Error
+        where it is no tokenizer."""
         library = _package()
-        self.content, self.name = content, name
+        self.content, self.name = content.removeprefix(codecs.BOM_UTF8), name
         try:
-            self._tokenizer: Any = library.Tokenizer.from_str(content.decode())
+            self._tokenizer: Any = library.Tokenizer.from_str(self.content.decode())
         except Exception as error:  # the package raises nothing narrower
             reason = " ".join(str(error).split())
             raise Error(f"{name} is no tokenizer of Hugging Face's tokenizers: {reason}") from error

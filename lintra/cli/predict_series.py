@@ -1,5 +1,6 @@
 """`lintra predict` for series: how those of a file go on, or the next row of a stream."""
 
+import codecs
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -89,7 +90,7 @@ def _follow(model: Forecaster, task: SeriesTask, lines: Iterable[bytes], levels:
     with torch.no_grad(), evaluation(model):
         for number, line in enumerate(lines, 1):
             try:
-                values = _numbers(line, width)
+                values = _numbers(line.removeprefix(codecs.BOM_UTF8), width)
             except ValueError as error:
                 failed += 1
                 report_failure(f"stdin, line {number:,}", error)

@@ -1,5 +1,6 @@
 """`lintra predict` for texts: the probability of every class."""
 
+import codecs
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -43,7 +44,7 @@ def _from_files(options: Any) -> Iterator[Text | Unread]:
     for file in options.files:
         try:
             refuse_irregular(file, ValueError)
-            content = file.read_bytes()
+            content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
         except (OSError, ValueError) as error:
             yield str(file), error
             continue
@@ -57,7 +58,7 @@ def _from_files(options: Any) -> Iterator[Text | Unread]:
 
 def _from_lines(lines: Iterable[bytes], name: str) -> Iterator[Text | Unread]:
     for number, line in enumerate(lines, 1):
-        content = line.rstrip(b"\r\n")
+        content = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
         if content:
             yield Text({"file": name, "line": number}, content)
         else:

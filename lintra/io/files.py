@@ -30,10 +30,10 @@ def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:
 
 
 def read_json(file: Path) -> Any:
-    """The content of a JSON file. Raises Error with its name."""
+    """The content of a JSON file, a byte order mark left out. Raises Error with its name."""
     refuse_irregular(file)
     try:
-        return json.loads(file.read_text())
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise Error(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,6 @@ validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006)
 IMDB reviews.
 """
 
-import codecs
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -266,7 +265,7 @@ def _read(path: Path, config: Config) -> Labelled:
     """The labelled texts of a file; bytes that are not read are cut off. Raises DataError."""
     if path.is_dir():
         raise DataError(f"{path} is a folder: name a file of lines label TAB text")
-    content = text_files.content(path).removeprefix(codecs.BOM_UTF8)
+    content = text_files.content(path)
     labels, texts = [], []
     kept = config.length if config.tokenizer is None else None  # bytes of a text
     if tables.suffix(path) in tables.SUFFIXES:

@@ -53,6 +53,22 @@ def test_standard_input_and_python_give_the_same(lintra_says, run, monkeypatch):
     torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-6)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(lintra_says, run, monkeypatch):
+    mark, folder = b"\xef\xbb\xbf", run.parent
+    for name, content in (("a.txt", b"ab\nbb\n"), ("b.txt", mark + b"ab\nbb\n")):
+        (folder / name).write_bytes(content)
+    found = []
+    for flags in (["a.txt"], ["b.txt"], ["a.txt", "--lines"], ["b.txt", "--lines"]):
+        code, out, err = lintra_says("predict", *flags)
+        assert (code, err) == (0, "")
+        found.append([row["scores"] for row in said(out)])
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    stdin = SimpleNamespace(buffer=io.BytesIO(mark + b"ab\nbb\n"), isatty=lambda: False)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert [row["scores"] for row in said(lintra_says("predict")[1])] == found[2]
+
+
 def test_what_cannot_be_read_is_named_and_the_others_are_read(lintra_says, run):
     (run.parent / "empty.txt").write_text("")
     (run.parent / "good.txt").write_text("bbb\n\naa")

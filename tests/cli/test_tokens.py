@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lintra import checkpoint, runtime, train
+from lintra.tasks.datasets import text_files
 from lintra.tokenizer import Tokenizer
 
 pytest.importorskip("tokenizers")
@@ -79,6 +80,26 @@ def test_a_tokenizer_takes_no_place_in_the_text(lintra_says, prepared, data, out
     assert "is or would be a part of the text in" in err
     assert (prepared / "words.txt").read_bytes() == before
     assert not (prepared / "new.json").exists()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_tokenizer_or_a_text(lintra_says, prepared):
+    """A run keeps the tokenizer without it, and is resumed with it."""
+    mark, content = b"\xef\xbb\xbf", (prepared / "t.json").read_bytes()
+    (prepared / "t.json").write_bytes(mark + content)
+    words = (prepared / "words.txt").read_bytes()
+    (prepared / "words.txt").write_bytes(mark + words)
+    marked = Tokenizer.read("t.json")
+    assert (marked.content, marked.sum) == (content, Tokenizer(content).sum)
+    code, _, err = lintra_says(*LEARN, "--dir", "run")
+    assert (code, err) == (0, "")
+    task = train.Run.read("run").task.build()
+    assert task.tokenizer.content == content
+    seen = bytes(text_files.split("words.txt").train)
+    assert seen == words[: len(seen)]
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+    code, _, err = lintra_says("export", "--to", "onnx", "--model", "run", "--out", "x.onnx")
+    assert (code, err) == (0, "")
+    assert Tokenizer.read("x-tokenizer.json").content == content
 
 
 def test_a_text_ends_at_a_token_or_behind_a_text(lintra_says, prepared):

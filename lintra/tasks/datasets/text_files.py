@@ -1,5 +1,6 @@
 """Text as bytes: what a user's files hold, and what may be wrong with them."""
 
+import codecs
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -48,8 +49,9 @@ def named(flag: str, path: str | None, what: str) -> Path:
 
 
 def content(path: Path) -> bytes:
-    """The bytes of a text file, decompressed if its name ends in .gz or .xz. Raises DataError."""
-    found = unpack(path)
+    """The bytes of a text file without a byte order mark, decompressed if its name ends in .gz or .xz. Raises
+    DataError."""
+    found = unpack(path).removeprefix(codecs.BOM_UTF8)
     if not found:
         raise DataError(f"{path} is empty")
     if (where := found.find(b"\0")) >= 0:

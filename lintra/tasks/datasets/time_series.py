@@ -42,7 +42,7 @@ def read(path: Path, columns: Columns) -> list[Series]:
     """
     if path.is_dir() or tables.suffix(path) not in tables.SUFFIXES:
         raise DataError(f"{path} must be a file that ends in {' or '.join(tables.SUFFIXES)}")
-    content = text_files.decoded(text_files.content(path), path).removeprefix("\ufeff")
+    content = text_files.decoded(text_files.content(path), path)
     there = tables.names(content, path)
     beside = [name for name in (columns.time, columns.id) if name is not None]
     names = _split(columns.values, there)
