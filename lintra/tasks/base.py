@@ -128,7 +128,8 @@ class Task(ABC):
         return config
 
     def check(self, model: Any) -> None:  # noqa: B027 (most have nothing to say)
-        """Raises DataError if a model of this config is not for the data as they are now."""
+        """Raises ValueError if a model of this config is not for the task, or not for the data as they are
+        now."""
 
     @abstractmethod
     def loss(self, model: Model, batch: Batch) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lintra.attention import AttentionPattern
 from lintra.config import fields
+from lintra.generation import check_recurrent
 from lintra.models import Forecaster, forecaster
 from lintra.nn.real_distributions import Gaussian, Quantiles, StudentT
 from lintra.tasks.base import Batch, DataError, Task, TaskConfig
@@ -185,6 +186,11 @@ class SeriesTask(Task):
         sizes = [np.abs(values).mean() for values in self._trained]
         if positive := [x for x in sizes if x > 0]:
             model.scaling.typical.fill_(float(np.median(positive)))
+
+    def check(self, model: forecaster.Config) -> None:
+        """Raises ValueError for a mechanism without a recurrent form, by which forecasts are made."""
+        with torch.device("meta"):
+            check_recurrent(model.build())
 
     def loss(self, model: Forecaster, batch: Batch) -> Tensor:
         losses = self._predicted(model, batch)[0]

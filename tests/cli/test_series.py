@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lintra import checkpoint, evaluate, train
 from lintra.generation.forecasting import quantiles, sample_paths
@@ -71,6 +72,17 @@ def test_made_up_series_are_learned_and_scored(lintra_says, tmp_path, monkeypatc
             assert found[name][what]["error"] == pytest.approx(estimate.error)
         assert re.search(rf"{name} +{scores.weighted_quantile_loss.mean:.4f} \+- ", out)
     assert re.search(r"(below that of|does not beat) the \w+ ?\w* forecast", out)
+
+
+@pytest.mark.parametrize(("attention", "prefix"), [("aft", ""), ("linear,aft", "aft.")])
+def test_what_could_not_forecast_is_not_trained(lintra_says, tmp_path, monkeypatch, attention, prefix):
+    """With the reason that predict has, before a folder is claimed."""
+    monkeypatch.chdir(tmp_path)
+    learn = ["train", "series", "--steps", "1", "--dir", "run", *SHORT, *TINY, "--attention", attention]
+    options = ["--attention-options", f"{prefix}window=4", f"{prefix}max_length=30"]
+    code, _, err = lintra_says(*learn, "--layers", "2", *options)
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert re.match(r"lintra: attention 'aft' has no recurrent form with .*: take another mechanism\n", err)
 
 
 @pytest.mark.slow
@@ -151,6 +163,15 @@ def test_a_stream_of_several_series(lintra_says, run, monkeypatch):
     assert [row["series"] for row in rows] == [1, 2] * 30
     for both, one in zip(rows[-2:], alone, strict=True):
         assert both["median"] == pytest.approx(one["median"], rel=1e-5)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_stream(lintra_says, run, monkeypatch):
+    for content in (b"\xef\xbb\xbf1.5\n2\n", b"1.5\n2\n"):
+        stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        code, out, err = lintra_says("predict")
+        assert (code, err) == (0, "")
+        assert [row["value"] for row in said(out)] == [1.5, 2.0]
 
 
 def test_lines_that_are_no_numbers_are_left_out(lintra_says, run, monkeypatch):
@@ -259,6 +280,17 @@ def test_series_that_do_not_vary_are_learned(lintra_says, tmp_path, monkeypatch)
     code, out, err = lintra_says("predict", "data.csv", "--horizon", "2")
     assert (code, err) == (0, "")
     assert all(math.isfinite(row["median"]) for row in said(out))
+
+
+@pytest.mark.parametrize("name", ["mine.json", "mine.yaml"])
+def test_settings_with_a_byte_order_mark(lintra_says, run, name):
+    content = json.loads((run / "run.json").read_text())
+    written = yaml.safe_dump(content) if name.endswith(".yaml") else json.dumps(content)
+    (run.parent / name).write_bytes(b"\xef\xbb\xbf" + written.encode())
+    again = ["train", "series", "--config", name, "--steps", "1", "--dir", "other"]
+    code, _, err = lintra_says(*again)
+    assert (code, err) == (0, "")
+    assert train.Run.read("other").task == train.Run.read("run").task
 
 
 def test_settings_of_a_run_begin_another(lintra_says, run):

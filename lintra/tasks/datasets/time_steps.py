@@ -1,6 +1,7 @@
 """The times of the rows of a series: numbers or dates, equally far apart, and what comes after them."""
 
 import calendar
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -49,10 +50,33 @@ class TimeSteps:
 def time_steps(texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
     """Return the steps of a series of two or more rows, whose times stand in these lines.
 
-    Times are numbers, or dates with or without an hour in ISO 8601, also YYYY-MM and with / for -. Raises
+    Times are numbers, or dates with or without an hour in ISO 8601, also YYYY-MM and with / for -; YYYYMMDD
+    and YYYYMM where all rows are such dates, unless they are equally far apart as numbers alone. Raises
     TimeError for others, for times that do not rise, and for rows that are not equally far apart.
     """
-    times = [_parse(text, line) for text, line in zip(texts, lines, strict=True)]
+    dates = _compact(texts)
+    if dates is None:
+        return _steps([_parse(text, line) for text, line in zip(texts, lines, strict=True)], texts, lines)
+    try:
+        return _steps(dates, texts, lines)
+    except TimeError:
+        with contextlib.suppress(TimeError):
+            return _steps([float(text) for text in texts], texts, lines)
+        raise
+
+
+def _compact(texts: Sequence[str]) -> list[datetime] | None:
+    """Return dates written YYYYMMDD or YYYYMM, all of one of these forms; None for times of any other."""
+    for form, length in (("%Y%m%d", len("20000101")), ("%Y%m", len("200001"))):
+        if all(len(text := x.strip()) == length and text.isascii() and text.isdigit() for x in texts):
+            try:
+                return [datetime.strptime(x.strip(), form) for x in texts]
+            except ValueError:
+                return None
+    return None
+
+
+def _steps(times: Sequence[Time], texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
     if len({type(x) for x in times}) > 1 or len({_is_aware(x) for x in times}) > 1:
         first = next(i for i, x in enumerate(times) if (type(x), _is_aware(x)) != _kind(times[0]))
         raise TimeError(f"line {lines[first]:,}: {texts[first]!r} is not written as {texts[0]!r} is")
