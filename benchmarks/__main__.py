@@ -21,6 +21,8 @@ BENCHES = {
     "model": "the paper's model against the length, in training and decoding",
     "context": "a training step of one long sequence by one process, and by two",
     "journeys": "a user's commands from data of one's own to a result, in minutes",
+    "scale": "steps of 1, 2 and 4 processes, beside what the cost model predicts for them",
+    "predictions": "predictions of the cost model for 8 to 4,096 GPUs; nothing is measured",
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
     "drop_in": "models of transformers on lintra's CPU kernels and on transformers' functions",
     "original": "the drop-in beside the fast-transformers it stands for (--checkout)",

@@ -6,7 +6,7 @@ from typing import Any
 
 from lintra.bench.machines import Machine
 from lintra.bench.step_plan import Plan, plans
-from lintra.bench.step_work import Bytes, Operations, Work
+from lintra.bench.step_work import Bytes, Passes, Work
 
 BUCKET = 25 * 2**20  # bytes of gradients that DDP reduces in one call
 
@@ -46,7 +46,7 @@ class Step:
     # What is done.
 
     @property
-    def block(self) -> Operations:
+    def block(self) -> Passes:
         """Operations of a block on a rank in one pass, without those that recompute or exchange."""
         return self.work.block_operations(self.tokens, self.length)
 
@@ -157,14 +157,15 @@ class Step:
             self._alone(), self._transfers(last), (state.forward, state.backward), strict=True
         ):
             hop = machine.send_seconds(held, 1, messages)
-            seconds += self._waves(machine.together(each, moved), hop)
+            # What is gathered is on its way while a rank waits for the one before, and beside its layers.
+            seconds += self._waves(each, hop) + self.work.layers * (machine.together(each, moved) - each)
         return seconds
 
     def _waves(self, layer: float, hop: float) -> float:
         """Return the seconds of L layers on R ranks, each a layer behind the one before.
 
-        A hop hinders where it takes longer than a layer: R layers, R - 1 hops, L - 1 of whichever is longer.
-        On few cores, as many layers at a time as there are ranks at work take their share of them."""
+        R layers, R - 1 hops, and L - 1 times a layer, or a hop where that takes longer. On few cores, as many
+        layers at a time as there are ranks at work take their share of them."""
         ranks, layers = self.plan.context, self.work.layers
         waves = range(layers + ranks - 1)
         active = [min(wave + 1, ranks, layers, layers + ranks - 1 - wave) for wave in waves]

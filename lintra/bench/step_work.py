@@ -39,19 +39,19 @@ MIXED = Bytes(gathered=2, activation=2)  # bfloat16, but for sums
 
 
 @dataclass(frozen=True)
-class Operations:
-    """Operations of a forward and of its backward."""
+class Passes:
+    """An amount, such as of operations or bytes, in a forward and in its backward."""
 
     forward: float
     backward: float
 
-    def __add__(self, other: "Operations") -> "Operations":
-        return Operations(self.forward + other.forward, self.backward + other.backward)
+    def __add__(self, other: "Passes") -> "Passes":
+        return Passes(self.forward + other.forward, self.backward + other.backward)
 
 
-def products(operations: float) -> Operations:
+def products(operations: float) -> Passes:
     """Return the operations of products of matrices whose factors both need gradients."""
-    return Operations(operations, BACKWARD * operations)
+    return Passes(operations, BACKWARD * operations)
 
 
 class Work:
@@ -63,7 +63,7 @@ class Work:
         if len(config.mechanisms) != 1 or type(config.mechanisms[0]) not in _KINDS:
             names = ", ".join(_KINDS.values())
             raise ValueError(f"attention must be one of {names} in all layers, got {config.attention}")
-        self.mechanism = _KINDS[type(config.mechanisms[0])]
+        self.mechanism: Mechanism = _KINDS[type(config.mechanisms[0])]
         if getattr(config.mechanisms[0], "window", None) is not None:
             raise ValueError(f"attention must have no window, got {config.attention}")
         self.config, self.layers = config, config.layers
@@ -97,18 +97,18 @@ class Work:
 
     # Operations.
 
-    def head_operations(self, tokens: int) -> Operations:
+    def head_operations(self, tokens: int) -> Passes:
         """Return the operations of the product by the head's weight: 2 c p a token."""
         return products(2 * tokens * self.config.width * self.model.output.size)
 
-    def block_operations(self, tokens: int, length: int) -> Operations:
+    def block_operations(self, tokens: int, length: int) -> Passes:
         """Return the operations of a block on so many tokens, in sequences of `length`.
 
         Each weight of a linear map is multiplied once a token: 2 operations, 4 in the backward."""
         weights = sum(x.weight.numel() for x in self.block.modules() if isinstance(x, nn.Linear))
         return products(2 * tokens * weights) + self.attention_operations(tokens, length)
 
-    def attention_operations(self, tokens: int, length: int) -> Operations:
+    def attention_operations(self, tokens: int, length: int) -> Passes:
         """Return the operations of a block's mechanism, in the form by chunks of c tokens.
 
         A token and query head, of r to a state, features f and values of width e:
@@ -124,16 +124,16 @@ class Work:
         n = tokens * a.out_heads
         if self.mechanism == "softmax":
             pairs = n * (length + 1) / 2
-            return Operations(4 * a.dim * pairs, 10 * a.dim * pairs)
+            return Passes(4 * a.dim * pairs, 10 * a.dim * pairs)
         f, e, states = self.features, a.value_dim, tokens * self.states
         within, read = 2 * n * chunk * (f + e), 2 * n * f * e
         if self.mechanism == "linear":
             return products(within + read + 2 * n * f + 2 * states * f * e)
         carried = 2 * states * f * (chunk + f + 2 * e + f * e / chunk)
         triangle = states * chunk * (f + e)
-        return products(within + read + carried) + Operations(triangle, 3 * triangle)
+        return products(within + read + carried) + Passes(triangle, 3 * triangle)
 
-    def state_operations(self, tokens: int, length: int) -> Operations:
+    def state_operations(self, tokens: int, length: int) -> Passes:
         """Return the operations of a pass that finds what a piece adds to the state, and of the pass that
         finds the gradient of the state before it.
 
@@ -141,10 +141,10 @@ class Work:
         a, f, e = self.attention, self.features, self.attention.value_dim
         if self.mechanism == "linear":
             each = 2.0 * tokens * self.states * f * e
-            return Operations(each, 2 * tokens * a.out_heads * f * e)
+            return Passes(each, 2 * tokens * a.out_heads * f * e)
         whole = self.attention_operations(tokens, length)
         outputs = 2 * tokens * a.out_heads * (self._chunk(length) * (f + e) + f * e)
-        return Operations(whole.forward - outputs, whole.forward - outputs)
+        return Passes(whole.forward - outputs, whole.forward - outputs)
 
     def _chunk(self, length: int) -> int:
         return min(getattr(self.attention.config, "chunk", length), length)
@@ -166,12 +166,12 @@ class Work:
         """The state of a layer and one sequence, without numbers."""
         return tuple(leaves(cast("State", self.block.start(1))))
 
-    def state_bytes(self, sequences: int) -> Operations:
+    def state_bytes(self, sequences: int) -> Passes:
         """Return the bytes of a layer's state of so many sequences, and of the gradient of it.
 
         Those of a recurrence do not depend on the length; integers have no gradient."""
         floats = [x for x in self.state if x.is_floating_point()]
-        return Operations(
+        return Passes(
             sequences * sum(x.nbytes for x in self.state), sequences * sum(x.nbytes for x in floats)
         )
 

@@ -14,12 +14,28 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import browser, drift, generation, gpu, gpu_recurrence, recurrence, roofline, runtime, softmax
+from benchmarks import (
+    browser,
+    drift,
+    generation,
+    gpu,
+    gpu_recurrence,
+    predictions,
+    recurrence,
+    roofline,
+    runtime,
+    scale,
+    softmax,
+)
 from benchmarks.__main__ import BENCHES, main
 from lintra import checkpoint
 from lintra.attention import linear
 from lintra.bench.calls import modes
+from lintra.bench.machines import Link, Links, Machine
 from lintra.bench.reports import Row
+from lintra.bench.step_plan import Plan
+from lintra.bench.step_time import Step
+from lintra.bench.step_work import Bytes, Work
 from lintra.bench.timing import Timing
 from lintra.cli.bench import ELSEWHERE
 from lintra.export import runtime as export
@@ -177,7 +193,9 @@ def test_a_computation_is_held_against_what_bounds_it():
         "decode",
         "drift",
         "model",
+        "predictions",
         "roofline",
+        pytest.param("scale", marks=pytest.mark.slow),
         "generation",
         "runtime",
         "scaling --peers",
@@ -195,6 +213,43 @@ def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     assert all(row["what"] in printed and row["figure"] == row["figure"] for row in report["rows"])
     for timing in report["timings_in_seconds"].values():
         assert timing["median"] == statistics.median(timing["seconds"])
+
+
+def test_what_one_process_takes_is_what_the_calibrated_model_gives():
+    """Seconds that grow with the operations are found again; a machine is that of the parts alone."""
+    load = scale.Load(layers=2, heads=2, width=16, length=64)
+    work, links = Work(load.config()), Links.alike(Link(1e-4, 1e9))
+    seconds = {}
+    for parts in scale.PARTS:
+        sequences, length = load.part(parts)
+        shape = {"length": length, "sequences": sequences, "recompute": False}
+        machine = Machine(
+            operations=1e9,
+            launch=0.01,
+            memory=0,
+            memory_bandwidth=1,
+            node=1,
+            inside=links,
+            between=links,
+            cores=1,
+        )
+        update = work.update_bytes(1, Bytes())
+        seconds[parts] = Step(work=work, machine=machine, plan=Plan(), **shape).seconds - update
+    found = scale.calibrated(work, load, seconds, update / 1e8, links, 1.0)
+    assert found.operations == pytest.approx(1e9)
+    assert found.launch == pytest.approx(0.01)
+    assert found.memory_bandwidth == pytest.approx(1e8)
+
+
+def test_parts_of_a_batch_are_sequences_or_pieces_of_them():
+    assert scale.Load(sequences=4, length=64).part(2) == (2, 64)
+    assert scale.Load(sequences=1, length=64, strategies=("context",)).part(2) == (1, 32)
+
+
+def test_the_models_of_predictions_are_as_large_as_their_names():
+    sizes = {"the paper's": 6.4e6, "1 B": 1.01e9, "70 B": 69e9}
+    for name, parameters in sizes.items():
+        assert Work(predictions.config(name, "linear")).parameters == pytest.approx(parameters, rel=0.01)
 
 
 @pytest.mark.usefixtures("one_thread")

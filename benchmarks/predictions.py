@@ -1,0 +1,181 @@
+"""`python -m benchmarks predictions`: how training would scale on 8 to 4,096 GPUs, by the cost model.
+
+Nothing is measured: every figure is a prediction of `lintra.bench.step_time` for nodes of 8 H100
+(`lintra.bench.machines.h100`). A step has a fixed number of tokens, so that more GPUs have less each to do;
+its efficiency is the part of it that the network's operations take. Blocks are recomputed in the backward.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from lintra import pictures
+from lintra.attention import delta, linear, softmax
+from lintra.bench import machines
+from lintra.bench.machines import Machine, h100
+from lintra.bench.reports import Row, by_name
+from lintra.bench.step_plan import strategies
+from lintra.bench.step_time import Step, best
+from lintra.bench.step_work import MIXED, Work
+from lintra.bench.timing import Timing
+from lintra.models import decoder
+
+MEASURES = tuple(f"lintra/bench/{name}.py" for name in ("machines", "step_plan", "step_time", "step_work"))
+MECHANISMS: dict[str, Any] = {"linear": linear.Config, "delta": delta.Config, "softmax": softmax.Config}
+# The images of Katharopoulos et al. 2020, arXiv:2006.16236; widths of GPT-3 XL (Brown et al. 2020,
+# arXiv:2005.14165, table 2.1) in 16 layers; Llama 2 70B (Touvron et al. 2023, arXiv:2307.09288).
+MODELS: dict[str, dict[str, Any]] = {
+    "the paper's": {"layers": 8, "heads": 8, "width": 256, "vocabulary": 256},
+    "1 B": {"layers": 16, "heads": 16, "width": 2048, "vocabulary": 50_304, "activation": "swiglu"},
+    "70 B": {
+        "layers": 80,
+        "heads": 64,
+        "kv_heads": 8,
+        "width": 8192,
+        "vocabulary": 32_000,
+        "activation": "swiglu",
+        "mlp_ratio": 5.25,
+    },
+}
+CONSTANTS = (
+    *("H100_PEAK", "H100_REACHED", "H100_MEMORY", "H100_MEMORY_BANDWIDTH", "H100_NVLINK", "INFINIBAND"),
+    *("LINK_REACHED", "FREE_MEMORY", "NCCL_CALL", "NCCL_NVLINK", "NCCL_NETWORK", "KERNELS", "LAUNCH"),
+)
+ENOUGH = 50  # percent: below, a strategy has stopped to scale
+SHOWN = ("1 B", "linear", 2**16)  # of the picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Cases that are predicted."""
+
+    models: tuple[str, ...] = tuple(MODELS)
+    mechanisms: tuple[str, ...] = tuple(MECHANISMS)
+    lengths: tuple[int, ...] = (2**12, 2**16, 2**20, 2**22)
+    tokens: int = 2**22  # of a step
+    gpus: tuple[int, ...] = tuple(2**i for i in range(3, 13))
+    ranked: tuple[int, ...] = (8, 64, 512, 4096)  # of these, the best strategy is named
+
+    @property
+    def turns(self) -> int:
+        """Return what `progress` counts: models with each mechanism."""
+        return len(self.models) * len(self.mechanisms)
+
+
+QUICK = Sizes(models=("1 B",), mechanisms=("linear",), lengths=(2**20,), gpus=(8, 16, 512), ranked=(8, 512))
+
+
+def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
+    """Predicts everything -> the table's rows, and no timings."""
+    rows: list[Row] = []
+    for done, (model, mechanism) in enumerate(product(sizes.models, sizes.mechanisms), start=1):
+        work = Work(config(model, mechanism))
+        for length in sizes.lengths:
+            found = steps(work, h100(), sizes, length)
+            rows += _rows(case(model, mechanism, length), found, sizes)
+        progress(done)
+    return rows, {}
+
+
+def details(sizes: Sizes) -> dict[str, object]:
+    """Return the constants of the machine, for the report."""
+    return {"predicted": True, "constants": {name: getattr(machines, name) for name in CONSTANTS}}
+
+
+def config(model: str, mechanism: str) -> decoder.Config:
+    """Return the configuration of one of MODELS."""
+    return decoder.Config(attention=MECHANISMS[mechanism](), **MODELS[model])
+
+
+def case(model: str, mechanism: str, length: int) -> str:
+    """Return the name of a case in the rows."""
+    return f"{model}, {mechanism}, {length:,} tokens"
+
+
+Steps = dict[str, dict[int, Step]]  # strategy -> GPUs -> the fastest of its plans
+
+
+def steps(work: Work, machine: Machine, sizes: Sizes, length: int) -> Steps:
+    """Return the fastest step of every strategy on every number of GPUs, where one fits."""
+    found: Steps = {}
+    sequences = max(1, sizes.tokens // length)
+    for strategy in strategies(work.mechanism):
+        each = {gpus: best(strategy, work, machine, gpus, length, sequences, MIXED) for gpus in sizes.gpus}
+        found[strategy] = {gpus: step for gpus, step in each.items() if step is not None}
+    return found
+
+
+def _rows(name: str, found: Steps, sizes: Sizes) -> Iterator[Row]:
+    """Rows of a case: how far each strategy scales, from how many GPUs on it fits, and how good the best
+    are."""
+    for strategy, line in found.items():
+        if line:
+            enough = [gpus for gpus, step in line.items() if 100 * step.efficiency >= ENOUGH]
+            yield Row(f"{name}, {strategy}: fits from", min(line), "GPUs")
+            yield Row(f"{name}, {strategy}: scales to", max(enough, default=0), "GPUs")
+    for gpus in sizes.ranked:
+        can = {strategy: line[gpus] for strategy, line in found.items() if gpus in line}
+        if can:
+            fastest = min(can, key=lambda strategy: can[strategy].seconds)
+            yield Row(f"{name}, {gpus:,} GPUs, best {fastest}", 100 * can[fastest].efficiency, "%")
+            yield Row(f"{name}, {gpus:,} GPUs: a step", can[fastest].seconds, "s")
+
+
+def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Sizes) -> list[Path]:
+    """Tokens a second against GPUs for one case, a line for each strategy, and one for no cost of sharing."""
+    model, mechanism, length = SHOWN
+    work = Work(config(model, mechanism))
+    found = steps(work, h100(), sizes, length)
+    lines = {
+        strategy: {gpus: sizes.tokens / step.seconds / 1e6 for gpus, step in line.items()}
+        for strategy, line in found.items()
+    }
+    step = next(iter(next(line for line in found.values() if line).values()))
+    ideal = sizes.tokens / step.ideal_seconds / step.plan.ranks / 1e6
+    lines = {"no cost of sharing": {gpus: ideal * gpus for gpus in sizes.gpus}, **lines}
+    pictures.logarithmic(
+        path,
+        {name: line for name, line in lines.items() if line},
+        x="H100 GPUs, 8 to a node",
+        y="million tokens a second",
+        title=f"predicted: {model} parameters, {mechanism} attention, {length:,} tokens a sequence",
+    )
+    return [path]
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Return the table of docs/scale.md for a saved report: how far each strategy scales, and the best ones.
+
+    A row for each case; of a strategy, the GPUs from the fewest on which a step fits to the most on which it
+    is efficient; the best on some numbers of GPUs, its efficiency and its seconds a step."""
+    rows, sizes = by_name(report), report["sizes"]
+    columns = ("DDP", "FSDP2", "relay", "scan, ring", "FSDP2 x relay", "FSDP2 x scan, ring")
+    heads = ["model", "attention", "tokens", *columns, *(f"best on {gpus:,}" for gpus in sizes["ranked"])]
+    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    for model, mechanism, length in product(sizes["models"], sizes["mechanisms"], sizes["lengths"]):
+        name = case(model, mechanism, length)
+        cells = [model, mechanism, f"{length:,}"]
+        for column in columns:
+            strategy = column.replace("scan, ring", "ring" if mechanism == "softmax" else "scan")
+            cells.append(_reach(rows, f"{name}, {strategy}"))
+        for gpus in sizes["ranked"]:
+            start = f"{name}, {gpus:,} GPUs, best "
+            strategy = next((what.removeprefix(start) for what in rows if what.startswith(start)), None)
+            cells.append("")
+            if strategy is not None:
+                seconds = rows[f"{name}, {gpus:,} GPUs: a step"]
+                cells[-1] = f"{strategy}, {rows[start + strategy]:.0f} %, {seconds:.2g} s"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _reach(rows: Mapping[str, float], name: str) -> str:
+    """Return on how many GPUs a strategy is efficient; nothing where no step of it fits."""
+    first, last = (rows.get(f"{name}: {what}") for what in ("fits from", "scales to"))
+    if first is None or last is None:
+        return ""
+    if not last:
+        return "none"
+    return f"{last:,.0f}" if last == first else f"{first:,.0f} to {last:,.0f}"
