@@ -146,29 +146,38 @@ def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Size
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Return the table of docs/scale.md for a saved report: how far each strategy scales, and the best ones.
+    """Return the tables of docs/scale.md for a saved report, a row for each case.
 
-    A row for each case; of a strategy, the GPUs from the fewest on which a step fits to the most on which it
-    is efficient; the best on some numbers of GPUs, its efficiency and its seconds a step."""
+    Of each strategy, the GPUs from the fewest on which a step fits to the most on which it is efficient; then
+    the best on some numbers of GPUs, its efficiency and its seconds a step."""
     rows, sizes = by_name(report), report["sizes"]
     columns = ("DDP", "FSDP2", "relay", "scan, ring", "FSDP2 x relay", "FSDP2 x scan, ring")
-    heads = ["model", "attention", "tokens", *columns, *(f"best on {gpus:,}" for gpus in sizes["ranked"])]
-    lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+    reaches, fastest = [], []
     for model, mechanism, length in product(sizes["models"], sizes["mechanisms"], sizes["lengths"]):
-        name = case(model, mechanism, length)
-        cells = [model, mechanism, f"{length:,}"]
-        for column in columns:
-            strategy = column.replace("scan, ring", "ring" if mechanism == "softmax" else "scan")
-            cells.append(_reach(rows, f"{name}, {strategy}"))
-        for gpus in sizes["ranked"]:
-            start = f"{name}, {gpus:,} GPUs, best "
-            strategy = next((what.removeprefix(start) for what in rows if what.startswith(start)), None)
-            cells.append("")
-            if strategy is not None:
-                seconds = rows[f"{name}, {gpus:,} GPUs: a step"]
-                cells[-1] = f"{strategy}, {rows[start + strategy]:.0f} %, {seconds:.2g} s"
-        lines.append(f"| {' | '.join(cells)} |")
+        name, exchange = case(model, mechanism, length), "ring" if mechanism == "softmax" else "scan"
+        named = [model, mechanism, f"{length:,}"]
+        strategies = [column.replace("scan, ring", exchange) for column in columns]
+        reaches.append([*named, *(_reach(rows, f"{name}, {strategy}") for strategy in strategies)])
+        fastest.append([*named, *(_fastest(rows, f"{name}, {gpus:,} GPUs") for gpus in sizes["ranked"])])
+    first = ["model", "attention", "tokens"]
+    heads = [*first, *columns], [*first, *(f"on {gpus:,}" for gpus in sizes["ranked"])]
+    return "\n\n".join(_lines(*each) for each in zip(heads, (reaches, fastest), strict=True))
+
+
+def _lines(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, ["---"] * len(heads), *rows)]
     return "\n".join(lines)
+
+
+def _fastest(rows: Mapping[str, float], name: str) -> str:
+    """Return the best strategy on so many GPUs; nothing where no step fits."""
+    start = f"{name}, best "
+    for what, efficiency in rows.items():
+        if what.startswith(start):
+            seconds = rows[f"{name}: a step"]
+            took = f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"
+            return f"{what.removeprefix(start)}, {efficiency:.0f} %, {took} s"
+    return ""
 
 
 def _reach(rows: Mapping[str, float], name: str) -> str:

@@ -191,7 +191,7 @@ def calibrated(
 
     Least squares of seconds = launch * layers + operations / rate, neither of them negative."""
     parts = sorted(seconds)
-    operations = np.array([_operations(work, *load.part(each)) for each in parts])
+    operations = np.array([_operations(work, *load.part(each)) for each in parts], dtype=np.float64)
     taken = np.array([seconds[each] for each in parts])
     slope, start = (float(x) for x in np.polyfit(operations, taken, 1))
     if start < 0 or slope <= 0:  # through 0

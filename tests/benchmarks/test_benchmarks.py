@@ -241,6 +241,17 @@ def test_what_one_process_takes_is_what_the_calibrated_model_gives():
     assert found.memory_bandwidth == pytest.approx(1e8)
 
 
+def test_a_machine_that_is_faster_on_less_starts_at_nothing():
+    """A start below 0, as noise gives it, is 0; the rate is then that of all parts together."""
+    load = scale.Load()
+    work = Work(load.config())
+    operations = {each: scale._operations(work, *load.part(each)) for each in scale.PARTS}
+    seconds = {each: x / 1e9 - 1 for each, x in operations.items()}
+    found = scale.calibrated(work, load, seconds, 1.0, Links.alike(Link(0, 1)), 1.0)
+    assert found.launch == 0
+    assert found.operations == pytest.approx(1e9, rel=0.05)
+
+
 def test_parts_of_a_batch_are_sequences_or_pieces_of_them():
     assert scale.Load(sequences=4, length=64).part(2) == (2, 64)
     assert scale.Load(sequences=1, length=64, strategies=("context",)).part(2) == (1, 32)
