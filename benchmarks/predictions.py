@@ -145,7 +145,7 @@ def picture(path: Path, rows: list[Row], timings: dict[str, Timing], sizes: Size
     return [path]
 
 
-def table(report: Mapping[str, Any]) -> str:
+def tables(report: Mapping[str, Any]) -> tuple[str, str]:
     """Return the tables of docs/scale.md for a saved report, a row for each case.
 
     Of each strategy, the GPUs from the fewest on which a step fits to the most on which it is efficient; then
@@ -161,7 +161,7 @@ def table(report: Mapping[str, Any]) -> str:
         fastest.append([*named, *(_fastest(rows, f"{name}, {gpus:,} GPUs") for gpus in sizes["ranked"])])
     first = ["model", "attention", "tokens"]
     heads = [*first, *columns], [*first, *(f"on {gpus:,}" for gpus in sizes["ranked"])]
-    return "\n\n".join(_lines(*each) for each in zip(heads, (reaches, fastest), strict=True))
+    return _lines(heads[0], reaches), _lines(heads[1], fastest)
 
 
 def _lines(heads: list[str], rows: list[list[str]]) -> str:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks import model, roofline, scaling
+from benchmarks import model, predictions, roofline, scaling
 from lintra.bench import mechanisms
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing
@@ -19,6 +19,7 @@ from lintra.bench.timing import Timing
 ROOT = Path(__file__).parents[1]
 BENCHES = {
     "benchmarks/results/mechanisms-intel-xeon.json": mechanisms,
+    "benchmarks/results/predictions.json": predictions,
     "benchmarks/results/roofline-intel-xeon.json": roofline,
     "experiments/scaling/attention.json": scaling,
     "experiments/scaling/model.json": model,

@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import soundfile
 
+from benchmarks import predictions, scale
 from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
+from lintra.bench import machines
 from lintra.bench.reports import by_name, checksum
 from lintra.checkpoint import from_json
 from lintra.cli import evaluate_series, info, main
@@ -422,6 +424,24 @@ def test_the_table_of_conformance_is_that_of_the_file():
     assert {"machine", "versions", "command", "commit", "date"} <= set(report)
     table = runpy.run_path(str(ROOT / "benchmarks" / "conformance.py"))["table"]
     assert table(report) in (ROOT / "docs" / "conformance.md").read_text()
+
+
+def test_the_predictions_of_scale_are_those_of_the_program():
+    """Which measures nothing, and gives the same anywhere."""
+    report = json.loads((MEASURED / "predictions.json").read_text())
+    assert report["predicted"]
+    rows, _ = predictions.run(predictions.Sizes(), lambda done: None)
+    assert {row.what: row.figure for row in rows} == pytest.approx(by_name(report))
+    page = (ROOT / "docs" / "scale.md").read_text()
+    assert all(table in page for table in predictions.tables(report))
+    for name, value in report["constants"].items():
+        assert f"`{name}`" in page
+        assert value == getattr(machines, name)
+
+
+@pytest.mark.parametrize("file", sorted(MEASURED.glob("scale-*.json")), ids=lambda file: file.name)
+def test_measured_steps_stand_beside_predicted_ones(file):
+    assert scale.table(json.loads(file.read_text())) in (ROOT / "docs" / "scale.md").read_text()
 
 
 COMPARISON = ROOT / "experiments" / "compare"
