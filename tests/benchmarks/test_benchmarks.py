@@ -20,6 +20,7 @@ from benchmarks import (
     generation,
     gpu,
     gpu_recurrence,
+    loads,
     predictions,
     recurrence,
     roofline,
@@ -217,7 +218,7 @@ def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
 
 def test_what_one_process_takes_is_what_the_calibrated_model_gives():
     """Seconds that grow with the operations are found again; a machine is that of the parts alone."""
-    load = scale.Load(layers=2, heads=2, width=16, length=64)
+    load = loads.Load(layers=2, heads=2, width=16, length=64)
     work, links = Work(load.config()), Links.alike(Link(1e-4, 1e9))
     seconds = {}
     for parts in scale.PARTS:
@@ -243,7 +244,7 @@ def test_what_one_process_takes_is_what_the_calibrated_model_gives():
 
 def test_a_machine_that_is_faster_on_less_starts_at_nothing():
     """A start below 0, as noise gives it, is 0; the rate is then that of all parts together."""
-    load = scale.Load()
+    load = loads.Load()
     work = Work(load.config())
     operations = {each: scale._operations(work, *load.part(each)) for each in scale.PARTS}
     seconds = {each: x / 1e9 - 1 for each, x in operations.items()}
@@ -253,8 +254,8 @@ def test_a_machine_that_is_faster_on_less_starts_at_nothing():
 
 
 def test_parts_of_a_batch_are_sequences_or_pieces_of_them():
-    assert scale.Load(sequences=4, length=64).part(2) == (2, 64)
-    assert scale.Load(sequences=1, length=64, strategies=("context",)).part(2) == (1, 32)
+    assert loads.Load(sequences=4, length=64).part(2) == (2, 64)
+    assert loads.Load(sequences=1, length=64, strategies=("context",)).part(2) == (1, 32)
 
 
 def test_the_models_of_predictions_are_as_large_as_their_names():
