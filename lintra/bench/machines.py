@@ -15,7 +15,7 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "send"]
 
 @dataclass(frozen=True)
 class Link:
-    """What a message between two ranks takes."""
+    """Latency and bandwidth of messages between two ranks."""
 
     latency: float  # seconds
     bandwidth: float  # bytes a second that a rank sends, and as many that it receives
@@ -112,7 +112,7 @@ class Machine:
 H100_PEAK, H100_MEMORY, H100_MEMORY_BANDWIDTH, H100_NVLINK = 989.4e12, 80e9, 3.35e12, 450e9
 INFINIBAND = 400e9 / 8  # NDR, one port a GPU, as in NVIDIA's DGX H100: bytes a second
 # Of the peak, in a training step: about what the Llama 3 report has on 8,192 H100 (arXiv:2407.21783, table 4:
-# 43 % with all communication, 400 TFLOP/s) and torchtitan has on A100 with FSDP2 (52 to 58 %, its
+# 43 %, 430 TFLOP/s, with all communication) and torchtitan has on A100 with FSDP2 (52 to 58 %, its
 # docs/performance.md).
 H100_REACHED = 0.5
 LINK_REACHED = 0.8  # of the bandwidth of memory and links; our assumption

@@ -231,7 +231,7 @@ class Step:
 
     @property
     def _afterwards(self) -> bool:
-        """Whether gradients are added up after the backward, tensor by tensor."""
+        """Return whether gradients are added up after the backward, tensor by tensor."""
         return self.plan.exchange is not None and self.plan.data == self.plan.shard == 1
 
     def _gather(self, parameters: int) -> float:

@@ -114,7 +114,7 @@ def test_what_a_block_keeps_for_its_backward(kind, activation):
 
 
 def test_the_state_of_a_recurrence_is_that_of_a_block():
-    """Of so many sequences; integers have no gradient. The cache of softmax is empty before any token."""
+    """Integers have no gradient. The cache of softmax is empty before any token."""
     for kind in ("linear", "delta"):
         config = config_of(kind)
         state = config.build().blocks[0].start(5).attention

@@ -1,4 +1,4 @@
-"""What two processes send in a step is what the cost model says."""
+"""Bytes and calls of two processes in a step are those of the cost model."""
 
 from unittest.mock import patch
 
