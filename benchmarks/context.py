@@ -80,7 +80,7 @@ def _compare(
     tell("build", name, sizes)
     mesh = init_device_mesh("cpu", (RANKS,))
     distributed.context_parallel(together, mesh)
-    assert together.relay is not None
+    assert together.context is not None
 
     def both(tokens: int) -> None:
         tell("step", tokens)
@@ -92,9 +92,9 @@ def _compare(
     overhead = 100 * (RANKS * found[two].median / found[one].median - 1)
     rows = [Row(f"{name}: over half the time of one process", overhead, "%", at_most=OVERHEAD)]
     for tokens in (sizes.tokens // 2, sizes.tokens):
-        before = together.relay.bytes_sent
+        before = together.context.ranks.bytes_sent
         both(tokens)
-        sent = (together.relay.bytes_sent - before) / sizes.layers
+        sent = (together.context.ranks.bytes_sent - before) / sizes.layers
         rows.append(Row(f"{name}: sent a layer, {tokens:,} tokens", sent, "bytes"))
     return rows, found
 

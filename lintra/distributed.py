@@ -10,7 +10,7 @@ reduce_gradients(model, mesh)
 
 import hashlib
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -21,9 +21,11 @@ from lintra.attention import Attention
 from lintra.models import Decoder
 from lintra.models.base import TransformerBase
 from lintra.nn import AttentionLayer
-from lintra.nn.relay import Relay
+from lintra.nn.context import Context, Method
+from lintra.nn.context_cost import Choice, Machine, choose
 from lintra.ops import checks
 from lintra.ops.layout import Layout
+from lintra.ops.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,38 +33,60 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def context_parallel(model: Module, mesh: "DeviceMesh") -> Module:
+def context_parallel(
+    model: Module, mesh: "DeviceMesh", *, method: Literal["auto", "relay", "scan"] = "auto"
+) -> Module:
     """Have a model's `forward` take, on each rank of a mesh of one axis, that rank's piece of every sequence.
 
     Changes `model` in place, a `Decoder` or a module of one's own around `AttentionLayer`, and returns it.
-    Its layers hand their states from rank to rank (`lintra.nn.relay`): the result is that of one process with
-    whole sequences. Pieces come from `shard`, of tokens, targets and masks alike, or for packed batches from
-    `shard_packed`; losses are then sums over the tokens of a rank, and `reduce_gradients` adds what the ranks
-    have. `extend` and generation stay as they were.
+    The result is that of one process with whole sequences. Pieces come from `shard`, of tokens, targets and
+    masks alike, or for packed batches from `shard_packed`; losses are then sums over the tokens of a rank,
+    and `reduce_gradients` adds what the ranks have. `extend` and generation stay as they were.
+    method: "relay" hands states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
+    "scan" has all ranks exchange what they find of their pieces (`lintra.ops.piece`), where a mechanism can;
+    "auto" takes what is predicted to be faster, which `explain` shows.
     Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
     no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
     on all ranks for a model that is not the same on all of them.
     """
+    if method not in ("auto", *get_args(Method)):
+        raise ValueError(f"method must be 'auto', 'relay' or 'scan', got {method!r}")
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, such as mesh['context'], got {mesh.ndim}")
-    networks = [x for x in model.modules() if isinstance(x, TransformerBase)]
-    others = [x for x in networks if x is not model or type(x) is not Decoder]
-    if others:
-        raise ValueError(
-            f"model must be a Decoder or a module around AttentionLayer, got {type(model).__name__}: "
-            f"{type(others[0]).__name__} does not know where the piece of a sequence begins"
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, Attention):
-            _check(name, module, model)
-    parts = [module for module in model.modules() if isinstance(module, (AttentionLayer, Decoder))]
-    if not parts:
-        raise ValueError(f"{type(model).__name__} has no lintra.nn.AttentionLayer to be made parallel")
-    _check_alike(model, mesh.get_group())
-    relay = Relay(mesh.get_group())
+    parts = _parts(model)
+    _check_alike(model, method, mesh.get_group())
+    ranks = Ranks(mesh.get_group())
+
+    def methods(rows: int, tokens: int) -> dict[nn.Module, Method]:
+        return {x: each.method for x, each in choose(model, ranks.size, rows, tokens, method).items()}
+
+    context = Context(ranks, methods)
     for module in parts:
-        module.relay = relay
+        module.context = context
+    model.register_forward_pre_hook(context.begin)
     return model
+
+
+def explain(
+    model: nn.Module,
+    *,
+    ranks: int,
+    tokens: int,
+    rows: int = 1,
+    method: Literal["auto", "relay", "scan"] = "auto",
+    machine: Machine | None = None,
+) -> list[Choice]:
+    """Return how each layer of a model would get what stands before a rank's piece, and why.
+
+    For `rows` sequences of `tokens` over so many ranks; no process is started. machine: speeds to predict
+    with, by default rough ones of the model's device. Raises ValueError as `context_parallel` and `shard`
+    do."""
+    _parts(model)
+    if not 1 <= ranks <= tokens or rows < 1:
+        raise ValueError(
+            f"a sequence needs a token for each rank, got ranks={ranks}, tokens={tokens} and rows={rows}"
+        )
+    return list(choose(model, ranks, rows, -(-tokens // ranks), method, machine).values())
 
 
 def shard(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
@@ -128,6 +152,24 @@ def _piece(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
     return first, first + each + (rank < more)
 
 
+def _parts(model: nn.Module) -> list[AttentionLayer | Decoder]:
+    """The parts of a model that know pieces. Raises ValueError for a model that cannot be made parallel."""
+    networks = [x for x in model.modules() if isinstance(x, TransformerBase)]
+    others = [x for x in networks if x is not model or type(x) is not Decoder]
+    if others:
+        raise ValueError(
+            f"model must be a Decoder or a module around AttentionLayer, got {type(model).__name__}: "
+            f"{type(others[0]).__name__} does not know where the piece of a sequence begins"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            _check(name, module, model)
+    parts = [module for module in model.modules() if isinstance(module, (AttentionLayer, Decoder))]
+    if not parts:
+        raise ValueError(f"{type(model).__name__} has no lintra.nn.AttentionLayer to be made parallel")
+    return parts
+
+
 def _check(name: str, attention: Attention, model: nn.Module) -> None:
     """Raise ValueError unless a layer's state before a token says all of what came before it."""
     parent = model.get_submodule(name.rpartition(".")[0])
@@ -140,11 +182,11 @@ def _check(name: str, attention: Attention, model: nn.Module) -> None:
         raise ValueError(f"{name} cannot hand on its state: attention {attention.name!r} {why}")
 
 
-def _check_alike(model: nn.Module, group: "dist.ProcessGroup") -> None:
+def _check_alike(model: nn.Module, method: str, group: "dist.ProcessGroup") -> None:
     """Raise ValueError, on every rank, where the models of the ranks have other parameters or settings."""
     parts = [f"{name} {list(x.shape)} {x.dtype}" for name, x in model.state_dict().items()]
     parts += [f"{name} {x.config}" for name, x in model.named_modules() if hasattr(x, "config")]
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    digest = hashlib.sha256("\n".join([method, *parts]).encode()).hexdigest()
     found: list[str] = [""] * dist.get_world_size(group)
     dist.all_gather_object(found, digest, group=group)
     others = [rank for rank, each in enumerate(found) if each != found[0]]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.attention.base import Attention, Capabilities
+from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.conv1d import causal_conv1d, conv_impl, conv_weight
@@ -67,6 +67,9 @@ class ConvolvedRecurrence(Attention):
         """Return the shape of a token's decays; None: nothing decays."""
         return (self.value_heads,)
 
+    def exchange(self) -> Exchange:
+        return "scan"
+
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ConvolvedState:
@@ -88,6 +91,8 @@ class ConvolvedRecurrence(Attention):
         impl = conv_impl(self.config.impl)
         if layout is None:
             layout, impl = Layout(q.shape[0], 1, q.device), "reference"
+        if layout.piece is not None:
+            state, layout = self._inputs_before(inputs, state, layout), layout.after(layout.seen)
         found = []
         for name, x, before in zip("qkv", inputs, state[1:], strict=True):
             weight, bias = getattr(self, f"conv_{name}"), getattr(self, f"bias_{name}", None)
@@ -103,6 +108,17 @@ class ConvolvedRecurrence(Attention):
             found.append((y.unflatten(2, x.shape[2:]), last.unflatten(2, x.shape[2:])))
         values, last = zip(*found, strict=True)
         return values, last
+
+    def _inputs_before(
+        self, inputs: tuple[Tensor, ...], state: ConvolvedState, layout: Layout
+    ) -> ConvolvedState:
+        """The state with the last inputs of the convolution on earlier ranks, in one exchange."""
+        assert layout.piece is not None
+        flat = torch.cat([x.flatten(2) for x in inputs], -1)
+        (before,), _ = layout.piece.window([flat], state.q.shape[1], layout)
+        parts = before.split([x[0, 0].numel() for x in inputs], -1)
+        last = (x.unflatten(2, y.shape[2:]) for x, y in zip(parts, inputs, strict=True))
+        return ConvolvedState(state.kv, *last)
 
     def log_decay(self, step: Tensor | None) -> Tensor | None:
         """Return the logarithms of the decays [b t o] of what the layer reads for them."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lintra.attention.base import Attention, Capabilities
+from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
@@ -86,6 +86,9 @@ class AttentionFree(Attention):
             return super()._forward(q, k, v, layout)
         return self._gate(q, self._encode_memory(k, v, layout).mean()[:, None])
 
+    def exchange(self) -> Exchange | None:
+        return "scan" if self.can.recurrent else None
+
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ExpSums:
@@ -100,9 +103,29 @@ class AttentionFree(Attention):
         if not q.shape[1]:
             return torch.zeros_like(q), state
         k, v = widened(k, v)
+        state = state if layout.piece is None else self._sums_before(k, v, state, layout)
         sums = running_sums(k, v, layout.mask, state)
         # Views would keep the whole line.
         return self._gate(q, sums.mean()), ExpSums(*(x[:, -1].clone() for x in sums))
+
+    def _sums_before(self, k: Tensor, v: Tensor, state: ExpSums, layout: Layout) -> ExpSums:
+        """The sums of the pieces on earlier ranks, all times exp of the largest key that they have."""
+        assert layout.piece is not None
+        total = total_sums(k, v, layout.mask)
+        earlier = layout.piece.gather(total.highest)
+        before = torch.stack((state.highest, *earlier)).amax(0)
+        highest = torch.maximum(before, total.highest)
+
+        def own(transition: bool) -> tuple[Tensor, Tensor | None]:
+            added = (
+                torch.stack((total.numerator, total.denominator), -1)
+                * (total.highest - highest).exp()[..., None]
+            )
+            return added, (before - highest).exp() if transition else None
+
+        like = torch.stack((state.numerator, state.denominator), -1)
+        sums = layout.piece.state(like, tuple(state.highest.shape), own)
+        return ExpSums(sums[..., 0], sums[..., 1], before)
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, **_: Any) -> tuple[Tensor, ExpSums]:
         """One token more in both sums: the reference of `extend`."""

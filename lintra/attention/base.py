@@ -24,6 +24,10 @@ from lintra.ops.rope import RotaryEmbedding
 VERBS = ("forward", "extend", "step", "encode_memory", "cross_attend")
 
 
+# What ranks that hold pieces of a sequence exchange: states that compose, last places, all keys and values.
+Exchange = Literal["scan", "window", "ring"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """Forms and costs that a mechanism declares. What it cannot do is refused when it is built."""
@@ -81,6 +85,7 @@ class Attention(nn.Module):
     reads_packed: ClassVar[bool] = False  # its hooks take packed batches as they are
     memory: ClassVar[type]  # of what cross-attention keeps
     grows_apart: ClassVar[tuple[str, ...]] = ()  # parts of a state that do not grow with the one before
+    matrix_transition: ClassVar[bool] = False  # what a piece does to a state from before is a matrix product
     rotates: ClassVar[bool] = False  # its hooks take `rope` and apply it themselves
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
@@ -143,6 +148,11 @@ class Attention(nn.Module):
 
     def redraw(self, generator: torch.Generator) -> None:
         """Sample random features, hashes or blocks again; for training, between steps. Nothing by default."""
+
+    def exchange(self) -> Exchange | None:
+        """Return how `_forward` gets what stands before a rank's piece of longer sequences, `layout.piece`
+        (`lintra.distributed`); None: not by itself, so that ranks wait for the state of the one before."""
+        return None
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.attention._kernel import KernelAttention
-from lintra.attention.base import Capabilities
+from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState, checks
 from lintra.ops.checks import sum_dtype
@@ -76,6 +76,9 @@ class Cosformer(KernelAttention):
         super().__init__(config, **shape)
         self.features, self.rope_dim = 2 * self.dim, 0
 
+    def exchange(self) -> Exchange:
+        return "scan"
+
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> CosformerState:
@@ -113,7 +116,7 @@ class Cosformer(KernelAttention):
     ) -> tuple[Tensor, CosformerState]:
         """`queries` [b t]: the positions of q, if they are not those of k."""
         config = self.config
-        here = self._positions(layout.after(state.seen))
+        here = self._positions(layout if layout.piece is not None else layout.after(state.seen))
         queries = here[:, : q.shape[1]] if queries is None else queries
         q, k = self._features(q, queries), self._features(k, here)
         y, (kv, z) = ops.linear_attention(

@@ -56,6 +56,7 @@ class DeltaNet(ConvolvedRecurrence):
 
     paper = "Yang et al. 2024, arXiv:2412.06464"
     paper_block: ClassVar = {"norm": "pre", "norm_kind": "rms", "activation": "swiglu", "position": "none"}
+    matrix_transition = True
 
     def __init__(self, config: Config, **shape):
         super().__init__(config, **shape)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention._state import read
-from lintra.attention.base import Attention, Capabilities
+from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops.autocast import widened
 from lintra.ops.checks import sum_dtype
@@ -79,6 +79,9 @@ class GatedLinearAttention(Attention):
 
     def extra_inputs(self) -> dict[str, int]:
         return {"decay": self.config.rank, "gate": self.out_heads * self.value_dim}
+
+    def exchange(self) -> Exchange:
+        return "scan"
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -38,7 +38,7 @@ from lintra.attention._feature_maps import (
     Taylor2,
 )
 from lintra.attention._kernel import KernelAttention
-from lintra.attention.base import Capabilities
+from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
@@ -128,6 +128,9 @@ class LinearAttention(KernelAttention):
                 self.rope_warning = f"{reason}: outputs may be as large as a numerator over eps={config.eps}"
         self.query_map = config.feature_map.build(self.heads, self.dim)
         self.key_map = config.feature_map.build(self.kv_heads, self.dim)
+
+    def exchange(self) -> Exchange:
+        return "scan"
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
-from lintra.attention.base import Capabilities
+from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.banded import banded_attention
@@ -161,8 +161,16 @@ class LongformerAttention(ScoredAttention):
         ValueError for more than the limit, where they can be counted at no cost."""
         state = self.start(layout.n, device=q.device, dtype=q.dtype)
         x, left = self._enter(q, k, v, state, layout, **extra)
+        if layout.piece is not None:
+            aligned = layout if left is None else Layout(layout.rows, layout.time, q.device, mask=left.mask)
+            count = self.config.window * max(self.config.dilations)
+            (near_k, near_v), real = layout.piece.window([x.local.k, x.local.v], count, aligned)
+            state = state._replace(near=Tokens(near_k, near_v, real))
         y = self._attend(x, state)
         return y if left is None else left.restore(y)
+
+    def exchange(self) -> Exchange | None:
+        return None if self.extra_inputs() else "window"
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

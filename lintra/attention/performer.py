@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.attention._kernel import KernelAttention
-from lintra.attention.base import Capabilities
+from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
@@ -124,6 +124,9 @@ class Performer(KernelAttention):
     def redraw(self, generator: torch.Generator) -> None:
         self.weight.copy_(self._draw(generator))
 
+    def exchange(self) -> Exchange:
+        return "scan"
+
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> PerformerState:
@@ -163,7 +166,7 @@ class Performer(KernelAttention):
     ) -> tuple[Tensor, PerformerState]:
         config, dtype = self.config, sum_dtype(v.dtype)
         q, k = (x.to(dtype) if rope is None else rope(x.to(dtype)) for x in (q, k))
-        keys = self._keys(k, state.c, layout.mask)
+        keys = self._keys(k, state.c, layout)
         y, (kv, z) = ops.linear_attention(
             self._queries(q),
             keys.unmapped,
@@ -191,15 +194,17 @@ class Performer(KernelAttention):
         projection = self._projection(q)
         return projection.sub_(projection.detach().amax(-1, keepdim=True))
 
-    def _keys(self, k: Tensor, before: Tensor, mask: Tensor | None) -> Keys:
+    def _keys(self, k: Tensor, before: Tensor, layout: Layout) -> Keys:
         """Return [b s g f] of k [b s g d] for `_map` after keys whose largest exponent was `before` [b g]."""
         if self.config.kernel == "generalized":
             return Keys(self._activated(k), None, before)
         projection, offset = self._projection(k), softmax_offset(k)
         with torch.no_grad():  # c cancels in every ratio
             largest = projection.amax(-1) - offset
-            if mask is not None:
-                largest = largest.masked_fill(~mask[..., None], -torch.inf)
+            if layout.mask is not None:
+                largest = largest.masked_fill(~layout.mask[..., None], -torch.inf)
+            if layout.piece is not None:
+                before = torch.stack((before, *layout.piece.gather(largest.amax(1)))).amax(0)
             c = running_max(torch.cat((before[:, None], largest), 1))
             # -inf before the first key, where there is nothing to decay.
             log_decay = (c[:, :-1] - c[:, 1:]).nan_to_num(0.0, neginf=0.0) if self.causal else None

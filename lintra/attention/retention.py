@@ -27,7 +27,7 @@ from torch import Tensor
 
 from lintra import ops
 from lintra.attention._state import read
-from lintra.attention.base import Attention, Capabilities
+from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.autocast import widened
@@ -98,6 +98,9 @@ class Retention(Attention):
 
     def extra_inputs(self) -> dict[str, int]:
         return {"gate": self.out_heads * self.value_dim} if self.config.gate else {}
+
+    def exchange(self) -> Exchange:
+        return "scan"
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from lintra import ops
 from lintra.attention._kernel import KernelAttention
-from lintra.attention.base import Capabilities
+from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import LinearState
 from lintra.ops.checks import sum_dtype
@@ -120,6 +120,9 @@ class RandomFeatureAttention(KernelAttention):
     def redraw(self, generator: torch.Generator) -> None:
         self.rows.copy_(self._draw(generator))
 
+    def exchange(self) -> Exchange:
+        return "scan"
+
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> RfaState:
@@ -181,7 +184,7 @@ class RandomFeatureAttention(KernelAttention):
             chunk=config.chunk,
             impl=config.impl,
         )
-        n = self._weights(state.n, k, layout.mask, keep)
+        n = self._weights(self._weight_before(state.n, keep, layout), k, layout.mask, keep)
         y = self._ratio(y, n[:, 1:] if self.causal else n[:, -1:])
         return y.to(v.dtype), RfaState(kv, n[:, -1].clone())
 
@@ -203,6 +206,20 @@ class RandomFeatureAttention(KernelAttention):
         # NaN in one sample passes by the key's weight alone: a decay has to be a number.
         keep = functional.logsigmoid(gate).nan_to_num(0.0)
         return Gate(*(layout.zero(x) for x in (keep, functional.logsigmoid(-gate))))
+
+    def _weight_before(self, n: Tensor, keep: Tensor | None, layout: Layout) -> Tensor:
+        """n of the state, or of the pieces on earlier ranks."""
+        if layout.piece is None:
+            return n
+        if keep is None:
+            return n if layout.seen is None else n + layout.seen[:, None]
+        total = keep.sum(1)
+        like = n[..., None, None]
+
+        def own(transition: bool) -> tuple[Tensor, Tensor | None]:
+            return -total.expm1()[..., None, None], total.exp() if transition else None
+
+        return layout.piece.state(like, tuple(n.shape), own)[..., 0, 0]
 
     def _weights(self, before: Tensor, k: Tensor, mask: Tensor | None, keep: Tensor | None) -> Tensor:
         """n [b t+1 g] before the first token of k and after each."""

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from lintra.attention._scores import ScoredAttention, TokenMemory
 from lintra.attention._state import append
-from lintra.attention.base import Capabilities
+from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
 from lintra.ops.padding import put_last, take
+from lintra.ops.ring_attention import ring_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,14 @@ class SoftmaxAttention(ScoredAttention):
             self.can = replace(self.can, bidirectional=False, cross=False, state="window", cost="O(t w d)")
         super().__init__(config, **shape)
 
+    def exchange(self) -> Exchange | None:
+        if self.config.window is not None:
+            return "window"
+        return None if self.config.dropout else "ring"
+
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
+        if layout.piece is not None:
+            return self._forward_piece(q, k, v, layout)
         if not self.causal:
             return self.attend_all(q, k, v, layout.mask)
         if layout.mask is None:
@@ -76,6 +84,18 @@ class SoftmaxAttention(ScoredAttention):
                 return self.attend(q, k, v, None, causal=True)
             return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)
         return super()._forward(q, k, v, layout)
+
+    def _forward_piece(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """y [b t h e] of a rank's piece of longer sequences: behind the window before it, or in a ring."""
+        assert layout.piece is not None
+        if self.config.window is None:
+            left = layout.left_align()
+            q, k, v = (q, k, v) if left is None else (left.gather(x) for x in (q, k, v))
+            y = ring_attention(q, k, v, layout.piece, scale=self.scale)
+            return y if left is None else left.restore(y)
+        (k_before, v_before), real = layout.piece.window([k, v], self.config.window - 1, layout)
+        before = SoftmaxState(k_before, v_before, layout.piece.positions(real))
+        return self._extend(q, k, v, before, layout)[0]
 
     def start(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None

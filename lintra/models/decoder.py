@@ -21,11 +21,11 @@ from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
 from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
+from lintra.nn.context import Context
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
-from lintra.nn.relay import Relay
 from lintra.ops import checks
 from lintra.ops.history import look_back
 from lintra.ops.layout import CuSeqlens, Layout
@@ -82,7 +82,7 @@ class DecoderState(NamedTuple):
 class Decoder(TransformerBase):
     """tokens [b t] -> params [b t p] of the distribution `output` over the symbol that follows each token."""
 
-    relay: Relay | None = None  # `lintra.distributed.context_parallel`: tokens are a piece of a sequence
+    context: Context | None = None  # `lintra.distributed.context_parallel`: tokens are a piece of a sequence
 
     def __init__(self, config: Config):
         super().__init__(config, _embedding(config), self.layers(config))
@@ -109,6 +109,8 @@ class Decoder(TransformerBase):
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
+        if self.context is not None:
+            layout = self.context.place(layout)
         x = self._embed_first(tokens, layout)
         run = self.block_runner()
         for block in self.blocks:
@@ -117,31 +119,36 @@ class Decoder(TransformerBase):
 
     def _embed_first(self, tokens: Tensor, layout: Layout) -> Tensor:
         """Return what goes into the first block, of a whole sequence or of a rank's piece of it."""
-        if self.relay is None:
+        if self.context is None:
             return self.embed(tokens, None, layout)[0]
+        reach = max(self.config.context, default=0)
 
-        def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
-            seen, recent = state
-            layout = layout.after(seen)
-            x, recent = self.embed(tokens[:, places], recent, layout)
-            return x, (layout.seen_after(), recent)
+        def own(layout: Layout, places: slice) -> Tensor:
+            here, recent = tokens[:, places], None
+            if layout.piece is not None and reach:
+                (before,), real = layout.piece.window([layout.zero(here)], reach, layout)
+                recent = torch.where(real, before, self.nothing_seen(1)[1])
+            return self.embed(here, recent, layout)[0]
 
-        return self.relay.run(self.nothing_seen, layout, behind)
+        return self.context.exchange(layout, own)
 
     def block_runner(self) -> Callable[..., Tensor]:
         """Return how a block is called, as `TransformerBase` does.
 
-        Where blocks are recomputed in the backward, the state before a rank's piece comes in from outside, so
-        that it is not received again."""
-        relay, run = self.relay, super().block_runner()
-        if relay is None or run is nn.Module.__call__:
+        Where blocks are recomputed in the backward, a state that is handed from rank to rank comes in from
+        outside, so that it is not received again; what ranks exchange is exchanged again."""
+        context, run = self.context, super().block_runner()
+        if context is None or run is nn.Module.__call__:
             return run
 
         def run_piece(block: Block, x: Tensor, *, layout: Layout) -> Tensor:
+            if context.method(block.attn) == "scan":
+                return cast("Tensor", run(block, x, layout=layout))
+
             def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
                 return cast("Any", run(block.extend, x[:, places], state, layout=layout.after(state.seen)))
 
-            return relay.run(block.start, layout, behind)
+            return context.relay.run(block.start, layout, behind)
 
         return run_piece
 

@@ -12,9 +12,9 @@ from torch.nn import functional
 from lintra.attention import AttentionConfig, State
 from lintra.config import fields
 from lintra.legacy import accept_old_tensors, renamed_attributes
+from lintra.nn.context import Context
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param
-from lintra.nn.relay import Relay
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.conv1d import causal_conv1d, conv_impl, conv_weight
@@ -61,7 +61,7 @@ class AttentionLayer(nn.Module):
     conv where causal=False.
     """
 
-    relay: Relay | None = None  # `lintra.distributed.context_parallel`: x is a piece of a sequence
+    context: Context | None = None  # `lintra.distributed.context_parallel`: x is a piece of a sequence
 
     def __init__(
         self,
@@ -140,17 +140,32 @@ class AttentionLayer(nn.Module):
             warn_if_inverted(mask)
             check_dtype("x", x, self.qkv_proj)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
-        if self.relay is not None:
+        if self.context is not None:
+            return self._forward_piece(x, self.context, layout, extra)
+        return self._forward(x, layout, extra)
 
-            def behind(state: AttentionLayerState, layout: Layout, tokens: slice) -> tuple[Tensor, State]:
-                given = {name: each[:, tokens] for name, each in extra.items()}
-                return self.extend(x[:, tokens], state, layout=layout.after(state.seen), **given)
-
-            return self.relay.run(self.start, layout, behind)
+    def _forward(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
         q, k, v, _ = self._qkv(x, (), layout)
         extra = self._extra(x, q, extra)
         y = self.attention(q, k, v, layout=layout, rope=self._rope(layout), **extra)
         return self._out(x, y)
+
+    def _forward_piece(self, x: Tensor, context: Context, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
+        """y [b t c] of a rank's piece of sequences."""
+        layout = context.placed(self, layout)
+
+        def given(tokens: slice) -> dict[str, Tensor]:
+            return {name: each[:, tokens] for name, each in extra.items()}
+
+        def own(layout: Layout, tokens: slice) -> Tensor:
+            return self._forward(x[:, tokens], layout, given(tokens))
+
+        def behind(state: AttentionLayerState, layout: Layout, tokens: slice) -> tuple[Tensor, State]:
+            return self.extend(x[:, tokens], state, layout=layout.after(state.seen), **given(tokens))
+
+        if context.method(self) == "relay":
+            return context.relay.run(self.start, layout, behind)
+        return context.exchange(layout, own)
 
     def start(self, batch: int) -> AttentionLayerState:
         """Return the state before any token. ValueError for a bidirectional mechanism, which has none."""
@@ -249,6 +264,8 @@ class AttentionLayer(nn.Module):
         x = self.qkv_proj(x)
         if self.conv is not None:
             state = before[0] if before else None
+            if layout.piece is not None:
+                ((state,), _), layout = self._inputs_before(x, layout), layout.after(layout.seen)
             options: dict[str, Any] = {"activation": "silu", "layout": layout, "impl": self.conv_impl}
             x, last = causal_conv1d(x, self.conv_weight, state=state, **options)
             before = (last,)
@@ -256,6 +273,12 @@ class AttentionLayer(nn.Module):
         q, v = self._normed(q.unflatten(2, (-1, self.dim))), v.unflatten(2, (-1, self.dim))
         k = q if self.attention.shared_key else self._normed(k.unflatten(2, (-1, self.dim)))
         return q, k, v, before
+
+    def _inputs_before(self, x: Tensor, layout: Layout) -> tuple[list[Tensor], Tensor]:
+        """The last inputs of the convolution on earlier ranks."""
+        assert layout.piece is not None
+        (wide,) = widened(x)
+        return layout.piece.window([wide], self.conv_weight.shape[1] - 1, layout)
 
     def _normed(self, x: Tensor) -> Tensor:
         """Queries or keys as `qk_norm` has them."""

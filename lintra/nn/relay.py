@@ -12,30 +12,23 @@ where a state is constant, they are of one size however long the piece.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lintra.attention import State, leaves, map_state
 from lintra.ops.layout import Layout
-
-# Tensors being sent, which must outlive a relay: the last gradients of a model that is dropped.
-_under_way: list[tuple[Any, Tensor]] = []
+from lintra.ops.ranks import Ranks
 
 
 class Relay:
-    """One rank's place in a chain of processes, those of `group` in the order of their ranks.
+    """One rank's place in a chain of processes."""
 
-    `bytes_sent` counts what this rank has sent, states and gradients."""
-
-    def __init__(self, group: "dist.ProcessGroup"):
-        ranks = dist.get_process_group_ranks(group)
-        self.group, self.rank, self.size = group, dist.get_rank(group), len(ranks)
-        self.before = ranks[self.rank - 1] if self.rank > 0 else None
-        self.behind = ranks[self.rank + 1] if self.rank + 1 < self.size else None
-        self.bytes_sent = 0
+    def __init__(self, ranks: Ranks):
+        self.ranks = ranks
+        self.before = ranks.rank - 1 if ranks.rank > 0 else None
+        self.behind = ranks.rank + 1 if ranks.rank + 1 < ranks.size else None
 
     def run(
         self,
@@ -70,32 +63,14 @@ class Relay:
     def send(self, tensors: list[Tensor], to: int) -> None:
         """Send tensors with their shapes, without waiting until they are there."""
         shapes = torch.tensor([size for x in tensors for size in x.shape], dtype=torch.int64)
-        device = tensors[0].device
-        _under_way[:] = [(work, x) for work, x in _under_way if not work.is_completed()]
-        for x in (shapes.to(device), *tensors):
-            x = x.contiguous()
-            if x.numel():
-                _under_way.append((dist.isend(x, to, group=self.group), x))
-                self.bytes_sent += x.nbytes
+        for x in (shapes.to(tensors[0].device), *tensors):
+            self.ranks.send(x, to)
 
     def receive(self, like: list[Tensor], source: int) -> list[Tensor]:
-        """Receive tensors of these dtypes and numbers of axes. Raises ValueError for another first axis."""
-        device = like[0].device
-        shapes = torch.empty(sum(x.dim() for x in like), dtype=torch.int64, device=device)
-        dist.recv(shapes, source, group=self.group)
-        sizes, found = iter(shapes.tolist()), []
-        for x in like:
-            shape = [next(sizes) for _ in range(x.dim())]
-            if shape[:1] != list(x.shape[:1]):
-                raise ValueError(
-                    f"all ranks must have pieces of the same sequences, got {x.shape[0]} on rank {self.rank} "
-                    f"and {shape[0]} on the rank before"
-                )
-            y = torch.empty(shape, dtype=x.dtype, device=x.device)
-            if y.numel():
-                dist.recv(y, source, group=self.group)
-            found.append(y)
-        return found
+        """Receive tensors of these dtypes and numbers of axes."""
+        shapes = torch.empty(sum(x.dim() for x in like), dtype=torch.int64, device=like[0].device)
+        sizes = iter(self.ranks.receive(shapes, source).tolist())
+        return [self.ranks.receive(x.new_empty([next(sizes) for _ in x.shape]), source) for x in like]
 
 
 class _Receive(torch.autograd.Function):

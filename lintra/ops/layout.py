@@ -13,7 +13,7 @@ k sequences of a bucket and m tokens of its longest.
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -22,6 +22,9 @@ from torch import Tensor
 from lintra.ops import checks
 from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
 from lintra.ops.rope import RotaryEmbedding
+
+if TYPE_CHECKING:
+    from lintra.ops.piece import Piece
 
 SHORT = 16  # tokens: of shorter sequences the padding costs less than a bucket of their own
 
@@ -52,6 +55,7 @@ class Layout:
         self.n = rows if cu_seqlens is None else len(cu_seqlens) - 1
         # Of a piece of a packed batch: its first sequence began before it, its last goes on after it.
         self.begun, self.unfinished = False, False
+        self.piece: Piece | None = None  # these places are a rank's piece of sequences; `after` drops it
         self._made: dict[Any, Any] = {}  # what depends on `seen`
         self._laid: dict[Any, Any] = {}  # what does not: `after` shares it
 
@@ -80,8 +84,8 @@ class Layout:
             checks.mask(mask, "b t", {"b": x.shape[0], "t": x.shape[1]}, x.device)
         return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
 
-    def after(self, seen: Int[Tensor, "n"]) -> "Layout":
-        """Return the same places behind `seen` [n] tokens of each sequence."""
+    def after(self, seen: Int[Tensor, "n"] | None) -> "Layout":
+        """Return the same places behind `seen` [n] tokens of each sequence (None: none), no rank's piece."""
         places = {"mask": self.mask, "cu_seqlens": self.cu_seqlens}
         layout = Layout(self.rows, self.time, self.device, **places, seen=seen)
         layout._laid, layout.begun, layout.unfinished = self._laid, self.begun, self.unfinished
@@ -156,6 +160,18 @@ class Layout:
         if self.n == 1:
             return alone, None
         return alone, Layout(1, self.time - first, self.device, cu_seqlens=self._bounds[1:] - first)
+
+    def split_ends(self) -> "tuple[Layout, Layout | None, Layout | None]":
+        """Return the layouts of the first sequence of a packed batch and of the last, alone and dense, and
+        between them of the others; None where there are none."""
+        first, others = self.split_first()
+        if others is None:
+            return first, None, None
+        last = Layout(1, int(others._bounds[-1] - others._bounds[-2]), self.device)
+        if others.n == 1:
+            return first, None, last
+        bounds = others._bounds[:-1]
+        return first, Layout(1, int(bounds[-1]), self.device, cu_seqlens=bounds), last
 
     def pad_all(self) -> "Padded":
         """Return the sequences of a packed batch as one padded batch, as long as the longest."""

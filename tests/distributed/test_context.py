@@ -76,10 +76,10 @@ def results(model, tokens, targets, real, mesh=None, **layout):
     return params.detach(), {name: x.grad for name, x in model.named_parameters() if x.requires_grad}
 
 
-def on_rank(model, tokens, targets, mask, cu_seqlens):
+def on_rank(model, method, tokens, targets, mask, cu_seqlens):
     """What `results` gives where this rank has its piece alone."""
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    model = context_parallel(model, mesh)
+    model = context_parallel(model, mesh, method=method)
     tokens, targets = shard(tokens, mesh), shard(targets, mesh)
     layout = {} if mask is None else {"mask": shard(mask, mesh)}
     layout |= {} if cu_seqlens is None else {"cu_seqlens": shard_packed(cu_seqlens, mesh)}
@@ -87,7 +87,7 @@ def on_rank(model, tokens, targets, mask, cu_seqlens):
     return results(model, tokens, targets, real, mesh, **layout)
 
 
-def compare(ranks, model, mask=None, cu_seqlens=None, b=2):
+def compare(ranks, model, mask=None, cu_seqlens=None, b=2, methods=("relay", "scan")):
     targets = draw(b)
     tokens = model.shift(targets, cu_seqlens)
     layout = {} if mask is None else {"mask": mask}
@@ -96,12 +96,17 @@ def compare(ranks, model, mask=None, cu_seqlens=None, b=2):
     whole = copy.deepcopy(model)
     expected = results(whole, tokens, targets, real, **layout)
     assert any(bool(x.any()) for x in expected[1].values())
-    for params, gradients in ranks.call(on_rank, model, tokens, targets, mask, cu_seqlens):
-        assert_close(params[real], expected[0][real], rtol=1e-10, atol=1e-11)
-        for name, gradient in gradients.items():
-            assert_close(
-                gradient, expected[1][name], rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
-            )
+    for method in methods:
+        for params, gradients in ranks.call(on_rank, model, method, tokens, targets, mask, cu_seqlens):
+            assert_close(params[real], expected[0][real], rtol=1e-12, atol=1e-12)
+            for name, gradient in gradients.items():
+                assert_close(
+                    gradient,
+                    expected[1][name],
+                    rtol=1e-11,
+                    atol=1e-12,
+                    msg=lambda m, n=name, how=method: f"{how}, {n}: {m}",
+                )
 
 
 PADDED = torch.arange(TIME) < torch.tensor([TIME, 14])[:, None]
@@ -149,6 +154,17 @@ def test_packed_sequences_of_which_one_is_on_both_ranks(two_ranks, attention):
     compare(two_ranks, build(attention), cu_seqlens=PACKED, b=1)
 
 
+LONG = [softmax.Config(window=25), longformer.Config(window=22, dilation=(1, 2)), delta.Config(conv=23)]
+
+
+@pytest.mark.parametrize("attention", LONG, ids=["softmax", "longformer", "delta"])
+def test_pieces_shorter_than_the_window(two_ranks, attention):
+    model = build(attention, context=(1, 21))
+    compare(two_ranks, model)
+    compare(two_ranks, model, HOLES)
+    compare(two_ranks, model, cu_seqlens=torch.tensor([0, 2, 33, TIME]), b=1)
+
+
 @pytest.mark.parametrize("cu_seqlens", [[0, TIME], [0, 19, TIME], [0, 19, 19, TIME], [0, 20, TIME]], ids=str)
 def test_where_packed_sequences_begin(two_ranks, cu_seqlens):
     """Rank 1 begins with token 19."""
@@ -171,20 +187,21 @@ class Network(nn.Module):
         return x
 
 
-def network_on_rank(x):
+def network_on_rank(x, method):
     mesh = init_device_mesh("cpu", (2,))
-    model = context_parallel(Network(), mesh)
+    model = context_parallel(Network(), mesh, method=method)
     with torch.no_grad():
         y = gather(model(shard(x, mesh)), mesh)
         return y, model.layers[0].extend(x)[0]
 
 
-def test_a_network_of_ones_own_without_gradients(two_ranks):
+@pytest.mark.parametrize("method", ["relay", "scan", "auto"])
+def test_a_network_of_ones_own_without_gradients(two_ranks, method):
     model, x = (
         Network(),
         torch.randn(3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3)),
     )
-    for y, extended in two_ranks.call(network_on_rank, x):
+    for y, extended in two_ranks.call(network_on_rank, x, method):
         assert_close(y, model(x))
         assert_close(extended, model.layers[0](x))  # a whole sequence, as before
 
@@ -243,22 +260,38 @@ def of_wrong_bounds(mesh):
     shard_packed(torch.tensor([0, 5, 3]), mesh)
 
 
-def of_other_batches(mesh):
+def of_other_batches(mesh, model, inputs, method):
+    """The sequences of one rank are more than those of the other."""
+    model = context_parallel(model, mesh, method=method)
+    model(inputs[: 2 + mesh.get_local_rank()])
+
+
+def packed_on_one_rank(mesh):
     model = context_parallel(build(linear.Config()), mesh)
-    model(draw(2 + mesh.get_local_rank()))
+    bounds = torch.tensor([0, 4, 9])
+    model(draw(1, 9), cu_seqlens=bounds if mesh.get_local_rank() else None)
 
 
-def sent_on_rank(attention, tokens):
+def of_other_methods(mesh):
+    context_parallel(build(linear.Config()), mesh, method=("relay", "scan")[mesh.get_local_rank()])
+
+
+def of_no_method(mesh):
+    context_parallel(build(linear.Config()), mesh, method="ring")
+
+
+def sent_on_rank(attention, method, tokens):
     """Bytes that this rank has sent in a forward and a backward of sequences."""
     mesh = init_device_mesh("cpu", (2,))
-    model = context_parallel(build(attention), mesh)
+    model = context_parallel(build(attention), mesh, method=method)
     model(shard(tokens, mesh)).sum().backward()
-    return model.relay.bytes_sent
+    return model.context.ranks.bytes_sent
 
 
-@pytest.mark.parametrize("attention", MECHANISMS[:10], ids=mechanism)
-def test_what_a_rank_sends_does_not_grow_with_the_length(two_ranks, attention):
-    short, long = (two_ranks.call(sent_on_rank, attention, draw(2, t)) for t in (16, TIME))
+@pytest.mark.parametrize("method", ["relay", "scan"])
+@pytest.mark.parametrize("attention", [*MECHANISMS[:11], MECHANISMS[12]], ids=mechanism)
+def test_what_a_rank_sends_does_not_grow_with_the_length(two_ranks, attention, method):
+    short, long = (two_ranks.call(sent_on_rank, attention, method, draw(2, t)) for t in (16, TIME))
     assert short == long
     assert all(sent > 0 for sent in short)
 
@@ -291,17 +324,22 @@ class Bare(nn.Module):
         (of_few_tokens, [], "a sequence needs a token for each of 2 ranks, got 1"),
         (of_few_packed_tokens, [], "a sequence needs a token for each of 2 ranks, got 1"),
         (of_wrong_bounds, [], "cu_seqlens must begin with 0 and not decrease"),
+        (of_other_methods, [], r"the model must be the same on all ranks, but on \[1\] it is not"),
+        (of_no_method, [], "method must be 'auto', 'relay' or 'scan', got 'ring'"),
+        *(
+            (of_other_batches, [model, inputs, method], "pieces of the same sequences, got 2 on rank 0, 3 on")
+            for model, inputs in (
+                (build(linear.Config()), draw(3)),
+                (Network(), torch.zeros(3, 8, 8).double()),
+            )
+            for method in ("relay", "scan")
+        ),
+        (packed_on_one_rank, [], r"packed sequences or none, got them on ranks \[1\] alone"),
     ],
 )
 def test_what_cannot_be_is_refused_on_every_rank(two_ranks, make, arguments, message):
     for found in two_ranks.call(refused_on_rank, make, arguments):
         assert re.search(message, found), found
-
-
-def test_other_batches_are_refused_by_the_rank_that_receives(two_ranks):
-    first, last = two_ranks.call(refused_on_rank, of_other_batches, [])
-    assert first == ""
-    assert "pieces of the same sequences, got 3 on rank 1 and 2 on the rank before" in last
 
 
 @pytest.mark.slow
@@ -328,6 +366,14 @@ def test_four_ranks(four_ranks, options):
     compare(four_ranks, build(**options))
     compare(four_ranks, build(**options), HOLES)
     compare(four_ranks, build(**options), cu_seqlens=PACKED, b=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", LONG, ids=["softmax", "longformer", "delta"])
+def test_windows_over_several_of_four_ranks(four_ranks, attention):
+    compare(four_ranks, build(attention), PADDED.flip(1))
+    for bounds in ([0, TIME], [0, 33, TIME], [0, 12, 14, 16, TIME]):
+        compare(four_ranks, build(attention), cu_seqlens=torch.tensor(bounds), b=1)
 
 
 @pytest.mark.slow

@@ -1,0 +1,78 @@
+"""A network whose sequences lie in pieces on several ranks: how each of its layers gets what stands before.
+
+A layer either computes from its own piece what the other ranks need and exchanges that for what it needs
+(`lintra.ops.piece`), or waits for the state of the rank before (`lintra.nn.relay`). The first costs one more
+pass over keys and values where states compose, the second lets rank r begin r layers late.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lintra.nn.relay import Relay
+from lintra.ops.layout import Layout
+from lintra.ops.piece import Piece
+from lintra.ops.ranks import Ranks
+
+Method = Literal["relay", "scan"]
+
+
+class Context:
+    """The ranks that hold the pieces, and the method of every layer.
+
+    choose: gives the methods, by layer, of rows and of the places of the longest piece."""
+
+    def __init__(self, ranks: Ranks, choose: Callable[[int, int], dict[nn.Module, Method]]):
+        self.ranks, self.relay = ranks, Relay(ranks)
+        self._choose, self._sizes = choose, (0, 0)
+        self._methods: dict[nn.Module, Method] = {}
+        self._told = False
+
+    def begin(self, *_: Any) -> None:
+        """Have the ranks compare their pieces before the next layer runs: the hook before a network."""
+        self._told = False
+
+    def method(self, layer: nn.Module) -> Method:
+        """Return how a layer gets what stands before its piece, of the sizes at hand."""
+        return self._methods[layer]
+
+    def place(self, layout: Layout) -> Layout:
+        """Return the layout of a rank's piece of sequences. Collective: all ranks must call it together.
+
+        Raises ValueError, on all ranks, unless they have pieces of the same sequences."""
+        piece = Piece.of(self.ranks, layout)
+        self._told = True
+        sizes = layout.rows, max(span.time for span in piece.spans)
+        if sizes != self._sizes:
+            self._sizes, self._methods = sizes, self._choose(*sizes)
+        if not layout.packed:
+            return piece.first(layout, alone=True)
+        placed = layout.after(layout.seen)
+        placed.piece = piece
+        return placed
+
+    def placed(self, layer: nn.Module, layout: Layout) -> Layout:
+        """Return the layout as `place` does, unless a network has done that before. Layers that wait for a
+        state ask only once for a network: else none could begin before the others."""
+        if layout.piece is not None or (self._told and self.method(layer) == "relay"):
+            return layout
+        return self.place(layout)
+
+    def exchange(self, layout: Layout, forward: Callable[[Layout, slice], Tensor]) -> Tensor:
+        """Return y [b t ...] of a piece: `forward` takes a layout with a piece, or without, and its tokens.
+
+        Of a packed batch the last sequence runs first, because others wait for what it leaves."""
+        piece = layout.piece
+        assert piece is not None
+        if not layout.packed:
+            return forward(layout, slice(0, layout.time))
+        first, middle, last = piece.parts(layout)
+        if last is None:
+            return forward(first, slice(0, first.time))
+        ends = first.time, layout.time - last.time
+        y = [forward(last, slice(ends[1], layout.time))]
+        if middle is not None:
+            y.insert(0, forward(middle, slice(*ends)))
+        return torch.cat([forward(first, slice(0, ends[0])), *y], 1)

@@ -1,0 +1,178 @@
+"""Waiting for a state or exchanging it: what either costs a step, predicted before it runs.
+
+With L layers, R ranks, pieces of t tokens and c multiplications and additions a token and layer, at a rate of
+so many a second, a message taking `latency` + bytes / `bandwidth`:
+
+    relay   (R - 1) (3 c t / rate + 2 messages)             rank r begins r layers late, and ends so
+    scan    L_s (3 s t / rate + 2 log2(R) messages)         one more pass over keys and values, at s a token
+
+beyond what the pieces take by themselves, forward and backward, whose backward counts twice its forward. L_s
+are the layers whose states compose. A layer that can only wait has the others wait with it, whatever they do.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from lintra.attention import Attention
+from lintra.nn.attention_layer import AttentionLayer
+from lintra.nn.context import Method
+
+CHUNK = 64  # tokens of the triangles of the parallel form
+TOUCHED = 4  # operations that reading and writing a number counts for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Assumed speeds of one rank, orders of magnitude: no measurement."""
+
+    rate: float = 2e10  # multiplications and additions a second: one thread of a CPU
+    latency: float = 1e-4  # seconds a message takes however short: gloo
+    bandwidth: float = 1e9  # bytes a second
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Machine":
+        """Return the speeds assumed of a device."""
+        return cls() if device.type in ("cpu", "meta") else cls(rate=5e13, latency=3e-5, bandwidth=5e10)
+
+
+class Choice(NamedTuple):
+    """How a layer, by its name in a network, gets what stands before a rank's piece, and why."""
+
+    layer: str
+    attention: str
+    method: Method
+    reason: str
+
+
+def choose(
+    model: nn.Module, ranks: int, rows: int, tokens: int, method: str, machine: Machine | None = None
+) -> dict[nn.Module, Choice]:
+    """Return the method of every `AttentionLayer` of a model.
+
+    tokens: of the longest piece. method: "relay", "scan", where a mechanism has it, or "auto", whichever of
+    the two is predicted to take less time."""
+    layers = {x: name for name, x in model.named_modules() if isinstance(x, AttentionLayer)}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    machine = Machine.of(device) if machine is None else machine
+    able = {x: exchange for x in layers if (exchange := x.attention.exchange()) is not None}
+    found: dict[nn.Module, tuple[Method, str]] = {}
+    for x in layers:
+        if method == "relay":
+            found[x] = "relay", "as asked for"
+        elif x not in able:
+            found[x] = "relay", "the mechanism has no state that composes"
+        else:
+            found[x] = "scan", {"scan": "as asked for", **FREE}[able[x]]
+    composing = [x for x, exchange in able.items() if exchange == "scan"]
+    if method == "auto" and composing:
+        decided = _compare(
+            model, list(layers), composing, len(able) < len(layers), ranks, rows, tokens, machine
+        )
+        found |= dict.fromkeys(composing, decided)
+    return {x: Choice(name, x.attention.name, *found[x]) for x, name in layers.items()}
+
+
+FREE = {
+    "window": "its window is sent without waiting, at no further cost",
+    "ring": "keys and values go round, so that no rank keeps all of them",
+}
+
+
+def _compare(
+    model: nn.Module,
+    layers: list[AttentionLayer],
+    composing: list[AttentionLayer],
+    waiting: bool,
+    ranks: int,
+    rows: int,
+    tokens: int,
+    machine: Machine,
+) -> tuple[Method, str]:
+    """The method of the layers whose states compose, and why."""
+    if waiting:
+        return "relay", "another layer has the ranks wait in any case"
+    relay = relay_seconds(model, layers, ranks, rows, tokens, machine)
+    scan = scan_seconds(composing, ranks, rows, tokens, machine)
+    reason = f"predicted to add {_time(relay)} a step by waiting, {_time(scan)} by exchanging states"
+    return ("scan" if scan < relay else "relay"), reason
+
+
+def relay_seconds(
+    model: nn.Module, layers: list[AttentionLayer], ranks: int, rows: int, tokens: int, machine: Machine
+) -> float:
+    """Return what waiting for states is predicted to add to a step of pieces of `tokens`."""
+    tables = {id(p) for x in model.modules() if isinstance(x, nn.Embedding) for p in x.parameters()}
+    weights = sum(p.numel() for p in model.parameters() if id(p) not in tables) / len(layers)
+    mixing = sum(mixing_operations(x.attention, ranks * tokens) for x in layers) / len(layers)
+    seconds = 3 * (weights + mixing) * rows * tokens / machine.rate
+    message = max(_message(state_numbers(x.attention), rows, machine) for x in layers)
+    return (ranks - 1) * (seconds + 2 * message)
+
+
+def scan_seconds(
+    layers: Iterable[AttentionLayer], ranks: int, rows: int, tokens: int, machine: Machine
+) -> float:
+    """Return what exchanging states is predicted to add to a step of pieces of `tokens`."""
+    rounds = math.ceil(math.log2(ranks))
+    total = 0.0
+    for x in layers:
+        numbers = state_numbers(x.attention) + transition_numbers(x.attention, ranks)
+        total += 3 * state_operations(x.attention, ranks) * rows * tokens / machine.rate
+        total += 2 * rounds * _message(numbers, rows, machine)
+    return total
+
+
+def state_numbers(attention: Attention) -> int:
+    """Return how many numbers the state of a sequence has, where it is constant; 0 where it grows."""
+    total, state = 0, list(attention.start(1, device="meta"))
+    for x in state:
+        total += x.numel() if isinstance(x, torch.Tensor) else 0
+    return total
+
+
+def transition_numbers(attention: Attention, ranks: int) -> int:
+    """Return how many numbers a transition has that ranks send: none between two of them."""
+    if ranks < 3:
+        return 0
+    g, f, _ = _state_sizes(attention)
+    return g * f * f if attention.matrix_transition else g * f
+
+
+def state_operations(attention: Attention, ranks: int) -> int:
+    """Return what a token costs in the pass that finds the state alone, forward."""
+    g, f, e = _state_sizes(attention)
+    if not attention.matrix_transition:
+        return g * f * e + TOUCHED * g * (f + e)
+    e = e if ranks < 3 else e + f  # the transition is computed beside the state
+    return g * (3 * f * e + CHUNK * (f + e) + TOUCHED * (2 * f + e))
+
+
+def mixing_operations(attention: Attention, tokens: int) -> float:
+    """Return what a token costs beside projections and MLP in a sequence of so many tokens, forward."""
+    if attention.can.state == "constant":
+        g, f, e = _state_sizes(attention)
+        return g * ((3 if attention.matrix_transition else 2) * f * e + CHUNK * (f + e))
+    window = getattr(attention.config, "window", None)
+    seen = tokens / 2 if window is None else min(window, tokens)
+    return seen * attention.heads * (attention.dim + attention.value_dim)
+
+
+def _state_sizes(attention: Attention) -> tuple[int, int, int]:
+    """Heads, features and width of the largest part of a state."""
+    parts = [x for x in attention.start(1, device="meta") if isinstance(x, torch.Tensor)]
+    sizes = max(parts, key=lambda x: x.numel()).shape[1:]
+    heads, features, *width = *sizes, 1
+    return heads, features, width[0]
+
+
+def _message(numbers: int, rows: int, machine: Machine) -> float:
+    return machine.latency + 4 * numbers * rows / machine.bandwidth
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:,.1f} ms"

@@ -1,0 +1,221 @@
+"""A rank's piece of sequences: how far they have come before it, and what layers get from there.
+
+Every rank tells once what its piece holds, before any layer runs. From then on all know how many tokens of
+each sequence stand before each piece, how many ranks its last places lie on, and where packed sequences end,
+and no message has to say so again.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn import functional
+
+from lintra.ops.layout import Layout
+from lintra.ops.padding import put_last, take
+from lintra.ops.ranks import Ranks
+
+
+class Span(NamedTuple):
+    """What a rank's piece holds: places [t]; real tokens of its last sequence, of each row; whether the first
+    one began before it; whether its last one goes on behind it; whether they are one."""
+
+    time: int
+    counts: list[int]
+    begun: bool
+    unfinished: bool
+    single: bool
+
+
+class Piece:
+    """A piece of sequences that begin on earlier ranks, seen from within a layer.
+
+    What is kept of a piece is that of its last sequence, and what comes in is for its first one. They are the
+    same but in a packed batch, of which the last sequence runs first (`last`), leaves what it has here, and
+    the first one (`first`) exchanges it for what it needs."""
+
+    def __init__(self, ranks: Ranks, spans: list[Span]):
+        self.ranks, self.spans = ranks, spans
+        self.gives = self.takes = True
+        self._left: list[list[Tensor]] = []
+        self._parts: tuple[Layout, Layout | None, Layout | None] | None = None
+        rank = ranks.rank
+        self.chain = self.chain_of(rank)
+        self.readers = [r for r in range(rank + 1, ranks.size) if rank in self.chain_of(r)]
+        self.heard = spans[rank].unfinished and rank + 1 < ranks.size  # the next rank goes on
+        self.between = 0 < rank < ranks.size - 1
+        counts = [torch.tensor(spans[p].counts) for p in self.chain]
+        self.seen = sum(counts, torch.zeros(len(spans[rank].counts), dtype=torch.int64))  # [b], on the CPU
+
+    @classmethod
+    def of(cls, ranks: Ranks, layout: Layout) -> "Piece":
+        """Return the piece of which `layout` is. All ranks must call this at the same time.
+
+        Raises ValueError, on all of them, unless they have pieces of the same sequences."""
+        last = layout.time
+        if layout.cu_seqlens is not None:
+            last = int(layout.cu_seqlens[-1] - layout.cu_seqlens[-2]) if layout.n else 0
+        flags = [layout.packed, layout.mask is not None, layout.begun, layout.unfinished, layout.n == 1]
+        header = torch.tensor([layout.rows, layout.time, last, *flags], device=layout.device)
+        found = [x.tolist() for x in ranks.gather(header)]
+        if len({rows for rows, *_ in found}) > 1:
+            raise ValueError(
+                "all ranks must have pieces of the same sequences, got "
+                + ", ".join(f"{x[0]} on rank {i}" for i, x in enumerate(found))
+            )
+        if len({bool(x[3]) for x in found}) > 1:
+            some = [i for i, x in enumerate(found) if x[3]]
+            raise ValueError(f"all ranks must have packed sequences or none, got them on ranks {some} alone")
+        counts = [[x[2]] * layout.rows for x in found]
+        if any(x[4] for x in found):
+            real = header.new_full((layout.rows,), layout.time)
+            real = real if layout.mask is None else layout.mask.sum(1)
+            counts = [x.tolist() for x in ranks.gather(real)]
+        spans = []
+        for each, (_, time, _, packed, _, begun, unfinished, single) in zip(counts, found, strict=True):
+            ends = (bool(begun), bool(unfinished), bool(single)) if packed else (True, True, True)
+            spans.append(Span(time, each, *ends))
+        return cls(ranks, spans)
+
+    def chain_of(self, rank: int) -> list[int]:
+        """Return the ranks before `rank` on which its first sequence lies, nearest first."""
+        found: list[int] = []
+        for p in range(rank - 1, -1, -1):
+            if not (self.spans[p].unfinished and self.spans[p + 1].begun):
+                break
+            found.append(p)
+            if not self.spans[p].single:
+                break
+        return found
+
+    def first(self, layout: Layout, *, alone: bool) -> Layout:
+        """Return the layout of the first sequence, behind what there is of it on earlier ranks; `alone`: it
+        is the last one too."""
+        layout = layout.after(self.seen.to(layout.device))
+        layout.piece = self if alone else self._part(gives=False, takes=True)
+        return layout
+
+    def last(self, layout: Layout) -> Layout:
+        """Return the layout of a last sequence that is not the first."""
+        layout = layout.after(torch.zeros(1, dtype=torch.int64, device=layout.device))
+        layout.piece = self._part(gives=True, takes=False)
+        return layout
+
+    def parts(self, layout: Layout) -> tuple[Layout, Layout | None, Layout | None]:
+        """Return the layouts of the first sequence of a packed batch, of those between, and of the last."""
+        if self._parts is None:
+            first, middle, last = layout.split_ends()
+            last = None if last is None else self.last(last)
+            self._parts = self.first(first, alone=last is None), middle, last
+        return self._parts
+
+    def _part(self, *, gives: bool, takes: bool) -> "Piece":
+        part = Piece(self.ranks, self.spans)
+        part.gives, part.takes, part._left = gives, takes, self._left
+        return part
+
+    def leave(self, tensors: list[Tensor]) -> None:
+        """Leave what a last sequence has for the other ranks, until the first one runs."""
+        self._left.append(tensors)
+
+    def left_behind(self) -> list[Tensor]:
+        """Return what the last sequence has left, in its order."""
+        return self._left.pop(0)
+
+    def state(
+        self,
+        like: Tensor,
+        sizes: tuple[int, ...],
+        own: Callable[[bool], tuple[Tensor, Tensor | None]],
+    ) -> Tensor:
+        """Return the state [b g f e] before these tokens, as `like`; where nothing is taken, 0.
+
+        own: gives what they add to a state, and with True the transition too, which is of `sizes`, as
+        `Ranks.scan` takes them. It is called where that is needed elsewhere."""
+        added, transition = torch.zeros_like(like), None
+        if self.gives and self.heard:
+            added, transition = own(self.takes and self.between)
+        if not self.takes:
+            self.leave([added])
+            return torch.zeros_like(like)
+        if not self.gives:
+            (added,) = self.left_behind()
+        if transition is None and self.between:  # what comes in ends here
+            transition = like.new_zeros(sizes)
+        return self.ranks.scan(added, transition, sizes)
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Return what the earlier pieces of these sequences have of x [b ...], nearest first, without a
+        gradient."""
+        if not self.takes:
+            self.leave([x])
+            return []
+        if not self.gives:
+            (x,) = self.left_behind()
+        found = self.ranks.gather(x)
+        return [found[p] for p in self.chain]
+
+    def window(
+        self, tensors: list[Tensor], count: int, layout: Layout
+    ) -> tuple[list[Tensor], Bool[Tensor, "b m"]]:
+        """Return the last `count` = m real places before these tokens, [b m ...] of each x [b t ...], and
+        which of them there are: the last ones; elsewhere x is 0.
+
+        A message from each rank that any piece needs places of, without waiting for a chain: one, where
+        pieces are as long as the window."""
+        if not count:
+            return [x[:, :0] for x in tensors], torch.ones(layout.rows, 0, dtype=torch.bool)
+        places = [_latest(x, layout.mask, count) for x in tensors] if self.gives else self.left_behind()
+        if not self.takes:
+            self.leave(places)
+            none = torch.zeros(places[0].shape[:2], dtype=torch.bool, device=layout.device)
+            return [torch.zeros_like(x) for x in places], none
+        hops = max(self._hops(rank, count) for rank in range(self.ranks.size))
+        found = self.ranks.halo(places, hops)
+        there = [self._there(hop, count, layout) for hop in range(1, hops + 1)]
+        if hops == 1:
+            real = there[0]
+            return [_only(x, real) for x in found[0]], real
+        real = torch.cat(there[::-1], 1)
+        order = put_last(real)[:, -count:]
+        real = real.gather(1, order)
+        joined = (torch.cat(x[::-1], 1) for x in zip(*found, strict=True))
+        return [_only(take(x, order), real) for x in joined], real
+
+    def positions(self, real: Bool[Tensor, "b m"]) -> Int[Tensor, "b m"]:
+        """Return the positions of the last places before these tokens, as `window` has them; -1 where there
+        is none."""
+        count = real.shape[1]
+        back = torch.arange(-count, 0, device=real.device)
+        return torch.where(real, self.seen.to(real.device)[:, None] + back, -1)
+
+    def _hops(self, rank: int, count: int) -> int:
+        """How many ranks before `rank` have any of its last `count` places."""
+        found = torch.zeros(len(self.spans[rank].counts), dtype=torch.int64)
+        for hop, p in enumerate(self.chain_of(rank), 1):
+            found += torch.tensor(self.spans[p].counts)
+            if bool((found >= count).all()):
+                return hop
+        return max(1, len(self.chain_of(rank)))
+
+    def _there(self, hop: int, count: int, layout: Layout) -> Bool[Tensor, "b m"]:
+        """Which of the last `count` places a rank has for the first sequence here."""
+        p = self.ranks.rank - hop
+        counts = self.spans[p].counts if p in self.chain else [0] * len(self.seen)
+        first = count - torch.tensor(counts, device=layout.device)
+        return torch.arange(count, device=layout.device) >= first[:, None]
+
+
+def _latest(x: Tensor, mask: Bool[Tensor, "b t"] | None, count: int) -> Tensor:
+    """The last `count` real places of x [b t ...], zeros before them where there are fewer."""
+    if mask is not None:
+        x = take(x, put_last(mask)[:, max(0, x.shape[1] - count) :])
+    x = x[:, max(0, x.shape[1] - count) :]
+    return functional.pad(x, (0, 0) * (x.dim() - 2) + (count - x.shape[1], 0))
+
+
+def _only(x: Tensor, real: Bool[Tensor, "b m"]) -> Tensor:
+    """x [b m ...], 0 where there is no place."""
+    return x.masked_fill(~real.reshape(*real.shape, *[1] * (x.dim() - 2)), 0)

@@ -1,0 +1,186 @@
+"""Messages between the processes that each hold a piece of the same sequences.
+
+Of a group of R processes of torch.distributed rank r holds the r-th piece. What a piece needs of the ones
+before it comes in one of three ways, each with a backward of its own:
+
+    scan      states that compose, x -> A x + s: the composition of all earlier pieces, in log2 R messages
+    halo      the last places of the pieces before: a message from each of the nearest ranks, without a chain
+    gather    small numbers of all ranks, without a gradient
+
+The adjoint of an exclusive scan is an exclusive scan from the other side, with A transposed. Hillis and
+Steele 1986, "Data parallel algorithms"; of recurrences Martin and Cundy 2018, arXiv:1709.04057, section 2.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Tensors being sent, which must outlive whoever sends them: the last gradients of a model that is dropped.
+_under_way: list[tuple[Any, Tensor]] = []
+
+
+class Ranks:
+    """The processes of `group`, in the order of their ranks, seen from one of them.
+
+    `bytes_sent` counts what this rank has sent: states, places and gradients."""
+
+    def __init__(self, group: "dist.ProcessGroup"):
+        self.everyone = dist.get_process_group_ranks(group)
+        self.group, self.rank, self.size = group, dist.get_rank(group), len(self.everyone)
+        self.bytes_sent = 0
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Send a tensor to a rank of the group, without waiting until it is there."""
+        _under_way[:] = [(work, y) for work, y in _under_way if not work.is_completed()]
+        x = x.detach().contiguous()
+        if x.numel():
+            work = dist.isend(x, self.everyone[to], group=self.group)
+            _under_way.append((work, x))
+            self.bytes_sent += x.nbytes
+
+    def receive(self, like: Tensor, source: int) -> Tensor:
+        """Return the next tensor from a rank of the group, of the shape and dtype of `like`."""
+        x = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        if x.numel():
+            dist.recv(x, self.everyone[source], group=self.group)
+        return x
+
+    def gather(self, x: Tensor) -> list[Tensor]:
+        """Return what each rank has, of one shape on all of them, without a gradient."""
+        x = x.detach().contiguous()
+        found = [torch.empty_like(x) for _ in self.everyone]
+        dist.all_gather(found, x, group=self.group)
+        self.bytes_sent += x.nbytes * (self.size - 1)
+        return found
+
+    def scan(self, added: Tensor, transition: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
+        """Return what the pieces before this rank's have made of 0 [b g f e].
+
+        A piece makes `transition` x + `added` of x. transition is [b g], a factor; [b g f], one for every
+        feature; or [b g f f], a matrix: `sizes` on all ranks. The first and the last rank need none."""
+        anchor = torch.zeros((), device=added.device, requires_grad=torch.is_grad_enabled())
+        return cast("Tensor", _Scan.apply(self, sizes, anchor, added, transition))
+
+    def halo(self, places: list[Tensor], hops: int) -> list[list[Tensor]]:
+        """Return, for each of the `hops` ranks before this one, nearest first, the tensors it gives here.
+
+        Where there is no rank they are 0. All have one shape on all ranks; integers carry no gradient."""
+        anchor = torch.zeros((), device=places[0].device, requires_grad=torch.is_grad_enabled())
+        found = cast("tuple[Tensor, ...]", _Halo.apply(self, hops, anchor, *places))
+        return [list(found[i * len(places) : (i + 1) * len(places)]) for i in range(hops)]
+
+
+def compose(transition: Tensor | None, x: Tensor) -> Tensor:
+    """Return `transition` x, of x [b g f e]."""
+    assert transition is not None, "a rank between the first and the last has a transition"
+    if transition.dim() == x.dim():
+        return transition @ x
+    return transition.reshape(*transition.shape, *[1] * (x.dim() - transition.dim())) * x
+
+
+def compose_transitions(late: Tensor | None, early: Tensor) -> Tensor:
+    """Return the transition of two pieces, one behind the other."""
+    assert late is not None, "a rank between the first and the last has a transition"
+    return late @ early if late.dim() == 4 else late * early
+
+
+def _exclusive(
+    ranks: Ranks, added: Tensor, transition: Tensor | None, sizes: tuple[int, ...], *, back: bool
+) -> Tensor:
+    """What the ranks before (`back`: behind) make of 0, in rounds that reach twice as far each time.
+
+    A rank has composed what its last `reach` ranks with its own do, and what they do without it. Where that
+    begins with the first rank, nothing comes in that a transition would be applied to: none is sent."""
+    last = ranks.size - 1
+    rank = last - ranks.rank if back else ranks.rank
+    before, kept = None, None
+    reach = 1
+    while reach < ranks.size:
+        if rank + reach < ranks.size:
+            to = last - rank - reach if back else rank + reach
+            ranks.send(added, to)
+            if rank >= reach:
+                assert transition is not None, "a rank between the first and the last has a transition"
+                ranks.send(transition, to)
+        if rank >= reach:
+            source = last - rank + reach if back else rank - reach
+            came, then = ranks.receive(added, source), None
+            if rank >= 2 * reach:
+                then = ranks.receive(added.new_empty(sizes), source)
+            if rank + 2 * reach < ranks.size:
+                added = added + compose(transition, came)
+                transition = None if then is None else compose_transitions(transition, then)
+            if before is None:
+                before, kept = came, then
+            else:
+                before = before + compose(kept, came)
+                kept = None if then is None else compose_transitions(kept, then)
+        reach *= 2
+    return torch.zeros_like(added) if before is None else before
+
+
+class _Scan(torch.autograd.Function):
+    """The exclusive scan; backward, the one from the other side, of gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, sizes: Any, anchor: Tensor, added: Tensor, transition: Any) -> Tensor:
+        before = _exclusive(ranks, added, transition, sizes, back=False)
+        ctx.ranks, ctx.sizes = ranks, sizes
+        ctx.save_for_backward(before, transition)
+        return before
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dbefore: Tensor) -> tuple[Any, ...]:
+        before, transition = ctx.saved_tensors
+        matrix = len(ctx.sizes) == before.dim()
+        adjoint = transition.mT if matrix and transition is not None else transition
+        after = _exclusive(ctx.ranks, dbefore, adjoint, ctx.sizes, back=True)
+        dtransition = None
+        if transition is not None and matrix:
+            dtransition = after @ before.mT
+        elif transition is not None:
+            dtransition = (after * before).sum(tuple(range(len(ctx.sizes), before.dim())))
+        return None, None, None, after, dtransition
+
+
+class _Halo(torch.autograd.Function):
+    """The places that the ranks before give; backward, their gradients are sent there."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: Ranks, hops: int, anchor: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
+        ctx.ranks, ctx.hops = ranks, hops
+        ctx.like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in places]
+        found: list[Tensor] = []
+        for hop in range(1, hops + 1):  # first all that is sent: nobody waits for who waits
+            if ranks.rank + hop < ranks.size:
+                for x in places:
+                    ranks.send(x, ranks.rank + hop)
+        for hop in range(1, hops + 1):
+            there = ranks.rank >= hop
+            found += [ranks.receive(x, ranks.rank - hop) if there else torch.zeros_like(x) for x in places]
+        ctx.mark_non_differentiable(*(x for x in found if not x.is_floating_point()))
+        return tuple(found)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        ranks, count = ctx.ranks, len(ctx.like)
+        floating = [i for i, x in enumerate(ctx.like) if x.is_floating_point()]
+        for hop in range(1, ctx.hops + 1):
+            if ranks.rank >= hop:
+                for i in floating:
+                    ranks.send(gradients[(hop - 1) * count + i], ranks.rank - hop)
+        sums: list[Tensor | None] = [None] * count
+        for hop in range(1, ctx.hops + 1):
+            for i in floating:
+                like = torch.empty_like(ctx.like[i], device=gradients[i].device)
+                if ranks.rank + hop < ranks.size:
+                    came, earlier = ranks.receive(like, ranks.rank + hop), sums[i]
+                    sums[i] = came if earlier is None else earlier + came
+                elif sums[i] is None:
+                    sums[i] = torch.zeros_like(like)
+        return None, None, None, *sums
