@@ -1,8 +1,10 @@
 """`python -m benchmarks context`: a training step of one long sequence by one process, and by two.
 
-Each process has one thread. The two hand their states on (`lintra.distributed`): the first is at the next
-layer while the second is at the one before. Beside the seconds stand the bytes that a rank sends in a step,
-for the whole sequence and for half of it.
+Each process has one thread. The two wait for each other's states, the first at the next layer while the
+second is at the one before, or exchange them (`lintra.distributed`, methods "relay" and "scan"). Beside the
+seconds stand the bytes that a rank sends in a step, for the whole sequence and for half of it. All recompute
+their blocks in the backward: a layer keeps 11 to 16 kB of a token otherwise, of which attention to a window
+has 2, its queries, keys, values and outputs.
 """
 
 import multiprocessing
@@ -19,19 +21,30 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 
 from lintra import distributed
+from lintra.allocator import release_freed_memory
 from lintra.attention import delta, linear, softmax
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
 from lintra.models import Decoder, decoder
+from lintra.nn.context import Method
 
-MEASURES = ("lintra/distributed.py", "lintra/nn", "lintra/ops/linear_attention", "lintra/models")
+MEASURES = (
+    "lintra/distributed.py",
+    "lintra/nn",
+    "lintra/ops/piece.py",
+    "lintra/ops/ranks.py",
+    "lintra/ops/linear_attention",
+    "lintra/models",
+)
 MECHANISMS = {
     "linear": linear.Config(),
     "delta": delta.Config(),
     "softmax, window 256": softmax.Config(window=256),
 }
+METHODS: tuple[Method, ...] = ("relay", "scan")
 RANKS, VOCABULARY = 2, 256
 OVERHEAD = 15  # percent over half the time of one process, at most
+SETTLED = 2.0  # seconds: a call that takes longer needs no warming up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +55,7 @@ class Sizes:
     layers: int = 8
     heads: int = 4
     width: int = 128
-    rounds: int = 3
+    rounds: int = 2
 
     @property
     def turns(self) -> int:
@@ -75,27 +88,37 @@ def _count(progress: Callable[[int], None], before: int, done: int) -> None:
 def _compare(
     name: str, sizes: Sizes, tell: Callable[..., None], progress: Callable[[int], None]
 ) -> tuple[list[Row], dict[str, Timing]]:
-    """Times a mechanism, alone and together with the second rank -> its rows and timings."""
-    alone, together = _build(name, sizes), _build(name, sizes)
-    tell("build", name, sizes)
+    """Times a mechanism, alone and by each method together with the second rank -> its rows and timings."""
     mesh = init_device_mesh("cpu", (RANKS,))
-    distributed.context_parallel(together, mesh)
-    assert together.context is not None
+    together, sent = {}, {}
+    for method in METHODS:
+        tell("build", name, sizes, method)
+        together[method] = distributed.context_parallel(_build(name, sizes), mesh, method=method)
 
-    def both(tokens: int) -> None:
-        tell("step", tokens)
-        _step(together, tokens, mesh)
+    def both(method: Method, tokens: int) -> None:
+        tell("step", method, tokens)
+        ranks = together[method].context.ranks
+        before = ranks.bytes_sent
+        _step(together[method], tokens, mesh)
+        sent[method, tokens] = (ranks.bytes_sent - before) / sizes.layers
 
-    one, two = f"{name}, one process", f"{name}, two processes"
-    contestants = {one: partial(_step, alone, sizes.tokens), two: partial(both, sizes.tokens)}
-    found = interleaved(contestants, rounds=sizes.rounds, at_least=0, progress=progress)
-    overhead = 100 * (RANKS * found[two].median / found[one].median - 1)
-    rows = [Row(f"{name}: over half the time of one process", overhead, "%", at_most=OVERHEAD)]
-    for tokens in (sizes.tokens // 2, sizes.tokens):
-        before = together.context.ranks.bytes_sent
-        both(tokens)
-        sent = (together.context.ranks.bytes_sent - before) / sizes.layers
-        rows.append(Row(f"{name}: sent a layer, {tokens:,} tokens", sent, "bytes"))
+    one = f"{name}, one process"
+    contestants: dict[str, Callable[[], object]] = {one: partial(_step, _build(name, sizes), sizes.tokens)}
+    contestants |= {f"{name}, {x}": partial(both, x, sizes.tokens) for x in METHODS}
+    options: dict[str, Any] = {"rounds": sizes.rounds, "at_least": 0, "settle": SETTLED}
+    found = interleaved(contestants, **options, progress=progress)
+    rows = []
+    for method in METHODS:
+        both(method, sizes.tokens // 2)
+        overhead = 100 * (RANKS * found[f"{name}, {method}"].median / found[one].median - 1)
+        rows.append(
+            Row(f"{name}, {method}: over half the time of one process", overhead, "%", at_most=OVERHEAD)
+        )
+        for tokens in (sizes.tokens // 2, sizes.tokens):
+            label = f"{name}, {method}: sent a layer, {tokens:,} tokens"
+            rows.append(Row(label, sent[method, tokens], "bytes"))
+    tell("release")
+    release_freed_memory()
     return rows, found
 
 
@@ -106,6 +129,7 @@ def _build(name: str, sizes: Sizes) -> Decoder:
         "heads": sizes.heads,
         "width": sizes.width,
         "vocabulary": VOCABULARY,
+        "checkpoint_blocks": True,
     }
     return decoder.Config(attention=MECHANISMS[name], **shape).build()
 
@@ -147,12 +171,13 @@ def _follow(store: str, pipe: Any) -> None:
     """The second process: builds and steps as it is told."""
     torch.set_num_threads(1)
     _join(store, 1)
-    model, mesh = None, None
+    models, mesh = {}, init_device_mesh("cpu", (RANKS,))
     while (what := pipe.recv())[0] != "end":
-        if what[0] == "build":
-            model, mesh = _build(*what[1:]), init_device_mesh("cpu", (RANKS,))
-            distributed.context_parallel(model, mesh)
-        else:
-            assert model is not None
-            _step(model, what[1], mesh)
+        match what:
+            case "build", name, sizes, method:
+                models[method] = distributed.context_parallel(_build(name, sizes), mesh, method=method)
+            case "step", method, tokens:
+                _step(models[method], tokens, mesh)
+            case _:
+                release_freed_memory()
     dist.destroy_process_group()

@@ -136,14 +136,17 @@ class Decoder(TransformerBase):
         """Return how a block is called, as `TransformerBase` does.
 
         Where blocks are recomputed in the backward, a state that is handed from rank to rank comes in from
-        outside, so that it is not received again; what ranks exchange is exchanged again."""
+        outside, so that it is not received again, and what ranks exchange is kept, but for the keys and
+        values of a ring, which go round again."""
         context, run = self.context, super().block_runner()
         if context is None or run is nn.Module.__call__:
             return run
 
         def run_piece(block: Block, x: Tensor, *, layout: Layout) -> Tensor:
             if context.method(block.attn) == "scan":
-                return cast("Tensor", run(block, x, layout=layout))
+                kept: list[list[Tensor]] = []
+                contexts = [context.ranks.keeping(kept, replays=x) for x in (False, True)]
+                return cast("Any", run(block, x, layout=layout, context_fn=lambda: tuple(contexts)))
 
             def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
                 return cast("Any", run(block.extend, x[:, places], state, layout=layout.after(state.seen)))

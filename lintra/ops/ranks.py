@@ -11,6 +11,8 @@ The adjoint of an exclusive scan is an exclusive scan from the other side, with 
 Steele 1986, "Data parallel algorithms"; of recurrences Martin and Cundy 2018, arXiv:1709.04057, section 2.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -31,6 +33,29 @@ class Ranks:
         self.everyone = dist.get_process_group_ranks(group)
         self.group, self.rank, self.size = group, dist.get_rank(group), len(self.everyone)
         self.bytes_sent = 0
+        self._kept: list[list[Tensor]] | None = None
+        self._replays = False
+
+    @contextmanager
+    def keeping(self, kept: list[list[Tensor]], *, replays: bool) -> Iterator[None]:
+        """Have what comes in within this context put into `kept` or, where it replays, taken from there: for
+        layers that are computed again in the backward."""
+        before = self._kept, self._replays
+        self._kept, self._replays = kept, replays
+        try:
+            yield
+        finally:
+            self._kept, self._replays = before
+
+    def once(self, receive: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Return what comes in, or has come in the first time."""
+        if self._kept is None:
+            return receive()
+        if self._replays:
+            return self._kept.pop(0)
+        found = receive()
+        self._kept.append([x.detach() for x in found])
+        return found
 
     def send(self, x: Tensor, to: int) -> None:
         """Send a tensor to a rank of the group, without waiting until it is there."""
@@ -50,7 +75,9 @@ class Ranks:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what each rank has, of one shape on all of them, without a gradient."""
-        x = x.detach().contiguous()
+        return self.once(lambda: self._gather(x.detach().contiguous()))
+
+    def _gather(self, x: Tensor) -> list[Tensor]:
         found = [torch.empty_like(x) for _ in self.everyone]
         dist.all_gather(found, x, group=self.group)
         self.bytes_sent += x.nbytes * (self.size - 1)
@@ -127,7 +154,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, sizes: Any, anchor: Tensor, added: Tensor, transition: Any) -> Tensor:
-        before = _exclusive(ranks, added, transition, sizes, back=False)
+        (before,) = ranks.once(lambda: [_exclusive(ranks, added, transition, sizes, back=False)])
         ctx.ranks, ctx.sizes = ranks, sizes
         ctx.save_for_backward(before, transition)
         return before
@@ -147,6 +174,19 @@ class _Scan(torch.autograd.Function):
         return None, None, None, after, dtransition
 
 
+def _nearest(ranks: Ranks, hops: int, places: tuple[Tensor, ...]) -> list[Tensor]:
+    """The places of so many ranks before, nearest first."""
+    for hop in range(1, hops + 1):  # first all that is sent: nobody waits for who waits
+        if ranks.rank + hop < ranks.size:
+            for x in places:
+                ranks.send(x, ranks.rank + hop)
+    found: list[Tensor] = []
+    for hop in range(1, hops + 1):
+        there = ranks.rank >= hop
+        found += [ranks.receive(x, ranks.rank - hop) if there else torch.zeros_like(x) for x in places]
+    return found
+
+
 class _Halo(torch.autograd.Function):
     """The places that the ranks before give; backward, their gradients are sent there."""
 
@@ -154,14 +194,7 @@ class _Halo(torch.autograd.Function):
     def forward(ctx: Any, ranks: Ranks, hops: int, anchor: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
         ctx.ranks, ctx.hops = ranks, hops
         ctx.like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in places]
-        found: list[Tensor] = []
-        for hop in range(1, hops + 1):  # first all that is sent: nobody waits for who waits
-            if ranks.rank + hop < ranks.size:
-                for x in places:
-                    ranks.send(x, ranks.rank + hop)
-        for hop in range(1, hops + 1):
-            there = ranks.rank >= hop
-            found += [ranks.receive(x, ranks.rank - hop) if there else torch.zeros_like(x) for x in places]
+        found = ranks.once(lambda: _nearest(ranks, hops, places))
         ctx.mark_non_differentiable(*(x for x in found if not x.is_floating_point()))
         return tuple(found)
 

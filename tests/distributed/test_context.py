@@ -122,6 +122,7 @@ KINDS = [
     {"attention": retention.Config(), "context": (1, 20), "position": "grid", "grid": (5, 8)},
     {"attention": kda.Config(value_heads=4), "tie_embeddings": True, "norm_kind": "rms"},
     {"attention": (rfa.Config(), softmax.Config(window=5)), "context": (2,), "checkpoint_blocks": True},
+    {"attention": (delta.Config(), softmax.Config()), "position": "rotary", "checkpoint_blocks": True},
 ]
 
 
@@ -280,10 +281,10 @@ def of_no_method(mesh):
     context_parallel(build(linear.Config()), mesh, method="ring")
 
 
-def sent_on_rank(attention, method, tokens):
+def sent_on_rank(attention, method, tokens, options):
     """Bytes that this rank has sent in a forward and a backward of sequences."""
     mesh = init_device_mesh("cpu", (2,))
-    model = context_parallel(build(attention), mesh, method=method)
+    model = context_parallel(build(attention, **options), mesh, method=method)
     model(shard(tokens, mesh)).sum().backward()
     return model.context.ranks.bytes_sent
 
@@ -291,7 +292,11 @@ def sent_on_rank(attention, method, tokens):
 @pytest.mark.parametrize("method", ["relay", "scan"])
 @pytest.mark.parametrize("attention", [*MECHANISMS[:11], MECHANISMS[12]], ids=mechanism)
 def test_what_a_rank_sends_does_not_grow_with_the_length(two_ranks, attention, method):
-    short, long = (two_ranks.call(sent_on_rank, attention, method, draw(2, t)) for t in (16, TIME))
+    short, long, again = (
+        two_ranks.call(sent_on_rank, attention, method, draw(2, t), options)
+        for t, options in ((16, {}), (TIME, {}), (TIME, {"checkpoint_blocks": True}))
+    )
+    assert again == long
     assert short == long
     assert all(sent > 0 for sent in short)
 
