@@ -117,8 +117,6 @@ def _compare(
         for tokens in (sizes.tokens // 2, sizes.tokens):
             label = f"{name}, {method}: sent a layer, {tokens:,} tokens"
             rows.append(Row(label, sent[method, tokens], "bytes"))
-    tell("release")
-    release_freed_memory()
     return rows, found
 
 
@@ -144,6 +142,7 @@ def _step(model: Decoder, tokens: int, mesh: Any = None) -> None:
     (functional.cross_entropy(model(before).mT, text, reduction="sum") / tokens).backward()
     if mesh is not None:
         distributed.reduce_gradients(model, mesh)
+    release_freed_memory()  # else the pieces of one contestant lie beside those of the next
 
 
 @contextmanager
@@ -178,6 +177,4 @@ def _follow(store: str, pipe: Any) -> None:
                 models[method] = distributed.context_parallel(_build(name, sizes), mesh, method=method)
             case "step", method, tokens:
                 _step(models[method], tokens, mesh)
-            case _:
-                release_freed_memory()
     dist.destroy_process_group()
