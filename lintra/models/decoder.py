@@ -22,6 +22,7 @@ from lintra.models._io import check_tokens
 from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
 from lintra.nn.context import Context
+from lintra.nn.context_cost import sharded
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
@@ -147,6 +148,13 @@ class Decoder(TransformerBase):
                 kept: list[list[Tensor]] = []
                 contexts = [context.ranks.keeping(kept, replays=x) for x in (False, True)]
                 return cast("Any", run(block, x, layout=layout, context_fn=lambda: tuple(contexts)))
+
+            if sharded(self):  # weights would be gathered by all ranks together, one of which waits
+                raise ValueError(
+                    f"FSDP2 cannot recompute layers that wait for a state, such as "
+                    f"{block.attn.attention.name!r}: context_parallel needs method='scan', or the decoder "
+                    "checkpoint_blocks=False"
+                )
 
             def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
                 return cast("Any", run(block.extend, x[:, places], state, layout=layout.after(state.seen)))

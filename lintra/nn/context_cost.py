@@ -67,9 +67,10 @@ def choose(
         elif x not in able:
             found[x] = "relay", "the mechanism has no state that composes"
         else:
-            found[x] = "scan", {"scan": "as asked for", **FREE}[able[x]]
+            why = "as asked for" if method == "scan" else "FSDP2 would have ranks that wait run in turn"
+            found[x] = "scan", FREE.get(able[x], why)
     composing = [x for x, exchange in able.items() if exchange == "scan"]
-    if method == "auto" and composing:
+    if method == "auto" and composing and not sharded(model):
         decided = _compare(
             model, list(layers), composing, len(able) < len(layers), ranks, rows, tokens, machine
         )
@@ -81,6 +82,15 @@ FREE = {
     "window": "its window is sent without waiting, at no further cost",
     "ring": "keys and values go round, so that no rank keeps all of them",
 }
+
+
+def sharded(model: nn.Module) -> bool:
+    """Return whether FSDP2 gathers the weights of a model's layers, each on all ranks at once.
+
+    Ranks that wait for a state would then run one after the other."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(x, FSDPModule) for x in model.modules())
 
 
 def _compare(
