@@ -1,11 +1,15 @@
 """Batches of samples: a pure function of (seed, step), so that nothing need be saved."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import Sampler
+
+from lintra.tasks import Batch
 
 BUCKET = 512  # samples of a shuffled epoch that are sorted by length together
 
@@ -99,6 +103,21 @@ def share(batches: Sequence[list[int]], rank: int, world: int) -> tuple[list[lis
     own = list(batches[rank::world])
     most = -(-len(batches) // world)
     return [*own, *batches[: most - len(own)]], len(own)
+
+
+def parts(batch: Batch, count: int, weigh: Callable[[Batch], Tensor]) -> list[tuple[Batch, Tensor]]:
+    """Cut a batch into `count` batches of about as many samples, each with its weight.
+
+    Every process must take equally many: where there are fewer samples, the last one is repeated, with a
+    weight of 0."""
+    samples = len(next(iter(batch.values())))
+    if count == 1:
+        return [(batch, weigh(batch))]
+    bounds = [place * samples // min(count, samples) for place in range(min(count, samples) + 1)]
+    cut = [{name: x[a:b] for name, x in batch.items()} for a, b in itertools.pairwise(bounds)]
+    weighed = [(each, weigh(each)) for each in cut]
+    last, weight = weighed[-1]
+    return [*weighed, *[(last, torch.zeros_like(weight))] * (count - len(weighed))]
 
 
 def of_similar_length(lengths: Sequence[int] | np.ndarray, tokens: int) -> list[list[int]]:

@@ -23,6 +23,8 @@ class Config:
     max_minutes: float | None = None  # stop after so many minutes, with fewer steps
     start_from: str | None = None  # a trained model: its weights are the first ones
     batch: int = 16  # sequences in a step, all devices together
+    accumulate: int = 1  # parts in which each device computes its share, one by one
+    checkpoint_blocks: bool = False  # compute blocks again in the backward: less memory
     optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix
     lr: float = 1e-3  # learning rate
     weight_decay: float = 0.01  # weights shrink by this times lr
@@ -45,7 +47,9 @@ class Config:
             legacy.warn("schedule='trapezoid'", "schedule='wsd'", stacklevel=4)
             object.__setattr__(self, "schedule", "wsd")
         fields.check(self)
-        fields.at_least(self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, devices=1)
+        fields.at_least(
+            self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, devices=1, accumulate=1
+        )
         fields.not_negative(self, "warmup", "drop_at", "weight_decay")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must lie in 0 .. 2^64 - 1, got {self.seed}")

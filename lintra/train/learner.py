@@ -1,5 +1,6 @@
 """A model and a task as Lightning sees them."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch.utils.data import DataLoader
 from lintra import attention
 from lintra.checkpoint import Error
 from lintra.models import Model
+from lintra.models.base import TransformerBase
 from lintra.tasks import Batch, Task
-from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, seed_of, share
+from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
 from lintra.train.config import Config
 from lintra.train.optimizer import optimizer
 
@@ -32,9 +34,16 @@ class Learner(pl.LightningModule):
 
     def __init__(self, model: Model, task: Task, config: Config):
         super().__init__()
-        self.model, self.task, self.config = model, task, config
+        self.model: Any = model
+        self.task, self.config = task, config
         self.restored = False  # whether a checkpoint, where there is one, has been read
         self.counted = 0  # batches of a validation, of which this process may repeat another's
+
+    def on_fit_start(self) -> None:
+        if self.config.checkpoint_blocks:
+            for part in self.model.modules():
+                if isinstance(part, TransformerBase):
+                    part.config = dataclasses.replace(part.config, checkpoint_blocks=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.model, self.config)
@@ -85,12 +94,34 @@ class Learner(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss whose gradients, averaged over the processes, are those of the whole batch."""
-        loss = self.task.loss(self.model, batch)
+        *before, (last, weight) = parts(batch, self.config.accumulate, self.task.weight)
+        total = torch.stack([weight, *(each for _, each in before)]).sum()
         if self.trainer.world_size > 1:
-            weight = self.task.weight(batch).to(loss.dtype)
-            mean = self.trainer.strategy.reduce(weight.clone(), reduce_op="mean")  # in place
-            loss = loss * (weight / mean)
-        return loss
+            total = self.trainer.strategy.reduce(total.double(), reduce_op="mean")  # in place
+        if before:
+            self.optimizers().zero_grad()  # pyright: ignore (there is one)
+        done = [self._backward(*each, total) for each in before]
+        return sum(done, self._loss(last, weight, total))
+
+    def _loss(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
+        """What a part of a batch adds to its loss, where all parts have a weight of `total`."""
+        loss = self.task.loss(self.model, batch)
+        alone = self.trainer.world_size * self.config.accumulate == 1
+        return loss if alone else loss * (weight / total).to(loss.dtype)
+
+    def _backward(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
+        """The loss of a part, whose gradients are added to those of the parts before. They are not sent yet
+        where each process has the whole model; where it is shared out, they are, or every process would
+        have to hold all of them."""
+        loss = self._loss(batch, weight, total)
+        with torch.autocast(loss.device.type, enabled=False):  # as Lightning calls it
+            loss.backward()
+        return loss.detach()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Forgets the gradients of the step before, unless those of parts of this step are among them."""
+        if self.config.accumulate == 1:
+            optimizer.zero_grad()
 
     def configure_gradient_clipping(
         self,

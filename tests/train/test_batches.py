@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.train.batches import LengthSampler, StepSampler, seed_of, share
+from lintra.train.batches import LengthSampler, StepSampler, parts, seed_of, share
 
 
 @given(samples=st.integers(1, 40), batch=st.integers(1, 24), epochs=st.integers(1, 3), seed=st.integers(0, 9))
@@ -90,3 +91,16 @@ def test_refusals():
         StepSampler(0, 4, seed=0)
     with pytest.raises(ValueError, match="multiple of the 3 devices, got 4"):
         StepSampler(10, 4, seed=0, world=3)
+
+
+@pytest.mark.parametrize(("samples", "count"), [(6, 1), (6, 2), (7, 3), (2, 5), (1, 2)])
+def test_parts_of_a_batch_are_all_of_it_once(samples, count):
+    """As many as asked for, since processes must agree; those of too few samples weigh nothing."""
+    batch = {"tokens": torch.arange(samples)[:, None], "counted": torch.ones(samples, 1, dtype=torch.bool)}
+    found = parts(batch, count, lambda part: part["counted"].sum())
+    assert len(found) == count
+    counted = [part["tokens"] for part, weight in found if weight]
+    assert torch.equal(torch.cat(counted), batch["tokens"])
+    assert max(map(len, counted)) - min(map(len, counted)) <= 1
+    assert int(sum(weight for _, weight in found)) == samples
+    assert all(len(part["tokens"]) for part, _ in found)

@@ -21,6 +21,7 @@ from lintra.train.schedule import LearningRateSchedule, learning_rate
         ({"seed": 99999999999999999999999}, r"seed must lie in 0 .. 2\^64 - 1, got 99999999999999999999999"),
         ({"seed": -1}, r"seed must lie in 0 .. 2\^64 - 1, got -1"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),
         ({"lr": 0.0}, "lr must be above 0 and below 1e30, got 0.0"),
         ({"lr": float("nan")}, "lr must be above 0 and below 1e30, got nan"),

@@ -1,0 +1,42 @@
+"""A batch computed in parts, or with blocks computed twice, is the batch: what changes is the memory."""
+
+import pytest
+import torch
+
+from lintra import train
+from lintra.nn import Block
+from lintra.tasks import copy
+from tests.train.conftest import assert_same_weights, weights
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 20])
+def test_a_batch_in_parts(new_run, accumulate):
+    """Parts of the copy task hold different numbers of predictions; 20 are more than there are samples.
+
+    To the order of sums in float32: 1e-5, where the weights have moved by 1e-2."""
+    settings = {"task": copy.Config(length=12), "dropout": 0.0, "steps": 4, "lr": 0.1, "ema": 0.5}
+    whole, parts = (new_run(str(x), **settings, accumulate=x) for x in (1, accumulate))
+    train.fit(whole)
+    train.fit(parts)
+    torch.testing.assert_close(weights(parts), weights(whole), rtol=0, atol=1e-5)
+
+
+def test_parts_are_resumed_exactly(new_run):
+    whole, halved = (new_run(name, accumulate=2, steps=8, save_every=3) for name in ("whole", "halved"))
+    train.fit(whole)
+    train.fit(halved.changed(steps=4))
+    train.fit(halved.changed(steps=8))
+    assert_same_weights(whole, halved)
+
+
+def test_blocks_computed_again(new_run, monkeypatch):
+    """With the dropout of the first time."""
+    plain = new_run("plain", steps=3)
+    again = new_run("again", steps=3, checkpoint_blocks=True)
+    calls, forward = [], Block.forward
+    monkeypatch.setattr(Block, "forward", lambda *args, **named: calls.append(1) or forward(*args, **named))
+    train.fit(plain)
+    once = len(calls)
+    train.fit(again)
+    assert len(calls) - once == once + 3  # of one block, in three steps; a validation computes none twice
+    assert_same_weights(plain, again)
