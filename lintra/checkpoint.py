@@ -16,6 +16,7 @@ from lintra import attention, legacy, models
 from lintra.attention import AttentionConfig, FeatureMap, State
 from lintra.config import fields, registry
 from lintra.io.files import Error, read_json, write_atomically
+from lintra.io.shards import read_whole
 from lintra.io.tensors import is_part, read_tensors, write_tensors
 from lintra.models import Model
 
@@ -84,14 +85,19 @@ def write_model(model: Model, folder: Path, stored: torch.dtype | None = None) -
     if stored is not None and not stored.is_floating_point:
         raise ValueError(f"stored must be a floating type, as weights are, got {stored}")
     folder.mkdir(parents=True, exist_ok=True)
-    name = type(model).__module__.rpartition(".")[2]
-    content = {"format": FORMAT, "model": name, "config": to_json(model.config)}
-    tensors = model.state_dict()
+    tensors, more = model.state_dict(), {}
     if stored is not None:
-        content["dtype"] = "float32"  # that of the model; the file's own is what it holds
+        more["dtype"] = "float32"  # that of the model; the file's own is what it holds
         tensors = {name: _narrow(name, x, stored) for name, x in tensors.items()}
-    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / CONFIG).write_text(describe_model(model.config, **more))
     write_tensors(tensors, folder / WEIGHTS)
+
+
+def describe_model(config: Any, **more: Any) -> str:
+    """Return the text of config.json for a model of this configuration."""
+    name = type(config).__module__.rpartition(".")[2]
+    content = {"format": FORMAT, "model": name, "config": to_json(config), **more}
+    return json.dumps(content, indent=2) + "\n"
 
 
 def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
@@ -112,7 +118,7 @@ def load(folder: str | Path, device: str | torch.device = "cpu") -> Any:
         module = registry.load(models, content.get("model", ""), "model")
         described = content.get("config")
         config = from_json(module.Config, legacy.upgrade_config(described) if old else described, "config")
-        tensors = read_tensors(folder / WEIGHTS, device)
+        tensors = read_whole(folder, "model", device)
         tensors = legacy.upgrade_tensors(tensors) if old else tensors
         if "dtype" in content:
             tensors = {name: _widen(x, content["dtype"]) for name, x in tensors.items()}

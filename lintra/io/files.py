@@ -50,16 +50,21 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     path, work = _begin(path)
     try:
         write(work / path.name)
-        new = work / path.name
-        written = [new, *(new.rglob("*") if new.is_dir() else ())]
-        _open_to_readers(written)
-        _flush(*written)
-        _put(new, path)
-        _flush(path.parent)
+        publish(work / path.name, path)
     except (OSError, SafetensorError) as error:
         raise Error(f"{path} cannot be written: {error}") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def publish(new: Path, path: Path) -> None:
+    """Puts a file or folder that is written at `path`, where it appears at once and whole; what was there is
+    then at `new`, if it was a folder. Raises OSError."""
+    written = [new, *(new.rglob("*") if new.is_dir() else ())]
+    _open_to_readers(written)
+    _flush(*written)
+    _put(new, path)
+    _flush(path.parent)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -44,7 +44,8 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 
 
 def read_tensors(file: Path, device: str | torch.device = "cpu") -> dict[str, Tensor]:
-    """The tensors of `file` or of its parts. Raises Error with the name of the file that is wrong."""
+    """The tensors of `file` or of its parts; on the device "meta" their shapes and types alone. Raises Error
+    with the name of the file that is wrong."""
     index = file.with_name(file.name + _INDEX)
     if file.exists() or not index.exists():
         return _read(file, device)
@@ -70,9 +71,11 @@ def is_part(name: Any, file: Path) -> bool:
 
 def _read(file: Path, device: str | torch.device) -> dict[str, Tensor]:
     refuse_irregular(file)
+    meta = str(device) == "meta"  # which safetensors does not know: the file is mapped, and none of it read
     try:
-        with safe_open(file, framework="pt", device=str(device)) as content:
-            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)
+        with safe_open(file, framework="pt", device="cpu" if meta else str(device)) as content:
+            tensors = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118 (no mapping)
+            return {name: x.to(device) for name, x in tensors.items()} if meta else tensors
     except FileNotFoundError as error:
         raise Error(f"{file} does not exist") from error
     except (OSError, SafetensorError) as error:

@@ -23,7 +23,7 @@ def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
             return value if math.isfinite(value) else {FLOAT: str(value)}
         if isinstance(value, Tensor):
             name = f"{len(tensors)}{path}"  # numbered, since keys with a slash could make equal paths
-            tensors[name] = value.detach().cpu().contiguous()
+            tensors[name] = value.detach()
             return {TENSOR: name}
         if type(value) in (list, tuple):
             items = [plain(item, f"{path}/{i}") for i, item in enumerate(value)]

@@ -1,0 +1,90 @@
+"""Tensors in shards are those that were written, whichever part of them is asked for; what lacks is named."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lintra.io.files import Error
+from lintra.io.shards import describe, index, read_into, read_whole
+from lintra.io.tensors import write_tensors
+
+TENSORS = {
+    "a": torch.arange(12.0).reshape(4, 3),
+    "half": torch.ones(2, dtype=torch.bfloat16),
+    "counts": torch.tensor([[True], [False]]),
+    "step": torch.tensor(7, dtype=torch.int64),
+}
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """As two processes write them: each the rows it has, and where they begin."""
+    sizes = {}
+    for i, (first, end) in enumerate([(0, 3), (3, 4)]):
+        part = {"a": TENSORS["a"][first:end]} | ({} if i else {k: v for k, v in TENSORS.items() if k != "a"})
+        places = {name: {"saved_offsets": [0] * x.dim()} for name, x in part.items()}
+        places["a"] = {"saved_offsets": [first, 0]}
+        file = tmp_path / f"shard-0000{i + 1}-model-00001-of-00001.safetensors"
+        save_file(
+            {k: v.contiguous() for k, v in part.items()}, file, {"DCP_SHARDING_INFO": json.dumps(places)}
+        )
+        sizes[file.name] = file.stat().st_size
+    (tmp_path / "shards.json").write_text(index(sizes, {"model": TENSORS, "training": {}}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_read_is_what_was_written(shards, tmp_path, whole):
+    folder = shards
+    if whole:
+        folder = tmp_path / "whole"
+        folder.mkdir()
+        write_tensors(TENSORS, folder / "model.safetensors")
+    described, read = describe(folder, "model"), read_whole(folder, "model")
+    assert described.keys() == read.keys() == TENSORS.keys()
+    into = {name: torch.empty_like(x) for name, x in TENSORS.items()}
+    read_into(folder, into)
+    for name, x in TENSORS.items():
+        assert described[name].is_meta
+        assert (described[name].dtype, described[name].shape) == (x.dtype, x.shape)
+        assert torch.equal(read[name], x)
+        assert torch.equal(into[name], x)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_shard_that_is_cut_or_missing(shards, number):
+    file = shards / f"shard-0000{number}-model-00001-of-00001.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(
+        Error, match=rf"shard-0000{number}.* has {len(content) - 1:,} bytes .* {len(content):,}$"
+    ):
+        describe(shards, "model")
+    file.unlink()
+    with pytest.raises(Error, match=rf"shard-0000{number}.* cannot be read: No such file"):
+        read_whole(shards, "model")
+
+
+def test_a_damaged_shard_of_the_right_length(shards):
+    file = shards / "shard-00001-model-00001-of-00001.safetensors"
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(Error, match="cannot be read") as found:
+        read_whole(shards, "model")
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "does not say which shards and tensors there are"),
+        ('{"format": 3}', "has format 3, this lintra reads format 2"),
+        ('{"format": 2, "files": {}, "tensors": {"model": {"a": ["float99", [1]]}}}', "does not say which"),
+        ('{"format": 2, "files": {}, "tensors": {"model": {"a": ["float32", [-1]]}}}', "does not say which"),
+    ],
+)
+def test_a_damaged_list(shards, content, message):
+    (shards / "shards.json").write_text(content)
+    with pytest.raises(Error, match=message):
+        describe(shards, "model")
