@@ -11,6 +11,8 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from lintra.train.learner import Diverged
 from lintra.train.run import Run
+from lintra.train.sharding import finite
+from lintra.train.strategy import ShardedStrategy
 
 KEPT = 2  # checkpoints
 LOG_EVERY = 10  # steps
@@ -65,6 +67,7 @@ class StopCallback(Callback):
 class CheckpointCallback(Checkpoint):
     """Checkpoints run/step-00001200 at an interval and at the end; the last two are kept.
 
+    What is still being written when training ends is waited for; where that fails, training fails.
     Lightning calls a `Checkpoint` after all other callbacks, so `StopCallback` has decided by then, and
     `LearningRateSchedule` has seen a validation: where a step ends with one, what is saved is saved after it.
     """
@@ -82,6 +85,7 @@ class CheckpointCallback(Checkpoint):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._save(trainer)
+        self._wait(trainer)
         if self.stop.noted:  # in the last validation
             raise Interrupted(self.stop.noted, self.run, trainer.global_step)
 
@@ -89,15 +93,25 @@ class CheckpointCallback(Checkpoint):
         if trainer.global_step % self.run.train.save_every == 0 or self.stop.signum:
             self._save(trainer)
         if self.stop.signum:
+            self._wait(trainer)
             raise Interrupted(self.stop.signum, self.run, trainer.global_step)
 
     def _save(self, trainer: pl.Trainer) -> None:
         if self.saved == trainer.global_step:
             return
-        if not all(bool(x.isfinite().all()) for x in trainer.lightning_module.parameters()):
+        everywhere = trainer.strategy.reduce_boolean_decision
+        if not everywhere(finite(trainer.lightning_module.parameters())):
             raise Diverged(f"the weights are not finite after step {trainer.global_step:,}: not saved")
         trainer.save_checkpoint(self.run.folder / f"step-{trainer.global_step:08d}")
         self.saved = trainer.global_step
+        self._drop(trainer)
+
+    def _wait(self, trainer: pl.Trainer) -> None:
+        if isinstance(trainer.strategy, ShardedStrategy):
+            trainer.strategy.wait()
+            self._drop(trainer)
+
+    def _drop(self, trainer: pl.Trainer) -> None:
         if trainer.is_global_zero:
             self.run.drop(KEPT)
 

@@ -39,7 +39,7 @@ class Config:
     validate_every: int = 500  # steps from validation to validation
     seed: int = 0  # of weights, order of the data and dropout
     devices: int = 1  # processes or GPUs that share a batch
-    strategy: Strategy = "auto"  # how they share it
+    strategy: Strategy = "auto"  # ddp: each has the model; fsdp: a part of it
     wandb: str | None = None  # a project of Weights & Biases to log to as well
 
     def __post_init__(self):
@@ -59,9 +59,6 @@ class Config:
                 raise ValueError(f"{name} must be above 0 and below 1e30, got {value}")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
-        if self.strategy == "fsdp" and (self.optimizer == "muon" or self.ema is not None):
-            asked = "ema" if self.ema is not None else "optimizer='muon'"
-            raise ValueError(f"{asked} needs whole matrices, which strategy='fsdp' does not keep")
         if self.wandb == "":
             raise ValueError("wandb must be the name of a project, got ''")
         if self.strategy != "auto" and self.devices == 1:

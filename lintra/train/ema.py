@@ -1,9 +1,16 @@
 """A running mean of the weights, kept beside those that learn."""
 
+from collections.abc import Sequence
+from typing import cast
+
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import Tensor
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from lintra.train.sharding import local, reshard
+from lintra.train.strategy import ShardedStrategy
 
 
 class WeightEMA(WeightAveraging):
@@ -11,15 +18,37 @@ class WeightEMA(WeightAveraging):
     checkpoint's model holds; the weights that learn are beside it, for going on.
 
     The decay grows from 0 as (1 + n) / (10 + n) over the steps n until it is the given one, so that the first
-    weights are forgotten soon. Buffers, such as random features, are those of the latest step.
+    weights are forgotten soon. Buffers, such as random features, are those of the latest step. Where
+    processes share the model out, each keeps the mean of its part.
     """
 
     def __init__(self, decay: float):
-        def update(averaged: list[Tensor], current: list[Tensor], n: Tensor) -> None:
+        def update(averaged: Sequence[Tensor], current: Sequence[Tensor], n: Tensor | int) -> None:
             done = int(n)
-            get_ema_multi_avg_fn(min(decay, (1 + done) / (10 + done)))(averaged, current, n)
+            average = get_ema_multi_avg_fn(min(decay, (1 + done) / (10 + done)))
+            average([local(x) for x in averaged], [local(x) for x in current], n)
 
         super().__init__(use_buffers=False, multi_avg_fn=update)
+        self._update = update
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Copies the weights before any are shared out, unless they will be."""
+        if stage == "fit" and not isinstance(trainer.strategy, ShardedStrategy):
+            self._average_model = AveragedModel(
+                pl_module, pl_module.device, use_buffers=False, multi_avg_fn=self._update
+            )
+
+    @torch.no_grad()
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Copies this process's part of weights that are shared out."""
+        if isinstance(trainer.strategy, ShardedStrategy):
+            average = AveragedModel(nn.Module(), use_buffers=False, multi_avg_fn=self._update)
+            average.module.model = trainer.strategy.shard_like(cast("nn.Module", pl_module.model))
+            self._average_model = average
+
+    def _swap_models(self, pl_module: pl.LightningModule) -> None:
+        reshard(pl_module)  # or whole weights would be taken for shards
+        super()._swap_models(pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Leaves the weights that learn as they are: the checkpoint at the end is one to resume from."""

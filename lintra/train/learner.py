@@ -6,7 +6,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -18,6 +17,8 @@ from lintra.tasks import Batch, Task
 from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
 from lintra.train.config import Config
 from lintra.train.optimizer import optimizer
+from lintra.train.sharding import whole
+from lintra.train.strategy import ShardedStrategy
 
 _REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
 VALIDATION_BATCHES = 16  # a validation looks at no more of them, where the task does not say how many
@@ -39,7 +40,10 @@ class Learner(pl.LightningModule):
         self.restored = False  # whether a checkpoint, where there is one, has been read
         self.counted = 0  # batches of a validation, of which this process may repeat another's
 
-    def on_fit_start(self) -> None:
+    def configure_model(self) -> None:
+        """Shares the model out where the strategy does that."""
+        if isinstance(self.trainer.strategy, ShardedStrategy):
+            self.model = self.trainer.strategy.shard(self.model)
         if self.config.checkpoint_blocks:
             for part in self.model.modules():
                 if isinstance(part, TransformerBase):
@@ -131,10 +135,7 @@ class Learner(pl.LightningModule):
     ) -> None:
         """Clips by our own setting, and stops before an update that would spoil the weights."""
         longest = math.inf if self.config.clip is None else self.config.clip
-        if isinstance(self.trainer.strategy, FSDPStrategy):
-            norm = float(self.trainer.strategy.model.clip_grad_norm_(longest))  # pyright: ignore
-        else:
-            norm = float(torch.nn.utils.clip_grad_norm_(self.parameters(), longest))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters(), longest)))
         if not math.isfinite(norm):
             raise Diverged(
                 f"the loss or its gradient is not finite at step {self.trainer.global_step + 1:,}: "

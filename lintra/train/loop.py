@@ -5,11 +5,11 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import FSDPStrategy
 from lightning.pytorch.trainer.connectors import checkpoint_connector
 from rich.console import Console
 
@@ -29,6 +29,7 @@ from lintra.train.progress import ProgressBar, in_words, validation
 from lintra.train.run import RUN, Run, first_model, is_first_process
 from lintra.train.schedule import LearningRateSchedule
 from lintra.train.storage import TREE, Storage
+from lintra.train.strategy import ShardedStrategy
 
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
@@ -60,19 +61,13 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
     start = run.checkpoints()[-1] if run.checkpoints() else None
     if run.train.precision == "auto":  # the first process decides and starts the others afterwards
         raise Error(f"{run.folder} was not begun by its first process: start training without a launcher")
-    if start and run.train.strategy == "fsdp":  # Lightning reads such a checkpoint past its CheckpointIO
-        raise Error(
-            f"{run.folder} was trained with fsdp, which cannot be resumed yet; its model is in {start}"
-        )
     task.check(run.model)
     if run.data is not None:
         check_same(task, run.data, run.folder / RUN)
     run = run.changed(task=task.freeze_config(run.task), data=None if start else fingerprint(task))
     with _quiet(), loggers(run, quiet=says == "result") as logs:
         torch.manual_seed(seed_of(run.train.seed))
-        model = run.model.build() if start else first_model(run.model, run.train, run.task)
-        if start is None and run.train.start_from is None:
-            task.prepare(model)
+        model = _model(run, task, start is None, first)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
@@ -102,6 +97,20 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
     _console(quiet=not first).print(f"{what}: {result}")
 
 
+def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:
+    """The model before a checkpoint, if there is one, is read. Processes that share a model out get it from
+    the first one, or from the checkpoint: what they have until then is empty, however large."""
+    if run.train.strategy == "fsdp" and not (first and fresh):
+        with torch.device("meta"):
+            return run.model.build()
+    if not fresh:
+        return run.model.build()
+    model = first_model(run.model, run.train, run.task)
+    if run.train.start_from is None:
+        task.prepare(model)
+    return model
+
+
 def _restoring(error: Exception) -> bool:
     """Return whether an error comes from where Lightning puts a checkpoint back, and not from beside it, as
     that of a hook or of the optimizer that is built meanwhile."""
@@ -120,7 +129,7 @@ def _trainer(
         default_root_dir=run.folder,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
         devices=config.devices,
-        strategy=FSDPStrategy(state_dict_type="full") if config.strategy == "fsdp" else config.strategy,
+        strategy=ShardedStrategy() if config.strategy == "fsdp" else config.strategy,
         precision="bf16-mixed" if config.precision == "bf16" else "32-true",
         max_steps=config.steps,
         max_epochs=-1,
@@ -149,13 +158,15 @@ def _trainer(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps Lightning's advice off the terminal: what it would say is decided here on purpose."""
-    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    exchange = "torch.distributed.tensor._collective_utils"  # reports that gloo lacks one (`Muon`)
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", exchange)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*does not have many workers.*")  # batches are made at once
+            warnings.filterwarnings("ignore", "FSDP2-wrapped .* returned a view")  # which no task changes
             warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated")  # between Lightning and PyTorch
             yield
     finally:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lintra.train.sharding import is_shared, local
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the iteration's polynomial a x + b x^3 + c x^5
 ITERATIONS = 5
 MOMENTUM = 0.95
@@ -20,6 +22,11 @@ class Muon(torch.optim.Optimizer):
     https://kellerjordan.github.io/posts/muon. PyTorch's own computes in bfloat16 everywhere, which takes most
     of a step on a CPU that has no instructions for it; this one does on GPUs and if `bf16`, and takes
     matrices of a shape together.
+
+    Of matrices that processes share (FSDP2), each computes the directions of some, and all of their shards:
+    a process sends its shards of the averaged gradients to those that compute with them and gets its
+    shards of the directions back, which is twice the bytes of its shards. (gloo, which knows no such exchange
+    of parts, gathers whole matrices instead.)
     """
 
     def __init__(self, params: Any, lr: float, weight_decay: float, bf16: bool = False):
@@ -32,17 +39,37 @@ class Muon(torch.optim.Optimizer):
             moved = [p for p in group["params"] if p.grad is not None]
             for _, alike in itertools.groupby(sorted(moved, key=_kind), _kind):
                 parameters = list(alike)
-                most = max(1, TOGETHER // parameters[0].numel())
+                shares = parameters[0].device_mesh.size() if is_shared(parameters[0]) else 1
+                most = max(1, TOGETHER // parameters[0].numel()) * shares
                 for first in range(0, len(parameters), most):
                     self._move(parameters[first : first + most], group["lr"], group["weight_decay"])
 
     def _move(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
         """Matrices of a shape."""
-        averages = torch.stack([self._averaged(p) for p in parameters])
-        directions = orthogonal(averages, bf16=self.bf16 or averages.is_cuda)
+        directions = self._directions(torch.stack([self._averaged(p) for p in parameters]))
         for parameter, direction in zip(parameters, directions, strict=True):
-            parameter.mul_(1 - lr * weight_decay)
-            parameter.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)
+            own = local(parameter)
+            own.mul_(1 - lr * weight_decay)
+            own.add_(direction, alpha=-lr * 0.2 * max(parameter.shape) ** 0.5)
+
+    def _directions(self, averages: Tensor) -> Tensor:
+        """Averages [k n m] -> directions, of those whose rows are shared out the rows of this process."""
+        bf16 = self.bf16 or averages.is_cuda
+        if not is_shared(averages):
+            return orthogonal(averages, bf16)
+        from torch.distributed.tensor import DTensor, Shard
+
+        assert isinstance(averages, DTensor)
+        own = orthogonal(averages.redistribute(placements=[Shard(0)]).to_local(), bf16)
+        found = DTensor.from_local(
+            own,
+            averages.device_mesh,
+            [Shard(0)],
+            run_check=False,
+            shape=averages.shape,
+            stride=averages.stride(),
+        )
+        return found.redistribute(placements=averages.placements).to_local()
 
     def _averaged(self, parameter: Tensor) -> Tensor:
         """Return the mean of a parameter's gradient and those before, the latest counting twice."""

@@ -72,5 +72,3 @@ def test_validation_is_of_the_mean(new_run):
 def test_refused(ema):
     with pytest.raises(ValueError, match="ema must be at least 0 and below 1"):
         train.Config(ema=ema)
-    with pytest.raises(ValueError, match="ema needs whole matrices"):
-        train.Config(ema=0.9, strategy="fsdp", devices=2)

@@ -80,5 +80,3 @@ def test_muon_where_it_cannot_be():
     model = bilstm.Config(vocabulary=4, width=8).build()
     with pytest.raises(ValueError, match="optimizer='muon' is for the matrices of blocks"):
         make(model, train.Config(optimizer="muon"))
-    with pytest.raises(ValueError, match="optimizer='muon' needs whole matrices"):
-        train.Config(optimizer="muon", strategy="fsdp", devices=2, batch=2)
