@@ -16,7 +16,7 @@ from lintra.cli.model import chosen
 from lintra.cli.output import Output
 from lintra.cli.progress import progress
 from lintra.models import ctc
-from lintra.train.config import Says
+from lintra.train.config import Says, Strategy
 from lintra.train.copies import beside
 from lintra.train.data import check_room
 from lintra.train.optimizer import optimizer
@@ -46,11 +46,13 @@ class Resume:
     steps: int | None = None  # train to this step instead
     max_minutes: float | None = None  # stop after so many minutes, instead of as before
     lr: float | None = None  # the schedule's highest learning rate from now on
+    devices: int | None = None  # processes or GPUs that share a batch from now on
+    strategy: Strategy | None = None  # how they share it from now on
     output: Output = dataclasses.field(default_factory=Output)
 
 
 _SIZES = ("layers", "heads", "head_dim", "width", "dropout")
-_CHANGEABLE = ("steps", "max_minutes", "lr")
+_CHANGEABLE = ("steps", "max_minutes", "lr", "devices", "strategy")
 
 
 def train_command(args: Sequence[str]) -> int:
@@ -60,10 +62,14 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_settings(args)
         options = parse(Resume, args, prog="lintra train", description="Resume a run.")
         changes = {name: getattr(options, name) for name in _CHANGEABLE}
+        if options.devices == 1:  # which nobody shares a batch with
+            changes["strategy"] = options.strategy or "auto"
         run = train.Run.read(options.resume)
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
+        if options.devices is not None:  # known before it is written into run.json
+            dataclasses.replace(run.train, **_given(changes)).check_batch(run.task.build().batch_tokens)
         with run.locked():  # another process that trains it has its settings from there
             run = run.changed(**_given(changes))
         _refuse_moved(run)
@@ -117,7 +123,8 @@ def _print_help() -> None:
     for name in names:
         print(f"  {name:<{wide}}{tasks.load(name).Config.__doc__}")
     print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
-    print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes, --lr)")
+    can = ", ".join(f"--{name.replace('_', '-')}" for name in _CHANGEABLE)
+    print(f"  {'lintra train --resume DIR':<28}resume a run ({can})")
 
 
 def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Says]:

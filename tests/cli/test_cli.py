@@ -176,7 +176,8 @@ def test_info(lintra_says):
         (["train", "--resume", "x", "--lr", "0.1.2"], "lr must be a number, got '0.1.2'"),
         (
             ["train", "--resume", "x", "--batch=8"],
-            "a run keeps its batch, and --resume changes only --steps, --max-minutes, --lr: leave",
+            "a run keeps its batch, and --resume changes only --steps, --max-minutes, --lr, --devices, "
+            "--strategy: leave",
         ),
         (["train", "--resume", "x", "--paper-block"], "a run keeps its paper_block, and --resume changes"),
         (["train", "digits", "--resume", "x"], "the run knows its task: leave 'digits' out before --resume"),
@@ -303,8 +304,19 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     run = train.Run.read("run")
     assert run.train.lr == 7e-3
     assert train.curves(run.folder)["lr"][10] == pytest.approx(learning_rate(run.train, 9))
-    assert lintra_says("train", "--resume", "run", "--lr", "0")[0] == 2
+    for args, message in (
+        (["--lr", "0"], "lr must be above 0"),
+        (["--devices", "3"], "batch must be a multiple of devices=3, got"),
+        (["--strategy", "fsdp"], "strategy='fsdp' needs devices > 1, got devices=1"),
+    ):
+        code, _, err = lintra_says("train", "--resume", "run", *args)
+        assert code == 2
+        assert message in err
     assert train.Run.read("run") == run
+    shared = run.changed(devices=2, strategy="ddp")  # by two processes so far
+    assert lintra_says("train", "--resume", "run", "--steps", "11", "--devices", "1")[0] == 0
+    alone = train.Run.read("run").train
+    assert (alone.devices, alone.strategy, shared.train.strategy) == (1, "auto", "ddp")
 
     draw = ["generate", "--model", "run", "--samples", "2", "--complete", "2", "--out", "a/b.png"]
     code, out, err = lintra_says(*draw)
