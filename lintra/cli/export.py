@@ -1,4 +1,4 @@
-"""`lintra export --to runtime|onnx --model DIR`."""
+"""`lintra export --to runtime|onnx|safetensors --model DIR`."""
 
 import dataclasses
 import sys
@@ -17,27 +17,29 @@ from lintra.io.files import Error, refuse_folder, write_atomically
 class Options:
     """Write a trained model in the format of another program."""
 
-    to: Literal["runtime", "onnx"]  # a file for the C runtime (docs/format.md); ONNX graphs (docs/export.md)
+    # a file for the C runtime (docs/format.md); ONNX graphs (docs/export.md); a folder of its own
+    to: Literal["runtime", "onnx", "safetensors"]
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     weights: Weights = "float32"  # how they are kept; fewer bits are read in less time
     opset: onnx.Opset = 20  # of ONNX; 27 has an operator for a recurrence
     domain: onnx.Domain = "ai.onnx"  # whose operator; com.microsoft: that of onnxruntime, with any opset
-    out: Path | None = None  # the file; else the model's name with .lrt, or with -step.onnx and the like
+    out: Path | None = None  # the file; else the model's name with .lrt, -step.onnx and the like, or -model
 
     def __post_init__(self):
-        if self.to == "onnx" and self.weights != "float32":
-            raise ValueError(f"weights must be float32 in ONNX, got {self.weights}")
+        if self.to != "runtime" and self.weights != "float32":
+            form = "ONNX" if self.to == "onnx" else "safetensors"
+            raise ValueError(f"weights must be float32 in {form}, got {self.weights}")
         for name in ("opset", "domain"):
             if self.to != "onnx" and getattr(self, name) != getattr(Options, name):
                 raise ValueError(f"{name} is of ONNX, got {getattr(self, name)} with to={self.to}")
-        refuse_folder("out", self.out)
+        if self.to != "safetensors":
+            refuse_folder("out", self.out)
 
 
 def export_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra export", description=Options.__doc__ or "")
     model = checkpoint.load(options.model)
-    write = _runtime if options.to == "runtime" else _onnx
-    write(model, options)
+    {"runtime": _runtime, "onnx": _onnx, "safetensors": _safetensors}[options.to](model, options)
     _tokenizer(options)
     return 0
 
@@ -68,6 +70,14 @@ def _onnx(model: Any, options: Options) -> None:
         print(f"no {form} form: {reasons[form]}")
 
 
+def _safetensors(model: Any, options: Options) -> None:
+    """The model as a folder of its own, without what its training needs; of shards, one file."""
+    out = _place(options, "-model")
+    checkpoint.save(model, out)
+    parts = [x for x in sorted(out.iterdir()) if x.suffix == ".safetensors"]
+    print(f"{out}: {', '.join(f'{x.name} {_size(x)}' for x in parts)}")
+
+
 def _tokenizer(options: Options) -> None:
     """The tokenizer of a run that has one, beside what was exported, in which symbols are numbers."""
     try:
@@ -86,7 +96,7 @@ def _place(options: Options, ending: str) -> Path:
     """The file to write. Raises UsageError where nobody named it and it is there."""
     if options.out is not None:
         name = options.out.name.removesuffix(".onnx").removesuffix(".lrt")
-        return options.out if ending == ".lrt" else options.out.with_name(name + ending)
+        return options.out if ending in (".lrt", "-model") else options.out.with_name(name + ending)
     out = Path(f"{options.model.resolve().name}{ending}")
     if out.exists():
         name = out.name.removesuffix(ending) + ".onnx" if options.to == "onnx" else out

@@ -34,6 +34,27 @@ def test_a_file_is_written(lintra_says, folder, tmp_path):
     assert (tmp_path / "run.lrt").read_bytes() != content
 
 
+def test_a_model_of_its_own(lintra_says, folder, tmp_path):
+    """What `checkpoint.save` writes, of a run's newest checkpoint; a folder that holds anything else is kept."""
+    run = folder("run", digits.Config())
+    code, out, err = lintra_says("export", "--to", "safetensors", "--model", "run")
+    assert (code, err) == (0, "")
+    assert re.fullmatch(r"run-model: model.safetensors \d+\.\d+ MiB\n", out)
+    assert {x.name for x in (tmp_path / "run-model").iterdir()} == {"config.json", "model.safetensors"}
+    ours, theirs = (checkpoint.load(x).state_dict() for x in (tmp_path / "run-model", run.folder))
+    assert all(torch.equal(ours[name], x) for name, x in theirs.items())
+    for args, message in (
+        ([], "run-model exists: say --out run-model to replace it"),
+        (["--out", "run"], "run exists and is not a saved model: choose another folder"),
+        (["--weights", "int8"], "weights must be float32 in safetensors, got int8"),
+    ):
+        code, _, err = lintra_says("export", "--to", "safetensors", "--model", "run", *args)
+        assert code == 2
+        assert message in err
+    args = ["--out", "run-model", "--model", "run"]
+    assert lintra_says("export", "--to", "safetensors", *args)[0] == 0
+
+
 def test_what_is_refused(lintra_says, folder, tmp_path):
     model = decoder.Config(vocabulary=5, attention=softmax.Config(), layers=1, heads=1, width=8).build()
     checkpoint.save(model, tmp_path / "soft")
