@@ -75,13 +75,14 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
     for place in _looked_at(task.train):
         batch = _batch(task.train, [place])
         tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
-        sizes.append(sum(x.nbytes for x in batch.values()) + 4 * tokens * inner.width * inner.layers)
+        kept = 4 * tokens * inner.width * inner.layers // settings.accumulate  # of one part at a time
+        sizes.append(sum(x.nbytes for x in batch.values()) + kept)
     needed = settings.batch * (_NUMBER + min(sizes))
     free *= settings.devices if device.type == "cuda" else 1  # each has its share of the batch
     if needed > free:
         raise ValueError(
             f"a batch of {settings.batch:,} sequences needs at least {needed / 1e9:,.1f} GB and "
-            f"{free / 1e9:.1f} GB are free: take a smaller --batch"
+            f"{free / 1e9:.1f} GB are free: take a smaller --batch, or more parts of it with --accumulate"
         )
 
 

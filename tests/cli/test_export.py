@@ -35,7 +35,7 @@ def test_a_file_is_written(lintra_says, folder, tmp_path):
 
 
 def test_a_model_of_its_own(lintra_says, folder, tmp_path):
-    """What `checkpoint.save` writes, of a run's newest checkpoint; a folder that holds anything else is kept."""
+    """As `checkpoint.save` writes it, of a run's newest checkpoint; a folder of anything else is kept."""
     run = folder("run", digits.Config())
     code, out, err = lintra_says("export", "--to", "safetensors", "--model", "run")
     assert (code, err) == (0, "")
