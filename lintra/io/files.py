@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-_OF_A_RUN = ("run.json", "config.json", "training.json", "tokenizer.json")
+_OF_A_RUN = ("run.json", "config.json", "training.json", "shards.json", "tokenizer.json")
 
 
 class Error(ValueError):
@@ -87,7 +87,9 @@ def refuse_folder(name: str, path: Path | None) -> None:
         raise ValueError(f"{name} must be a file, got the folder {path}")
     refuse_irregular(path, ValueError)
     part = path.name in _OF_A_RUN or path.suffix == ".safetensors"
-    if part and any((path.parent / file).exists() for file in ("run.json", "model.safetensors")):
+    if part and any(
+        (path.parent / file).exists() for file in ("run.json", "model.safetensors", "shards.json")
+    ):
         raise ValueError(f"{name} must be a file of its own, got {path}, which is a part of a model's folder")
 
 

@@ -24,7 +24,7 @@ from torch.testing import assert_close
 from lintra import attention, checkpoint, train
 from lintra.attention import bigbird, cosformer, delta, linear, linformer, longformer, performer
 from lintra.io.shards import describe, read_whole
-from lintra.models import decoder, encoder, seq2seq
+from lintra.models import bilstm, decoder, encoder, forecaster, seq2seq
 from lintra.tasks import copy
 from lintra.train import callbacks
 from lintra.train.learner import Learner
@@ -57,11 +57,17 @@ def networks():
         decoder.Config(vocabulary=N, attention=delta.Config(), checkpoint_blocks=True, **SIZES),
     )
     reads = encoder.Config(vocabulary=N, outputs=None, pool=None, **SIZES)
+    yield "forecaster", forecaster.Config(**SIZES)
+    yield "bilstm", bilstm.Config(vocabulary=N, width=8)  # of no block
     yield "seq2seq", seq2seq.Config(vocabulary=N, encoder=reads, **SIZES)
 
 
 def loss(model, config, tokens):
     """The mean over samples of sequences of one length: the mean of ranks is that of all."""
+    if isinstance(config, forecaster.Config):
+        return model(tokens.double()).params.square().mean()
+    if isinstance(config, bilstm.Config):
+        return model(tokens).square().mean()
     if isinstance(config, seq2seq.Config):
         params = model(model.shift(tokens), model.encode_memory(tokens.flip(1)))
     elif isinstance(config, decoder.Config):
