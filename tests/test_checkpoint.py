@@ -405,7 +405,7 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
 def test_a_part_of_a_model_is_not_written_over(tmp_path):
     """Nor is a file of such a name refused elsewhere, or another one in the same folder."""
     checkpoint.save(build(), tmp_path / "run")
-    for name in ("config.json", "model.safetensors", "run.json"):
+    for name in ("config.json", "model.safetensors", "run.json", "shards.json"):
         with pytest.raises(
             ValueError, match=r"json must be a file of its own, got .* a part of a model's folder"
         ):

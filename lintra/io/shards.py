@@ -8,6 +8,7 @@ missing or cut short is noticed:
 [17]]}, "training": {}}}
 """
 
+import importlib.util
 import json
 import os
 import warnings
@@ -69,6 +70,7 @@ def read_into(folder: Path, tensors: dict[str, Tensor], group: Any = None) -> No
 
     group: of the processes that read together, each its own part; None: this process reads alone. Raises
     Error, on all of them."""
+    check_engine()
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -84,6 +86,16 @@ def read_into(folder: Path, tensors: dict[str, Tensor], group: Any = None) -> No
             )
     except CheckpointException as error:
         raise Error(f"{folder} cannot be read: {reason(error)}") from error
+
+
+def check_engine() -> None:
+    """Raises Error where PyTorch is older than its shards in safetensors."""
+    for module in ("hf_storage", "staging"):
+        if importlib.util.find_spec(f"torch.distributed.checkpoint.{module}") is None:
+            raise Error(
+                f"shards are written and read by newer versions of PyTorch, such as 2.13, and this is "
+                f"{torch.__version__}: install another"
+            )
 
 
 def reason(error: Any) -> str:

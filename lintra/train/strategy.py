@@ -1,7 +1,7 @@
 """FSDP2 as a strategy of Lightning's, on CPUs through gloo and on GPUs."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -9,9 +9,12 @@ from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from lintra.train.sharded_storage import ShardedStorage
+from lintra.io.shards import check_engine
 from lintra.train.sharding import shard
 from lintra.train.storage import Storage
+
+if TYPE_CHECKING:
+    from lintra.train.sharded_storage import ShardedStorage
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -19,12 +22,21 @@ class ShardedStrategy(ModelParallelStrategy):
 
     Weights begin as those of the first process, which has built the model, and checkpoints go through
     `ShardedStorage`, as folders of safetensors: Lightning's own are pickled. The optimizer's state is kept
-    as by any other strategy, its tensors cut as the weights are.
+    as by any other strategy, its tensors cut as the weights are. Raises checkpoint.Error where PyTorch is too
+    old for that.
     """
 
     lightning_restore_optimizer = True  # pyright: ignore (a property there; its own reader does it there)
 
+    _storage: "ShardedStorage | None" = None
+
+    def __init__(self):
+        check_engine()
+        super().__init__()
+
     def setup_environment(self) -> None:
+        from lintra.train.sharded_storage import ShardedStorage  # newer than the oldest PyTorch that trains
+
         self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
         super().setup_environment()
         # Of its own, since it writes while the others compute; on CPUs, where the copies are.
@@ -69,16 +81,20 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Begins to write it; `wait` ends that. Raises what `wait` does, of the checkpoint before."""
+        assert self._storage is not None
         self._storage.begin(checkpoint, Path(filepath))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         assert self.lightning_module is not None
+        assert self._storage is not None
         return self._storage.read(Path(checkpoint_path), self.lightning_module.state_dict(), self.optimizers)
 
     def wait(self) -> None:
         """Waits until the checkpoint that was begun is there. Raises checkpoint.Error if it cannot be."""
+        assert self._storage is not None
         self._storage.wait()
 
     def teardown(self) -> None:
-        self._storage.finish()
+        if self._storage is not None:
+            self._storage.finish()
         super().teardown()

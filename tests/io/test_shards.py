@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lintra.io import shards as module
 from lintra.io.files import Error
 from lintra.io.shards import describe, index, read_into, read_whole
 from lintra.io.tensors import write_tensors
@@ -88,3 +89,9 @@ def test_a_damaged_list(shards, content, message):
     (shards / "shards.json").write_text(content)
     with pytest.raises(Error, match=message):
         describe(shards, "model")
+
+
+def test_a_pytorch_without_shards(shards, monkeypatch):
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(Error, match=r"newer versions of PyTorch, such as 2\.13, and this is 2\."):
+        read_whole(shards, "model")
