@@ -3,6 +3,7 @@
 import contextlib
 import copy as copying
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader as Reader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter as Writer
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -515,3 +517,34 @@ def test_killed_at_a_random_moment(tmp_path):
     ours, theirs = (read_whole(x.checkpoints()[-1], "model") for x in (whole, run))
     for name, x in ours.items():
         assert_close(theirs[name], x, rtol=0, atol=1e-3)  # of float32 over 200 steps, in another order
+
+
+def numbers_read(folder, settings):
+    """On a rank: how many numbers it reads of a checkpoint where it resumes a run."""
+    read, count = Reader._process_read_request, []
+
+    def counted(reader, file, request, planner):
+        count.append(math.prod(request.lengths))
+        return read(reader, file, request, planner)
+
+    Reader._process_read_request = counted
+    try:
+        fit(folder, settings)
+    finally:
+        Reader._process_read_request = read
+    return sum(count)
+
+
+@pytest.mark.parametrize("form", ["shards", "one file"])
+def test_each_process_reads_its_part(two_ranks, tmp_path, form):
+    """Half of all numbers, of an axis that two does not divide a row more; and what is nobody's part."""
+    run = new_run(tmp_path / "run", steps=1, ema=0.9, attention=linear.Config())
+    if form == "shards":
+        two_ranks.call(fit, run.folder, FSDP)
+    else:
+        fit_alone(run)
+    held = [
+        x.numel() for part in ("model", "training") for x in describe(run.checkpoints()[-1], part).values()
+    ]
+    for count in two_ranks.call(numbers_read, run.folder, FSDP | {"steps": 2}):
+        assert 0.4 * sum(held) < count < 0.6 * sum(held)
