@@ -29,6 +29,7 @@ from lintra.train.run import Run, from_anywhere
 
 SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
 BATCH = 50
+OF_THE_PLACE = ("nodes", "devices", "timeout")  # settings of training that say where it is done, not what
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Trial:
         others = [
             *_differences("task", from_anywhere(run.task), from_anywhere(self.task)),
             *_differences("model", run.model, self.model),
-            *_differences("train", run.train, asked),
+            *_differences("train", run.train, dataclasses.replace(asked, **_of_the_place(run.train))),
         ]
         if others:
             raise checkpoint.Error(
@@ -105,6 +106,9 @@ class Trial:
             saved["settings"][name] = _plain(
                 from_json(type(part), legacy.upgrade_config(saved["settings"][name]), name)
             )
+        for training in (saved["settings"]["train"], settings["train"]):
+            for name in OF_THE_PLACE:
+                training.pop(name)
         if saved["settings"] != settings:
             sys.exit(f"{self.kept} is of other settings than {self.name!r}: delete or rename it")
         return saved
@@ -212,6 +216,10 @@ def tell(trials: Sequence[Trial]) -> None:
             continue
         other = _failure(trial.check)
         print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
+
+
+def _of_the_place(training: Any) -> dict[str, Any]:
+    return {name: getattr(training, name) for name in OF_THE_PLACE}
 
 
 def _plain(part: Any) -> Any:

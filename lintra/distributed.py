@@ -9,8 +9,9 @@ reduce_gradients(model, mesh)
 """
 
 import hashlib
+import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from lintra.attention import Attention
+from lintra.config.fields import shown
 from lintra.models import Decoder
 from lintra.models.base import TransformerBase
 from lintra.nn import AttentionLayer
@@ -54,7 +56,7 @@ def context_parallel(
     if mesh.ndim != 1:
         raise ValueError(f"mesh must have one axis, such as mesh['context'], got {mesh.ndim}")
     parts = _parts(model)
-    _check_alike(model, method, mesh.get_group())
+    check_alike("the model", {"method": method, **_settings(model)}, mesh.get_group())
     ranks = Ranks(mesh.get_group())
 
     def methods(rows: int, tokens: int) -> dict[nn.Module, Method]:
@@ -182,13 +184,40 @@ def _check(name: str, attention: Attention, model: nn.Module) -> None:
         raise ValueError(f"{name} cannot hand on its state: attention {attention.name!r} {why}")
 
 
-def _check_alike(model: nn.Module, method: str, group: "dist.ProcessGroup") -> None:
-    """Raise ValueError, on every rank, where the models of the ranks have other parameters or settings."""
-    parts = [f"{name} {list(x.shape)} {x.dtype}" for name, x in model.state_dict().items()]
-    parts += [f"{name} {x.config}" for name, x in model.named_modules() if hasattr(x, "config")]
-    digest = hashlib.sha256("\n".join([method, *parts]).encode()).hexdigest()
-    found: list[str] = [""] * dist.get_world_size(group)
-    dist.all_gather_object(found, digest, group=group)
-    others = [rank for rank, each in enumerate(found) if each != found[0]]
-    if others:
-        raise ValueError(f"the model must be the same on all ranks, but on {others} it is not that of rank 0")
+def _settings(model: nn.Module) -> dict[str, Any]:
+    """Return what the models of all ranks must have in common: parameters and settings."""
+    parts = {name: f"{list(x.shape)} {x.dtype}" for name, x in model.state_dict().items()}
+    having = {name: x for name, x in model.named_modules() if hasattr(x, "config")}
+    return parts | {f"{name}.config": f"{x.config}" for name, x in having.items()}
+
+
+class RanksDiffer(ValueError):
+    """Something that must be the same on all ranks is not; raised on every one of them."""
+
+    exit_code = 2
+
+
+def check_alike(what: str, own: dict[str, Any], group: "dist.ProcessGroup | None" = None) -> None:
+    """Raise RanksDiffer, on every rank, with the ranks and the names where `own`, called `what`, is not that
+    of rank 0. Only digests are sent, unless they differ."""
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    digests = _everywhere(digest, group)
+    others = [rank for rank, each in enumerate(digests) if each != digests[0]]
+    if not others:
+        return
+    all_of_them = _everywhere(own, group)
+    first, other = all_of_them[0], all_of_them[others[0]]
+    names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+    told = [f"{name} is {shown(other.get(name))}, not {shown(first.get(name))}" for name in names[:3]]
+    more = f", and {len(names) - 3} more" if len(names) > 3 else ""
+    raise RanksDiffer(
+        f"{what} must be the same on all ranks, but on {others} it is not that of rank 0: on rank "
+        f"{others[0]} {', '.join(told)}{more}"
+    )
+
+
+def _everywhere(value: Any, group: "dist.ProcessGroup | None") -> list[Any]:
+    """Return what each rank has given."""
+    found = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found

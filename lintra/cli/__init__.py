@@ -108,10 +108,19 @@ def run(
     except Exception as error:
         if debug:
             traceback.print_exc()
-        # Processes that train together end together: of that, the first one tells.
-        if not hasattr(error, "exit_code") or os.environ.get("LOCAL_RANK", "0") == "0":
+        if _tells(error):
             print(f"{name}: {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
+
+
+def _tells(error: Exception) -> bool:
+    """Return whether this process reports an error: of one that all have that train together, the first one
+    alone does. Of a lost process all do that are left."""
+    if not hasattr(error, "exit_code") or isinstance(error, ConnectionError):
+        return True
+    from lintra.train.launch import is_first_process
+
+    return is_first_process()
 
 
 def _open_closed_streams() -> None:

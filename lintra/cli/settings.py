@@ -11,12 +11,8 @@ from lintra.config.fields import shown
 from lintra.io.files import read_json
 
 _PARTS = ("task", "model", "train")
-_OF_ONE_RUN = (
-    "format",
-    "data",
-    "fitted_steps",
-    "copies",
-)  # a run writes them too, and another one has its own
+# A run writes them too, and another one has its own.
+_OF_ONE_RUN = ("format", "data", "fitted_steps", "copies", "job")
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:

@@ -19,8 +19,9 @@ from lintra.models import ctc
 from lintra.train.config import Says, Strategy
 from lintra.train.copies import beside
 from lintra.train.data import check_room
+from lintra.train.launch import is_first_process, launcher
 from lintra.train.optimizer import optimizer
-from lintra.train.run import RUN, first_model, is_first_process
+from lintra.train.run import RUN, first_model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,13 +47,14 @@ class Resume:
     steps: int | None = None  # train to this step instead
     max_minutes: float | None = None  # stop after so many minutes, instead of as before
     lr: float | None = None  # the schedule's highest learning rate from now on
-    devices: int | None = None  # processes or GPUs that share a batch from now on
-    strategy: Strategy | None = None  # how they share it from now on
+    nodes: int | None = None  # machines from now on
+    devices: int | None = None  # processes or GPUs of each from now on
+    strategy: Strategy | None = None  # how they share a batch from now on
     output: Output = dataclasses.field(default_factory=Output)
 
 
 _SIZES = ("layers", "heads", "head_dim", "width", "dropout")
-_CHANGEABLE = ("steps", "max_minutes", "lr", "devices", "strategy")
+_CHANGEABLE = ("steps", "max_minutes", "lr", "nodes", "devices", "strategy")
 
 
 def train_command(args: Sequence[str]) -> int:
@@ -62,16 +64,18 @@ def train_command(args: Sequence[str]) -> int:
         _refuse_settings(args)
         options = parse(Resume, args, prog="lintra train", description="Resume a run.")
         changes = {name: getattr(options, name) for name in _CHANGEABLE}
-        if options.devices == 1:  # which nobody shares a batch with
+        if options.devices == 1 and options.nodes in (None, 1):  # which nobody shares a batch with
             changes["strategy"] = options.strategy or "auto"
         run = train.Run.read(options.resume)
         done = run.checkpoints()
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
-        if options.devices is not None:  # known before it is written into run.json
-            dataclasses.replace(run.train, **_given(changes)).check_batch(run.task.build().batch_tokens)
+        of_launcher = {} if launcher() is None else {"nodes": None, "devices": None}  # not those of before
+        if {"nodes", "devices"} & _given(changes).keys():  # known before it is written into run.json
+            settings = dataclasses.replace(run.train, **of_launcher | _given(changes))
+            settings.check_batch(run.task.build().batch_tokens)
         with run.locked():  # another process that trains it has its settings from there
-            run = run.changed(**_given(changes))
+            run = run.changed(**of_launcher | _given(changes))
         _refuse_moved(run)
         says = options.output.says
         train.fit(run, _watched(run.task, says), says=says)

@@ -11,6 +11,7 @@ from lintra.models import ctc
 from lintra.ops import dispatch
 from lintra.tasks import Task
 from lintra.train.config import Config
+from lintra.train.launch import processes
 from lintra.train.run import Run
 
 
@@ -80,5 +81,5 @@ def _machine(settings: Config) -> str:
         f"{row.op} {row.implementation}" for row in dispatch.explain() if kind in row.serves.split(", ")
     ]
     lacks = f" (no C++ kernels: {native.why_not()})" if native.why_not() else ""
-    times = f"{settings.devices} x " if settings.devices > 1 else ""
+    times = f"{processes(settings)} x " if processes(settings) > 1 else ""
     return f"{times}{device}, torch {torch.__version__}, {platform.machine()}: {', '.join(chosen)}{lacks}"

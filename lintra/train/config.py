@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from lintra import legacy
 from lintra.config import fields
+from lintra.train import launch
 
 Optimizer = Literal["radam", "adamw", "muon"]
 Schedule = Literal["constant", "step", "cosine", "wsd", "plateau"]
@@ -38,8 +39,10 @@ class Config:
     save_every: int = 500  # steps from checkpoint to checkpoint
     validate_every: int = 500  # steps from validation to validation
     seed: int = 0  # of weights, order of the data and dropout
-    devices: int = 1  # processes or GPUs that share a batch
+    nodes: int | None = None  # machines (1, or those torchrun or srun has)
+    devices: int | None = None  # processes or GPUs of each (1, or as above)
     strategy: Strategy = "auto"  # ddp: each has the model; fsdp: a part of it
+    timeout: float = 600.0  # seconds to wait for each other
     wandb: str | None = None  # a project of Weights & Biases to log to as well
 
     def __post_init__(self):
@@ -47,9 +50,8 @@ class Config:
             legacy.warn("schedule='trapezoid'", "schedule='wsd'", stacklevel=4)
             object.__setattr__(self, "schedule", "wsd")
         fields.check(self)
-        fields.at_least(
-            self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, devices=1, accumulate=1
-        )
+        fields.at_least(self, steps=1, batch=1, patience=1, save_every=1, validate_every=1, accumulate=1)
+        fields.at_least(self, nodes=1, devices=1)
         fields.not_negative(self, "warmup", "drop_at", "weight_decay")
         if not 0 <= self.seed < 2**64:
             raise ValueError(f"seed must lie in 0 .. 2^64 - 1, got {self.seed}")
@@ -57,14 +59,17 @@ class Config:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e30:
                 raise ValueError(f"{name} must be above 0 and below 1e30, got {value}")
+        if not 0 < self.timeout <= 1e7:
+            raise ValueError(f"timeout must be above 0 and at most 1e7 seconds, got {self.timeout}")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
         if self.wandb == "":
             raise ValueError("wandb must be the name of a project, got ''")
-        if self.strategy != "auto" and self.devices == 1:
-            raise ValueError(f"strategy={self.strategy!r} needs devices > 1, got devices=1")
 
     def check_batch(self, batch_tokens: int | None) -> None:
-        """Raises ValueError where batches are of sequences and the devices cannot share one evenly."""
-        if batch_tokens is None and self.batch % self.devices:
-            raise ValueError(f"batch must be a multiple of devices={self.devices}, got {self.batch}")
+        """Raises ValueError where batches are of sequences and the processes cannot share one evenly, and
+        where these are not those that were asked for."""
+        nodes, devices = launch.world(self)
+        if batch_tokens is None and self.batch % (nodes * devices):
+            of = f"devices={devices}" if nodes == 1 else f"nodes={nodes} x devices={devices}"
+            raise ValueError(f"batch must be a multiple of {of}, got {self.batch}")

@@ -10,6 +10,7 @@ from lintra.allocator import available
 from lintra.checkpoint import Error
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.config import Config
+from lintra.train.launch import processes
 
 _LOOKED_AT = 64  # samples of each split, evenly spread
 _NUMBER = 40  # bytes of a sample's number in the list of a batch, as Python keeps it
@@ -49,9 +50,8 @@ def _content(batch: Batch) -> dict[str, bytes]:
     }
 
 
-def check_same(task: Task, begun_with: dict[str, Any], run: Any) -> None:
-    """Raises Error, with both, unless the data have the fingerprint that the run began with."""
-    found = fingerprint(task)
+def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> None:
+    """Raises Error, with both, unless a fingerprint is the one that the run began with."""
     if found != begun_with:
         raise Error(
             f"{run} was begun with other data or another length: {_told(begun_with)}, and these are "
@@ -78,7 +78,7 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
         kept = 4 * tokens * inner.width * inner.layers // settings.accumulate  # of one part at a time
         sizes.append(sum(x.nbytes for x in batch.values()) + kept)
     needed = settings.batch * (_NUMBER + min(sizes))
-    free *= settings.devices if device.type == "cuda" else 1  # each has its share of the batch
+    free *= processes(settings) if device.type == "cuda" else 1  # each has its share of the batch
     if needed > free:
         raise ValueError(
             f"a batch of {settings.batch:,} sequences needs at least {needed / 1e9:,.1f} GB and "

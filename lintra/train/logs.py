@@ -12,7 +12,8 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from lintra.checkpoint import to_json
 from lintra.io.files import Error, read_json, write_atomically
 from lintra.io.packages import package
-from lintra.train.run import Run, is_first_process
+from lintra.train.launch import is_first_process
+from lintra.train.run import Run
 
 _STEP = "trainer/global_step"  # as Lightning calls it
 _ID = "wandb.json"  # in the folder of logs: a resumed run goes on with its lines

@@ -5,31 +5,39 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors import checkpoint_connector
 from rich.console import Console
 
 from lintra.checkpoint import Error
 from lintra.tasks import Task
+from lintra.train.alike import AlikeCallback
 from lintra.train.batches import seed_of
 from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
 from lintra.train.choices import described
 from lintra.train.config import Config, Says
 from lintra.train.data import check_room, check_same, fingerprint
+from lintra.train.ddp import OrderedDDP
 from lintra.train.ema import WeightEMA
+from lintra.train.launch import is_first_process, processes, world
 from lintra.train.learner import Learner
 from lintra.train.logs import loggers
+from lintra.train.lost import end_with_parent, lost_in_training
 from lintra.train.precision import measured
 from lintra.train.progress import ProgressBar, in_words, validation
-from lintra.train.run import RUN, Run, first_model, is_first_process
+from lintra.train.run import RUN, Run, first_model
 from lintra.train.schedule import LearningRateSchedule
 from lintra.train.storage import TREE, Storage
 from lintra.train.strategy import ShardedStrategy
+from lintra.train.together import hear_begun, say_begun, slurm
 
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
@@ -44,6 +52,7 @@ def fit(run: Run, task: Task | None, says: Says = "progress") -> None:
 
 def fit_checked(run: Run, task: Task, says: Says = "progress") -> None:
     """Trains as `fit` does, without another look at whether its batches are right and find room."""
+    end_with_parent()
     with run.locked():
         _fit(run, task, says, is_first_process())
 
@@ -54,17 +63,7 @@ def _console(quiet: bool) -> Console:
 
 def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
     console = _console(quiet=not first or says == "result")
-    if first:
-        run.sweep()
-        if run.train.precision == "auto":
-            run = run.changed(precision=measured(run.model, task, run.train.batch))
-    start = run.checkpoints()[-1] if run.checkpoints() else None
-    if run.train.precision == "auto":  # the first process decides and starts the others afterwards
-        raise Error(f"{run.folder} was not begun by its first process: start training without a launcher")
-    task.check(run.model)
-    if run.data is not None:
-        check_same(task, run.data, run.folder / RUN)
-    run = run.changed(task=task.freeze_config(run.task), data=None if start else fingerprint(task))
+    run, start, data = _begun(run, task)
     with _quiet(), loggers(run, quiet=says == "result") as logs:
         torch.manual_seed(seed_of(run.train.seed))
         model = _model(run, task, start is None, first)
@@ -77,10 +76,12 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
         stop = StopCallback(config.steps, config.max_minutes)
         for line in described(run, config, model, task) if says == "all" else ():
             console.print(line)
-        trainer = _trainer(run, config, stop, logs, console)
+        alike = AlikeCallback(run, data, start)
+        trainer = _trainer(run, config, stop, logs, console, alike)
         learner = Learner(model, task, run.train)
         try:
-            trainer.fit(learner, ckpt_path=start)
+            with lost_in_training(run, trainer):
+                trainer.fit(learner, ckpt_path=start)
         except SystemExit as end:  # what Lightning makes of Ctrl-C before the first step
             raise KeyboardInterrupt from end
         except _MISFITS as error:  # of what Lightning and the optimizer put back where they keep it
@@ -89,12 +90,14 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
                 raise
             reason = " ".join(str(error).split())[:80]
             raise Error(f"{start / TREE} does not fit this run: {type(error).__name__}, {reason}") from error
+    if not first:
+        return
     step = trainer.global_step
     what = "done" if step >= stop.steps else f"time is up, --resume {run.folder} resumes it"
     # Otherwise the scores have been printed before.
     scores = in_words(validation(trainer), task.loss_unit) if says == "result" else ""
     result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {run.checkpoints()[-1]}")))
-    _console(quiet=not first).print(f"{what}: {result}")
+    _console(quiet=False).print(f"{what}: {result}")
 
 
 def _model(run: Run, task: Task, fresh: bool, first: bool) -> Any:
@@ -119,17 +122,20 @@ def _restoring(error: Exception) -> bool:
 
 
 def _trainer(
-    run: Run, config: Config, stop: StopCallback, logs: list[Logger], console: Console
+    run: Run, config: Config, stop: StopCallback, logs: list[Logger], console: Console, alike: AlikeCallback
 ) -> pl.Trainer:
     """The Trainer of a run, whose settings with the schedule that fits are `config`."""
     schedule = LearningRateSchedule(config)
     budget = [] if config.max_minutes is None else [TimeBudget(run, stop, schedule, console)]
     average = [] if config.ema is None else [WeightEMA(config.ema)]
+    nodes, devices = world(config)
+    cluster = slurm()
     return pl.Trainer(
         default_root_dir=run.folder,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
-        devices=config.devices,
-        strategy=ShardedStrategy() if config.strategy == "fsdp" else config.strategy,
+        num_nodes=nodes,
+        devices=devices,
+        strategy=_strategy(config),
         precision="bf16-mixed" if config.precision == "bf16" else "32-true",
         max_steps=config.steps,
         max_epochs=-1,
@@ -143,6 +149,7 @@ def _trainer(
         enable_model_summary=False,
         logger=logs,
         callbacks=[
+            alike,
             *average,
             *budget,  # before what asks for the last step
             stop,
@@ -151,8 +158,37 @@ def _trainer(
             MetricLogger(stop),
             CheckpointCallback(run, stop),
         ],
-        plugins=[Storage(run.model)],
+        plugins=[Storage(run.model), *([] if cluster is None else [cluster])],
     )
+
+
+def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
+    """Return the run with what is decided before its first step, by the first process for all, the checkpoint
+    that it starts from, and the fingerprint of its data."""
+    first = is_first_process()
+    if first:
+        run.sweep()
+        if run.train.precision == "auto":
+            run = run.changed(precision=measured(run.model, task, run.train.batch))
+    else:
+        run = hear_begun(run)
+    start = run.checkpoints()[-1] if run.checkpoints() else None
+    task.check(run.model)
+    data = fingerprint(task)
+    if first and run.data is not None:  # the others compare theirs with the first one's
+        check_same(data, run.data, run.folder / RUN)
+    run = run.changed(task=task.freeze_config(run.task), data=None if start else data)
+    if first:
+        say_begun(run, start)
+    return run, start, data
+
+
+def _strategy(config: Config) -> Strategy | str:
+    """Return how the processes share a batch."""
+    timeout = timedelta(seconds=config.timeout)
+    if config.strategy == "fsdp":
+        return ShardedStrategy(timeout)
+    return "auto" if processes(config) == 1 else OrderedDDP(timeout=timeout)
 
 
 @contextlib.contextmanager

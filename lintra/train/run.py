@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from lintra.checkpoint import (
 from lintra.config import registry
 from lintra.config.fields import check_one, shown
 from lintra.io.files import leftovers
+from lintra.train import launch
 from lintra.train.config import Config
 from lintra.train.copies import Sums, copied, find_copies, keep_copies, refuse_others
 
@@ -46,6 +48,7 @@ class Run:
     data: dict[str, Any] | None = None  # what it began with; None: not begun, or by an older lintra
     fitted_steps: int | None = None  # fewer than train.steps, where max_minutes ends it sooner
     copies: Sums = dataclasses.field(default_factory=dict)  # of the copies of files in the folder
+    job: str | None = None  # digest of the launcher's job that began it, and of what was asked for
 
     @property
     def steps(self) -> int:
@@ -55,13 +58,17 @@ class Run:
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
         """Writes run.json, and copies of files that its checkpoints need, into a folder without a run or
-        checkpoints of one. Raises Error if it has some, TypeError for a model with a class of one's own in
-        it, of which no checkpoint could be written."""
+        checkpoints of one; the first process for all. A job that its launcher has restarted finds the run
+        that it began itself, and resumes it. Raises Error if there is another one, TypeError for a model with
+        a class of one's own in it, of which no checkpoint could be written."""
         refuse_foreign(model, "model")
         run = cls(folder=Path(folder), task=from_anywhere(task), model=model, train=from_anywhere(train))
-        if not is_first_process():  # the first one has created the run, and then started this one
-            return cls.read(folder)
+        if not launch.is_first_process():
+            return run
+        run = dataclasses.replace(run, job=run.digest_of_job())
         if (run.folder / RUN).exists() or checkpoints(run.folder):
+            if (begun := _begun_by(run)) is not None:
+                return begun
             raise Error(
                 f"{folder} holds a run already: resume it with --resume {folder}, or choose another folder"
             )
@@ -97,7 +104,9 @@ class Run:
                 data=_object(content, "data") if "data" in content else None,
                 fitted_steps=_fitted(content.get("fitted_steps"), settings),
                 copies=_object(content, "copies") if "copies" in content else {},
+                job=content.get("job"),
             )
+            check_one("job", str | None, run.job)
         except (TypeError, ValueError) as error:
             raise Error(f"{file}: {error}") from error
         return dataclasses.replace(run, task=find_copies(run.task, run.folder, run.copies))
@@ -124,11 +133,11 @@ class Run:
 
     def write(self) -> None:
         """Writes run.json, atomically; the first process for all."""
-        if not is_first_process():
+        if not launch.is_first_process():
             return
         parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
         parts["task"] |= copied(self.task)
-        optional = {"data": self.data, "fitted_steps": self.fitted_steps, "copies": self.copies or None}
+        optional = {name: getattr(self, name) or None for name in ("data", "fitted_steps", "copies", "job")}
         parts |= {name: value for name, value in optional.items() if value is not None}
         text = json.dumps({"format": FORMAT, **parts}, indent=2) + "\n"
         write_atomically(self.folder / RUN, lambda place: place.write_text(text))
@@ -150,6 +159,29 @@ class Run:
             run.write()
         return run
 
+    def joined(self) -> "Run":
+        """Return the run as the first process has written it by now, with this process's own settings where
+        they have not been left to the first one. Raises Error."""
+        begun = self.read(self.folder)
+        task = find_copies(self.task, self.folder, begun.copies)
+        precision = begun.train.precision if self.train.precision == "auto" else self.train.precision
+        train = dataclasses.replace(self.train, precision=precision)
+        return dataclasses.replace(begun, task=task, model=self.model, train=train)
+
+    def digest(self) -> str:
+        """Return a digest of run.json; an empty one where there is none."""
+        file = self.folder / RUN
+        return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+
+    def digest_of_job(self) -> str | None:
+        """Return a digest of what has started this process and of what was asked of it; None where nothing
+        could restart it."""
+        found = launch.launcher()
+        if found is None or found.job is None:
+            return None
+        asked = [to_json(x) for x in (self.task, self.model, self.train)]
+        return hashlib.sha256(json.dumps([found.job, asked]).encode()).hexdigest()[:16]
+
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, the oldest first."""
         return checkpoints(self.folder)
@@ -164,7 +196,7 @@ class Run:
         """Held by the one program that trains the run, by its first process for all. Raises Error if another
         holds it. (Windows: not held.)
         """
-        if os.name == "nt" or not is_first_process():
+        if os.name == "nt" or not launch.is_first_process():
             yield
             return
         import fcntl
@@ -228,6 +260,14 @@ def _sizes(config: Any) -> Iterator[tuple[str, Any]]:
             yield from _sizes(value)
 
 
+def _begun_by(run: Run) -> Run | None:
+    """Return the run in the folder, if this very job began it and was restarted since."""
+    if run.job is None or not launch.restarted() or not (run.folder / RUN).exists():
+        return None
+    begun = Run.read(run.folder)
+    return begun if begun.job == run.job else None
+
+
 def _object(content: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(content.get(name), dict):
         raise ValueError(f"{name} must be an object, got {shown(content.get(name))}")
@@ -240,8 +280,3 @@ def _fitted(steps: Any, settings: dict[str, Any]) -> int | None:
     if steps is not None and not 1 <= steps <= settings.get("steps", Config.steps):
         raise ValueError(f"fitted_steps must lie in 1 .. steps, got {steps}")
     return steps
-
-
-def is_first_process() -> bool:
-    """Lightning starts the program again for every further device; this variable counts them."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"

@@ -1,5 +1,6 @@
 """FSDP2 as a strategy of Lightning's, on CPUs through gloo and on GPUs."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,9 @@ class ShardedStrategy(ModelParallelStrategy):
 
     _storage: "ShardedStorage | None" = None
 
-    def __init__(self):
+    def __init__(self, timeout: timedelta):
         check_engine()
-        super().__init__()
+        super().__init__(timeout=timeout)
 
     def setup_environment(self) -> None:
         from lintra.train.sharded_storage import ShardedStorage  # newer than the oldest PyTorch that trains

@@ -28,7 +28,10 @@ from lintra.train.schedule import LearningRateSchedule, learning_rate
         ({"max_minutes": -1.0}, "max_minutes must be above 0 and below 1e30, got -1.0"),
         ({"weight_decay": float("nan")}, "weight_decay must be at least 0 and finite, got nan"),
         ({"warmup": -1}, "warmup must be at least 0 and finite, got -1"),
-        ({"strategy": "ddp"}, "strategy='ddp' needs devices > 1, got devices=1"),
+        ({"devices": 0}, "devices must be at least 1, got 0"),
+        ({"nodes": 0}, "nodes must be at least 1, got 0"),
+        ({"timeout": 0.0}, "timeout must be above 0 and at most 1e7 seconds, got 0.0"),
+        ({"timeout": float("inf")}, "timeout must be above 0 and at most 1e7 seconds, got inf"),
         ({"optimizer": "sgd"}, "optimizer must be 'radam' or 'adamw' or 'muon', got 'sgd'"),
         (
             {"schedule": "linear"},

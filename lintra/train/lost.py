@@ -1,0 +1,86 @@
+"""Processes that train together and lose one another: none waits without end or outlives what started it."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+
+import lightning.pytorch as pl
+import torch.distributed as dist
+
+from lintra.train import launch
+from lintra.train.run import Run
+
+_WORDS = (
+    "gloo",
+    "nccl",
+    "connection reset",
+    "connection closed",
+    "broken pipe",
+)  # of errors of communication
+
+
+class LostProcess(ConnectionError):
+    """Another of the processes that train together has ended or does not answer."""
+
+    exit_code = 1
+
+
+@contextlib.contextmanager
+def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
+    """Inside, an error of communication becomes a LostProcess that says where training was, and the processes
+    that Lightning has started end."""
+    try:
+        yield
+    except RuntimeError as error:
+        if trainer.world_size == 1 or not _is_lost(error):
+            raise
+        launcher = trainer.strategy.launcher
+        if launcher is not None:
+            launcher.kill(signal.SIGKILL)
+        raise LostProcess(
+            f"process {trainer.global_rank} of {trainer.world_size} has lost another one, which ended or did "
+            f"not answer within {run.train.timeout:g} seconds (--timeout), after step "
+            f"{trainer.global_step:,}: resume the run with lintra train --resume {run.folder}"
+        ) from error
+
+
+@contextlib.contextmanager
+def lost_at_start(run: Run) -> Iterator[None]:
+    """Inside, an error becomes a LostProcess: one has not come, or has ended before the first step."""
+    try:
+        yield
+    except (RuntimeError, TimeoutError) as error:
+        raise LostProcess(
+            f"{run.folder} is not trained: of the processes to train it one has ended, or has not come "
+            f"within {run.train.timeout:g} seconds (--timeout)"
+        ) from error
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Return whether an error comes from torch.distributed: of gloo's, only the text says so."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistError) or any(word in text for word in _WORDS)
+
+
+@lru_cache(maxsize=1)
+def end_with_parent() -> None:
+    """End this process as soon as the one has ended that started it and watches over it: Lightning's first
+    process of the node, or torchrun."""
+    found = launch.launcher()
+    watched = launch.is_started_by_lightning() if found is None else found.name == "torchrun"
+    if not watched:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        print("lintra: stopped, as the process that started this one has ended", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="end-with-parent").start()

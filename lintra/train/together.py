@@ -1,0 +1,108 @@
+"""Processes that begin a run together: the first one decides, the others wait for it and hear what it is."""
+
+import json
+import os
+import secrets
+import time
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from torch.distributed import Store, TCPStore  # pyright: ignore (public, says PyTorch's documentation)
+from torch.distributed.rendezvous import rendezvous
+
+from lintra.checkpoint import Error
+from lintra.train import launch
+from lintra.train.lost import lost_at_start
+from lintra.train.run import Run
+
+SHARED = 60.0  # seconds until every node sees what the first one has written: NFS looks again after as many
+_ASKED = "lintra/asked"  # of the store: how many have asked the first process, and below it their names
+_SERVERS: list[TCPStore] = []  # of stores, which end with them
+
+
+def say_begun(run: Run, start: Path | None) -> None:
+    """Tell the processes that wait in `hear_begun` that the run is in its folder, and where it starts. All
+    have heard it afterwards. Raises LostProcess where they do not come in time."""
+    rank, size = launch.starting(run.train)
+    if size == 1:
+        return
+    with lost_at_start(run):
+        store = _store(rank, size, run.train.timeout)
+        name = secrets.token_hex(8)
+        word = {
+            "run": run.digest(),
+            "start": start.name if start else "",
+            "name": name,
+            "port": _fresh_port(),
+        }
+        answered, limit = set(), time.monotonic() + run.train.timeout
+        while store.add(name, 0) < size - 1:
+            for i in {*range(1, store.add(_ASKED, 0) + 1)} - answered:
+                if store.check([f"{_ASKED}/{i}"]):
+                    store.set(store.get(f"{_ASKED}/{i}").decode(), json.dumps(word))
+                    answered.add(i)
+            if time.monotonic() > limit:
+                raise TimeoutError
+            time.sleep(0.02)
+
+
+def hear_begun(run: Run) -> Run:
+    """Wait until the first process has begun the run, and return it as that wrote it. Raises LostProcess, and
+    Error where its folder does not come to be seen here."""
+    if launch.is_started_by_lightning():  # after the run was begun
+        return run.joined()
+    with lost_at_start(run):
+        # The store of torchrun outlives a restart, and so does what the dead have written to it: only who is
+        # there now answers to a name that nobody had before.
+        store, name = _store(*launch.starting(run.train), run.train.timeout), secrets.token_hex(8)
+        store.set(f"{_ASKED}/{store.add(_ASKED, 1)}", name)
+        word = json.loads(store.get(name))
+        store.add(word["name"], 1)
+    if word["port"]:
+        _use_port(word["port"])
+    limit = time.monotonic() + SHARED
+    while run.digest() != word["run"] or (
+        word["start"] and run.folder / word["start"] not in run.checkpoints()
+    ):
+        if time.monotonic() > limit:
+            raise Error(
+                f"{run.folder.absolute()} is not what the first process has there: the run's folder must be "
+                "on a file system that all nodes share"
+            )
+        time.sleep(0.1)
+    return run.joined()
+
+
+@lru_cache(maxsize=1)
+def _store(rank: int, size: int, seconds: float) -> Store:
+    """Return the store through which the processes that are there at the beginning speak, for as long as this
+    one lives: the process group uses its server afterwards."""
+    if (cluster := slurm()) is not None:
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = cluster.main_address, str(cluster.main_port)
+    return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
+
+
+def _fresh_port() -> int:
+    """Return the port of a new store for the process group that is to be started under torchrun, whose own
+    store has the addresses of processes that have ended, https://github.com/pytorch/pytorch/issues/135712;
+    0 elsewhere."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return 0
+    server = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+    _SERVERS.append(server)
+    _use_port(server.port)
+    return server.port
+
+
+def _use_port(port: int) -> None:
+    """Have the process group start through the first process's store at a port of its node."""
+    os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(port), "False"
+
+
+def slurm() -> SLURMEnvironment | None:
+    """Return what Lightning knows of processes that srun has started, None for others. A signal of Slurm's
+    before the end saves and stops, as it does everywhere; nothing is queued again by ourselves."""
+    found = launch.launcher()
+    return SLURMEnvironment(auto_requeue=False) if found is not None and found.name == "srun" else None
