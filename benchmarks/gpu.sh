@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What only a GPU can show: the tests of the kernels on it, then the tables of `python -m benchmarks gpu`, into
 # benchmarks/results/. Needs CUDA, a Python with PyTorch and this tree, nothing installed; under nine minutes, and
-# as many for the recurrences.
+# as many for the recurrences. Ranks that speak by NCCL need two GPUs; on one their tests are left out, and it says so.
 #
 #   PYTHON   the interpreter with PyTorch (default python3)
 #   OUT      the folder of the results (default benchmarks/results)
@@ -49,9 +49,23 @@ echo "== tests of the kernels on the GPU"
 timeout 460 "$PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" tests/ops/test_linear_attention_triton.py \
     tests/ops/test_recurrence_triton.py tests/ops/test_dispatch.py "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" ||
     status=$?
+echo "== ranks on GPUs of their own, by NCCL"
+gpus=$("$PYTHON" -c 'import torch, torch.distributed as d; print(torch.cuda.device_count() if d.is_nccl_available() else 0)')
+if [ "$gpus" -ge 2 ]; then
+    LINTRA_TEST_BACKEND=nccl timeout 460 "$PYTHON" -m pytest -q -p no:cacheprovider -m "not slow" \
+        tests/distributed/test_context.py || status=$?
+    if "$PYTHON" -c 'import lightning' 2>/dev/null; then
+        timeout 300 "$PYTHON" -m torch.distributed.run --standalone --nproc-per-node 2 -m lintra.cli train digits \
+            --strategy ddp --precision 32 --steps 50 --dir "$(mktemp -d)/run" || status=$?
+    else
+        echo "DDP was not run: $PYTHON has no lightning (pip install 'lintra[train]')"
+    fi
+else
+    echo "not run: this needs two GPUs and a PyTorch with NCCL, and found $gpus"
+fi
 echo "== measurements"
 name=$("$PYTHON" -c 'import re, torch; print(re.sub("[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-"))')
 timeout 280 "$PYTHON" -m benchmarks gpu --out "$OUT/gpu-$name.json" || fail "python -m benchmarks gpu did not finish"
 timeout 500 "$PYTHON" -m benchmarks gpu_recurrence --out "$OUT/gpu-recurrence-$name.json" ||
     fail "python -m benchmarks gpu_recurrence did not finish"
-[ "$status" -eq 0 ] || fail "the measurements are done, but tests of the kernels failed (above)"
+[ "$status" -eq 0 ] || fail "the measurements are done, but tests failed (above)"

@@ -1,6 +1,10 @@
-"""Processes that speak to each other through gloo, started once for all tests of a worker."""
+"""Processes that speak to each other through gloo, started once for all tests of a worker.
+
+With LINTRA_TEST_BACKEND=nccl each has a GPU of its own, and what it is given goes there.
+"""
 
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils import _pytree as pytree
 
 SECONDS = 60  # without a word from the others
+BACKEND = os.environ.get("LINTRA_TEST_BACKEND", "gloo")
 
 
 class Ranks:
@@ -40,17 +46,28 @@ def _serve(rank: int, count: int, folder: str, pipe: Any) -> None:
     from datetime import timedelta
 
     torch.set_num_threads(1)
+    device = torch.device("cuda", rank) if BACKEND == "nccl" else torch.device("cpu")
+    if BACKEND == "nccl":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if BACKEND == "nccl" else BACKEND
     store = dist.FileStore(f"{folder}/store", count)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=count, timeout=timedelta(seconds=SECONDS)
+        backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=SECONDS)
     )
     while (asked := pipe.recv()) is not None:
         function, args = asked
         try:
-            pipe.send((True, function(*args), ""))
+            pipe.send((True, moved(function(*moved(args, device)), torch.device("cpu")), ""))
         except Exception as error:
             pipe.send((False, error, traceback.format_exc()))
     dist.destroy_process_group()
+
+
+def moved(x: Any, device: torch.device) -> Any:
+    """What a function is given or gives, with its tensors and modules on a device."""
+    if device.type == "cpu" and BACKEND != "nccl":
+        return x
+    return pytree.tree_map_only((torch.Tensor, torch.nn.Module), lambda part: part.to(device), x)
 
 
 def _started(count: int, tmp_path_factory: pytest.TempPathFactory):

@@ -1,0 +1,255 @@
+"""Ranks that are killed: torchrun starts all again and they end as if nothing had been; otherwise all end."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lintra import checkpoint
+from lintra.io.files import leftovers
+from tests.distributed.test_together import free_port
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+SETTINGS = {
+    "layers": 1,
+    "heads": 2,
+    "width": 16,
+    "precision": 32,
+    "batch": 12,
+    "steps": 24,
+    "save-every": 3,
+    "validate-every": 6,
+    "timeout": 60,
+    "strategy": "ddp",  # and fsdp, where it is resumed as exactly
+}
+STANDALONE = ("--standalone", "--nnodes", "1")
+
+
+def arguments(folder: Path, **changes: Any) -> list[str]:
+    settings = {"dir": folder, **SETTINGS, **{name.replace("_", "-"): x for name, x in changes.items()}}
+    return ["train", "digits", *(part for name, x in settings.items() for part in (f"--{name}", str(x)))]
+
+
+def start(
+    command: list[str], victims: list[dict[str, Any]] | None = None, **variables: str
+) -> subprocess.Popen:
+    """A program of one thread, which gets no variables of a launcher of this test's own."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ.get("HOME", "/"),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "VICTIMS": json.dumps(victims or []),
+        **variables,
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, str]:
+    """The exit code and what a program has printed. It is killed where it does not end in time."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, out, err
+
+
+def torchrun(
+    folder: Path, victims: list[dict[str, Any]], *, ranks: int = 2, seconds: float = 120, **changes: Any
+):
+    restarts = ["--max-restarts", str(len(victims)), "--nproc-per-node", str(ranks)]
+    program = ["-m", "tests.distributed.victim", *arguments(folder, **changes)]
+    return ended(start(["torch.distributed.run", *STANDALONE, *restarts, *program], victims), seconds)
+
+
+def assert_none_left(folder: Path) -> None:
+    """No process that names the folder is there, a moment after the one that started it has ended."""
+    limit, left = time.monotonic() + 20, ["?"]
+    while left and time.monotonic() < limit:
+        found = [x for x in Path("/proc").glob("[0-9]*/cmdline") if str(folder).encode() in content(x)]
+        left = [x.parent.name for x in found]
+        time.sleep(0.2)
+    assert left == []
+
+
+def content(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # ended meanwhile
+        return b""
+
+
+def assert_same_end(ours: Path, theirs: Path) -> None:
+    names = [checkpoint.checkpoints(folder)[-1].name for folder in (ours, theirs)]
+    assert names == ["step-00000024"] * 2
+    for file in ("model.safetensors", "training.safetensors"):
+        assert (ours / names[0] / file).read_bytes() == (theirs / names[0] / file).read_bytes(), file
+    assert [*leftovers(theirs, "step-[0-9]*")] == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """A run by two processes that Lightning starts."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    code, out, err = ended(start(["lintra.cli", *arguments(folder, devices=2)]))
+    assert code == 0, err
+    assert out.count("done: step 24") == 1
+    return folder
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_killed_rank_changes_nothing(undisturbed, tmp_path, seed):
+    """At a random step, of a random rank, after a random time."""
+    draw = random.Random(seed)
+    victim = {"rank": draw.randrange(2), "step": draw.randrange(24), "delay": draw.uniform(0, 0.03)}
+    folder = tmp_path / "run"
+    code, out, err = torchrun(folder, [victim])
+    assert code == 0, err
+    assert out.count("done: step 24") == 1
+    assert_same_end(undisturbed, folder)
+
+
+def test_killed_before_and_while_a_checkpoint_is_written(undisturbed, tmp_path):
+    """Before the first one, by --resume too, and at the name of a later one: the one before is good."""
+    folder = tmp_path / "run"
+    victims = [
+        {"attempt": 0, "rank": 1, "step": 1},
+        {"attempt": 1, "rank": 0, "step": 9, "where": "save"},
+    ]
+    code, out, err = torchrun(folder, victims)
+    assert code == 0, err
+    assert re.findall("going on after (.*)", out) == ["step-00000006"]
+    assert_same_end(undisturbed, folder)
+
+
+def test_ten_killed_ranks_of_four(tmp_path):
+    """Bit for bit with four ranks too, whose sums have an order."""
+    draw = random.Random(0)
+    steps = sorted(draw.sample(range(1, 24), 10))
+    victims = [
+        {"attempt": i, "rank": draw.randrange(4), "step": step, "delay": draw.uniform(0, 0.05)}
+        for i, step in enumerate(steps)
+    ]
+    for folder, of_it in ((tmp_path / "whole", []), (tmp_path / "run", victims)):
+        code, out, err = torchrun(folder, of_it, ranks=4, seconds=540)
+        assert code == 0, err
+        assert out.count("done: step 24") == 1
+    assert_same_end(tmp_path / "whole", tmp_path / "run")
+
+
+def test_a_lost_node_leaves_a_smaller_world(tmp_path):
+    """Two nodes of one process, of which one ends with its torchrun. The other goes on by itself, and its end
+    is that of one process, to the order of sums."""
+    port, folder = free_port(), tmp_path / "run"
+    elastic = (
+        f"--nnodes 1:2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} --rdzv-id x"
+    )
+    options = [*elastic.split(), "--max-restarts", "3", "--rdzv-conf", "last_call_timeout=5"]
+    command = [
+        "torch.distributed.run",
+        *options,
+        "-m",
+        "tests.distributed.victim",
+        *arguments(folder, dropout=0),
+    ]
+    first = start(command)
+    time.sleep(3)  # the one that holds the rendezvous is the first one
+    second = start(command, [{"rank": 1, "step": 10, "to": "both"}])
+    assert ended(second)[0] == -signal.SIGKILL
+    code, out, err = ended(first)
+    assert code == 0, err
+    assert re.findall("going on after (.*)", out) == ["step-00000009"]
+    code, _, err = ended(start(["lintra.cli", *arguments(tmp_path / "one", dropout=0)]))
+    assert code == 0, err
+    ours, theirs = (checkpoint.load(x).state_dict() for x in (tmp_path / "one", folder))
+    for name, x in theirs.items():
+        torch.testing.assert_close(x, ours[name], rtol=0, atol=1e-5)
+    assert_none_left(folder)
+
+
+def test_none_outlives_torchrun(tmp_path):
+    """Which has no time to end its processes where it is killed itself."""
+    folder = tmp_path / "run"
+    options = [*STANDALONE, "--nproc-per-node", "2", "-m", "tests.distributed.victim"]
+    command = ["torch.distributed.run", *options, *arguments(folder, steps=1_000_000, save_every=1_000_000)]
+    code, _, err = ended(start(command, [{"rank": 1, "step": 7, "to": "parent", "delay": 0.01}]))
+    assert code == -signal.SIGKILL
+    assert "lintra: stopped, as the process that started this one has ended" in err
+    assert_none_left(folder)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_torchrun_all_end_with_the_killed_one(tmp_path, rank):
+    folder = tmp_path / "run"
+    command = ["tests.distributed.victim", *arguments(folder, devices=2)]
+    code, _, err = ended(start(command, [{"rank": rank, "step": 7}]))
+    assert code == (-signal.SIGKILL if rank == 0 else 1)
+    assert re.fullmatch(
+        rf"lintra: process {1 - rank} of 2 has lost another one, which ended or did not answer within 60 "
+        rf"seconds \(--timeout\), after step 7: resume the run with lintra train --resume {folder}\n",
+        err,
+    )
+    assert_none_left(folder)
+
+
+def test_one_that_does_not_answer_is_waited_for_as_long_as_the_timeout(tmp_path):
+    """And then it is killed, since it cannot end itself."""
+    folder = tmp_path / "run"
+    command = ["tests.distributed.victim", *arguments(folder, devices=2, timeout=25)]
+    code, _, err = ended(start(command, [{"rank": 1, "step": 7, "signal": int(signal.SIGSTOP)}]))
+    assert code == 1
+    assert re.search(
+        "process 0 of 2 has lost another one, .* within 25 seconds .*, after step 7: resume", err
+    )
+    assert "Traceback" not in err
+    assert_none_left(folder)
+
+
+NODES = {
+    "srun": lambda rank, port: {
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_NNODES": "2",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": str(rank),
+        "SLURM_JOB_ID": "17",
+        "SLURM_NODELIST": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    },
+    "nothing": lambda rank, port: {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "NODE_RANK": str(rank),
+    },
+}
+
+
+@pytest.mark.parametrize("launcher", NODES)
+def test_two_nodes_of_one_process(undisturbed, tmp_path, launcher):
+    folder, port = tmp_path / "run", free_port()
+    changes = {} if launcher == "srun" else {"nodes": 2}
+    command = ["lintra.cli", *arguments(folder, **changes)]
+    both = [start(command, **NODES[launcher](rank, port)) for rank in range(2)]
+    for code, out, err in [ended(process) for process in both]:
+        assert (code, err) == (0, "")
+        assert out == "" or out.count("done: step 24") == 1
+    assert_same_end(undisturbed, folder)

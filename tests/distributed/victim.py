@@ -1,0 +1,63 @@
+"""`lintra`, some of whose processes get a signal: VICTIMS, a list in JSON, says which, when and what.
+
+[{"attempt": 0, "rank": 1, "step": 7, "signal": 9, "where": "step", "delay": 0.01}]: 0.01 s after the step
+(from 0) has begun, or in "save", when the checkpoint after so many steps is written and has not got its name
+yet. "to" names who gets it: "self", "parent", which started this process, or "both".
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from lintra.cli import main
+from lintra.io import files
+from lintra.train.learner import Learner
+
+VICTIMS = json.loads(os.environ["VICTIMS"])
+
+
+def strike(where: str, rank: int, step: int) -> None:
+    """Sends the signal that is for now, if there is one, from a thread of its own where it comes later."""
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    for each in VICTIMS:
+        if (each.get("attempt", 0), each["rank"], each["step"], each.get("where", "step")) == (
+            attempt,
+            rank,
+            step,
+            where,
+        ):
+            delay = each.get("delay", 0.0)
+            threading.Thread(target=send, args=(each, delay), daemon=True).start()
+            time.sleep(0.0 if delay else 5.0)  # which it comes into
+
+
+def send(each: dict[str, Any], delay: float) -> None:
+    time.sleep(delay)
+    signum, to = each.get("signal", signal.SIGKILL), each.get("to", "self")
+    if to != "self":
+        os.kill(os.getppid(), signum)
+    if to != "parent":
+        os.kill(os.getpid(), signum)
+
+
+def on_train_batch_start(learner: Learner, *args: Any, before=Learner.on_train_batch_start) -> None:
+    strike("step", learner.trainer.global_rank, learner.trainer.global_step)
+    before(learner, *args)
+
+
+def put(new: Path, path: Path, before=files._put) -> None:
+    if path.name.startswith("step-"):
+        strike("save", 0, int(path.name.removeprefix("step-")))
+    before(new, path)
+
+
+Learner.on_train_batch_start = on_train_batch_start
+files._put = put
+
+if __name__ == "__main__":
+    sys.exit(main())
