@@ -195,14 +195,16 @@ def pieces(text: bytes | memoryview, size: int = PIECE) -> Iterator[str]:
     the usual tokenizers passes; where there is no such place, between two characters."""
     start = 0
     while len(text) - start > 2 * size:
-        cut = _cut(text, start + size, start + 2 * size)
-        yield str(text[start:cut], "utf-8")
-        start = cut
+        end = cut(text, start + size, start + 2 * size)
+        yield str(text[start:end], "utf-8")
+        start = end
     if start < len(text):
         yield str(text[start:], "utf-8")
 
 
-def _cut(text: bytes | memoryview, first: int, last: int) -> int:
+def cut(text: bytes | memoryview, first: int, last: int) -> int:
+    """Return a place from `first` to `last` at which a text in UTF-8 may be cut: at the end of a line, or
+    else between words, or else characters."""
     for pattern in (_BETWEEN_LINES, _BETWEEN_WORDS):
         if found := pattern.search(text, first, last):
             return found.start()

@@ -19,7 +19,11 @@ COMMANDS = {
     "demo": ("demo", "demo_command", "train on real digits, draw some, measure: two minutes, with pictures"),
     "list": ("info", "list_mechanisms", "the attention mechanisms and what they can do (--json, --families)"),
     "info": ("info", "info", "versions, CPU, and which implementation serves each op here"),
-    "prepare": ("prepare", "prepare_command", "learn a tokenizer from a text, for lintra train text"),
+    "prepare": (
+        "prepare",
+        "prepare_command",
+        "learn a tokenizer, or write texts as shards of tokens, for lintra train text",
+    ),
     "train": ("train", "train_command", "train a model on a task, or --resume a run"),
     "generate": ("generate", "generate_command", "draw or write with a trained model, as an RNN"),
     "predict": (

@@ -74,7 +74,7 @@ def _names(text: str) -> list[str]:
 
 def _flags(text: str) -> list[str]:
     """The flags that lines of a help begin with; where it is a few lines of usage, those in them."""
-    found = re.findall(r"^  (--[a-z][\w-]*)", text, re.MULTILINE)
+    found = re.findall(r"^  (?:-\w \w+, )?(--[a-z][\w-]*)", text, re.MULTILINE)
     usage = " ".join(line for line in text.splitlines() if "lintra " in line)
     found = found or re.findall(r"(?<![\w-])--[a-z][\w-]*", usage)
     return [flag for flag in dict.fromkeys([*found, "--help"]) if flag != "--flag"]

@@ -141,7 +141,9 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
     problem = _watched(options.task, options.output.says)
     if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
         raise UsageError("batch is in frames here: take --batch-frames instead")
-    options.train.check_batch(problem.batch_tokens)
+    if problem.batch is not None and options.train.batch != train.Config.batch:
+        raise UsageError("batch and batch_tokens both say how large a step is: leave one of them out")
+    options.train.check_batch(problem.batch_tokens, problem.batch)
     if options.train.wandb is not None:
         from lintra.train.logs import check_wandb  # Lightning, as above
 

@@ -1,10 +1,13 @@
 """Files that are read as they should be, or named as wrong; that are written whole, or not at all."""
 
+import contextlib
 import ctypes
+import glob
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 _OF_A_RUN = ("run.json", "config.json", "training.json", "shards.json", "tokenizer.json")
+_DAY = 86_400  # seconds
 
 
 class Error(ValueError):
@@ -76,6 +80,15 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def leftovers(folder: Path, name: str) -> list[Path]:
     """The folders in which `write_atomically` made, or still makes, what is called `name`, a pattern."""
     return [x for x in folder.glob(f".{name}.*") if x.is_dir()]
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove what killed programs left of a file or folder that `write_atomically` was to write, which may be
+    large: what nothing was written to for a day."""
+    for work in leftovers(path.parent, glob.escape(path.name)):
+        with contextlib.suppress(OSError):  # perhaps it is another's who has just finished
+            if max(x.stat().st_mtime for x in (work, *work.rglob("*"))) < time.time() - _DAY:
+                shutil.rmtree(work)
 
 
 def refuse_folder(name: str, path: Path | None) -> None:

@@ -1,10 +1,6 @@
 """The features of many utterances in one array, and what they are of."""
 
-import contextlib
-import glob
 import json
-import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +11,10 @@ import numpy as np
 
 from lintra.audio import features
 from lintra.audio.errors import SpeechError
-from lintra.io.files import leftovers, refuse_irregular, write_atomically, write_lines
+from lintra.io.files import refuse_irregular, remove_abandoned, write_atomically, write_lines
 from lintra.speech.arrays import arrays
 from lintra.speech.cache import Parts, Write, origin_of, reopen, write
 from lintra.speech.manifest import Utterance
-
-_DAY = 86_400  # seconds
-
 
 SHOWN = 3  # of what cannot be used
 
@@ -104,22 +97,13 @@ def prepare(
     wanted = (path, origin, config.bins, len(utterances), len(speeds))
     found = reopen(*wanted)
     if found is None:
-        _remove_abandoned(path)
+        remove_abandoned(path)
         compute = partial(_compute, utterances, config, speeds, report)
         write_atomically(path, lambda place: write(place, origin, config.bins, compute))
         found = reopen(*wanted)
     if found is None:
         raise SpeechError(f"{path} is not what was written: something else changes it")
     return _corpus(*found, utterances, speeds)
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Remove what killed preparations of a cache left, which may be large: what nothing was written to for a
-    day."""
-    for work in leftovers(cache.parent, glob.escape(cache.name)):
-        with contextlib.suppress(OSError):  # perhaps it is another's who has just finished
-            if max(x.stat().st_mtime for x in (work, *work.iterdir())) < time.time() - _DAY:
-                shutil.rmtree(work)
 
 
 def _corpus(

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from lintra.attention import AttentionPattern
 from lintra.models import Decoder, Model
+from lintra.ops.layout import Layout, sequence_bounds
 
 Batch = dict[str, Tensor]
 Report = Callable[[int], object]  # is called with how many are done
@@ -78,6 +79,8 @@ class Task(ABC):
     # Where lengths differ much: as many samples of similar length make a batch as have together at most so
     # many tokens, padding included. None: as many samples as training has.
     batch_tokens: int | None = None
+    # How many samples make a batch, all processes together. None: as many as training has.
+    batch: int | None = None
     # Whether its configuration says how many samples it validates on; else training looks at the first only.
     validates_all: bool = False
 
@@ -155,7 +158,9 @@ class NextToken(Task):
     """A task in which each token is predicted from those before it, the first from the start symbol; a model
     without one does not predict the first.
 
-    Batches hold "tokens" [b t] int64 and, where only some of them count, "counted" [b t] bool.
+    Batches hold "tokens" [b t] int64 and, where only some of them count, "counted" [b t] bool. Where rows are
+    of several documents, "documents" [b t] int64 says which one each token is of: it is predicted from those
+    before it in its row and its document.
     """
 
     def loss(self, model: Decoder, batch: Batch) -> Tensor:
@@ -197,8 +202,19 @@ class AccuracyTask(NextToken):
 def predict(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
     """The distribution of every token, given those before it -> parameters [b t p], log p [b t] in nats."""
     tokens = batch["tokens"]
+    if "documents" in batch:
+        return _predict_packed(model, tokens, batch["documents"])
     params = model(read(model, tokens))
     return params, model.output.log_prob(params, predicted(tokens, params))
+
+
+def _predict_packed(model: Decoder, tokens: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Predict tokens [b t] whose rows are documents, each document of a row by itself, as a packed batch."""
+    row = tokens.reshape(1, -1)
+    layout = Layout.of("tokens", row, None, sequence_bounds(documents))
+    params = model(model.shift(row, layout), cu_seqlens=layout)
+    log_prob = model.output.log_prob(params, row)
+    return params.unflatten(1, tokens.shape)[0], log_prob.view_as(tokens)
 
 
 def read(model: Decoder, tokens: Tensor) -> Tensor:

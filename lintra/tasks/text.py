@@ -4,6 +4,9 @@ The files of a folder, those in its folders too, are read in the order of their 
 first nine tenths of the bytes are for training, the last tenth for validation, whatever they are read as: so
 bits per byte can be compared. Of tokens they are the bits of a token times the tokens of a byte of what is
 held out (Gao et al. 2020, arXiv:2101.00027, section 3.1).
+
+A corpus of any size comes as a folder of shards, which `lintra prepare text` writes. It is mapped into memory
+and packed: a sequence holds whole and begun documents one behind the other, none of which sees another.
 """
 
 from collections.abc import Sequence
@@ -20,9 +23,10 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import Decoder, decoder
 from lintra.tasks._numbered import generator
+from lintra.tasks._packed import Packed
 from lintra.tasks._symbols import COPIES, TextTask
 from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig
-from lintra.tasks.datasets import subwords, text_files
+from lintra.tasks.datasets import subwords, text_files, token_shards
 from lintra.tokenizer import Tokenizer
 
 _CROPS = 1_000_000  # in an epoch
@@ -36,14 +40,22 @@ class Config(TaskConfig):
     PATHS: ClassVar = ("data",)
     COPIES: ClassVar = COPIES
 
-    data: str | None = None  # a text file (.gz, .xz too) or a folder of them
-    tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes
+    data: str | None = None  # a text file (.gz, .xz too), a folder of them, or of shards
+    tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes; else that of the shards
     length: int = 256  # bytes of a sequence, or tokens
-    data_seed: int = 0  # another seed, other pieces of the text
+    batch_tokens: int | None = None  # in a step, instead of --batch: a multiple of length
+    data_seed: int = 0  # another seed, other pieces of the text (shards: --seed)
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, length=1)
+        fields.at_least(self, length=1, batch_tokens=1)
+        if self.batch_tokens is not None and self.batch_tokens % self.length:
+            raise ValueError(
+                f"batch_tokens must be a multiple of length={self.length}, got {self.batch_tokens}"
+            )
+        if self.tokenizer is None and self.data is not None:
+            found = _shards_tokenizer(Path(self.data).expanduser())
+            object.__setattr__(self, "tokenizer", found)  # so that a run keeps a copy of it
         if not 0 <= self.data_seed < 2**64:
             raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
 
@@ -99,10 +111,11 @@ class Consecutive(Samples):
 class Parts(NamedTuple):
     """A text in symbols, bytes or tokens."""
 
-    train: np.ndarray
-    validate: np.ndarray
+    train: Samples
+    validate: Samples
     bytes_per_symbol: float  # of what is held out
     exact: bool = True  # whether the symbols say all that the text does
+    summary: str | None = None  # of what is not told otherwise
 
 
 class Text(TextTask, BitsTask):
@@ -111,22 +124,28 @@ class Text(TextTask, BitsTask):
 
     def __init__(self, config: Config):
         self.config = config
+        if config.batch_tokens is not None:
+            self.batch = config.batch_tokens // config.length
 
     @property
     def length(self) -> int:
         return self.config.length
 
-    @cached_property
-    def train(self) -> Crops:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Crops(self._parts.train, self.config)
+    @property
+    def train(self) -> Samples:
+        return self._parts.train
 
-    @cached_property
-    def validate(self) -> Consecutive:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Consecutive(self._parts.validate, self.config.length)
+    @property
+    def validate(self) -> Samples:
+        return self._parts.validate
 
     @cached_property
     def _parts(self) -> Parts:
-        """The symbols for training and those for validation. Raises DataError; Error for the tokenizer."""
+        """The samples to learn from and those to validate on. Raises DataError; Error for the tokenizer."""
+        folder = text_files.named("data", self.config.data, "a text file or a folder of them")
+        return self._shards(folder) if token_shards.is_shards(folder) else self._text()
+
+    def _text(self) -> Parts:
         tokenizer, length = self.tokenizer, self.config.length
         path, *parts = text_files.split(self.config.data, utf8=tokenizer is not None)
         if tokenizer is None:
@@ -140,13 +159,27 @@ class Text(TextTask, BitsTask):
                 f"than one sequence. Take {10 * length:,} {self.unit} or more{shorter}"
             )
         size = len(parts[1]) / len(validate)
-        return Parts(train, validate, size, tokenizer is None or _exact(tokenizer, validate, parts[1]))
+        exact = tokenizer is None or _exact(tokenizer, validate, parts[1])
+        return Parts(Crops(train, self.config), Consecutive(validate, length), size, exact)
+
+    def _shards(self, folder: Path) -> Parts:
+        shards, length = token_shards.Shards(folder), self.config.length
+        shards.check_tokenizer(self.tokenizer)
+        size = shards.bytes_per_token
+        train, validate = shards.train, shards.validate
+        summary = (
+            f"{folder}: {train.documents:,} documents of {len(train):,} {self.unit} to learn from, "
+            f"{validate.documents:,} of {len(validate):,} held out"
+        )
+        samples = (Packed(train, length), Packed(validate, length, spread=True))
+        return Parts(*samples, size, shards.exact, summary)
 
     def notices(self, folder: Path) -> list[str]:
+        found = [] if self._parts.summary is None else [self._parts.summary]
         if self.tokenizer is None:
-            return []
+            return found
         size = self._parts.bytes_per_symbol
-        found = [f"tokenizer: {self.vocabulary:,} tokens, {size:.2f} bytes each in what is held out"]
+        found += [f"tokenizer: {self.vocabulary:,} tokens, {size:.2f} bytes each in what is held out"]
         if not self._parts.exact:
             found.append(
                 "The tokenizer does not keep all of the text: compare bits/byte with those of the same "
@@ -160,6 +193,15 @@ class Text(TextTask, BitsTask):
             return found
         each = found.pop(self.bits)
         return {self.bits: each / self._parts.bytes_per_symbol, "bits_per_token": each, **found}
+
+    def check(self, model: decoder.Config) -> None:
+        super().check(model)
+        packed = self.config.data is not None and token_shards.is_shards(Path(self.config.data).expanduser())
+        if packed and not model.start:
+            raise DataError(
+                "the first token of each document is predicted from the start symbol: build the decoder with "
+                "start=True"
+            )
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """Small enough for two cores: 4 layers, 4 heads of 32."""
@@ -189,6 +231,12 @@ class Text(TextTask, BitsTask):
         """The inverse for one text -> [1 t]."""
         symbols = list(text.encode("utf-8")) if self.tokenizer is None else self.tokenizer.encode(text)
         return torch.tensor([symbols], dtype=torch.int64)
+
+
+def _shards_tokenizer(folder: Path) -> str | None:
+    """Return the tokenizer in a folder of shards; None where there is none, or another folder."""
+    file = folder / token_shards.TOKENIZER
+    return str(file) if file.is_file() and token_shards.is_shards(folder) else None
 
 
 def _exact(tokenizer: Tokenizer, tokens: np.ndarray, text: memoryview) -> bool:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from math import isqrt
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch.utils.data import Sampler
 from lintra.tasks import Batch
 
 BUCKET = 512  # samples of a shuffled epoch that are sorted by length together
+SHUFFLED = 2**20  # samples whose order is drawn at once and kept, as 8 MB an epoch
+ROUNDS = 6  # of a permutation that is not kept; four are the least that mix both halves well
+_WORD = 2**64 - 1
 
 
 def seed_of(*numbers: int) -> int:
@@ -19,13 +23,52 @@ def seed_of(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
 
 
+class Permutation:
+    """A permutation of 0 .. n - 1 that follows from a key; any place of it is computed by itself, and nothing
+    is kept, however large n is.
+
+    A Feistel network (Luby and Rackoff 1988, SIAM Journal on Computing 17(2), section 3) on the two digits of
+    a number to the base ceil(sqrt(n)); what comes out at n or more goes in again (cycle walking: Black and
+    Rogaway 2002, CT-RSA, section 3). Its rounds mix as SplitMix64 does (Steele et al. 2014, OOPSLA). A
+    shuffle, not a cipher.
+    """
+
+    def __init__(self, n: int, *key: int):
+        self.n, self._base = n, isqrt(max(0, n - 1)) + 1
+        self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64).tolist()
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, place: int) -> int:
+        if not 0 <= place < self.n:
+            raise IndexError(f"place must lie in 0 .. {self.n - 1}, got {place}")
+        while (place := self._once(place)) >= self.n:
+            pass
+        return place
+
+    def _once(self, number: int) -> int:
+        left, right = divmod(number, self._base)
+        for key in self._keys:
+            left, right = right, (left + _mixed(right + key)) % self._base
+        return left * self._base + right
+
+
+def _mixed(x: int) -> int:
+    x &= _WORD
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _WORD
+    return x ^ x >> 31
+
+
 class StepSampler(Sampler[list[int]]):
     """The sample numbers of every step from `start` on, without end.
 
     Epoch after epoch of `samples` numbers, each in the order of a permutation sampled from (seed, epoch), is
     laid out in one line and cut into batches of `batch`; a batch may reach into the next epoch. Of each
-    batch, the process `rank` of `world` gets its contiguous share. Raises ValueError if there are no
-    samples or `world` does not divide `batch`.
+    batch, the process `rank` of `world` gets its contiguous share. The order of more than SHUFFLED samples is
+    a `Permutation`, for which memory does not grow. Raises ValueError if there are no samples or `world`
+    does not divide `batch`.
     """
 
     def __init__(self, samples: int, batch: int, *, seed: int, start: int = 0, rank: int = 0, world: int = 1):
@@ -46,7 +89,9 @@ class StepSampler(Sampler[list[int]]):
         places = (divmod(place, self.samples) for place in range(first, first + self.share))
         return [int(self._order(epoch)[i]) for epoch, i in places]
 
-    def _permutation(self, epoch: int) -> np.ndarray:
+    def _permutation(self, epoch: int) -> np.ndarray | Permutation:
+        if self.samples > SHUFFLED:
+            return Permutation(self.samples, self.seed, epoch)
         return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
 
 

@@ -66,10 +66,11 @@ class Config:
         if self.wandb == "":
             raise ValueError("wandb must be the name of a project, got ''")
 
-    def check_batch(self, batch_tokens: int | None) -> None:
-        """Raises ValueError where batches are of sequences and the processes cannot share one evenly, and
-        where these are not those that were asked for."""
+    def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:
+        """Raises ValueError where batches are of sequences, `batch` of them or the setting, and the processes
+        cannot share one evenly, and where these are not those that were asked for."""
         nodes, devices = launch.world(self)
-        if batch_tokens is None and self.batch % (nodes * devices):
+        batch = self.batch if batch is None else batch
+        if batch_tokens is None and batch % (nodes * devices):
             of = f"devices={devices}" if nodes == 1 else f"nodes={nodes} x devices={devices}"
-            raise ValueError(f"batch must be a multiple of {of}, got {self.batch}")
+            raise ValueError(f"batch must be a multiple of {of}, got {batch} sequences")

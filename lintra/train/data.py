@@ -77,11 +77,12 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
         tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
         kept = 4 * tokens * inner.width * inner.layers // settings.accumulate  # of one part at a time
         sizes.append(sum(x.nbytes for x in batch.values()) + kept)
-    needed = settings.batch * (_NUMBER + min(sizes))
+    batch = task.batch or settings.batch
+    needed = batch * (_NUMBER + min(sizes))
     free *= processes(settings) if device.type == "cuda" else 1  # each has its share of the batch
     if needed > free:
         raise ValueError(
-            f"a batch of {settings.batch:,} sequences needs at least {needed / 1e9:,.1f} GB and "
+            f"a batch of {batch:,} sequences needs at least {needed / 1e9:,.1f} GB and "
             f"{free / 1e9:.1f} GB are free: take a smaller --batch, or more parts of it with --accumulate"
         )
 

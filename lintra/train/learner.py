@@ -49,6 +49,11 @@ class Learner(pl.LightningModule):
                 if isinstance(part, TransformerBase):
                     part.config = dataclasses.replace(part.config, checkpoint_blocks=True)
 
+    @property
+    def _batch(self) -> int:
+        """Samples of a step."""
+        return self.task.batch or self.config.batch
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.model, self.config)
 
@@ -58,7 +63,7 @@ class Learner(pl.LightningModule):
         share = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         samples, most = self.task.train, self.task.batch_tokens
         if most is None:
-            sampler = StepSampler(len(samples), self.config.batch, **seeded, **share)
+            sampler = StepSampler(len(samples), self._batch, **seeded, **share)
         else:
             sampler = LengthSampler(samples.lengths, most, **seeded, **share)
         return DataLoader(samples, batch_sampler=sampler, collate_fn=lambda batch: batch)
@@ -66,9 +71,9 @@ class Learner(pl.LightningModule):
     def val_dataloader(self) -> DataLoader[Batch]:
         samples, world = self.task.validate, self.trainer.world_size
         if self.task.batch_tokens is None:
-            most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * self.config.batch
+            most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * self._batch
             places = range(min(len(samples), most))
-            size = self.config.batch // world
+            size = self._batch // world
             batches = [list(places[first : first + size]) for first in range(0, len(places), size)]
         else:
             batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)

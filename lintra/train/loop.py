@@ -45,7 +45,7 @@ _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, Runtime
 def fit(run: Run, task: Task | None, says: Says = "progress") -> None:
     """See lintra.train.fit."""
     problem = run.task.build() if task is None else task
-    run.train.check_batch(problem.batch_tokens)
+    run.train.check_batch(problem.batch_tokens, problem.batch)
     check_room(problem, run.model, run.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     fit_checked(run, problem, says)
 

@@ -192,7 +192,7 @@ def test_bad_input(lintra_says, prepared):
         ([*prepare, "--out", "."], "out must be a file, got the folder"),
         (["prepare", "tokenizer"], "which text. Name a text file or a folder of them"),
         (["prepare", "tokenizer", "--data", "empty.txt"], r"empty\.txt is empty"),
-        (["prepare", "words"], "prepare must be followed by tokenizer, got 'words'"),
+        (["prepare", "words"], "prepare must be followed by tokenizer, text or check, got 'words'"),
         (["generate", "--stream"], "stream is for tasks on text, mnist-small is of the task images"),
         (["generate", "--end", "x"], "end is for tasks on text, mnist-small is of the task images"),
         (["train", "digits", "--tokenizer", "t.json"], "unrecognized options: --tokenizer"),

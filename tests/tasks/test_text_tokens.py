@@ -111,7 +111,7 @@ def test_what_cannot_be_kept_is_encoded_again(file, learned, tmp_path, monkeypat
 
 
 def test_what_is_told_of_a_tokenizer(file, learned, tmp_path):
-    assert text.Config(data=str(file)).build().notices(tmp_path) == []
+    assert text.Config(data=str(file), length=8).build().notices(tmp_path) == []
     (line,) = task(file, learned).notices(tmp_path)
     assert line.startswith("tokenizer: 300 tokens, ")
     lossy = tokenizers.Tokenizer.from_file(str(learned))

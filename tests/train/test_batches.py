@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.train.batches import LengthSampler, StepSampler, parts, seed_of, share
+from lintra.train import batches
+from lintra.train.batches import LengthSampler, Permutation, StepSampler, parts, seed_of, share
 
 
 @given(samples=st.integers(1, 40), batch=st.integers(1, 24), epochs=st.integers(1, 3), seed=st.integers(0, 9))
@@ -104,3 +105,38 @@ def test_parts_of_a_batch_are_all_of_it_once(samples, count):
     assert max(map(len, counted)) - min(map(len, counted)) <= 1
     assert int(sum(weight for _, weight in found)) == samples
     assert all(len(part["tokens"]) for part, _ in found)
+@given(n=st.integers(1, 3_000), key=st.integers(0, 2**64 - 1))
+def test_a_permutation_that_is_not_kept_is_one(n, key):
+    order = Permutation(n, key, 0)
+    assert sorted(order[i] for i in range(n)) == list(range(n))
+    with pytest.raises(IndexError, match="place must lie in 0"):
+        order[n]
+
+
+def test_a_permutation_that_is_not_kept_is_random():
+    """Chi-square over 64 bins of what the first places hold, and of the distances between neighbours, within
+    5 standard deviations of its 63 degrees of freedom; another key is another order."""
+    n, looked_at, bins = 10**12 + 7, 8_192, 64
+    found = np.array([[Permutation(n, key)[i] for i in range(looked_at)] for key in range(2)])
+    differences = [found[0], found[1], np.diff(found[0], append=0) % n, (found[0] - found[1]) % n]
+    for each in differences:
+        counts = np.bincount(each * bins // n, minlength=bins)
+        assert abs(((counts - looked_at / bins) ** 2).sum() * bins / looked_at - 63) < 5 * (2 * 63) ** 0.5
+
+
+def test_many_samples_are_in_the_order_of_such_a_permutation(monkeypatch):
+    """Each once an epoch, from any step on, in any number of processes."""
+    monkeypatch.setattr(batches, "SHUFFLED", 50)
+    whole = StepSampler(60, 6, seed=1)
+    line = [i for step in range(20) for i in whole.of_step(step)]
+    for epoch in range(2):
+        order = Permutation(60, 1, epoch)
+        assert line[60 * epoch : 60 * (epoch + 1)] == [order[i] for i in range(60)]
+    shares = [StepSampler(60, 6, seed=1, start=7, rank=rank, world=3).of_step(7) for rank in range(3)]
+    assert [i for own in shares for i in own] == whole.of_step(7)
+
+
+def test_an_order_of_more_samples_than_memory_holds():
+    """A trillion of them: at once, and without a list."""
+    sampler = StepSampler(10**12, 4, seed=0)
+    assert len({*sampler.of_step(0), *sampler.of_step(10**9), *sampler.of_step(10**12)}) > 4

@@ -1,14 +1,15 @@
 """Files of data sets: where they are kept, how they are fetched and unpacked."""
 
+import contextlib
 import gzip
 import importlib
 import lzma
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -59,15 +60,23 @@ def fetch(url: str, sha256: str, folder: Path) -> Path:
         ) from error
 
 
-def unpack(path: Path) -> bytes:
-    """The content of a file, decompressed if its name ends in .gz or .xz. Raises DataError."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file to read -> its content, decompressed if its name ends in .gz or .xz, and the file itself,
+    whose place says how much of it is read. Raises DataError, while it is read too."""
     refuse_irregular(path, DataError)
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, contextlib.nullcontext)
     try:
-        with opener(path, "rb") as file:
-            return file.read()
+        with open(path, "rb") as raw, opener(raw) as content:
+            yield content, raw
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path} cannot be read, it may be cut short ({error}); fetch it again") from error
+
+
+def unpack(path: Path) -> bytes:
+    """Return the content of a file, decompressed if its name ends in .gz or .xz. Raises DataError."""
+    with opened(path) as (content, _):
+        return content.read()
 
 
 def all_or_none(folder: Path, names: Sequence[str]) -> list[Path] | None:

@@ -27,7 +27,7 @@ def split(data: str | None, *, utf8: bool = False) -> Split:
     """
     path = named("data", data, "a text file or a folder of them")
     parts = []
-    for file in _files(path) if path.is_dir() else [path]:
+    for file in files_of(path):
         parts.append(content(file))
         if utf8:
             decoded(parts[-1], file)
@@ -69,12 +69,15 @@ def decoded(content: bytes, path: Path) -> str:
         ) from error
 
 
-def _files(folder: Path) -> list[Path]:
-    """All files below a folder that are not hidden, in the order of their names. Raises DataError."""
+def files_of(path: Path) -> list[Path]:
+    """Return a file itself, or all files below a folder that are not hidden, in the order of their names.
+    Raises DataError."""
+    if not path.is_dir():
+        return [path]
     found = []
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(place) / name for name in names if not name.startswith(".")]
     if not found:
-        raise DataError(f"{folder} holds no files: name a text file or a folder of them with --data PATH")
+        raise DataError(f"{path} holds no files: name a text file or a folder of them")
     return sorted(found)
