@@ -23,6 +23,7 @@ BENCHES = {
     "journeys": "a user's commands from data of one's own to a result, in minutes",
     "scale": "steps of 1, 2 and 4 processes, beside what the cost model predicts for them",
     "predictions": "predictions of the cost model for 8 to 4,096 GPUs; nothing is measured",
+    "stream": "memory and start of training on a text that is larger than memory",
     "overhead": "frames, calls and lines around the kernels, beside an older checkout (--against)",
     "drop_in": "models of transformers on lintra's CPU kernels and on transformers' functions",
     "original": "the drop-in beside the fast-transformers it stands for (--checkout)",

@@ -81,7 +81,16 @@ def test_the_example_of_the_readme_runs(tmp_path):
 @pytest.mark.parametrize(
     "page",
     [
-        *("README.md", "quickstart.md", "using.md", "text.md", "speech.md", "series.md", "conformance.md"),
+        *(
+            "README.md",
+            "quickstart.md",
+            "using.md",
+            "text.md",
+            "data.md",
+            "speech.md",
+            "series.md",
+            "conformance.md",
+        ),
         *("huggingface.md", "pretrained-encoders.md"),
         *("reference/speech.md", "reference/transcription.md"),
     ],

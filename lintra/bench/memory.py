@@ -24,6 +24,12 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def anonymous() -> int:
+    """The bytes that this process holds now and that no file stands behind; where the system does not say,
+    all that it has held at most."""
+    return _status("RssAnon") if _STATUS.exists() else peak()
+
+
 def forget_peak() -> None:
     """From now on `peak` counts from what this process holds now, where the system can do that. proc(5)."""
     with contextlib.suppress(OSError):

@@ -202,6 +202,7 @@ def test_a_computation_is_held_against_what_bounds_it():
         "scaling --peers",
         pytest.param("onnx", marks=pytest.mark.slow),
         pytest.param("journeys", marks=pytest.mark.slow),
+        pytest.param("stream", marks=pytest.mark.slow),
     ],
 )
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
