@@ -57,6 +57,31 @@ def read(
     return np.concatenate([np.zeros(0, np.float32), *resampled(pieces, rate)])
 
 
+def seconds_of(source: str | Path | Audio, *, start: float = 0.0, duration: float | None = None) -> float:
+    """Return the seconds that `read` would give: as many as are asked for, or those from `start` to the end,
+    by the header of a file; where that does not say, the file is decoded.
+
+    Raises SpeechError for a file that is missing or, if its header is read, empty or no audio, and where
+    nothing is from `start` on.
+    """
+    check_seconds(start, duration)
+    if isinstance(source, Audio):
+        return sum(len(samples) for samples, _ in _of_array(source, start, duration)) / source.rate
+    path = Path(source)
+    if duration is not None:
+        check_file(path)
+        return duration
+    try:
+        with _opened(path) as file:
+            known = file.format != "MP3" and file.frames < _NO_LENGTH
+            if known:
+                first, _ = section(start, None, file.samplerate, file.frames, path)
+                return (file.frames - first) / file.samplerate
+    except _Unknown:
+        pass
+    return sum(len(samples) / rate for samples, rate in _of_file(path, start, None, _SECONDS))
+
+
 def blocks(path: str | Path, rate: int, *, seconds: float = _SECONDS) -> Iterator[np.ndarray]:
     """The samples `read` gives of a file, in pieces of about so many seconds, with constant memory.
 
@@ -180,14 +205,22 @@ class _Unknown(Exception):
     """A file that libsndfile does not open; the message says why."""
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
+def check_file(path: Path) -> None:
+    """Raise SpeechError for a file that is missing or empty."""
     try:
         if not path.is_file():
             raise SpeechError(f"{path} {'is no file' if path.exists() else 'does not exist'}")
         if not path.stat().st_size:
             raise SpeechError(f"{path} is empty")
+    except OSError as error:
+        raise SpeechError(f"{path} cannot be read: {error.strerror}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file as soundfile opens it; what goes wrong inside is a SpeechError that names it."""
+    check_file(path)
+    try:
         silenced = _silenced if _may_be_mp3(path) else nullcontext
         _refuse_another(path)
     except OSError as error:

@@ -58,6 +58,8 @@ usage: lintra COMMAND [--flag value ...]
 """
 )
 
+# what PyTorch puts before the message of an error in a process that reads batches
+_OF_WORKER = re.compile(r"^Caught \w+ in DataLoader worker process.*\n[\w.]+: (?=.)", re.DOTALL)
 _NO_ROOM = re.compile(r"OutOfMemoryError|MemoryError|can't allocate memory|not enough memory", re.IGNORECASE)
 _TRAIN = ("tyro", "rich", "lightning", "matplotlib", "pooch", "tensorboard", "yaml")
 # package -> the extra that installs it
@@ -146,7 +148,7 @@ def command(name: str) -> Callable[[Sequence[str]], int]:
 def _one_line(error: Exception) -> str:
     """Say what went wrong, for a person. An error that is not the user's says what it is and how to see
     more."""
-    message = " ".join(str(error).split())
+    message = " ".join(_OF_WORKER.sub("", str(error)).split())
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _EXTRA:
         return (

@@ -63,6 +63,10 @@ class Corpus:
         """The features of utterance i, float32 [t bins]; a view."""
         return self.features[self.offsets[i] : self.offsets[i + 1]]
 
+    def sampled_frames(self) -> np.ndarray:
+        """Return the features that stand for all, float32 [t bins]: all of them."""
+        return self.features
+
 
 def prepare(
     utterances: Sequence[Utterance],
@@ -79,10 +83,7 @@ def prepare(
     there once for each, called id@1.1 and so on. report: is called with how many utterances are done. Raises
     SpeechError if no utterance can be used, files.Error if the cache cannot be written.
     """
-    if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):
-        raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")
-    if config.kind == "given" and tuple(speeds) != (1.0,):
-        raise ValueError(f"speeds are for audio, not for features that are given; got {tuple(speeds)}")
+    check_speeds(speeds, config)
     if cache is None:
         pieces: list[np.ndarray] = []
         parts = _compute(utterances, config, speeds, report, pieces.append)
@@ -104,6 +105,14 @@ def prepare(
     if found is None:
         raise SpeechError(f"{path} is not what was written: something else changes it")
     return _corpus(*found, utterances, speeds)
+
+
+def check_speeds(speeds: Sequence[float], config: features.Config) -> None:
+    """Raise ValueError unless utterances can be heard at each of these speeds."""
+    if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):
+        raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")
+    if config.kind == "given" and tuple(speeds) != (1.0,):
+        raise ValueError(f"speeds are for audio, not for features that are given; got {tuple(speeds)}")
 
 
 def _corpus(

@@ -31,6 +31,7 @@ class Samples(Dataset[Batch], ABC):
     PyTorch's loader finds `__getitems__` and calls it instead of `__getitem__`; nothing is left to collate.
     """
 
+    workers: int = 0  # processes that read batches ahead, where reading them takes long
     lengths: Sequence[int] = ()  # tokens of each sample, for a task that says `batch_tokens`
 
     @abstractmethod

@@ -26,6 +26,7 @@ from lintra.nn.mask import padded
 from lintra.speech.corpus import describe_skipped, prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
+from lintra.speech.on_the_fly import computed
 from lintra.speech.scoring import Edits
 from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig
 from lintra.tasks.datasets import speech_splits
@@ -95,6 +96,8 @@ class Config(TaskConfig):
     test: str | None = None  # a file or folder of either form; else what is held back
     data_dir: str | None = None  # the corpus' files; else $LINTRA_DATA
     cache: str | None = None  # a folder to keep features in
+    on_the_fly: bool = False  # compute features batch by batch, keep none
+    workers: int = 0  # processes that do so ahead, on each device
     preset: Preset = "small"  # paper: its models and training
     encoder: Kind = "transformer"  # a bilstm has no attention
     streaming: bool = False  # causal: it can write while it listens
@@ -111,7 +114,13 @@ class Config(TaskConfig):
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, batch_frames=1, rate=1, bins=1)
+        fields.at_least(self, batch_frames=1, rate=1, bins=1, workers=0)
+        if self.on_the_fly and self.cache is not None:
+            raise ValueError(
+                f"cache keeps features, on_the_fly keeps none: choose one, got cache={self.cache}"
+            )
+        if self.workers and not self.on_the_fly:
+            raise ValueError(f"workers={self.workers} compute features ahead: they go with on_the_fly")
         named = [x for x in ("data", "manifest", "kaldi") if getattr(self, x) is not None]
         if len(named) > 1:
             raise ValueError(f"only one of data, manifest and kaldi can be given, got {' and '.join(named)}")
@@ -150,8 +159,8 @@ class Utterances(Samples):
     targets. "x" and "targets" are as long as the longest of a batch.
     """
 
-    def __init__(self, heard: speech_splits.UtteranceSet):
-        self.heard = heard
+    def __init__(self, heard: speech_splits.UtteranceSet, workers: int = 0):
+        self.heard, self.workers = heard, workers
         self.lengths = [heard.corpus.frames(place) for place in heard.places]
 
     def __len__(self) -> int:
@@ -262,8 +271,13 @@ class Speech(Task):
     def _heard(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
         utterances = self.tested if split == "test" else self.utterances[split]
         with self.watch(f"features to {split} on", len(utterances), "utterances") as report:
-            found = prepare(utterances, self.features, cache=self.cached(split), speeds=speeds, report=report)
-        return Utterances(speech_splits.UtteranceSet.of(found, self.symbols, self.subsample, split))
+            options: Any = {"speeds": speeds, "report": report}
+            if self.config.on_the_fly:
+                found = computed(utterances, self.features, **options)
+            else:
+                found = prepare(utterances, self.features, cache=self.cached(split), **options)
+        heard = speech_splits.UtteranceSet.of(found, self.symbols, self.subsample, split)
+        return Utterances(heard, self.config.workers)
 
     def model(self, attention: AttentionPattern) -> ctc.Config:
         """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.
@@ -306,7 +320,7 @@ class Speech(Task):
 
     def prepare(self, model: CTC) -> None:
         if model.config.normalize == "global":
-            model.fit_statistics(self.train.heard.corpus.features)
+            model.fit_statistics(self.train.heard.corpus.sampled_frames())
 
     def check(self, model: ctc.Config) -> None:
         for name in ("symbols", "features"):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +14,7 @@ from lintra import attention
 from lintra.checkpoint import Error
 from lintra.models import Model
 from lintra.models.base import TransformerBase
-from lintra.tasks import Batch, Task
+from lintra.tasks import Batch, Samples, Task
 from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
 from lintra.train.config import Config
 from lintra.train.optimizer import optimizer
@@ -22,6 +23,16 @@ from lintra.train.strategy import ShardedStrategy
 
 _REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
 VALIDATION_BATCHES = 16  # a validation looks at no more of them, where the task does not say how many
+
+
+def _loader(samples: Samples, batches: Iterable[list[int]]) -> DataLoader[Batch]:
+    """The batches of samples, read ahead where the samples ask for it."""
+    return DataLoader(samples, batch_sampler=batches, collate_fn=_whole, num_workers=samples.workers)
+
+
+def _whole(batch: Any) -> Any:
+    """A batch, which comes whole."""
+    return batch
 
 
 class Diverged(ArithmeticError):
@@ -66,7 +77,7 @@ class Learner(pl.LightningModule):
             sampler = StepSampler(len(samples), self._batch, **seeded, **share)
         else:
             sampler = LengthSampler(samples.lengths, most, **seeded, **share)
-        return DataLoader(samples, batch_sampler=sampler, collate_fn=lambda batch: batch)
+        return _loader(samples, sampler)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         samples, world = self.task.validate, self.trainer.world_size
@@ -78,7 +89,7 @@ class Learner(pl.LightningModule):
         else:
             batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)
         batches, self.counted = share(batches, self.trainer.global_rank, world)
-        return DataLoader(samples, batch_sampler=batches, collate_fn=lambda batch: batch)
+        return _loader(samples, batches)
 
     def on_train_start(self) -> None:
         """Raises Error for an optimizer's state that is not of these weights: it takes any."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lintra import demo, train
+from lintra import cli, demo, train
+from lintra.audio.errors import SpeechError
 from lintra.tasks import copy, digits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -124,3 +125,15 @@ def test_weights_and_biases_without_its_package(lintra_says, tmp_path, monkeypat
     code, _, err = lintra_says("train", "--resume", "run", "--wandb", "tests")
     assert code == 2
     assert "a run keeps its wandb, and --resume changes only" in err
+
+
+def test_an_error_of_a_process_that_reads_ahead_is_one_sentence():
+    from torch._utils import ExceptionWrapper
+
+    try:
+        raise SpeechError("utterance u7: a.wav does not exist")
+    except SpeechError:
+        wrapped = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(SpeechError) as found:
+        wrapped.reraise()
+    assert cli._one_line(found.value) == "utterance u7: a.wav does not exist"

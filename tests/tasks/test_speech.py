@@ -9,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from lintra import train
 from lintra.attention import cosformer, linear, softmax
+from lintra.audio import waveform
 from lintra.audio.errors import SpeechError
 from lintra.models import bilstm, ctc, encoder
 from lintra.speech.corpus import prepare
@@ -401,3 +404,71 @@ def test_audio_has_a_time_between_frames_of_its_own(tmp_path):
     manifest = write_manifest(tmp_path, TEXTS[:10])
     with pytest.raises(DataError, match="shift_ms is for features that are given, and this is audio: leave"):
         _ = speech.Config(manifest=str(manifest), shift_ms=10.0).build().features
+
+
+def of_recordings(folder, **settings):
+    return speech.Config(
+        manifest=str(write_manifest(folder, TEXTS)), rate=8_000, bins=8, subsample=2, **settings
+    )
+
+
+def test_on_the_fly_a_batch_is_what_it_is_else(tmp_path):
+    """And of the recordings only the lengths are read before."""
+    kept = of_recordings(tmp_path, normalize="global", speeds=(1.0, 1.1)).build()
+    task = dataclasses.replace(kept.config, on_the_fly=True).build()
+    for split in ("train", "validate"):
+        samples, wanted = getattr(task, split), getattr(kept, split)
+        assert samples.lengths == wanted.lengths
+        batch, other = (x.__getitems__(range(len(wanted))) for x in (samples, wanted))
+        assert all(torch.equal(batch[name], other[name]) for name in other)
+        assert not hasattr(samples.heard.corpus, "features")
+    assert (task.length, task.symbols, task.features) == (kept.length, kept.symbols, kept.features)
+    models = [small(x.model(linear.Config())).build() for x in (kept, task)]
+    for each, model in zip((kept, task), models, strict=True):
+        each.prepare(model)
+    torch.testing.assert_close(models[0].mean, models[1].mean)
+    torch.testing.assert_close(models[0].scale, models[1].scale)
+
+
+def test_on_the_fly_nothing_is_decoded_before_it_is_heard(tmp_path, monkeypatch):
+    task = of_recordings(tmp_path, on_the_fly=True).build()
+    with monkeypatch.context() as patch:
+        patch.setattr(waveform, "_read", None)
+        assert len(task.train) == 22
+        assert task.length > 1
+    assert task.train[0]["x"].shape[0] == task.train.lengths[0]
+
+
+def trained(folder, task):
+    model = small(task.build().model(linear.Config()))
+    settings = train.Config(steps=4, precision="32", validate_every=4, seed=1)
+    run = train.Run.create(folder, task=task, model=model, train=settings)
+    train.fit(run, says="result")
+    return load_file(folder / "step-00000004" / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_processes_that_read_ahead_change_nothing(tmp_path):
+    config = of_recordings(tmp_path, batch_frames=200)
+    on_the_fly = dataclasses.replace(config, on_the_fly=True)
+    ahead = dataclasses.replace(on_the_fly, workers=1)
+    found = [trained(tmp_path / f"run{i}", each) for i, each in enumerate((config, on_the_fly, ahead))]
+    for other in found[1:]:
+        assert all(torch.equal(found[0][name], other[name]) for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"on_the_fly": True, "cache": "x"},
+            "cache keeps features, on_the_fly keeps none: choose one, got cache=x",
+        ),
+        ({"workers": 2}, "workers=2 compute features ahead: they go with on_the_fly"),
+        ({"workers": -1}, "workers must be at least 0, got -1"),
+    ],
+)
+def test_on_the_fly_or_kept(settings, message):
+    with pytest.raises(ValueError, match=message):
+        speech.Config(**settings)

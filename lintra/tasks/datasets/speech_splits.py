@@ -16,6 +16,7 @@ from lintra.speech.alignment import frames_needed
 from lintra.speech.arrays import given
 from lintra.speech.corpus import Corpus, Skipped, describe_skipped
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
+from lintra.speech.on_the_fly import ComputedCorpus
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.data_files import NAME_THE_FOLDER, all_or_none, named_folder
 
@@ -88,14 +89,14 @@ def features_of(utterances: Sequence[Utterance], audio: features.Config) -> feat
 class UtteranceSet:
     """A split as training reads it: its features, what was said as numbers, and what could not be used."""
 
-    corpus: Corpus
+    corpus: Corpus | ComputedCorpus
     places: list[int]  # of the utterances that can be used, in the corpus
     targets: list[list[int]]  # of each of them
     skipped: list[Skipped] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, found: tuple[Corpus, list[Skipped]], symbols: Symbols, subsample: int, what: str
+        cls, found: tuple[Corpus | ComputedCorpus, list[Skipped]], symbols: Symbols, subsample: int, what: str
     ) -> "UtteranceSet":
         """Raises DataError, with the first reasons, if none is left."""
         heard = cls(found[0], [], [], list(found[1]))
