@@ -160,9 +160,10 @@ class Learner(pl.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         scores = self.task.score(self.model, batch)
-        weight = int(scores.pop("weight"))
+        # No integer: the mean of those over the processes would be rounded down.
+        weight: Any = float(scores.pop("weight"))
         if batch_idx >= self.counted:  # another process has this batch too
-            weight = 0
+            weight = 0.0
         for name, value in scores.items():
             if not bool(value.isfinite()):
                 raise Diverged(f"the validation {name} is not finite after step {self.trainer.global_step:,}")

@@ -15,7 +15,9 @@ from safetensors import safe_open
 from lintra import checkpoint, train
 from lintra.io import files, tensors
 from lintra.io.files import read_json
-from lintra.tasks import Samples, copy, digits
+from lintra.tasks import Samples, copy, digits, text
+from lintra.tasks.datasets.documents import Document
+from lintra.tasks.datasets.shard_writer import write_shards
 from lintra.train.batches import seed_of
 from lintra.train.callbacks import Interrupted
 from lintra.train.learner import Diverged, Learner
@@ -289,6 +291,19 @@ def test_two_processes_are_as_good_as_one(new_run):
     before, ours, theirs = one.model.build().state_dict(), weights(one), weights(two)
     assert max(float((ours[name] - before[name]).abs().max()) for name in ours) > 1e-2
     torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_learn_from_shards_as_one(new_run, tmp_path):
+    """The same sequences of documents, up to the order of sums, as above."""
+    texts = [Document(f"{i}: {'some words ' * (i % 9)}".encode(), "") for i in range(200)]
+    write_shards(tmp_path / "shards", texts, None, held_out=0.2, shard_tokens=2_000)
+    task = text.Config(data=str(tmp_path / "shards"), length=32, batch_tokens=8 * 32)
+    settings = {"task": task, "dropout": 0.0, "steps": 4, "lr": 0.01, "save_every": 100, "clip": None}
+    one, two, _ = by_one_and_by_two(new_run, **settings)
+    torch.testing.assert_close(weights(two), weights(one), rtol=0, atol=1e-5)
+    (ours, theirs) = (train.curves(run.folder)["validate_bits_per_byte"] for run in (one, two))
+    assert theirs == pytest.approx(ours, rel=1e-4)
 
 
 def test_a_validation_of_fewer_batches_than_processes(new_run):
