@@ -20,10 +20,11 @@ LONGEST_LINE = 2**28  # bytes of a line of JSON, which is read as a whole
 
 
 class Document(NamedTuple):
-    """Text in UTF-8 (of bytes that are learned as they are, any), and where it stands, for errors."""
+    """Text in UTF-8 (of bytes that are learned as they are, any)."""
 
     text: bytes
-    place: str
+    place: str  # where it stands, for errors
+    ends: bool = True  # False: what it was cut from goes on in the next one
 
 
 def documents(
@@ -59,13 +60,13 @@ def documents(
 def _texts(path: Path, content: BinaryIO, longest: int, utf8: bool) -> Iterator[Document]:
     """Yield a text file, cut where it is long. Raises DataError for what is no text."""
     line, empty = 1, True
-    for text in _cut(content, longest):
+    for text, ends in _cut(content, longest):
         if (where := text.find(b"\0")) >= 0:
             at = line + text.count(b"\n", 0, where)
             raise DataError(f"{path}, line {at:,} is no text: it has a byte 0. Name text files only")
         if utf8:
             _check_utf8(path, line, text)
-        yield Document(text, f"{path}, line {line:,}")
+        yield Document(text, f"{path}, line {line:,}", ends)
         line, empty = line + text.count(b"\n"), False
     if empty:
         yield Document(b"", str(path))
@@ -98,7 +99,7 @@ def _lines(path: Path, content: BinaryIO, field: str, longest: int) -> Iterator[
         if len(text) <= 2 * longest:
             yield Document(text, place)
         else:
-            yield from (Document(part, place) for part in _cut(io.BytesIO(text), longest))
+            yield from (Document(part, place, ends) for part, ends in _cut(io.BytesIO(text), longest))
 
 
 def _text_of(line: bytes, field: str, place: str) -> bytes:
@@ -119,14 +120,15 @@ def _text_of(line: bytes, field: str, place: str) -> bytes:
         raise DataError(f"{place}: {field} must be Unicode text, it has {text[error.start]!r}") from error
 
 
-def _cut(content: BinaryIO, longest: int) -> Iterator[bytes]:
-    """Yield what is read in pieces of `longest` bytes or a little more, twice as many at most."""
+def _cut(content: BinaryIO, longest: int) -> Iterator[tuple[bytes, bool]]:
+    """Yield what is read in pieces of `longest` bytes or a little more, twice as many at most, and of each
+    whether it is the last."""
     kept = b""
     while block := content.read(longest):
         kept += block
         while len(kept) > 2 * longest:
             place = max(cut(kept, longest, 2 * longest), longest)  # of other bytes than characters, anywhere
-            yield kept[:place]
+            yield kept[:place], False
             kept = kept[place:]
     if kept:
-        yield kept
+        yield kept, True

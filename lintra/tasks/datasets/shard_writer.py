@@ -49,8 +49,8 @@ def write_shards(
 
     tokenizer: None for bytes. held_out: the part of the documents to validate on; in which part one is
     follows from its text alone, so that copies of it are in the same. shard_tokens: at most so many in a
-    shard, unless one document has more. end: a token behind each document. Raises DataError where a part
-    stays empty, Error where the folder is there already or cannot be written, and what reading raises.
+    shard, unless one document has more. end: a token behind each document that ends. Raises DataError where
+    a part stays empty, Error where the folder is there already or cannot be written, and what reading raises.
     """
     if out.exists():
         raise Error(f"{out} exists: name another folder, or remove it first")
@@ -72,7 +72,9 @@ def write_shards(
                     written.exact &= tokenizer.decode(tokens.tolist()).encode() == document.text
                     compared += 1
                 split = "validate" if _place(document.text) < held_out else "train"
-                writers[split].add(tokens if end is None else np.append(tokens, end), len(document.text))
+                if end is not None and document.ends:
+                    tokens = np.append(tokens, end)
+                writers[split].add(tokens, len(document.text))
         finally:
             for writer in writers.values():
                 writer.close()

@@ -102,8 +102,7 @@ class Line:
         tokens = np.asarray(file[first:last])
         begins, finishes = (int(np.searchsorted(all_ends, x, side="right")) for x in (first, last - 1))
         ends = np.asarray(all_ends[begins : finishes + 1])
-        rising = not len(ends) or (ends[0] > first and (np.diff(ends) >= 0).all() and ends[-1] >= last)
-        if not len(ends) or not rising:
+        if not len(ends) or ends[0] <= first or (np.diff(ends) < 0).any() or ends[-1] < last:
             raise self._damaged(number, "ends", "its numbers do not rise to the number of tokens")
         if tokens.max() >= self.vocabulary:
             raise self._damaged(number, "tokens", f"it has token {tokens.max():,} of {self.vocabulary:,}")

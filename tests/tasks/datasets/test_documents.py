@@ -43,8 +43,11 @@ def test_a_file_or_a_line_of_json_is_a_document(write):
 
 @pytest.mark.parametrize("longest", [7, 50, 1000])
 def test_a_long_one_is_cut_at_line_ends(write, longest):
+    """And the last part alone is where it ends."""
     for file in (write("a.txt", LINES), write("a.jsonl", json.dumps({"text": LINES.decode()}).encode())):
-        parts = texts(file, longest=longest)
+        found = list(documents([file], longest=longest))
+        assert [each.ends for each in found] == [False] * (len(found) - 1) + [True]
+        parts = [each.text for each in found]
         assert b"".join(parts) == LINES
         assert max(map(len, parts)) <= 2 * longest
         assert all(part.decode() for part in parts)

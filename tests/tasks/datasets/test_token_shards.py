@@ -88,6 +88,13 @@ def test_numpy_writes_what_is_read(tmp_path_factory, lengths):
     assert np.bincount(documents, minlength=len(expected)).tolist() == expected
 
 
+def test_an_end_stands_behind_what_ends(tmp_path):
+    texts = [Document(b"abc", "", ends=False), Document(b"def", ""), Document(b"gh", "")]
+    write_shards(tmp_path / "s", texts * 50, None, held_out=0.4, end=7)
+    found = Shards(tmp_path / "s")
+    assert {*split_up(found.train), *split_up(found.validate)} == {b"abc", b"def\x07", b"gh\x07"}
+
+
 def test_the_smallest_type_is_taken():
     assert [dtype_of(n).str for n in (1, 256, 257, 65_536, 65_537)] == ["|u1", "|u1", "<u2", "<u2", "<u4"]
 
