@@ -72,7 +72,9 @@ def _end(options: Any, task: Text) -> int | None:
     if options.end is None:
         return None
     if task.tokenizer is None:
-        raise UsageError(f"end is a token of a tokenizer, and {options.model} writes bytes: take --stop")
+        raise UsageError(
+            f"end is a token of a tokenizer, and {options.model} writes {task.unit}: take --stop"
+        )
     number = task.tokenizer.token(options.end)
     if number is None:
         raise UsageError(f"end must be a token of {task.config.tokenizer}, got {options.end!r}")

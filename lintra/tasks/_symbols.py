@@ -31,7 +31,7 @@ class TextTask(Task):
 
     def check(self, model: Any) -> None:
         if self.vocabulary != model.vocabulary:
-            symbols = "bytes" if self.tokenizer is None else f"the tokens of {self.config.tokenizer}"
+            symbols = self.unit if self.tokenizer is None else f"the tokens of {self.config.tokenizer}"
             raise DataError(
                 f"{symbols} are {self.vocabulary:,}, and the model was made for {model.vocabulary:,}: take "
                 "the tokenizer that it was made for, or begin a new run"

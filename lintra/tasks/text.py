@@ -42,20 +42,25 @@ class Config(TaskConfig):
 
     data: str | None = None  # a text file (.gz, .xz too), a folder of them, or of shards
     tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes; else that of the shards
+    vocabulary: int | None = None  # tokens of shards without a tokenizer; None: what they say
     length: int = 256  # bytes of a sequence, or tokens
     batch_tokens: int | None = None  # in a step, instead of --batch: a multiple of length
     data_seed: int = 0  # another seed, other pieces of the text (shards: --seed)
 
     def __post_init__(self):
         fields.check(self)
-        fields.at_least(self, length=1, batch_tokens=1)
+        fields.at_least(self, length=1, batch_tokens=1, vocabulary=1)
         if self.batch_tokens is not None and self.batch_tokens % self.length:
             raise ValueError(
                 f"batch_tokens must be a multiple of length={self.length}, got {self.batch_tokens}"
             )
-        if self.tokenizer is None and self.data is not None:
-            found = _shards_tokenizer(Path(self.data).expanduser())
-            object.__setattr__(self, "tokenizer", found)  # so that a run keeps a copy of it
+        if self.tokenizer is None and self.data is not None:  # so that a run keeps what its shards say
+            folder = Path(self.data).expanduser()
+            object.__setattr__(self, "tokenizer", _shards_tokenizer(folder))
+            if self.vocabulary is None:
+                object.__setattr__(self, "vocabulary", token_shards.vocabulary_of(folder))
+        if self.tokenizer is not None and self.vocabulary is not None:
+            raise ValueError(f"vocabulary is that of {self.tokenizer}: leave it out, got {self.vocabulary}")
         if not 0 <= self.data_seed < 2**64:
             raise ValueError(f"data_seed must lie in 0 .. 2^64 - 1, got {self.data_seed}")
 
@@ -128,6 +133,14 @@ class Text(TextTask, BitsTask):
             self.batch = config.batch_tokens // config.length
 
     @property
+    def vocabulary(self) -> int:
+        return super().vocabulary if self.config.vocabulary is None else self.config.vocabulary
+
+    @property
+    def unit(self) -> str:
+        return super().unit if self.config.vocabulary is None else "tokens"
+
+    @property
     def length(self) -> int:
         return self.config.length
 
@@ -143,7 +156,11 @@ class Text(TextTask, BitsTask):
     def _parts(self) -> Parts:
         """The samples to learn from and those to validate on. Raises DataError; Error for the tokenizer."""
         folder = text_files.named("data", self.config.data, "a text file or a folder of them")
-        return self._shards(folder) if token_shards.is_shards(folder) else self._text()
+        if token_shards.is_shards(folder):
+            return self._shards(folder)
+        if self.config.vocabulary is not None:
+            raise DataError(f"vocabulary is for shards of tokens, and {folder} is text: leave it out")
+        return self._text()
 
     def _text(self) -> Parts:
         tokenizer, length = self.tokenizer, self.config.length
@@ -165,6 +182,11 @@ class Text(TextTask, BitsTask):
     def _shards(self, folder: Path) -> Parts:
         shards, length = token_shards.Shards(folder), self.config.length
         shards.check_tokenizer(self.tokenizer)
+        if shards.vocabulary != self.vocabulary:
+            raise DataError(
+                f"the shards in {folder} are of {shards.vocabulary:,} tokens, not {self.vocabulary:,}: leave "
+                "--vocabulary out"
+            )
         size = shards.bytes_per_token
         train, validate = shards.train, shards.validate
         summary = (
@@ -189,6 +211,8 @@ class Text(TextTask, BitsTask):
 
     def per_sample(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:
         found = super().per_sample(model, batch)
+        if self.config.vocabulary is not None:
+            return {"bits_per_token": found.pop(self.bits), **found}
         if self.tokenizer is None:
             return found
         each = found.pop(self.bits)
@@ -218,7 +242,10 @@ class Text(TextTask, BitsTask):
         )
 
     def decode(self, symbols: Sequence[int]) -> str:
-        """Return what symbols say; a part of a character is shown as U+FFFD."""
+        """Return what symbols say; a part of a character is shown as U+FFFD, tokens without a tokenizer by
+        their numbers."""
+        if self.config.vocabulary is not None:
+            return " ".join(map(str, symbols))
         if self.tokenizer is None:
             return bytes(symbols).decode("utf-8", errors="replace")
         return self.tokenizer.decode(symbols)
@@ -229,7 +256,10 @@ class Text(TextTask, BitsTask):
 
     def to_tokens(self, text: str) -> Tensor:
         """The inverse for one text -> [1 t]."""
-        symbols = list(text.encode("utf-8")) if self.tokenizer is None else self.tokenizer.encode(text)
+        if self.config.vocabulary is not None:
+            symbols = _numbers(text, self.config.vocabulary)
+        else:
+            symbols = list(text.encode("utf-8")) if self.tokenizer is None else self.tokenizer.encode(text)
         return torch.tensor([symbols], dtype=torch.int64)
 
 
@@ -237,6 +267,14 @@ def _shards_tokenizer(folder: Path) -> str | None:
     """Return the tokenizer in a folder of shards; None where there is none, or another folder."""
     file = folder / token_shards.TOKENIZER
     return str(file) if file.is_file() and token_shards.is_shards(folder) else None
+
+
+def _numbers(text: str, vocabulary: int) -> list[int]:
+    """Return tokens that are given by their numbers. Raises DataError for others."""
+    for each in text.split():
+        if not each.isdecimal() or int(each) >= vocabulary:
+            raise DataError(f"tokens must be numbers below {vocabulary:,}, with spaces between, got {each!r}")
+    return list(map(int, text.split()))
 
 
 def _exact(tokenizer: Tokenizer, tokens: np.ndarray, text: memoryview) -> bool:

@@ -239,6 +239,55 @@ def test_shards_of_another_tokenizer_are_refused(learned, shards, tmp_path):
         _ = task(data).train
 
 
+@pytest.fixture
+def numbered(tmp_path):
+    """Shards of 1,000 tokens without a tokenizer, as another program may have them."""
+    folder, index = tmp_path / "n", {"format": 1, "vocabulary": 1_000, "dtype": "uint16", "tokenizer": None}
+    folder.mkdir()
+    for split, count in (("train", 50), ("validate", 5)):
+        (np.arange(count * 7) * 331 % 1_000).astype("<u2").tofile(folder / f"{split}.tokens")
+        (np.arange(1, count + 1) * 7).astype("<i8").tofile(folder / f"{split}.ends")
+        index[split] = [{"name": split, "tokens": count * 7, "documents": count}]
+    (folder / "index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_tokens_without_a_tokenizer_are_numbers(numbered, tmp_path):
+    problem = task(numbered)
+    assert (problem.vocabulary, problem.unit) == (1_000, "tokens")
+    model = built(problem)
+    problem.check(model.config)
+    score = problem.score(model, problem.validate.__getitems__([0, 1]))
+    assert score.keys() == {"loss", "bits_per_token", "weight"}
+    torch.testing.assert_close(score["bits_per_token"], score["loss"] / np.log(2))
+    assert problem.to_tokens("0 331 999").tolist() == [[0, 331, 999]]
+    assert problem.to_text(torch.tensor([[0, 331, 999]])) == ["0 331 999"]
+    assert problem.notices(tmp_path)[0].endswith("documents of 350 tokens to learn from, 5 of 35 held out")
+    run = run_of(tmp_path / "run", numbered, 3)
+    shutil.rmtree(numbered)
+    assert train.Run.read(run.folder).task.build().vocabulary == 1_000
+
+
+@pytest.mark.parametrize("prompt", ["1 x", "1000", "-1", "²"])
+def test_a_prompt_of_numbers_is_of_tokens(numbered, prompt):
+    with pytest.raises(DataError, match="tokens must be numbers below 1,000, with spaces between, got"):
+        task(numbered).to_tokens(prompt)
+
+
+def test_a_vocabulary_is_that_of_the_shards(numbered, shards, learned, tmp_path):
+    with pytest.raises(
+        DataError, match=r"the shards in .*n are of 1,000 tokens, not 999: leave --vocabulary"
+    ):
+        _ = task(numbered, vocabulary=999).train
+    with pytest.raises(DataError, match=r"n are tokens without a tokenizer: leave --tokenizer out"):
+        _ = task(numbered, tokenizer=str(learned)).train
+    with pytest.raises(ValueError, match=r"vocabulary is that of .*t\.json: leave it out, got 300"):
+        task(shards, tokenizer=str(learned), vocabulary=300)
+    (tmp_path / "words.txt").write_text("some words " * 100)
+    with pytest.raises(DataError, match=r"vocabulary is for shards of tokens, and .*words\.txt is text"):
+        _ = task(tmp_path / "words.txt", vocabulary=300).train
+
+
 def test_bits_per_byte_need_the_bytes(learned, tmp_path):
     data = written(tmp_path / "s", Tokenizer.read(learned))
     content = json.loads((data / "index.json").read_text())

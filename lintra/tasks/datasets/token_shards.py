@@ -1,7 +1,7 @@
 """Shards: a folder of files of tokens, which training maps into memory and never reads as a whole.
 
     index.json         format, vocabulary, dtype, and the shards of "train" and "validate" in their order
-    tokenizer.json     the tokenizer, unless the tokens are bytes
+    tokenizer.json     the tokenizer, if there is one
     NAME.tokens        the tokens of a shard, one document behind the other, little-endian unsigned integers
     NAME.ends          where its documents end, counted in tokens of the shard: little-endian int64
 
@@ -174,6 +174,7 @@ class Shards:
         content = _index(folder / INDEX)
         self.vocabulary: int = content["vocabulary"]
         self.tokenizer = folder / content["tokenizer"] if content["tokenizer"] else None
+        self.are_bytes = self.tokenizer is None and self.vocabulary == BYTES
         self.exact: bool = content.get("exact", True)
         dtype = np.dtype(content["dtype"]).newbyteorder("<")
         self.train, self.validate = (Line(folder, content[split], dtype, self.vocabulary) for split in SPLITS)
@@ -185,7 +186,8 @@ class Shards:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of the text of a token, in what is held out. Raises DataError where they are not known."""
+        """Bytes of the text of a token, in what is held out; 1 of tokens without a tokenizer, which are of no
+        text. Raises DataError where they are not known."""
         if self.tokenizer is None:
             return 1.0
         sizes = [shard.bytes for shard in self.validate.shards if shard.bytes is not None]
@@ -197,9 +199,10 @@ class Shards:
         return sum(sizes) / len(self.validate)
 
     def check_tokenizer(self, tokenizer: Tokenizer | None) -> None:
-        """Raise DataError unless this is the tokenizer of the shards; None: they are bytes."""
+        """Raise DataError unless this is the tokenizer of the shards; None: they have none."""
         if (tokenizer is None) != (self.tokenizer is None):
-            what = f"tokens of {self.tokenizer}" if self.tokenizer else "bytes: leave --tokenizer out"
+            without = "bytes" if self.are_bytes else "tokens without a tokenizer"
+            what = f"tokens of {self.tokenizer}" if self.tokenizer else f"{without}: leave --tokenizer out"
             raise DataError(f"the shards in {self.folder} are {what}")
         if tokenizer is None or self.tokenizer is None:
             return
@@ -242,6 +245,17 @@ def is_shards(folder: Path) -> bool:
     return isinstance(content, dict) and "vocabulary" in content
 
 
+def vocabulary_of(folder: Path) -> int | None:
+    """Return how many tokens there are in a folder of shards without a tokenizer; None for bytes, shards with
+    a tokenizer, and other folders."""
+    try:
+        content = _index(folder / INDEX) if is_shards(folder) else {}
+    except ValueError:  # of which `Shards` says what is wrong
+        return None
+    unnamed = content.get("tokenizer", "") is None and content["vocabulary"] != BYTES
+    return content["vocabulary"] if unnamed else None
+
+
 def dtype_of(vocabulary: int) -> np.dtype:
     """Return the smallest type that holds the tokens of a vocabulary."""
     name = next(x for x in _DTYPES if vocabulary <= int(np.iinfo(x).max) + 1)
@@ -267,11 +281,6 @@ def _index(file: Path) -> dict[str, Any]:
             )
         if not 1 <= content["vocabulary"] <= int(np.iinfo(content["dtype"]).max) + 1:
             raise ValueError(f"vocabulary must fit into {content['dtype']}, got {content['vocabulary']}")
-        if content["tokenizer"] is None and content["vocabulary"] != BYTES:
-            raise ValueError(
-                f"tokenizer must be a file beside it: without one, tokens are bytes, {BYTES} of them, got a "
-                f"vocabulary of {content['vocabulary']}"
-            )
         if content["tokenizer"] is not None:
             _plain("tokenizer", content["tokenizer"])
         found: dict[str, Any] = {split: [Shard.of(each) for each in content[split]] for split in SPLITS}
