@@ -96,7 +96,7 @@ class Config(TaskConfig):
     test: str | None = None  # a file or folder of either form; else what is held back
     data_dir: str | None = None  # the corpus' files; else $LINTRA_DATA
     cache: str | None = None  # a folder to keep features in
-    on_the_fly: bool = False  # compute features batch by batch, keep none
+    on_the_fly: bool = False  # features batch by batch, none kept
     workers: int = 0  # processes that do so ahead, on each device
     preset: Preset = "small"  # paper: its models and training
     encoder: Kind = "transformer"  # a bilstm has no attention

@@ -40,12 +40,12 @@ class Config(TaskConfig):
     PATHS: ClassVar = ("data",)
     COPIES: ClassVar = COPIES
 
-    data: str | None = None  # a text file (.gz, .xz too), a folder of them, or of shards
-    tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes; else that of the shards
-    vocabulary: int | None = None  # tokens of shards without a tokenizer; None: what they say
+    data: str | None = None  # a text file (.gz, .xz), a folder of them, or of shards
+    tokenizer: str | None = None  # a tokenizer.json, for subwords; else that of the shards
+    vocabulary: int | None = None  # of shards without a tokenizer; None: theirs
     length: int = 256  # bytes of a sequence, or tokens
     batch_tokens: int | None = None  # in a step, instead of --batch: a multiple of length
-    data_seed: int = 0  # another seed, other pieces of the text (shards: --seed)
+    data_seed: int = 0  # other pieces of a text (of shards: --seed)
 
     def __post_init__(self):
         fields.check(self)
