@@ -31,6 +31,7 @@ def on_config(config: Any) -> Any:
         {"Conformance": "conformance.md"},
         {"Hugging Face": "huggingface.md"},
         {"Text": "text.md"},
+        {"Data": "data.md"},
         {"Speech": "speech.md"},
         {"Series": "series.md"},
         {"Pretrained encoders": "pretrained-encoders.md"},
