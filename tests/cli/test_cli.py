@@ -176,8 +176,8 @@ def test_info(lintra_says):
         (["train", "--resume", "x", "--lr", "0.1.2"], "lr must be a number, got '0.1.2'"),
         (
             ["train", "--resume", "x", "--batch=8"],
-            "a run keeps its batch, and --resume changes only --steps, --max-minutes, --lr, --nodes, --devices, "
-            "--strategy: leave",
+            "a run keeps its batch, and --resume changes only --steps, --max-minutes, --lr, --nodes, "
+            "--devices, --strategy: leave",
         ),
         (["train", "--resume", "x", "--paper-block"], "a run keeps its paper_block, and --resume changes"),
         (["train", "digits", "--resume", "x"], "the run knows its task: leave 'digits' out before --resume"),

@@ -105,6 +105,8 @@ def test_parts_of_a_batch_are_all_of_it_once(samples, count):
     assert max(map(len, counted)) - min(map(len, counted)) <= 1
     assert int(sum(weight for _, weight in found)) == samples
     assert all(len(part["tokens"]) for part, _ in found)
+
+
 @given(n=st.integers(1, 3_000), key=st.integers(0, 2**64 - 1))
 def test_a_permutation_that_is_not_kept_is_one(n, key):
     order = Permutation(n, key, 0)
