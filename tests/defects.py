@@ -71,7 +71,7 @@ TABLE = """
 ?tests/ops/test_random_features.py::test_defect_05_directions_lean_to_no_side
 
 06 lintra/ops/features.py: elu(x) + 1 as it is written
--    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
+-    return torch.relu(x) + x.clamp(max=0).exp()
 +    return torch.nn.functional.elu(x) + 1
 ?tests/attention/test_linear.py::test_defect_06_elu_plus_one_keeps_its_digits
 

@@ -71,9 +71,9 @@ def train_command(args: Sequence[str]) -> int:
         if options.steps is not None and done and step_of(done[-1]) > options.steps:
             raise UsageError(f"steps must be at least those of {done[-1]}, got {options.steps}")
         of_launcher = {} if launcher() is None else {"nodes": None, "devices": None}  # not those of before
-        if {"nodes", "devices"} & _given(changes).keys():  # known before it is written into run.json
-            settings = dataclasses.replace(run.train, **of_launcher | _given(changes))
-            settings.check_batch(run.task.build().batch_tokens)
+        if {"nodes", "devices", "strategy"} & _given(changes).keys():  # refused before run.json has them
+            settings, task = dataclasses.replace(run.train, **of_launcher | _given(changes)), run.task.build()
+            settings.check_batch(task.batch_tokens, task.batch)
         with run.locked():  # another process that trains it has its settings from there
             run = run.changed(**of_launcher | _given(changes))
         _refuse_moved(run)
@@ -127,8 +127,7 @@ def _print_help() -> None:
     for name in names:
         print(f"  {name:<{wide}}{tasks.load(name).Config.__doc__}")
     print(f"\n  {'lintra train TASK --help':<28}the flags of a task")
-    can = ", ".join(f"--{name.replace('_', '-')}" for name in _CHANGEABLE)
-    print(f"  {'lintra train --resume DIR':<28}resume a run ({can})")
+    print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes, --lr, ...)")
 
 
 def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Says]:

@@ -23,10 +23,10 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import Decoder, decoder
 from lintra.tasks._numbered import generator
-from lintra.tasks._packed import Packed
 from lintra.tasks._symbols import COPIES, TextTask
 from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig
 from lintra.tasks.datasets import subwords, text_files, token_shards
+from lintra.tasks.datasets.packed import Packed
 from lintra.tokenizer import Tokenizer
 
 _CROPS = 1_000_000  # in an epoch

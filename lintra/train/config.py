@@ -70,6 +70,8 @@ class Config:
         """Raises ValueError where batches are of sequences, `batch` of them or the setting, and the processes
         cannot share one evenly, and where these are not those that were asked for."""
         nodes, devices = launch.world(self)
+        if self.strategy == "fsdp" and nodes * devices == 1 and launch.launcher() is None:
+            raise ValueError("strategy='fsdp' needs devices > 1, got devices=1")
         batch = self.batch if batch is None else batch
         if batch_tokens is None and batch % (nodes * devices):
             of = f"devices={devices}" if nodes == 1 else f"nodes={nodes} x devices={devices}"

@@ -15,8 +15,8 @@ from lintra.attention import linear
 from lintra.io.files import Error
 from lintra.models import decoder
 from lintra.tasks import DataError, predict, text
-from lintra.tasks._packed import Packed
 from lintra.tasks.datasets.documents import Document
+from lintra.tasks.datasets.packed import Packed
 from lintra.tasks.datasets.shard_writer import write_shards
 from lintra.tokenizer import Tokenizer, pieces
 from lintra.train.batches import StepSampler
