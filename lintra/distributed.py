@@ -11,20 +11,21 @@ reduce_gradients(model, mesh)
 import hashlib
 import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-from lintra.attention import Attention
+from lintra.attention import Attention, State
 from lintra.config.fields import shown
 from lintra.models import Decoder
 from lintra.models.base import TransformerBase
 from lintra.nn import AttentionLayer
 from lintra.nn.context import Context, Method
 from lintra.nn.context_cost import Choice, Machine, choose
+from lintra.nn.position import Bounded
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 from lintra.ops.ranks import Ranks
@@ -43,7 +44,8 @@ def context_parallel(
     Changes `model` in place, a `Decoder` or a module of one's own around `AttentionLayer`, and returns it.
     The result is that of one process with whole sequences. Pieces come from `shard`, of tokens, targets and
     masks alike, or for packed batches from `shard_packed`; losses are then sums over the tokens of a rank,
-    and `reduce_gradients` adds what the ranks have. `extend` and generation stay as they were.
+    and `reduce_gradients` adds what the ranks have. `model.extend` and generation stay as they were; pieces
+    behind a state go through `extend` of this module.
     method: "relay" hands states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
     "scan" has all ranks exchange what they find of their pieces (`lintra.ops.piece`), where a mechanism can;
     "auto" takes what is predicted to be faster, which `explain` shows.
@@ -89,6 +91,36 @@ def explain(
             f"a sequence needs a token for each rank, got ranks={ranks}, tokens={tokens} and rows={rows}"
         )
     return list(choose(model, ranks, rows, -(-tokens // ranks), method, machine).values())
+
+
+def extend(
+    model: nn.Module,
+    x: Tensor,
+    state: State | None = None,
+    *,
+    mask: Bool[Tensor, "b t"] | None = None,
+    **extra: Tensor,
+) -> tuple[Tensor, State]:
+    """Return what `model.extend` gives for this rank's piece x [b t ...] of sequences behind a state, and the
+    state after all pieces, on every rank.
+
+    model: of `context_parallel`; one of one's own has a method `extend(x, state, mask=...)` that calls those
+    of its layers, and takes None for the state before any token. state: before the first piece (None: before
+    any token); that of rank 0 counts, and other ranks may leave it out. mask and extra are pieces, too.
+    Layers hand states from rank to rank, whatever the method of `forward`. Gradients reach the state on
+    rank 0; a rank must have y or the next state in its loss for the others to go on, and PyTorch refuses to
+    change either in place before the backward.
+    Every rank must call this. Raises ValueError on all of them for a state, a piece or a mask that does not
+    fit on one, pieces of different batches, and more tokens than the model has positions.
+    """
+    context = next((c for m in model.modules() if (c := getattr(m, "context", None)) is not None), None)
+    if not isinstance(context, Context):
+        raise ValueError(f"extend needs a model of context_parallel, got {type(model).__name__} without")
+    state = None if context.ranks.rank else state
+    _check_pieces(model, context.ranks, x, state, mask, extra)
+    with context.pieces_in_extend():
+        y, after = cast("Any", model).extend(x, state, mask=mask, **extra)
+    return context.relay.share(y, after)
 
 
 def shard(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
@@ -182,6 +214,50 @@ def _check(name: str, attention: Attention, model: nn.Module) -> None:
     if not attention.can.recurrent or attention.can.lookahead:
         why = "has no recurrent form" if not attention.can.recurrent else "lets later tokens decide"
         raise ValueError(f"{name} cannot hand on its state: attention {attention.name!r} {why}")
+
+
+def _check_pieces(
+    model: nn.Module,
+    ranks: Ranks,
+    x: Tensor,
+    state: State | None,
+    mask: Tensor | None,
+    extra: dict[str, Tensor],
+) -> None:
+    """Raise ValueError, on all ranks, unless they have pieces that the model can extend the state by.
+
+    A piece without tokens is what each rank tries alone: it is refused for whatever does not fit."""
+    counts, problem, cause = [], None, None
+    try:
+        layout = Layout.of("x", x, mask)
+        none = None if mask is None else mask[:, :0]
+        with torch.no_grad():
+            parts = {name: each[:, :0] for name, each in extra.items()}
+            cast("Any", model).extend(x[:, :0], state, mask=none, **parts)
+        if isinstance(model, Decoder):
+            model.check_symbols(layout.zero(x))
+        new = torch.as_tensor(layout.new, device=x.device).expand(layout.n)
+        counts = (new + getattr(state, "seen", 0)).tolist()
+    except (ValueError, TypeError) as error:
+        problem, cause = f"{error}", error
+    found = _everywhere((problem, counts), ranks.group)
+    for rank, (told, _) in enumerate(found):
+        if told is not None:
+            raise ValueError(f"rank {rank} cannot extend the state: {told}") from cause
+    if len({len(each) for _, each in found}) > 1:
+        rows = ", ".join(f"{len(each)} on rank {rank}" for rank, (_, each) in enumerate(found))
+        raise ValueError(f"all ranks must have pieces of the same sequences, got {rows}")
+    _check_reach(model, max((sum(row) for row in zip(*(each for _, each in found), strict=True)), default=0))
+
+
+def _check_reach(model: nn.Module, tokens: int) -> None:
+    """Raise ValueError where a sequence of so many tokens is too long for a part of the model."""
+    for module in model.modules():
+        longest = getattr(module.config, "max_length", None) if isinstance(module, Attention) else None
+        if isinstance(module, Bounded):
+            module.check(tokens)
+        elif longest is not None and tokens > longest:
+            raise ValueError(f"a sequence may have max_length={longest} tokens, got {tokens}")
 
 
 def _settings(model: nn.Module) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Decoder(TransformerBase):
             def behind(state: State, layout: Layout, places: slice) -> tuple[Tensor, State]:
                 return cast("Any", run(block.extend, x[:, places], state, layout=layout.after(state.seen)))
 
-            return context.relay.run(block.start, layout, behind)
+            return context.relay.run(block.start, layout, behind)[0]
 
         return run_piece
 
@@ -204,9 +204,18 @@ class Decoder(TransformerBase):
         state = self.start(layout.n) if state is None else state
         self.check_state(state, DecoderState, layout.n, "tokens")
         layout = layout.after(state.seen)
-        x, recent = self.embed(tokens, state.recent, layout)
+
+        def embed(before: DecoderState, layout: Layout) -> tuple[Tensor, DecoderState]:
+            x, recent = self.embed(tokens, before.recent, layout)
+            return x, before._replace(seen=layout.seen_after(), recent=recent)
+
+        before = state._replace(layers=())
+        if self.context is None or not self.context.extending:
+            x, after = embed(before, layout)
+        else:
+            x, after = self.context.extend(before, layout, embed)
         x, layers = self.run_blocks(x, state.layers, layout)
-        return self.head(x), DecoderState(layout.seen_after(), recent, layers)
+        return self.head(x), after._replace(layers=layers)
 
     def input_layout(self, tokens: Tensor, mask: Tensor | None, cu_seqlens: CuSeqlens | None) -> Layout:
         """Return the layout of tokens. Raises ValueError or TypeError unless they are integers [b t], and
@@ -219,7 +228,7 @@ class Decoder(TransformerBase):
 
         recent: that of the state before (None: before any token). Raises ValueError for unknown tokens."""
         tokens = layout.zero(tokens)
-        checks.symbols("tokens", tokens, self.config.vocabulary - (0 if self.config.start else 1))
+        self.check_symbols(tokens)
         recent = self.nothing_seen(layout.n)[1] if recent is None else recent
         if self.config.context:
             before, recent = look_back(tokens, recent, self.config.context, layout)
@@ -227,6 +236,10 @@ class Decoder(TransformerBase):
         else:
             x = self.embedding(tokens)
         return layout.zero(self.add_positions(x, layout)), recent
+
+    def check_symbols(self, tokens: Int[Tensor, "b t"]) -> None:
+        """Raise ValueError for tokens that the network does not know, where they are readable."""
+        checks.symbols("tokens", tokens, self.config.vocabulary - (0 if self.config.start else 1))
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         super().check_state(state, kind, n, what)

@@ -161,10 +161,10 @@ class AttentionLayer(nn.Module):
             return self._forward(x[:, tokens], layout, given(tokens))
 
         def behind(state: AttentionLayerState, layout: Layout, tokens: slice) -> tuple[Tensor, State]:
-            return self.extend(x[:, tokens], state, layout=layout.after(state.seen), **given(tokens))
+            return self._extend(x[:, tokens], state, layout.after(state.seen), given(tokens))
 
         if context.method(self) == "relay":
-            return context.relay.run(self.start, layout, behind)
+            return context.relay.run(self.start, layout, behind)[0]
         return context.exchange(layout, own)
 
     def start(self, batch: int) -> AttentionLayerState:
@@ -201,6 +201,17 @@ class AttentionLayer(nn.Module):
         state = self.start(layout.n) if state is None else state
         check_layer_state(state, layout.n)
         self._check_conv(state.conv, layout.n)
+        if self.context is None or not self.context.extending:
+            return self._extend(x, state, layout, extra)
+
+        def own(state: AttentionLayerState, layout: Layout) -> tuple[Tensor, AttentionLayerState]:
+            return self._extend(x, state, layout, extra)
+
+        return self.context.extend(state, layout, own)
+
+    def _extend(
+        self, x: Tensor, state: AttentionLayerState, layout: Layout, extra: dict[str, Tensor]
+    ) -> tuple[Tensor, AttentionLayerState]:
         q, k, v, last = self._qkv(x, state.conv, layout)
         extra = self._extra(x, q, extra)
         rope = self._rope(layout)

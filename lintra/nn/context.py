@@ -5,12 +5,14 @@ A layer either computes from its own piece what the other ranks need and exchang
 pass over keys and values where states compose, the second lets rank r begin r layers late.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from lintra.attention import State
 from lintra.nn.relay import Relay
 from lintra.ops.layout import Layout
 from lintra.ops.piece import Piece
@@ -29,6 +31,25 @@ class Context:
         self._choose, self._sizes = choose, (0, 0)
         self._methods: dict[nn.Module, Method] = {}
         self._told = False
+        self.extending = False  # `extend` takes pieces too, and hands states from rank to rank
+
+    @contextmanager
+    def pieces_in_extend(self) -> Iterator[None]:
+        """Have `extend` of the model and its layers take pieces within this context."""
+        self.extending = True
+        try:
+            yield
+        finally:
+            self.extending = False
+
+    def extend(
+        self, state: State, layout: Layout, own: Callable[[State, Layout], tuple[Tensor, State]]
+    ) -> tuple[Tensor, State]:
+        """Return y [b t ...] of a piece and the state after it: on rank 0 behind `state`, elsewhere behind
+        that of the rank before. own: gives both, of a state and the layout behind its `seen` tokens."""
+        return self.relay.run(
+            lambda n: state, layout, lambda before, layout, _: own(before, layout.after(before.seen))
+        )
 
     def begin(self, *_: Any) -> None:
         """Have the ranks compare their pieces before the next layer runs: the hook before a network."""

@@ -73,6 +73,15 @@ class Ranks:
             dist.recv(x, self.everyone[source], group=self.group)
         return x
 
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        """Return the tensor of one rank on all of them, of the shape and dtype of x on each, without a
+        gradient."""
+        x = x.detach().contiguous()
+        if x.numel():
+            dist.broadcast(x, self.everyone[source], group=self.group)
+            self.bytes_sent += x.nbytes * (self.size - 1) if self.rank == source else 0
+        return x
+
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what each rank has, of one shape on all of them, without a gradient."""
         return self.once(lambda: self._gather(x.detach().contiguous()))

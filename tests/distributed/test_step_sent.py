@@ -114,15 +114,15 @@ def test_ddp_reduces_every_gradient(two_ranks, kind):
 
 @pytest.mark.parametrize("kind", MECHANISMS)
 def test_a_relay_sends_a_state_and_its_gradient(two_ranks, kind):
-    """And of each the shapes, and once the eight numbers that say what a rank's piece holds."""
+    """And of each the dtypes and shapes; and once, eight numbers that say how a piece is laid out."""
     step = step_of(kind, Plan(context=RANKS, exchange="relay"))
     work, layers = step.work, step.work.layers
     held = work.state_bytes(SEQUENCES)
-    axes = [x.dim() for x in work.state]
-    floating = [x.dim() for x in work.state if x.is_floating_point()]
+    forms = sum(1 + x.dim() for x in work.state)  # numbers: a dtype and the sizes of each tensor
+    floating = sum(1 + x.dim() for x in work.state if x.is_floating_point())
     (first, reduced), (last, _) = two_ranks.call(by_context, kind)
-    assert first == layers * (held.forward + 8 * sum(axes)) + HEADER
-    assert last == layers * (held.backward + 8 * sum(floating)) + HEADER
+    assert first == layers * (held.forward + 8 * forms) + HEADER
+    assert last == layers * (held.backward + 8 * floating) + HEADER
     assert len(reduced) == work.tensors
     exchanged = layers * (held.forward + held.backward)
     assert step.sent == 2 * Machine.sent(sum(reduced), Group(RANKS)) + exchanged
