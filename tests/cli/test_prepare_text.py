@@ -143,6 +143,16 @@ def test_shards_that_cannot_be_trained_on_claim_no_folder(lintra_says, corpus):
     assert not (corpus / "run").exists()
 
 
+def test_a_run_is_resumed_by_processes_that_share_its_own_batch(lintra_says, corpus):
+    """Which --batch-tokens says, and not --batch."""
+    assert lintra_says(*PREPARE, "--validate", "0.2")[0] == 0
+    assert lintra_says(*LEARN, "--batch-tokens", "48")[0] == 0
+    before = (corpus / "run" / "run.json").read_bytes()
+    code, _, err = lintra_says("train", "--resume", "run", "--devices", "4")
+    assert (code, err) == (2, "lintra: batch must be a multiple of devices=4, got 3 sequences\n")
+    assert (corpus / "run" / "run.json").read_bytes() == before
+
+
 def test_a_byte_that_has_changed_is_found(lintra_says, corpus):
     assert lintra_says(*PREPARE, "--validate", "0.2")[0] == 0
     file = corpus / "shards" / "validate-00000.tokens"
