@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Launcher(NamedTuple):
     """A program that has started this process together with others."""
@@ -64,14 +66,16 @@ def starting(settings: Any) -> tuple[int, int]:
 
 def world(settings: Any) -> tuple[int, int]:
     """Return the number of nodes, and of processes on each, of the settings `nodes` and `devices`; where
-    these are None, of the launcher, else 1. Raises ValueError where they contradict the launcher, or nothing
-    says where the other nodes are."""
+    these are None, of the launcher, else 1. Raises ValueError where they contradict the launcher, nothing
+    says where the other nodes are, or there are GPUs and not one for each process of this node."""
     found = launcher()
     if found is None:
         nodes = settings.nodes or 1
         if nodes > 1:
             _check_nodes(nodes)
-        return nodes, settings.devices or 1
+        devices = settings.devices or 1
+        _check_gpus(devices, "or take fewer --devices")
+        return nodes, devices
     if not found.devices:
         wanted = "--ntasks-per-node" if found.name == "srun" else "--nproc-per-node"
         raise ValueError(
@@ -85,6 +89,7 @@ def world(settings: Any) -> tuple[int, int]:
                 f"{name}={asked} contradicts {found.name}, which has started nodes={found.nodes} with "
                 f"devices={found.devices}: leave {name} out, or start as many"
             )
+    _check_gpus(found.devices, f"or have {found.name} start fewer processes on a node")
     return found.nodes, found.devices
 
 
@@ -105,6 +110,15 @@ def _check_nodes(nodes: int) -> None:
         )
     if not 0 <= _node_rank() < nodes:
         raise ValueError(f"NODE_RANK must lie in 0 .. nodes - 1 = {nodes - 1}, got {_node_rank()}")
+
+
+def _check_gpus(devices: int, otherwise: str) -> None:
+    """Raise ValueError where this node trains on GPUs and has fewer of them than processes."""
+    if torch.cuda.is_available() and (count := torch.cuda.device_count()) < devices:
+        raise ValueError(
+            f"devices={devices} needs a GPU for each, and this process sees {count}: let it see more, "
+            f"{otherwise}"
+        )
 
 
 def _node_rank() -> int:

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 from lintra import checkpoint, train
 from lintra.train import Config, launch
@@ -103,6 +104,23 @@ def test_what_contradicts_is_refused(environment, variables, settings, message):
     environment(variables)
     with pytest.raises(ValueError, match=message):
         Config(**settings).check_batch(None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "settings", "message"),
+    [
+        ({}, {"devices": 2}, "devices=2 needs a GPU for each, and this process sees 1: .* fewer --devices$"),
+        (TORCHRUN, {}, "devices=2 needs a GPU for each, .* or have torchrun start fewer processes on a node"),
+    ],
+)
+def test_each_process_needs_a_gpu_where_there_are_any(environment, monkeypatch, variables, settings, message):
+    environment(variables)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match=message):
+        launch.world(Config(**settings))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # then it trains on the CPU
+    assert launch.world(Config(**settings))[1] == 2
 
 
 def test_a_batch_is_shared_by_all_nodes(environment):
