@@ -75,7 +75,7 @@ class Training:
                 fully_shard(block, mesh=self.mesh)
             fully_shard(self.model, mesh=self.mesh)
         elif strategy == "context":
-            distributed.context_parallel(self.model, self.mesh)
+            distributed.context_parallel(self.model, self.mesh, method="relay")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), fused=True)
 
     def step(self) -> None:
