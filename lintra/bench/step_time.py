@@ -106,9 +106,8 @@ class Step:
             return state.forward, state.backward
         if plan.exchange == "scan":
             steps = _steps(plan.context)
-            transition = work.transition_bytes(n, self.bytes)
-            passes = 2 if self.recompute else 1
-            return passes * steps * (state.forward + transition), steps * (state.backward + transition)
+            transition = work.transition_bytes(n, self.bytes) if self._between else 0
+            return steps * (state.forward + transition), steps * (state.backward + transition)
         if plan.exchange == "ring":
             piece = (plan.context - 1) * work.keys_bytes(self.tokens, self.bytes)
             return (2 if self.recompute else 1) * piece, 2 * piece
@@ -190,19 +189,28 @@ class Step:
         forward, backward = (slow * each for each in self._alone())
         if self.plan.exchange == "scan":
             once, back = self._scan()
-            return forward + once, backward + back + (once if self.recompute else 0.0)
+            return forward + once, backward + back
         if self.plan.exchange == "ring":
             return self._ring(forward, backward)
         return forward, backward
 
+    @property
+    def _between(self) -> bool:
+        """Return whether any rank has others on both sides: it alone needs what its piece does to a state."""
+        return self.plan.context > 2
+
     def _scan(self) -> tuple[float, float]:
         """Return the seconds that a scan over ranks adds, forward and backward: a pass for the state of a
-        piece, then log2 R times a message and joining two pieces. Steps that leave a node come last."""
+        piece, then log2 R times a message and joining two pieces. Steps that leave a node come last. The pass
+        is computed again with its block; what was exchanged is kept."""
         n, machine, slow = self.own_sequences, self.machine, self.machine.slowdown(self.plan.ranks)
-        more, state = self.work.state_operations(self.tokens, self.length), self.work.state_bytes(n)
-        transition, join = self.work.transition_bytes(n, self.bytes), self.work.combine_operations(n)
+        work, state = self.work, self.work.state_bytes(n)
+        more = work.state_operations(self.tokens, self.length, transition=self._between)
+        transition = work.transition_bytes(n, self.bytes) if self._between else 0
+        join = work.combine_operations(n) if self._between else 0.0
+        again = more.forward if self.recompute else 0.0
         found = []
-        for operations, held in ((more.forward, state.forward), (more.backward, state.backward)):
+        for operations, held in ((more.forward, state.forward), (more.backward + again, state.backward)):
             seconds = slow * operations / machine.operations
             for step in range(_steps(self.plan.context)):
                 seconds += machine.send_seconds(held + transition, 2**step)

@@ -120,31 +120,31 @@ class Work:
             softmax   (t + 1) / 2 keys, d + e each, twice; the backward computes the scores again
 
         A chunk's triangle is solved twice more in the backward, its gradient is one more product."""
-        a, chunk = self.attention, self._chunk(length)
-        n = tokens * a.out_heads
+        a = self.attention
         if self.mechanism == "softmax":
-            pairs = n * (length + 1) / 2
+            pairs = tokens * a.out_heads * (length + 1) / 2
             return Passes(4 * a.dim * pairs, 10 * a.dim * pairs)
-        f, e, states = self.features, a.value_dim, tokens * self.states
+        return self._recurrence_operations(tokens, length, a.out_heads, a.value_dim)
+
+    def state_operations(self, tokens: int, length: int, *, transition: bool = False) -> Passes:
+        """Return the operations of the pass that finds what a piece adds to the state, and of its backward.
+
+        The sum: 2 f e a token and state. The delta rule runs once more, from states that are wider by f
+        where the `transition` is found beside them."""
+        f, e = self.features, self.attention.value_dim
+        if self.mechanism == "linear":
+            return products(2.0 * tokens * self.states * f * e)
+        return self._recurrence_operations(tokens, length, self.states, e + f if transition else e)
+
+    def _recurrence_operations(self, tokens: int, length: int, heads: int, e: int) -> Passes:
+        """Those of a recurrence by chunks, of so many query heads and values of width e."""
+        n, f, states, chunk = tokens * heads, self.features, tokens * self.states, self._chunk(length)
         within, read = 2 * n * chunk * (f + e), 2 * n * f * e
         if self.mechanism == "linear":
             return products(within + read + 2 * n * f + 2 * states * f * e)
         carried = 2 * states * f * (chunk + f + 2 * e + f * e / chunk)
         triangle = states * chunk * (f + e)
         return products(within + read + carried) + Passes(triangle, 3 * triangle)
-
-    def state_operations(self, tokens: int, length: int) -> Passes:
-        """Return the operations of a pass that finds what a piece adds to the state, and of the pass that
-        finds the gradient of the state before it.
-
-        The sum: 2 f e a token and state. The delta rule: all but what reads the state."""
-        a, f, e = self.attention, self.features, self.attention.value_dim
-        if self.mechanism == "linear":
-            each = 2.0 * tokens * self.states * f * e
-            return Passes(each, 2 * tokens * a.out_heads * f * e)
-        whole = self.attention_operations(tokens, length)
-        outputs = 2 * tokens * a.out_heads * (self._chunk(length) * (f + e) + f * e)
-        return Passes(whole.forward - outputs, whole.forward - outputs)
 
     def _chunk(self, length: int) -> int:
         return min(getattr(self.attention.config, "chunk", length), length)

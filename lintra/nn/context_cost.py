@@ -153,23 +153,30 @@ def transition_numbers(attention: Attention, ranks: int) -> int:
     return g * f * f if attention.matrix_transition else g * f
 
 
-def state_operations(attention: Attention, ranks: int) -> int:
+def state_operations(attention: Attention, ranks: int) -> float:
     """Return what a token costs in the pass that finds the state alone, forward."""
     g, f, e = _state_sizes(attention)
     if not attention.matrix_transition:
         return g * f * e + TOUCHED * g * (f + e)
     e = e if ranks < 3 else e + f  # the transition is computed beside the state
-    return g * (3 * f * e + CHUNK * (f + e) + TOUCHED * (2 * f + e))
+    return g * (_delta_operations(f, e) + TOUCHED * (2 * f + e))
 
 
 def mixing_operations(attention: Attention, tokens: int) -> float:
     """Return what a token costs beside projections and MLP in a sequence of so many tokens, forward."""
     if attention.can.state == "constant":
         g, f, e = _state_sizes(attention)
-        return g * ((3 if attention.matrix_transition else 2) * f * e + CHUNK * (f + e))
+        return g * (_delta_operations(f, e) if attention.matrix_transition else 2 * f * e + CHUNK * (f + e))
     window = getattr(attention.config, "window", None)
     seen = tokens / 2 if window is None else min(window, tokens)
     return seen * attention.heads * (attention.dim + attention.value_dim)
+
+
+def _delta_operations(f: int, e: int) -> float:
+    """What a token and state costs by the delta rule in its form by chunks, as `lintra.bench.step_work`
+    counts it."""
+    within, triangle = CHUNK * (f + e), CHUNK * (f + e) / 2
+    return within + triangle + f * e + f * (CHUNK + f + 2 * e + f * e / CHUNK)
 
 
 def _state_sizes(attention: Attention) -> tuple[int, int, int]:

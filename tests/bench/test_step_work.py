@@ -10,6 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from lintra.attention import delta, gated, linear, softmax
 from lintra.bench.step_work import Bytes, Work
 from lintra.models import decoder
+from lintra.nn import context_cost
+from lintra.ops.layout import Layout
+from lintra.ops.linear_attention import piece
 
 KINDS = {
     "linear": linear.Config(impl="torch"),
@@ -124,12 +127,34 @@ def test_the_state_of_a_recurrence_is_that_of_a_block():
     assert Work(config_of("softmax")).state_bytes(5).backward == 0
 
 
-def test_the_state_pass_is_a_part_of_the_mechanism():
-    for kind in ("linear", "delta"):
-        work = Work(config_of(kind))
-        state, all_of_it = work.state_operations(TIME, TIME), work.attention_operations(TIME, TIME)
-        assert 0 < state.forward < all_of_it.forward
-        assert 0 < state.backward < all_of_it.backward
+@pytest.mark.parametrize("transition", [False, True])
+def test_the_pass_for_a_state_is_counted_as_it_runs(transition):
+    """But for the triangles that the delta rule solves, which PyTorch does not count; its backward is that of
+    a kernel, which does not leave out what nobody has asked for."""
+    works = [Work(config_of(kind)) for kind in ("linear", "delta")]
+    g, f, e = works[0].states, works[0].features, works[0].attention.value_dim
+    k, v = (torch.randn(1, TIME, g, n, requires_grad=True) for n in (f, e))
+    layout, beta = Layout(1, TIME, k.device), torch.rand(1, TIME, g)
+    more = [work.state_operations(TIME, TIME, transition=transition) for work in works]
+    with FlopCounterMode(display=False) as forward:
+        added = piece._sum(k, v, None, None, layout, transition, True)[0]
+    with FlopCounterMode(display=False) as backward:
+        added.sum().backward()
+    assert (forward.get_total_flops(), backward.get_total_flops()) == (more[0].forward, more[0].backward)
+    with FlopCounterMode(display=False) as forward:
+        piece._delta(k, v, None, beta, layout, transition, chunk=64, impl="torch")
+    triangle = TIME * g * 64 * (f + e + f * transition)
+    assert forward.get_total_flops() + triangle == more[1].forward
+    assert more[1].backward > 2 * more[1].forward
+
+
+@pytest.mark.parametrize(("kind", "ranks"), [("linear", 2), ("linear", 4), ("delta", 2), ("delta", 4)])
+def test_both_cost_models_count_the_pass_for_a_state_alike(kind, ranks, monkeypatch):
+    """That which has `method="auto"` choose, in multiplications with their additions, and with reading."""
+    monkeypatch.setattr(context_cost, "TOUCHED", 0)
+    work = Work(config_of(kind))
+    counted = work.state_operations(1, context_cost.CHUNK, transition=ranks > 2).forward
+    assert 2 * context_cost.state_operations(work.attention, ranks) == counted
 
 
 @pytest.mark.parametrize("attention", [gated.Config(), softmax.Config(window=4), (linear.Config(),) * 2])
