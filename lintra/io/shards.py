@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lintra.io.files import Error, read_json
@@ -109,10 +110,16 @@ def _empty(dtype: str, shape: list[int]) -> Tensor:
 
 
 def _check(file: Path, size: int) -> None:
-    """Raises Error unless a shard is as long as it was written."""
+    """Raises Error unless a shard is as long as it was written and says what is in it."""
     try:
         found = os.stat(file).st_size
-    except OSError as error:
-        raise Error(f"{file}, a shard of this checkpoint, cannot be read: {error.strerror}") from error
-    if found != size:
-        raise Error(f"{file}, a shard of this checkpoint, has {found:,} bytes and was written with {size:,}")
+        if found != size:
+            raise ValueError(f"it has {found:,} bytes and was written with {size:,}")
+        with safe_open(file, "pt"):
+            pass
+    except (OSError, ValueError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise Error(
+            f"{file}, a shard of this checkpoint, cannot be read: {why}; copy it from where it is whole, "
+            "or remove its folder to go back to the checkpoint before"
+        ) from error

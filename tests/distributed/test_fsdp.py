@@ -328,7 +328,7 @@ def other_version(step):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut, "a shard of this checkpoint, has .* bytes and was written with"),
+        (cut, "a shard of this checkpoint, cannot be read: it has .* bytes and was written with"),
         (remove, "a shard of this checkpoint, cannot be read: No such file"),
         (other_index, "does not say which shards and tensors there are"),
         (other_version, "has format 9, this lintra reads format 2"),
