@@ -18,7 +18,7 @@ from lintra.bench.memory import anonymous, printed_by
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing
 
-MEASURES = ("lintra/tasks/datasets", "lintra/tasks/_packed.py", "lintra/tasks/text.py", "lintra/train")
+MEASURES = ("lintra/tasks/datasets", "lintra/tasks/text.py", "lintra/train")
 PAGES = Path(__file__).parents[1] / "docs"
 GROWTH = 32  # MB more with the large text than with the small one, at most: a few large tensors more or less
 START = 5  # seconds, at most

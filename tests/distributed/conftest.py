@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 SECONDS = 60  # without a word from the others
+LONGEST = 600  # seconds that a call may take
 BACKEND = os.environ.get("LINTRA_TEST_BACKEND", "gloo")
 
 
@@ -32,10 +33,15 @@ class Ranks:
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         for pipe in self._pipes:
             pipe.send((function, args))
-        results = [pipe.recv() for pipe in self._pipes]
+        results = [self._answer(pipe) for pipe in self._pipes]
         for error, text in (x for ok, *x in results if not ok):
             raise error from RuntimeError(text)
         return [result for _, result, _ in results]
+
+    def _answer(self, pipe: Any) -> Any:
+        if not pipe.poll(LONGEST):
+            raise TimeoutError(f"a rank has not answered within {LONGEST} seconds")
+        return pipe.recv()
 
     def close(self) -> None:
         for pipe in self._pipes:

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy as copying
+import functools
 import json
 import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -180,12 +182,29 @@ def test_muon_of_shared_matrices(two_ranks):
 # Whole runs: the ranks train as a launcher would have started them.
 
 
+@functools.lru_cache(maxsize=1)
+def port():
+    """Return a port that is free where rank 0 is, the same on all ranks: other tests run beside these."""
+    found = [""]
+    if dist.get_rank() == 0:
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            found = [str(free.getsockname()[1])]
+    dist.broadcast_object_list(found)
+    return found[0]
+
+
 @contextlib.contextmanager
 def launched(dtype):
     """What torchrun tells a process, in which weights are of this type."""
     rank, world = str(dist.get_rank()), str(dist.get_world_size())
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    names |= {"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    names |= {
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "x",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port(),
+    }
     os.environ.update(names)
     torch.set_default_dtype(dtype)
     try:
