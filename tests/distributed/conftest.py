@@ -5,6 +5,7 @@ With LINTRA_TEST_BACKEND=nccl each has a GPU of its own, and what it is given go
 
 import multiprocessing
 import os
+import socket
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -69,8 +70,15 @@ def _serve(rank: int, count: int, folder: str, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
+def free_port() -> int:
+    """Return a port that nobody listens at: other tests run beside these."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def moved(x: Any, device: torch.device) -> Any:
-    """What a function is given or gives, with its tensors and modules on a device."""
+    """Arguments or results of a function, with their tensors and modules on a device."""
     if device.type == "cpu" and BACKEND != "nccl":
         return x
     return pytree.tree_map_only((torch.Tensor, torch.nn.Module), lambda part: part.to(device), x)

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from lintra import checkpoint
 from lintra.io.files import leftovers
 from lintra.io.shards import read_whole
-from tests.distributed.test_together import free_port
+from tests.distributed.conftest import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ from lintra.train import callbacks
 from lintra.train.learner import Learner
 from lintra.train.muon import Muon
 from lintra.train.sharding import shard, whole
+from tests.distributed.conftest import free_port
 
 TIME, N = 12, 11
 SMALL = {
@@ -184,14 +184,10 @@ def test_muon_of_shared_matrices(two_ranks):
 
 @functools.lru_cache(maxsize=1)
 def port():
-    """Return a port that is free where rank 0 is, the same on all ranks: other tests run beside these."""
-    found = [""]
-    if dist.get_rank() == 0:
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            found = [str(free.getsockname()[1])]
+    """Return a free port, the same on all ranks."""
+    found = [free_port() if dist.get_rank() == 0 else 0]
     dist.broadcast_object_list(found)
-    return found[0]
+    return str(found[0])
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,9 @@ from lintra.distributed import RanksDiffer, check_alike
 from lintra.tasks import digits
 from lintra.train import Config, Run, fit, together
 from lintra.train.alike import digest_of_folder
+from tests.distributed.conftest import free_port
 
 SMALL = {"steps": 2, "batch": 4, "precision": "32", "lr": 3e-3, "strategy": "ddp", "timeout": 50.0}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def trained(folder: str, port: int, changes: list[dict[str, Any]]) -> tuple[str, Any]:
