@@ -7,19 +7,16 @@ their blocks in the backward: a layer keeps 11 to 16 kB of a token otherwise, of
 has 2, its queries, keys, values and outputs.
 """
 
-import multiprocessing
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
+from benchmarks.ranks import Ranks, started
 from lintra import distributed
 from lintra.allocator import release_freed_memory
 from lintra.attention import delta, linear, softmax
@@ -68,16 +65,12 @@ QUICK = Sizes(tokens=64, layers=1, heads=1, width=16, rounds=2)
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
     """Times every mechanism -> the table's rows and the timings of steps."""
-    rows, timings, threads = [], {}, torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with _second_rank() as tell:
-            for i, name in enumerate(MECHANISMS):
-                more, found = _compare(name, sizes, tell, partial(_count, progress, i * sizes.rounds))
-                rows += more
-                timings |= found
-    finally:
-        torch.set_num_threads(threads)
+    rows, timings = [], {}
+    with started(RANKS) as ranks:
+        for i, name in enumerate(MECHANISMS):
+            more, found = _compare(name, sizes, ranks, partial(_count, progress, i * sizes.rounds))
+            rows += more
+            timings |= found
     return rows, timings
 
 
@@ -86,21 +79,14 @@ def _count(progress: Callable[[int], None], before: int, done: int) -> None:
 
 
 def _compare(
-    name: str, sizes: Sizes, tell: Callable[..., None], progress: Callable[[int], None]
+    name: str, sizes: Sizes, ranks: Ranks, progress: Callable[[int], None]
 ) -> tuple[list[Row], dict[str, Timing]]:
     """Times a mechanism, alone and by each method together with the second rank -> its rows and timings."""
-    mesh = init_device_mesh("cpu", (RANKS,))
-    together, sent = {}, {}
-    for method in METHODS:
-        tell("build", name, sizes, method)
-        together[method] = distributed.context_parallel(_build(name, sizes), mesh, method=method)
+    sent = {}
+    ranks.call(RANKS, _share, name, sizes)
 
     def both(method: Method, tokens: int) -> None:
-        tell("step", method, tokens)
-        ranks = together[method].context.ranks
-        before = ranks.bytes_sent
-        _step(together[method], tokens, mesh)
-        sent[method, tokens] = (ranks.bytes_sent - before) / sizes.layers
+        sent[method, tokens] = ranks.call(RANKS, _sent, method, tokens)[0] / sizes.layers
 
     one = f"{name}, one process"
     contestants: dict[str, Callable[[], object]] = {one: partial(_step, _build(name, sizes), sizes.tokens)}
@@ -132,7 +118,28 @@ def _build(name: str, sizes: Sizes) -> Decoder:
     return decoder.Config(attention=MECHANISMS[name], **shape).build()
 
 
-def _step(model: Decoder, tokens: int, mesh: Any = None) -> None:
+# On each rank the networks that it computes its part of, and the mesh of the ranks.
+_shared: dict[Method, tuple[Decoder, DeviceMesh]] = {}
+
+
+def _share(name: str, sizes: Sizes) -> None:
+    """On a rank: build the network of a mechanism for each method."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    for method in METHODS:
+        model = distributed.context_parallel(_build(name, sizes), mesh, method=method)
+        _shared[method] = model, mesh
+
+
+def _sent(method: Method, tokens: int) -> int:
+    """On a rank: take a step of its piece of so many tokens -> the bytes that it has sent for the layers."""
+    model, mesh = _shared[method]
+    assert model.context is not None
+    before = model.context.ranks.bytes_sent
+    _step(model, tokens, mesh)
+    return model.context.ranks.bytes_sent - before
+
+
+def _step(model: Decoder, tokens: int, mesh: DeviceMesh | None = None) -> None:
     """Forward and backward of a sequence, or of this rank's piece of it."""
     text = torch.randint(0, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(0))
     before = model.shift(text)
@@ -143,38 +150,3 @@ def _step(model: Decoder, tokens: int, mesh: Any = None) -> None:
     if mesh is not None:
         distributed.reduce_gradients(model, mesh)
     release_freed_memory()  # else the pieces of one contestant lie beside those of the next
-
-
-@contextmanager
-def _second_rank() -> Iterator[Callable[..., None]]:
-    """Start a second process, joined with this one through gloo -> a function that tells it what to do."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_follow, args=(f"{folder}/store", theirs), daemon=True)
-        process.start()
-        _join(f"{folder}/store", 0)
-        try:
-            yield lambda *what: ours.send(what)
-        finally:
-            ours.send(("end",))
-            dist.destroy_process_group()
-            process.join()
-
-
-def _join(store: str, rank: int) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-
-
-def _follow(store: str, pipe: Any) -> None:
-    """The second process: builds and steps as it is told."""
-    torch.set_num_threads(1)
-    _join(store, 1)
-    models, mesh = {}, init_device_mesh("cpu", (RANKS,))
-    while (what := pipe.recv())[0] != "end":
-        match what:
-            case "build", name, sizes, method:
-                models[method] = distributed.context_parallel(_build(name, sizes), mesh, method=method)
-            case "step", method, tokens:
-                _step(models[method], tokens, mesh)
-    dist.destroy_process_group()
