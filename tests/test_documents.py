@@ -354,6 +354,7 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
         ("benchmarks/results/softmax-*.json", "docs/performance.md"),
         ("benchmarks/results/busy-*.json", "docs/performance.md"),
         ("benchmarks/results/runtime-*.json", "docs/performance.md"),
+        ("benchmarks/results/context-*.json", "docs/scale.md"),
         ("benchmarks/results/onnx-*.json", "docs/performance.md"),
         ("benchmarks/results/original-*.json", "docs/migrating.md"),
         ("benchmarks/results/drop_in-*.json", "docs/huggingface.md"),
