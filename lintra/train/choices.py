@@ -61,7 +61,7 @@ def _batch(settings: Config, task: Task) -> str:
     parts = f" in {settings.accumulate} parts" if settings.accumulate > 1 else ""
     if task.batch_tokens is not None:
         return f"up to {task.batch_tokens:,} frames{parts}"
-    return f"{task.batch or settings.batch:,} sequences{parts}"
+    return f"{settings.samples(task):,} sequences{parts}"
 
 
 def _rate(settings: Config) -> str:

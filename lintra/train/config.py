@@ -1,7 +1,7 @@
 """The settings that all tasks share."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lintra import legacy
 from lintra.config import fields
@@ -65,6 +65,10 @@ class Config:
             raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
         if self.wandb == "":
             raise ValueError("wandb must be the name of a project, got ''")
+
+    def samples(self, task: Any) -> int:
+        """Return how many samples make a batch of a task, all processes together, where it says so or not."""
+        return task.batch or self.batch
 
     def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:
         """Raises ValueError where batches are of sequences, `batch` of them or the setting, and the processes

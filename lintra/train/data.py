@@ -77,7 +77,7 @@ def check_room(task: Task, model: Any, settings: Config, device: torch.device) -
         tokens = max((x.shape[1] for x in batch.values() if x.dim() > 1), default=1)
         kept = 4 * tokens * inner.width * inner.layers // settings.accumulate  # of one part at a time
         sizes.append(sum(x.nbytes for x in batch.values()) + kept)
-    batch = task.batch or settings.batch
+    batch = settings.samples(task)
     needed = batch * (_NUMBER + min(sizes))
     free *= processes(settings) if device.type == "cuda" else 1  # each has its share of the batch
     if needed > free:

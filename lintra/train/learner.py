@@ -60,11 +60,6 @@ class Learner(pl.LightningModule):
                 if isinstance(part, TransformerBase):
                     part.config = dataclasses.replace(part.config, checkpoint_blocks=True)
 
-    @property
-    def _batch(self) -> int:
-        """Samples of a step."""
-        return self.task.batch or self.config.batch
-
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.model, self.config)
 
@@ -74,7 +69,7 @@ class Learner(pl.LightningModule):
         share = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         samples, most = self.task.train, self.task.batch_tokens
         if most is None:
-            sampler = StepSampler(len(samples), self._batch, **seeded, **share)
+            sampler = StepSampler(len(samples), self.config.samples(self.task), **seeded, **share)
         else:
             sampler = LengthSampler(samples.lengths, most, **seeded, **share)
         return _loader(samples, sampler)
@@ -82,9 +77,10 @@ class Learner(pl.LightningModule):
     def val_dataloader(self) -> DataLoader[Batch]:
         samples, world = self.task.validate, self.trainer.world_size
         if self.task.batch_tokens is None:
-            most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * self._batch
+            batch = self.config.samples(self.task)
+            most = len(samples) if self.task.validates_all else VALIDATION_BATCHES * batch
             places = range(min(len(samples), most))
-            size = self._batch // world
+            size = batch // world
             batches = [list(places[first : first + size]) for first in range(0, len(places), size)]
         else:
             batches = of_similar_length(samples.lengths, self.task.batch_tokens // world)
@@ -124,7 +120,7 @@ class Learner(pl.LightningModule):
         return sum(done, self._loss(last, weight, total))
 
     def _loss(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
-        """What a part of a batch adds to its loss, where all parts have a weight of `total`."""
+        """The loss that a part adds to that of its batch, where all parts have a weight of `total`."""
         loss = self.task.loss(self.model, batch)
         alone = self.trainer.world_size * self.config.accumulate == 1
         return loss if alone else loss * (weight / total).to(loss.dtype)

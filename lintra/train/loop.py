@@ -169,7 +169,7 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
     if first:
         run.sweep()
         if run.train.precision == "auto":
-            run = run.changed(precision=measured(run.model, task, run.train.batch))
+            run = run.changed(precision=measured(run.model, task, run.train.samples(task)))
     else:
         run = hear_begun(run)
     start = run.checkpoints()[-1] if run.checkpoints() else None
