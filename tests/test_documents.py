@@ -438,7 +438,7 @@ def test_the_table_of_conformance_is_that_of_the_file():
 
 
 def test_the_predictions_of_scale_are_those_of_the_program():
-    """Which measures nothing, and gives the same anywhere."""
+    """Nothing is measured there: they are the same anywhere."""
     report = json.loads((MEASURED / "predictions.json").read_text())
     assert report["predicted"]
     rows, _ = predictions.run(predictions.Sizes(), lambda done: None)

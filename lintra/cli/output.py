@@ -13,7 +13,7 @@ class Quiet:
 
     @property
     def says(self) -> Says:
-        """What is printed while a model is trained."""
+        """Amount that is printed while a model is trained."""
         return "result" if self.quiet else "progress"
 
 

@@ -139,10 +139,7 @@ def scan_seconds(
 
 def state_numbers(attention: Attention) -> int:
     """Return how many numbers the state of a sequence has, where it is constant; 0 where it grows."""
-    total, state = 0, list(attention.start(1, device="meta"))
-    for x in state:
-        total += x.numel() if isinstance(x, torch.Tensor) else 0
-    return total
+    return sum(x.numel() for x in _parts(attention))
 
 
 def transition_numbers(attention: Attention, ranks: int) -> int:
@@ -173,7 +170,7 @@ def mixing_operations(attention: Attention, tokens: int) -> float:
 
 
 def _delta_operations(f: int, e: int) -> float:
-    """What a token and state costs by the delta rule in its form by chunks, as `lintra.bench.step_work`
+    """Operations of a token and state by the delta rule in its form by chunks, as `lintra.bench.step_work`
     counts it."""
     within, triangle = CHUNK * (f + e), CHUNK * (f + e) / 2
     return within + triangle + f * e + f * (CHUNK + f + 2 * e + f * e / CHUNK)
@@ -181,10 +178,14 @@ def _delta_operations(f: int, e: int) -> float:
 
 def _state_sizes(attention: Attention) -> tuple[int, int, int]:
     """Heads, features and width of the largest part of a state."""
-    parts = [x for x in attention.start(1, device="meta") if isinstance(x, torch.Tensor)]
-    sizes = max(parts, key=lambda x: x.numel()).shape[1:]
+    sizes = max(_parts(attention), key=lambda x: x.numel()).shape[1:]
     heads, features, *width = *sizes, 1
     return heads, features, width[0]
+
+
+def _parts(attention: Attention) -> list[torch.Tensor]:
+    """The tensors of the state of a sequence, without numbers."""
+    return [x for x in attention.start(1, device="meta") if isinstance(x, torch.Tensor)]
 
 
 def _message(numbers: int, rows: int, machine: Machine) -> float:

@@ -19,8 +19,8 @@ from lintra.ops.ranks import Ranks
 
 
 class Span(NamedTuple):
-    """What a rank's piece holds: places [t]; real tokens of its last sequence, of each row; whether the first
-    one began before it; whether its last one goes on behind it; whether they are one."""
+    """Contents of a rank's piece: places [t]; real tokens of its last sequence, of each row; whether the
+    first one began before it; whether its last one goes on behind it; whether they are one."""
 
     time: int
     counts: list[int]
@@ -201,7 +201,7 @@ class Piece:
         return max(1, len(self.chain_of(rank)))
 
     def _there(self, hop: int, count: int, layout: Layout) -> Bool[Tensor, "b m"]:
-        """Which of the last `count` places a rank has for the first sequence here."""
+        """Mask of the last `count` places that a rank has for the first sequence here."""
         p = self.ranks.rank - hop
         counts = self.spans[p].counts if p in self.chain else [0] * len(self.seen)
         first = count - torch.tensor(counts, device=layout.device)

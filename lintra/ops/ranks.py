@@ -126,7 +126,7 @@ def compose_transitions(late: Tensor | None, early: Tensor) -> Tensor:
 def _exclusive(
     ranks: Ranks, added: Tensor, transition: Tensor | None, sizes: tuple[int, ...], *, back: bool
 ) -> Tensor:
-    """What the ranks before (`back`: behind) make of 0, in rounds that reach twice as far each time.
+    """The state that ranks before (`back`: behind) make of 0, in rounds that reach twice as far each time.
 
     A rank has composed what its last `reach` ranks with its own do, and what they do without it. Where that
     begins with the first rank, nothing comes in that a transition would be applied to: none is sent."""

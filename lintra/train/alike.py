@@ -1,4 +1,4 @@
-"""What processes that train one run must have in common."""
+"""Things that processes which train one run must have in common."""
 
 import hashlib
 from pathlib import Path

@@ -150,7 +150,7 @@ def test_the_pass_for_a_state_is_counted_as_it_runs(transition):
 
 @pytest.mark.parametrize(("kind", "ranks"), [("linear", 2), ("linear", 4), ("delta", 2), ("delta", 4)])
 def test_both_cost_models_count_the_pass_for_a_state_alike(kind, ranks, monkeypatch):
-    """That which has `method="auto"` choose, in multiplications with their additions, and with reading."""
+    """Operations by which `method="auto"` chooses, in multiplications with their additions."""
     monkeypatch.setattr(context_cost, "TOUCHED", 0)
     work = Work(config_of(kind))
     counted = work.state_operations(1, context_cost.CHUNK, transition=ranks > 2).forward

@@ -1,4 +1,4 @@
-"""What bounds the reading of a prompt: the products with the weights of a graph."""
+"""Bound of the reading of a prompt: the products with the weights of a graph."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which method a layer gets, by the prediction of what either costs."""
+"""Methods that layers get, by the prediction of what either costs."""
 
 import math
 

@@ -62,7 +62,7 @@ def alone(model, tokens, mask, state):
 
 
 def on_rank(cases):
-    """What `alone` gives, where this rank has its piece and, but for rank 0, no state."""
+    """Results of `alone`, where this rank has its piece and, but for rank 0, no state."""
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     rank, last = mesh.get_local_rank(), mesh.size() - 1
     found = []

@@ -192,7 +192,7 @@ def test_a_lost_node_leaves_a_smaller_world(tmp_path):
 
 
 def test_none_outlives_torchrun(tmp_path):
-    """Which has no time to end its processes where it is killed itself."""
+    """A launcher has no time to end its processes where it is killed itself."""
     folder = tmp_path / "run"
     options = [*STANDALONE, "--nproc-per-node", "2", "-m", "tests.distributed.victim"]
     command = ["torch.distributed.run", *options, *arguments(folder, steps=1_000_000, save_every=1_000_000)]

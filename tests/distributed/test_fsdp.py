@@ -192,7 +192,7 @@ def port():
 
 @contextlib.contextmanager
 def launched(dtype):
-    """What torchrun tells a process, in which weights are of this type."""
+    """Environment that torchrun gives a process, in which weights are of this type."""
     rank, world = str(dist.get_rank()), str(dist.get_world_size())
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
     names |= {
@@ -246,7 +246,7 @@ def alone(one_thread):
 
 
 def assert_same(run, other, most=1e-12):
-    """The same model, optimizer and validation losses, but for rounding."""
+    """Model, optimizer and validation losses are the same, but for rounding."""
     ours, theirs = run.checkpoints()[-1], other.checkpoints()[-1]
     assert ours.name == theirs.name
     for part in ("model", "training"):
@@ -487,7 +487,7 @@ def test_two_checkpoints_are_kept(two_ranks, tmp_path):
 
 
 def test_a_checkpoint_of_0_1(two_ranks, tmp_path):
-    """Which has other names: each rank reads it whole, and keeps its part."""
+    """Its tensors have other names: each rank reads it whole, and keeps its part."""
     old = Path(__file__).parents[1] / "data" / "v0.1" / "run-plateau"
     for name in ("one", "two"):
         shutil.copytree(old, tmp_path / name)

@@ -1,4 +1,4 @@
-"""What ranks exchange is what one process finds from all pieces: scans of states, their gradients, bytes."""
+"""Exchanges between ranks, beside what one process finds of all pieces: states, gradients, bytes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SIZES = {"factor": (2, 3), "feature": (2, 3, 4), "matrix": (2, 3, 4, 4)}
 
 
 def pieces(ranks, sizes):
-    """What each piece adds [b g f e], its transition, and weights of a loss."""
+    """Sums that pieces add [b g f e], its transition, and weights of a loss."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape):

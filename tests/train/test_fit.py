@@ -295,7 +295,7 @@ def test_two_processes_are_as_good_as_one(new_run):
 
 @pytest.mark.slow
 def test_two_processes_learn_from_shards_as_one(new_run, tmp_path):
-    """The same sequences of documents, up to the order of sums, as above."""
+    """Sequences of documents are the same, up to the order of sums, as above."""
     texts = [Document(f"{i}: {'some words ' * (i % 9)}".encode(), "") for i in range(200)]
     write_shards(tmp_path / "shards", texts, None, held_out=0.2, shard_tokens=2_000)
     task = text.Config(data=str(tmp_path / "shards"), length=32, batch_tokens=8 * 32)

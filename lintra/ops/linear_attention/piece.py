@@ -78,7 +78,7 @@ def _sum(
     transition: bool,
     normalize: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """What features [b s g f] and values add to a state, z as a last column, and what is left of one."""
+    """Sum that features [b s g f] and values add to a state, z as a last column, and what is left of one."""
     k, v = same_heads(k, k, v)[1:]
     kept = None
     if log_decay is not None:
@@ -108,7 +108,7 @@ def _delta(
     chunk: int,
     impl: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """What the delta rule adds to a state, and the matrix [b g f f] that it multiplies one by."""
+    """Sum that the delta rule adds to a state, and the matrix [b g f f] that it multiplies one by."""
     alone = Layout(layout.rows, layout.time, layout.device, mask=layout.mask)
     f, e = k.shape[3], v.shape[3]
     g = max(k.shape[2], v.shape[2])
