@@ -437,6 +437,7 @@ def test_the_table_of_conformance_is_that_of_the_file():
     assert table(report) in (ROOT / "docs" / "conformance.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_predictions_of_scale_are_those_of_the_program():
     """Nothing is measured there: they are the same anywhere."""
     report = json.loads((MEASURED / "predictions.json").read_text())

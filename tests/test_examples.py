@@ -71,6 +71,7 @@ def test_digits_are_classified_better_than_by_chance(tmp_path, mechanism):
     assert float(last.split()[0]) > 20, last
 
 
+@pytest.mark.slow
 def test_a_hybrid_is_trained_and_its_window_keeps_the_state_small(tmp_path):
     """The same command again finds the run finished."""
     first, again = (said("train_hybrid", tmp_path, "--quick", "--dir", "own").splitlines() for _ in range(2))

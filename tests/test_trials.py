@@ -136,7 +136,7 @@ class Stopped(Trial):
         raise Interrupted(signal.SIGINT, run, 0)
 
 
-@pytest.mark.parametrize("kind", [Killed, Stopped])
+@pytest.mark.parametrize("kind", [Killed, pytest.param(Stopped, marks=pytest.mark.slow)])
 def test_one_that_is_stopped_ends_all(trial, tmp_path, kind):
     values = {field.name: getattr(trial, field.name) for field in dataclasses.fields(trial)}
     gone = kind(**{**values, "folder": tmp_path / "gone"})

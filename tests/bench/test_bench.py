@@ -139,7 +139,7 @@ def test_the_clock_waits_for_what_was_begun():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("what", ["attention", "mechanisms", "scaling"])
+@pytest.mark.parametrize("what", ["attention", "mechanisms", pytest.param("scaling", marks=pytest.mark.slow)])
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
     assert main(["bench", *what.split(), "--quick", "--out", str(path)]) == 0

@@ -133,6 +133,7 @@ def test_the_peak_is_counted_from_where_it_was_forgotten():
 
 
 @LINUX
+@pytest.mark.slow
 def test_scores_are_in_memory_only_where_they_are_written_out(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     sizes = scaling.Sizes(tokens=1024, heads=2, dim=16)

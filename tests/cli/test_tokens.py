@@ -97,7 +97,7 @@ def test_a_byte_order_mark_is_no_part_of_a_tokenizer_or_a_text(lintra_says, prep
     seen = bytes(text_files.split("words.txt").train)
     assert seen == words[: len(seen)]
     assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
-    code, _, err = lintra_says("export", "--to", "onnx", "--model", "run", "--out", "x.onnx")
+    code, _, err = lintra_says("export", "--to", "runtime", "--model", "run", "--out", "x.lrt")
     assert (code, err) == (0, "")
     assert Tokenizer.read("x-tokenizer.json").content == content
 

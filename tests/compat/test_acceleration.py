@@ -181,6 +181,7 @@ def test_half_precision(name, dtype):
     assert (found - exact).abs().mean() <= 1.5 * (theirs - exact).abs().mean()
 
 
+@pytest.mark.slow
 def test_the_example_prints_its_ratios(tmp_path):
     program = [sys.executable, str(ROOT / "examples" / "faster_qwen.py"), "--quick"]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)

@@ -12,6 +12,7 @@ import pytest
 import lintra.compat
 from lintra.compat.__main__ import __doc__ as usage
 
+slow = pytest.mark.slow
 HAS_FLA = importlib.util.find_spec("fla") is not None
 TINY = """
 import torch, transformers
@@ -80,7 +81,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("fla", "mamba_
     assert left == "[]"
 
 
-@pytest.mark.parametrize("model", [TINY, HYBRID], ids=["mamba2", "qwen3_5"])
+@pytest.mark.parametrize("model", [pytest.param(TINY, marks=slow), HYBRID], ids=["mamba2", "qwen3_5"])
 def test_a_model_imported_afterwards_runs_on_our_kernels(model):
     program = f"""
 import lintra.compat
@@ -232,6 +233,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("program", "method"), [("program.py", "forkserver"), ("-m program", "fork")])
 def test_a_program_pickles_its_own_classes(program, method, tmp_path):
     """While it runs, at its exit, and between processes, which import it, and with it what stands in."""
@@ -246,7 +248,10 @@ def test_a_program_pickles_its_own_classes(program, method, tmp_path):
     ], done.stderr
 
 
-@pytest.mark.parametrize("form", ["file", "compiled", "folder", "archive", "module", "package"])
+@pytest.mark.parametrize(
+    "form",
+    ["file", "module", *(pytest.param(x, marks=slow) for x in ("compiled", "folder", "archive", "package"))],
+)
 def test_a_program_of_any_form_sees_what_python_shows_it(form, tmp_path):
     """Its name, arguments, file, package, specification and place to import from."""
     code = """
@@ -280,8 +285,10 @@ print(sys.modules["__main__"].__dict__ is globals())
     [
         ([], 2),
         (["--help"], 0),
-        *((args, 2) for args in (["nothing.py"], ["."])),
-        *((["-m", name], 2) for name in ("nothing", "nothing.inside", "json.tool.nothing", ".nothing")),
+        (["nothing.py"], 2),
+        pytest.param(["."], 2, marks=slow),
+        (["-m", "nothing.inside"], 2),
+        *(pytest.param(["-m", x], 2, marks=slow) for x in ("nothing", "json.tool.nothing", ".nothing")),
     ],
 )
 def test_calls_without_a_program(args, code, tmp_path):

@@ -62,7 +62,7 @@ LAYOUTS = {
 }
 TRIANGULAR = ("delta", "kda")  # no parallel form of opset 20
 LENGTHS = [3, 1, 13, 8, 16]  # within a chunk, one token, beyond one, exactly one and two, after each other
-FAST = {("retention", "parallel"), ("softmax", "step")}  # an export takes seconds
+FAST = {("retention", "step"), ("softmax", "step")}  # an export takes seconds
 
 
 def session(content):

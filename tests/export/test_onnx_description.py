@@ -65,6 +65,7 @@ def test_an_encoder_is_described(tmp_path):
     assert "start_symbol" not in about
 
 
+@pytest.mark.slow
 def test_a_recogniser_is_described(tmp_path):
     """What it says is enough to write down what was said."""
     model = build_ctc(linear.Config())

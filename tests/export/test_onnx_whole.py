@@ -79,7 +79,7 @@ def check(model, content):
         pytest.param(ssd.Config(chunk=8), {}, PLAIN, marks=slow),
         pytest.param(ssd.Config(), {}, OPERATORS, marks=slow),
         pytest.param(gated.Config(), {}, CONTRIB, marks=slow),
-        (delta.Config(), {}, CONTRIB),
+        pytest.param(delta.Config(), {}, CONTRIB, marks=slow),
         pytest.param(delta.Config(), {"pool": "mean"}, OPERATORS, marks=slow),
         pytest.param(kda.Config(rank=4), {}, CONTRIB, marks=slow),
         pytest.param(linear.Config(), {"causal": True, "conv": 3}, CONTRIB, marks=slow),

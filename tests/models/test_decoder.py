@@ -454,6 +454,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_packed_sequences_compile_into_one_graph():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True)
     assert done.stdout.strip() == "same", done.stderr

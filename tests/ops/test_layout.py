@@ -13,7 +13,17 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.ops import LinearState, linear_attention
 from lintra.ops.layout import SHORT, Layout, sequence_bounds
-from tests.ops.test_linear_attention import COMPILERS, EXACT, FAST, accepted, draw, flat, needs_native, uneven
+from tests.ops.test_linear_attention import (
+    COMPILED,
+    COMPILERS,
+    EXACT,
+    FAST,
+    accepted,
+    draw,
+    flat,
+    needs_native,
+    uneven,
+)
 
 LENGTHS = st.lists(st.sampled_from([0, 1, 2, 15, 16, 17, 40, 70]), min_size=1, max_size=6)
 
@@ -251,7 +261,7 @@ print("same")
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("impl", COMPILED)
 def test_torch_compile_keeps_it_in_one_graph(impl, compiler):
     """fullgraph=True raises at a graph break. In a process of its own: the compiler warns as it likes."""
     script = SCRIPT.format(impl=impl, compiler=compiler)

@@ -331,6 +331,7 @@ def test_decays_keep_their_digits_beside_one_that_leaves_nothing(cut):
         assert_close(x.double().cpu(), e, rtol=0, atol=256 * FLOAT32 * float(e.abs().max()))
 
 
+@pytest.mark.slow
 def test_gradients_of_decays_are_as_exact_far_from_the_end(cut):
     """For fewer tokens than the other implementations, in spans of a chunk: the interpreter is slow."""
     cut(programs=100)

@@ -95,10 +95,7 @@ RECURRENT |= {"score_gradients", "late_gradients", "reader_gradients"}
 GATED = RECURRENT | {"chunk_sides"}
 DELTA = GATED | {"value_gradients"}
 FEW = [
-    (["go(90, torch.bfloat16)", "go(90, torch.bfloat16, t=1)"], BOTH | {"step"}),
     (["go(90, torch.bfloat16, t=1, kept=torch.bfloat16)"], BOTH - {"outputs"} | {"step"}),
-    (["go(80, torch.float32, b=1, decay=True, packed=True)"], DECAYED),
-    (["recur(90, torch.bfloat16, 'head', beta=True, f=64, e=20)"], DELTA),
     (["recur(80, torch.float32, 'head', beta=True, b=1, f=64, e=64, t=1)"], {"step"}),
 ]
 MORE = [
@@ -107,6 +104,11 @@ MORE = [
     for dtype in ("float32", "bfloat16", "float16")
     for rest in ("decay=True, mask=True", "causal=False, normalize=False", "f=576, e=33, feature_map='relu'")
     if capability == 80 or dtype == "bfloat16"
+]
+MORE += [
+    (["go(90, torch.bfloat16)", "go(90, torch.bfloat16, t=1)"], BOTH | {"step"}),
+    (["go(80, torch.float32, b=1, decay=True, packed=True)"], DECAYED),
+    (["recur(90, torch.bfloat16, 'head', beta=True, f=64, e=20)"], DELTA),
 ]
 MORE += [
     ([f"recur({capability}, torch.{dtype}, {rest})"], DELTA if "beta" in rest else GATED)

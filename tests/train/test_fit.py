@@ -306,6 +306,7 @@ def test_two_processes_learn_from_shards_as_one(new_run, tmp_path):
     assert theirs == pytest.approx(ours, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_validation_of_fewer_batches_than_processes(new_run):
     """It ends, training goes on behind it, and its score is that of one process.
 
