@@ -1,10 +1,11 @@
 """`python -m benchmarks context`: a training step of one long sequence by one process, and by two.
 
 Each process has one thread. The two wait for each other's states, the first at the next layer while the
-second is at the one before, or exchange them (`lintra.distributed`, methods "relay" and "scan"). Beside the
-seconds stand the bytes that a rank sends in a step, for the whole sequence and for half of it. All recompute
-their blocks in the backward: a layer keeps 11 to 16 kB of a token otherwise, of which attention to a window
-has 2, its queries, keys, values and outputs.
+second is at the one before, or exchange them (`lintra.distributed`, methods "relay" and "scan"). "Apart" are
+two processes that take a step of half the sequence each and exchange nothing: what two cores lose to each
+other, below which no exchange can come. Beside the seconds stand the bytes that a rank sends in a step, for
+the whole sequence and for half of it. All recompute their blocks in the backward: a layer keeps 11 to 16 kB
+of a token otherwise, of which attention to a window has 2, its queries, keys, values and outputs.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class Sizes:
     layers: int = 8
     heads: int = 4
     width: int = 128
-    rounds: int = 2
+    rounds: int = 3
 
     @property
     def turns(self) -> int:
@@ -90,16 +91,20 @@ def _compare(
 
     one = f"{name}, one process"
     contestants: dict[str, Callable[[], object]] = {one: partial(_step, _build(name, sizes), sizes.tokens)}
+    apart = f"{name}, two processes apart"
+    contestants[apart] = partial(ranks.call, RANKS, _apart, sizes.tokens // RANKS)
     contestants |= {f"{name}, {x}": partial(both, x, sizes.tokens) for x in METHODS}
     options: dict[str, Any] = {"rounds": sizes.rounds, "at_least": 0, "settle": SETTLED}
     found = interleaved(contestants, **options, progress=progress)
-    rows = []
+
+    def over_half(contestant: str) -> float:
+        return 100 * (RANKS * found[contestant].median / found[one].median - 1)
+
+    over = "over half the time of one process"
+    rows = [Row(f"{apart}: {over}", over_half(apart), "%")]
     for method in METHODS:
         both(method, sizes.tokens // 2)
-        overhead = 100 * (RANKS * found[f"{name}, {method}"].median / found[one].median - 1)
-        rows.append(
-            Row(f"{name}, {method}: over half the time of one process", overhead, "%", at_most=OVERHEAD)
-        )
+        rows.append(Row(f"{name}, {method}: {over}", over_half(f"{name}, {method}"), "%", at_most=OVERHEAD))
         for tokens in (sizes.tokens // 2, sizes.tokens):
             label = f"{name}, {method}: sent a layer, {tokens:,} tokens"
             rows.append(Row(label, sent[method, tokens], "bytes"))
@@ -118,16 +123,24 @@ def _build(name: str, sizes: Sizes) -> Decoder:
     return decoder.Config(attention=MECHANISMS[name], **shape).build()
 
 
-# On each rank the networks that it computes its part of, and the mesh of the ranks.
+# On each rank the networks that it computes its part of, with the mesh of the ranks, and one by itself.
 _shared: dict[Method, tuple[Decoder, DeviceMesh]] = {}
+_alone: list[Decoder] = []
 
 
 def _share(name: str, sizes: Sizes) -> None:
     """On a rank: build the network of a mechanism for each method."""
+    release_freed_memory()
     mesh = init_device_mesh("cpu", (RANKS,))
     for method in METHODS:
         model = distributed.context_parallel(_build(name, sizes), mesh, method=method)
         _shared[method] = model, mesh
+    _alone[:] = [_build(name, sizes)]
+
+
+def _apart(tokens: int) -> None:
+    """On a rank: take a step of a sequence of its own."""
+    _step(_alone[0], tokens)
 
 
 def _sent(method: Method, tokens: int) -> int:
@@ -149,4 +162,3 @@ def _step(model: Decoder, tokens: int, mesh: DeviceMesh | None = None) -> None:
     (functional.cross_entropy(model(before).mT, text, reduction="sum") / tokens).backward()
     if mesh is not None:
         distributed.reduce_gradients(model, mesh)
-    release_freed_memory()  # else the pieces of one contestant lie beside those of the next

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lintra.allocator import keep_freed_memory
+
 SECONDS = 120  # without a word from the others
 
 
@@ -86,6 +88,7 @@ def _join(store: str, rank: int, count: int) -> None:
 
 def _follow(store: str, rank: int, count: int, pipe: Any) -> None:
     """Another process: calls what it is told."""
+    keep_freed_memory()
     torch.set_num_threads(1)
     _join(store, rank, count)
     while (told := pipe.recv()) is not None:

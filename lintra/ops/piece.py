@@ -6,7 +6,7 @@ and no message has to say so again.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Int
@@ -137,13 +137,31 @@ class Piece:
         added, transition = torch.zeros_like(like), None
         if self.gives and self.heard:
             added, transition = own(self.takes and self.between)
+        return self._scan(added, transition, sizes)
+
+    @property
+    def begins(self) -> bool:
+        """Return whether its first sequence begins here, so that nothing comes in."""
+        return not (self.takes and self.chain)
+
+    def hand_on(self, y: Tensor, added: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Return y as it is, of tokens that begin here, and give what they add to a state to the next ranks.
+
+        Where `state` needs a pass before the outputs are computed, this needs none. `sizes` are those of the
+        other ranks' transitions."""
+        if not (self.gives and self.heard):
+            added = torch.zeros_like(added)
+        return cast("Tensor", _Tied.apply(y, self._scan(added, None, sizes)))
+
+    def _scan(self, added: Tensor, transition: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
+        """The state before these tokens, of what all pieces add; where nothing is taken, 0."""
         if not self.takes:
             self.leave([added])
-            return torch.zeros_like(like)
+            return torch.zeros_like(added)
         if not self.gives:
             (added,) = self.left_behind()
         if transition is None and self.between:  # what comes in ends here
-            transition = like.new_zeros(sizes)
+            transition = added.new_zeros(sizes)
         return self.ranks.scan(added, transition, sizes)
 
     def gather(self, x: Tensor) -> list[Tensor]:
@@ -206,6 +224,19 @@ class Piece:
         counts = self.spans[p].counts if p in self.chain else [0] * len(self.seen)
         first = count - torch.tensor(counts, device=layout.device)
         return torch.arange(count, device=layout.device) >= first[:, None]
+
+
+class _Tied(torch.autograd.Function):
+    """y as it is; backward, a message is waited for too, whose value y does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, received: Tensor) -> Tensor:
+        ctx.like = torch.empty_like(received, device="meta")
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return dy, torch.zeros_like(ctx.like, device=dy.device)
 
 
 def _latest(x: Tensor, mask: Bool[Tensor, "b t"] | None, count: int) -> Tensor:
