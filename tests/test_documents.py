@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from benchmarks import predictions, scale
+from benchmarks import journeys, predictions, scale
 from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
 from lintra.bench import machines
@@ -355,6 +355,7 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
         ("benchmarks/results/busy-*.json", "docs/performance.md"),
         ("benchmarks/results/runtime-*.json", "docs/performance.md"),
         ("benchmarks/results/context-*.json", "docs/scale.md"),
+        ("benchmarks/results/stream-*.json", "docs/data.md"),
         ("benchmarks/results/onnx-*.json", "docs/performance.md"),
         ("benchmarks/results/original-*.json", "docs/migrating.md"),
         ("benchmarks/results/drop_in-*.json", "docs/huggingface.md"),
@@ -435,6 +436,11 @@ def test_the_table_of_conformance_is_that_of_the_file():
     assert {"machine", "versions", "command", "commit", "date"} <= set(report)
     table = runpy.run_path(str(ROOT / "benchmarks" / "conformance.py"))["table"]
     assert table(report) in (ROOT / "docs" / "conformance.md").read_text()
+
+
+@pytest.mark.parametrize("file", sorted(MEASURED.glob("journeys-*.json")), ids=lambda file: file.name)
+def test_the_minutes_of_journeys_are_those_of_the_file(file):
+    assert journeys.table(json.loads(file.read_text())) in (ROOT / "docs" / "expectations.md").read_text()
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ added up over the rest:
                          it, and its gradients are scattered
     relay   context > 1  a layer's state goes from rank to rank (`lintra.nn.relay`): L layers on R ranks take
                          (L + R - 1) / L times as long
-    scan    context > 1  pieces are joined in log2 R steps, after one more pass for their states
+    scan    context > 1  pieces are joined in log2 R steps; ranks between two others take one more pass, for
+                         what their pieces do to a state
     ring    context > 1  softmax: keys and values go round in R steps, beside attention to the ones before
                          (Liu et al. 2023, arXiv:2310.01889), all ranks with as much to do
                          (Brandon et al. 2023, arXiv:2311.09431)

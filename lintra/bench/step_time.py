@@ -200,12 +200,12 @@ class Step:
         return self.plan.context > 2
 
     def _scan(self) -> tuple[float, float]:
-        """Return the seconds that a scan over ranks adds, forward and backward: a pass for the state of a
-        piece, then log2 R times a message and joining two pieces. Steps that leave a node come last. The pass
-        is computed again with its block; what was exchanged is kept."""
+        """Return the seconds that a scan over ranks adds, forward and backward: a pass for what a piece does
+        to a state, on ranks between two others, then log2 R times a message and joining two pieces. Steps
+        that leave a node come last. The pass is computed again with its block; what was exchanged is kept."""
         n, machine, slow = self.own_sequences, self.machine, self.machine.slowdown(self.plan.ranks)
         work, state = self.work, self.work.state_bytes(n)
-        more = work.state_operations(self.tokens, self.length, transition=self._between)
+        more = work.state_operations(self.tokens, self.length) if self._between else Passes(0.0, 0.0)
         transition = work.transition_bytes(n, self.bytes) if self._between else 0
         join = work.combine_operations(n) if self._between else 0.0
         again = more.forward if self.recompute else 0.0

@@ -126,15 +126,15 @@ class Work:
             return Passes(4 * a.dim * pairs, 10 * a.dim * pairs)
         return self._recurrence_operations(tokens, length, a.out_heads, a.value_dim)
 
-    def state_operations(self, tokens: int, length: int, *, transition: bool = False) -> Passes:
-        """Return the operations of the pass that finds what a piece adds to the state, and of its backward.
+    def state_operations(self, tokens: int, length: int) -> Passes:
+        """Return the operations of the pass that finds what a piece does to a state, and of its backward.
 
-        The sum: 2 f e a token and state. The delta rule runs once more, from states that are wider by f
-        where the `transition` is found beside them."""
+        The sum: 2 f e a token and state. The delta rule runs once more, from states that are wider by f: the
+        transition is found beside them."""
         f, e = self.features, self.attention.value_dim
         if self.mechanism == "linear":
             return products(2.0 * tokens * self.states * f * e)
-        return self._recurrence_operations(tokens, length, self.states, e + f if transition else e)
+        return self._recurrence_operations(tokens, length, self.states, e + f)
 
     def _recurrence_operations(self, tokens: int, length: int, heads: int, e: int) -> Passes:
         """Those of a recurrence by chunks, of so many query heads and values of width e."""

@@ -7,7 +7,8 @@ so many a second, a message taking `latency` + bytes / `bandwidth`:
     scan    L_s (3 s t / rate + 2 log2(R) messages)         one more pass over keys and values, at s a token
 
 beyond what the pieces take by themselves, forward and backward, whose backward counts twice its forward. L_s
-are the layers whose states compose. A layer that can only wait has the others wait with it, whatever they do.
+are the layers whose states compose. The pass is one of ranks between two others: of two ranks none has it. A
+layer that can only wait has the others wait with it, whatever they do.
 """
 
 import math
@@ -132,7 +133,8 @@ def scan_seconds(
     total = 0.0
     for x in layers:
         numbers = state_numbers(x.attention) + transition_numbers(x.attention, ranks)
-        total += 3 * state_operations(x.attention, ranks) * rows * tokens / machine.rate
+        if ranks > 2:
+            total += 3 * state_operations(x.attention) * rows * tokens / machine.rate
         total += 2 * rounds * _message(numbers, rows, machine)
     return total
 
@@ -150,13 +152,13 @@ def transition_numbers(attention: Attention, ranks: int) -> int:
     return g * f * f if attention.matrix_transition else g * f
 
 
-def state_operations(attention: Attention, ranks: int) -> float:
-    """Return what a token costs in the pass that finds the state alone, forward."""
+def state_operations(attention: Attention) -> float:
+    """Return what a token costs in the pass that finds what a piece does to a state, forward."""
     g, f, e = _state_sizes(attention)
     if not attention.matrix_transition:
         return g * f * e + TOUCHED * g * (f + e)
-    e = e if ranks < 3 else e + f  # the transition is computed beside the state
-    return g * (_delta_operations(f, e) + TOUCHED * (2 * f + e))
+    # The transition is computed beside the state.
+    return g * (_delta_operations(f, e + f) + TOUCHED * (3 * f + e))
 
 
 def mixing_operations(attention: Attention, tokens: int) -> float:

@@ -11,8 +11,9 @@ from lintra.attention import delta, gated, linear, softmax
 from lintra.bench.step_work import Bytes, Work
 from lintra.models import decoder
 from lintra.nn import context_cost
+from lintra.ops import linear_attention
 from lintra.ops.layout import Layout
-from lintra.ops.linear_attention import piece
+from lintra.ops.piece import Piece, Span
 
 KINDS = {
     "linear": linear.Config(impl="torch"),
@@ -127,34 +128,53 @@ def test_the_state_of_a_recurrence_is_that_of_a_block():
     assert Work(config_of("softmax")).state_bytes(5).backward == 0
 
 
-@pytest.mark.parametrize("transition", [False, True])
-def test_the_pass_for_a_state_is_counted_as_it_runs(transition):
+class Between:
+    """The ranks of a piece with others on both sides, of which nothing comes in."""
+
+    rank, size = 1, 3
+
+    def scan(self, added, transition, sizes):
+        self.given = added, transition
+        return torch.zeros_like(added)
+
+
+@pytest.mark.parametrize("kind", ["linear", "delta"])
+def test_the_pass_for_a_state_is_counted_as_it_runs(kind):
     """But for the triangles that the delta rule solves, which PyTorch does not count; its backward is that of
     a kernel, which does not leave out what nobody has asked for."""
-    works = [Work(config_of(kind)) for kind in ("linear", "delta")]
-    g, f, e = works[0].states, works[0].features, works[0].attention.value_dim
+    work, ranks = Work(config_of(kind)), Between()
+    g, f, e = work.states, work.features, work.attention.value_dim
     k, v = (torch.randn(1, TIME, g, n, requires_grad=True) for n in (f, e))
-    layout, beta = Layout(1, TIME, k.device), torch.rand(1, TIME, g)
-    more = [work.state_operations(TIME, TIME, transition=transition) for work in works]
-    with FlopCounterMode(display=False) as forward:
-        added = piece._sum(k, v, None, None, layout, transition, True)[0]
+    options = {
+        "normalize": False,
+        "impl": "torch",
+        "beta": None if kind == "linear" else torch.rand(1, TIME, g),
+    }
+    found = []
+    for layout in (Layout(1, TIME, k.device), Layout(1, TIME, k.device)):
+        if found:
+            layout.piece = Piece(ranks, [Span(TIME, [TIME], True, True, True)] * 3)
+        with FlopCounterMode(display=False) as forward:
+            linear_attention(k, k, v, layout=layout, **options)
+        found.append(forward.get_total_flops())
     with FlopCounterMode(display=False) as backward:
-        added.sum().backward()
-    assert (forward.get_total_flops(), backward.get_total_flops()) == (more[0].forward, more[0].backward)
-    with FlopCounterMode(display=False) as forward:
-        piece._delta(k, v, None, beta, layout, transition, chunk=64, impl="torch")
-    triangle = TIME * g * 64 * (f + e + f * transition)
-    assert forward.get_total_flops() + triangle == more[1].forward
-    assert more[1].backward > 2 * more[1].forward
+        sum(x.sum() for x in ranks.given).backward()
+    more = work.state_operations(TIME, TIME)
+    if kind == "linear":
+        one = 2 * g * f * e  # of one query, that is asked for the state
+        assert (found[1] - found[0], backward.get_total_flops()) == (more.forward + one, more.backward)
+    else:
+        assert found[1] - found[0] + TIME * g * 64 * (2 * f + e) == more.forward
+        assert more.backward > 2 * more.forward
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("linear", 2), ("linear", 4), ("delta", 2), ("delta", 4)])
-def test_both_cost_models_count_the_pass_for_a_state_alike(kind, ranks, monkeypatch):
+@pytest.mark.parametrize("kind", ["linear", "delta"])
+def test_both_cost_models_count_the_pass_for_a_state_alike(kind, monkeypatch):
     """Operations by which `method="auto"` chooses, in multiplications with their additions."""
     monkeypatch.setattr(context_cost, "TOUCHED", 0)
     work = Work(config_of(kind))
-    counted = work.state_operations(1, context_cost.CHUNK, transition=ranks > 2).forward
-    assert 2 * context_cost.state_operations(work.attention, ranks) == counted
+    counted = work.state_operations(1, context_cost.CHUNK).forward
+    assert 2 * context_cost.state_operations(work.attention) == counted
 
 
 @pytest.mark.parametrize("attention", [gated.Config(), softmax.Config(window=4), (linear.Config(),) * 2])

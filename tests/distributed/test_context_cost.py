@@ -34,11 +34,17 @@ def seconds(layers, ranks, tokens, machine):
 
 def test_without_messages_waiting_grows_with_the_ranks_and_exchanging_with_the_layers():
     machine = Machine(latency=0.0, bandwidth=math.inf)
-    relay, scan = seconds(8, 2, 1000, machine)
-    assert seconds(8, 5, 1000, machine) == pytest.approx((4 * relay, scan), rel=1e-6)
+    relay, scan = seconds(8, 3, 1000, machine)
+    assert seconds(8, 5, 1000, machine) == pytest.approx((2 * relay, scan), rel=1e-6)
     # the head, of the whole network, is spread over its layers
-    assert seconds(16, 2, 1000, machine) == pytest.approx((relay, 2 * scan), rel=0.01)
-    assert seconds(8, 2, 4000, machine) == pytest.approx((4 * relay, 4 * scan))
+    assert seconds(16, 3, 1000, machine) == pytest.approx((relay, 2 * scan), rel=0.01)
+    assert seconds(8, 3, 4000, machine) == pytest.approx((4 * relay, 4 * scan))
+
+
+def test_between_two_ranks_no_pass_for_states_is_needed():
+    machine = Machine(latency=0.0, bandwidth=math.inf)
+    relay, scan = seconds(8, 2, 1000, machine)
+    assert (relay > 0, scan) == (True, 0)
 
 
 def test_where_messages_are_all_that_counts_there_are_log_ranks_of_them_a_layer():
@@ -51,7 +57,7 @@ def test_where_messages_are_all_that_counts_there_are_log_ranks_of_them_a_layer(
 def test_the_faster_method_is_chosen_for_all_layers_whose_states_compose():
     assert set(methods(linear.Config())) == {"scan"}
     assert set(methods(linear.Config(), tokens=64)) == {"relay"}  # its messages take longer than a layer
-    assert set(methods(delta.Config(), layers=64)) == {"relay"}
+    assert set(methods(delta.Config(), layers=64, ranks=3)) == {"relay"}
     assert set(methods(delta.Config(), layers=4, ranks=64)) == {"scan"}
     assert set(methods(linear.Config(), machine=Machine(latency=10.0))) == {"relay"}
 
