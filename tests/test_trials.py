@@ -113,6 +113,7 @@ def test_where_the_data_lies_is_no_setting(trial):
     assert here.settings() == there.settings()
 
 
+@pytest.mark.slow
 def test_one_that_fails_stops_no_other(trial, tmp_path, capsys):
     bad = dataclasses.replace(trial, name="bad", folder=tmp_path / "bad", score="none")
     with pytest.raises(SystemExit, match=r"^bad failed: KeyError: 'none'$"):

@@ -188,7 +188,7 @@ def test_a_computation_is_held_against_what_bounds_it():
     "what",
     [
         "train",
-        "recurrence",
+        pytest.param("recurrence", marks=pytest.mark.slow),
         "busy",
         "softmax",
         "decode",

@@ -11,6 +11,7 @@ onnx_package = pytest.importorskip("onnx")
 helper, numpy_helper = onnx_package.helper, onnx_package.numpy_helper
 
 
+@pytest.mark.slow
 def test_the_products_of_a_graph_are_the_linear_maps_of_its_model():
     """Of a step as of a graph for any length: all of a delta rule's but for the weights of convolutions."""
     model = onnx._model("delta", onnx.QUICK)

@@ -21,6 +21,7 @@ def test_no_package_imports_what_is_private_to_another(part):
     assert overhead.private_imports(ROOT, part) == []
 
 
+@pytest.mark.slow
 def test_frames_and_calls_are_counted():
     rows, _ = overhead.run(overhead.QUICK, lambda done: None)
     figures = {row.what: row.figure for row in rows}

@@ -165,7 +165,8 @@ print(model.generate(torch.randint(64, (1, 9)), max_new_tokens=2).shape)
     assert printed(program).splitlines() == ["wrapped", "torch.Size([1, 11])"]
 
 
-def test_a_program_is_run_as_it_is(tmp_path):
+@pytest.mark.parametrize("program", [pytest.param("program.py", marks=slow), "-m program"])
+def test_a_program_is_run_as_it_is(program, tmp_path):
     (tmp_path / "helper.py").write_text("word = 'beside'\n")
     (tmp_path / "program.py").write_text("""
 import sys
@@ -174,17 +175,16 @@ from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 print(__name__, sys.argv, word, selective_scan_fn.__module__)
 sys.exit(3)
 """)
-    for program in ("program.py", "-m program"):
-        done = subprocess.run(
-            [sys.executable, "-m", "lintra.compat", *program.split(), "--lr", "1"],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 3, done.stderr
-        name, *_, module = done.stdout.split()
-        assert (name, module) == ("__main__", "lintra.compat.mamba_ssm.ops.selective_scan_interface")
-        assert "'--lr', '1'] beside" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "lintra.compat", *program.split(), "--lr", "1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 3, done.stderr
+    name, *_, module = done.stdout.split()
+    assert (name, module) == ("__main__", "lintra.compat.mamba_ssm.ops.selective_scan_interface")
+    assert "'--lr', '1'] beside" in done.stdout
 
 
 def test_a_program_finds_what_is_beside_it_and_not_what_is_where_it_is_called(tmp_path):
@@ -250,7 +250,7 @@ def test_a_program_pickles_its_own_classes(program, method, tmp_path):
 
 @pytest.mark.parametrize(
     "form",
-    ["file", "module", *(pytest.param(x, marks=slow) for x in ("compiled", "folder", "archive", "package"))],
+    ["file", *(pytest.param(x, marks=slow) for x in ("module", "compiled", "folder", "archive", "package"))],
 )
 def test_a_program_of_any_form_sees_what_python_shows_it(form, tmp_path):
     """Its name, arguments, file, package, specification and place to import from."""
@@ -287,8 +287,10 @@ print(sys.modules["__main__"].__dict__ is globals())
         (["--help"], 0),
         (["nothing.py"], 2),
         pytest.param(["."], 2, marks=slow),
-        (["-m", "nothing.inside"], 2),
-        *(pytest.param(["-m", x], 2, marks=slow) for x in ("nothing", "json.tool.nothing", ".nothing")),
+        *(
+            pytest.param(["-m", x], 2, marks=slow)
+            for x in ("nothing", "nothing.inside", "json.tool.nothing", ".nothing")
+        ),
     ],
 )
 def test_calls_without_a_program(args, code, tmp_path):

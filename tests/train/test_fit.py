@@ -277,6 +277,7 @@ def test_a_signal_saves_and_stops(new_run, monkeypatch, signum, code):
     assert_same_weights(whole, run)
 
 
+@pytest.mark.slow
 def test_two_processes_are_as_good_as_one(new_run):
     """The copy task: shares of a batch hold different numbers of predictions, and must be weighed by them.
 
