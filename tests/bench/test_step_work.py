@@ -161,7 +161,7 @@ def test_the_pass_for_a_state_is_counted_as_it_runs(kind):
         sum(x.sum() for x in ranks.given).backward()
     more = work.state_operations(TIME, TIME)
     if kind == "linear":
-        one = 2 * g * f * e  # of one query, that is asked for the state
+        one = 2 * g * f * (e + 1)  # of one query, which reads the state and the sum of the keys
         assert (found[1] - found[0], backward.get_total_flops()) == (more.forward + one, more.backward)
     else:
         assert found[1] - found[0] + TIME * g * 64 * (2 * f + e) == more.forward
