@@ -356,6 +356,7 @@ def test_the_figures_of_scaling_are_those_of_the_files(file, table):
         ("benchmarks/results/busy-*.json", "docs/performance.md"),
         ("benchmarks/results/runtime-*.json", "docs/performance.md"),
         ("benchmarks/results/context-*.json", "docs/scale.md"),
+        ("benchmarks/results/stream-*.json", "docs/data.md"),
         ("benchmarks/results/onnx-*.json", "docs/performance.md"),
         ("benchmarks/results/original-*.json", "docs/migrating.md"),
         ("benchmarks/results/drop_in-*.json", "docs/huggingface.md"),
