@@ -46,7 +46,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
 
 
 def tables(report: dict[str, Any]) -> list[str]:
-    """Those of README.md: of each corpus, the learning rates, the targets, and against the length."""
+    """Return the tables of README.md: of each corpus, the rates, the targets, and against the length."""
     scores, rows = [table(report, corpus) for corpus in report["scores"]], times()
     scores += [searches(report), targets(report)]
     return [*scores, against_length(rows)] if rows else scores

@@ -238,7 +238,7 @@ class BigBirdAttention(ScoredAttention):
         return block_attention(q, k, v, blocks, listed, block=block, **where, **self.weighing())
 
     def _everything(self, q: Tensor, k: Tensor, v: Tensor, real: Tensor | None) -> Tensor:
-        """All real keys, or all so far where causal."""
+        """Attend to all unpadded keys, or to all so far where causal."""
         if self.causal:
             return self.attend(q, k, v, None if real is None else real[:, None], causal=True)
         return self.attend_all(q, k, v, real)

@@ -4,7 +4,7 @@ Ranks stand in a grid: `data` of them have different sequences, and of each of t
 pieces of the same ones. Parameters, gradients and moments are sharded over `shard` ranks, and gradients are
 added up over the rest:
 
-    DDP     shard = 1    gradients are reduced while the backward goes on
+    DDP     shard = 1    gradients are reduced during the backward
     FSDP2   shard > 1    a block is gathered in the forward and again in the backward, beside the block before
                          it, and its gradients are scattered
     relay   context > 1  a layer's state goes from rank to rank (`lintra.nn.relay`): L layers on R ranks take
@@ -33,7 +33,7 @@ LEAST = 64  # tokens of a piece
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How ranks share a step."""
+    """Division of a training step among ranks."""
 
     data: int = 1  # ranks with different sequences
     context: int = 1  # ranks with pieces of the same ones
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """Return the number of all ranks."""
         return self.data * self.context
 
     @property

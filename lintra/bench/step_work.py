@@ -137,7 +137,7 @@ class Work:
         return self._recurrence_operations(tokens, length, self.states, e + f)
 
     def _recurrence_operations(self, tokens: int, length: int, heads: int, e: int) -> Passes:
-        """Those of a recurrence by chunks, of so many query heads and values of width e."""
+        """Return the operations of a recurrence by chunks, with so many query heads and values of width e."""
         n, f, states, chunk = tokens * heads, self.features, tokens * self.states, self._chunk(length)
         within, read = 2 * n * chunk * (f + e), 2 * n * f * e
         if self.mechanism == "linear":

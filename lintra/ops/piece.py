@@ -210,7 +210,7 @@ class Piece:
         return torch.where(real, self.seen.to(real.device)[:, None] + back, -1)
 
     def _hops(self, rank: int, count: int) -> int:
-        """How many ranks before `rank` have any of its last `count` places."""
+        """Count the ranks before `rank` that have any of its last `count` places."""
         found = torch.zeros(len(self.spans[rank].counts), dtype=torch.int64)
         for hop, p in enumerate(self.chain_of(rank), 1):
             found += torch.tensor(self.spans[p].counts)

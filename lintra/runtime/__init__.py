@@ -159,7 +159,7 @@ class Sequence:
         self.model.check(self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
 
     def read(self, frames: Float[np.ndarray, "t i"]) -> None:
-        """So many frames as the model's `subsample`, or fewer, which end the utterance."""
+        """Hear as many frames as the model's `subsample` says, or fewer, which end the utterance."""
         if frames.ndim != 2 or frames.shape[1] != self.model.facts["input"]:
             raise Error(f"frames must be [t i={self.model.facts['input']}], got {list(frames.shape)}")
         given = np.ascontiguousarray(frames, np.float32)

@@ -47,7 +47,7 @@ def _shape(run: Run) -> str:
 
 
 def _parameters(model: nn.Module) -> str:
-    """How many each part has; those that parts share are counted with the first."""
+    """Count the parameters of each part; those that parts share are counted with the first."""
     found, seen = [], set()
     for name, part in model.named_children():
         own = {id(x): x.numel() for x in part.parameters() if id(x) not in seen}
