@@ -105,7 +105,8 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
             else:
                 seen = len(task.build().train), _seen(stages, grown_from)
                 text = of_images(name, *seen, model, json.loads(scores))
-            (place / CARD).write_text(text + _training(stages, hours, grown_from))
+            gpu = json.loads(scores).get("machine", {}).get("gpu")
+            (place / CARD).write_text(text + _training(stages, hours, grown_from, gpu))
 
     checkpoint.write_atomically(folder, write)
 
@@ -244,8 +245,10 @@ def _arranged(arrangements: dict[str, Any]) -> str:
 standard deviation of {deviation} ([{ARRANGEMENTS}]({ARRANGEMENTS}))."""
 
 
-def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None) -> str:
-    """How it was trained, and how to do it again."""
+def _training(
+    stages: Sequence[train.Run], hours: float, grown_from: str | None, gpu: str | None = None
+) -> str:
+    """How it was trained, on the GPU that has scored it too where there was one, and how to do it again."""
     amounts = ", then\n  ".join(f"{run.steps:,} steps of {_amount(run)}" for run in stages)
     commands = [
         _command(run) + (f" --dir {_folder(stage)}" if stage < len(stages) else "")
@@ -257,13 +260,18 @@ def _training(stages: Sequence[train.Run], hours: float, grown_from: str | None)
         commands.insert(0, f"python experiments/images/grow.py {grown_from} {GROWN}")
     again = ", then\n  ".join(f"`{command}`" for command in commands)
     earlier = f" and, of what came before, [{BEFORE}]({BEFORE})" if len(stages) > 1 else ""
-    return f"""- **Training**: {amounts}{before}; {hours:.1f} hours
-  of processor time on one or two cores that did other work too ({cpu()}). Every setting is
+    return f"""- **Training**: {amounts}{before}; {_time(hours, gpu)}. Every setting is
   in [{RUN}]({RUN}){earlier}, the losses by step are in [{LOG}]({LOG}){_validated(stages)}.
 - **Again**: {again}
 
 ![loss by step]({CURVE})
 """
+
+
+def _time(hours: float, gpu: str | None) -> str:
+    if gpu is not None:
+        return f"{60 * hours:.0f} minutes\n  of one GPU that did other work too ({gpu})"
+    return f"{hours:.1f} hours\n  of processor time on one or two cores that did other work too ({cpu()})"
 
 
 def _validated(stages: Sequence[train.Run]) -> str:

@@ -26,6 +26,7 @@ class Config:
     batch: int = 16  # sequences in a step, all devices together
     accumulate: int = 1  # parts in which each device computes its share, one by one
     checkpoint_blocks: bool = False  # compute blocks again in the backward: less memory
+    compile: bool = False  # compile blocks with torch.compile: slow to begin, then faster
     optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix
     lr: float = 1e-3  # learning rate
     weight_decay: float = 0.01  # weights shrink by this times lr

@@ -14,6 +14,7 @@ from lintra import attention
 from lintra.checkpoint import Error
 from lintra.models import Model
 from lintra.models.base import TransformerBase
+from lintra.nn import Block
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
 from lintra.train.config import Config
@@ -59,6 +60,10 @@ class Learner(pl.LightningModule):
             for part in self.model.modules():
                 if isinstance(part, TransformerBase):
                     part.config = dataclasses.replace(part.config, checkpoint_blocks=True)
+        if self.config.compile:
+            for part in self.model.modules():
+                if isinstance(part, Block):
+                    part.compile()  # in place: the names of its weights stay
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return optimizer(self.model, self.config)
@@ -155,7 +160,9 @@ class Learner(pl.LightningModule):
             )
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        scores = self.task.score(self.model, batch)
+        # Compiled blocks would be compiled anew for it, and for batches of every size.
+        with torch.compiler.set_stance("force_eager" if self.config.compile else "default"):
+            scores = self.task.score(self.model, batch)
         # No integer: the mean of those over the processes would be rounded down.
         weight: Any = float(scores.pop("weight"))
         if batch_idx >= self.counted:  # another process has this batch too

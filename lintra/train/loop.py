@@ -203,6 +203,7 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*does not have many workers.*")  # batches are made at once
             warnings.filterwarnings("ignore", "FSDP2-wrapped .* returned a view")  # which no task changes
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")  # Dynamo
             warnings.filterwarnings("ignore", ".*LeafSpec.*is deprecated")  # between Lightning and PyTorch
             yield
     finally:
