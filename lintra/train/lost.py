@@ -6,11 +6,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import lightning.pytorch as pl
 import torch.distributed as dist
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from lintra.train import launch
 from lintra.train.run import Run
@@ -22,6 +25,7 @@ _WORDS = (
     "connection closed",
     "broken pipe",
 )  # of errors of communication
+NOTICED = 10.0  # seconds in which a process notices by itself that another one has ended
 
 
 class LostProcess(ConnectionError):
@@ -30,23 +34,58 @@ class LostProcess(ConnectionError):
     exit_code = 1
 
 
+class Launcher(_SubprocessScriptLauncher):
+    """Lightning's, without its observer, which kills this process and says nothing once another one of the
+    node has ended: `lost_in_training` watches over them."""
+
+    def launch(
+        self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any
+    ) -> Any:
+        """Start the other processes, unless something else has, then call a function."""
+        if self.cluster_environment.creates_processes_externally:
+            return super().launch(function, *args, trainer=trainer, **kwargs)
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        self._call_children_scripts()
+        _set_num_threads_if_needed(num_processes=self.num_processes)
+        return function(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
     """Inside, an error of communication becomes a LostProcess that says where training was, and the processes
-    that Lightning has started end."""
+    that a `Launcher` has started end. Where this one does not notice that one of them has ended, since it
+    waits for it to come or computes, it ends with the same words."""
+    launcher, over = trainer.strategy.launcher, threading.Event()
+
+    def lost() -> LostProcess:
+        return LostProcess(
+            f"process {trainer.global_rank} of {trainer.world_size} has lost another one, which ended or did "
+            f"not answer within {run.train.timeout:g} seconds (--timeout), after step "
+            f"{trainer.global_step:,}: resume the run with lintra train --resume {run.folder}"
+        )
+
+    def watch(launcher: Launcher) -> None:
+        while not any(process.poll() for process in launcher.procs):
+            if over.wait(0.5):
+                return
+        if over.wait(NOTICED):
+            return
+        launcher.kill(signal.SIGKILL)
+        print(f"lintra: {lost()}", file=sys.stderr, flush=True)
+        os._exit(LostProcess.exit_code)
+
+    if isinstance(launcher, Launcher):
+        threading.Thread(target=watch, args=[launcher], daemon=True, name="watch-processes").start()
     try:
         yield
     except RuntimeError as error:
         if trainer.world_size == 1 or not _is_lost(error):
             raise
-        launcher = trainer.strategy.launcher
         if launcher is not None:
             launcher.kill(signal.SIGKILL)
-        raise LostProcess(
-            f"process {trainer.global_rank} of {trainer.world_size} has lost another one, which ended or did "
-            f"not answer within {run.train.timeout:g} seconds (--timeout), after step "
-            f"{trainer.global_step:,}: resume the run with lintra train --resume {run.folder}"
-        ) from error
+        raise lost() from error
+    finally:
+        over.set()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from lintra.io.shards import check_engine
+from lintra.train.lost import Launcher
 from lintra.train.sharding import shard
 from lintra.train.storage import Storage
 
@@ -34,6 +35,10 @@ class ShardedStrategy(ModelParallelStrategy):
     def __init__(self, timeout: timedelta):
         check_engine()
         super().__init__(timeout=timeout)
+
+    def _configure_launcher(self) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
         from lintra.train.sharded_storage import ShardedStorage  # newer than the oldest PyTorch that trains

@@ -216,6 +216,18 @@ def test_without_torchrun_all_end_with_the_killed_one(tmp_path, rank):
     assert_none_left(folder)
 
 
+def test_one_that_is_killed_before_it_joins_the_others(strategy, tmp_path):
+    """The first process waits for it where no error of communication would come before the timeout."""
+    folder = tmp_path / "run"
+    command = ["tests.distributed.victim", *arguments(folder, devices=2, strategy=strategy)]
+    code, _, err = ended(start(command, [{"rank": 1, "step": 0, "where": "start"}]))
+    assert code == 1
+    assert re.fullmatch(
+        "lintra: process 0 of 2 has lost another one, .*, after step 0: resume the run .*\n", err
+    )
+    assert_none_left(folder)
+
+
 def test_one_that_does_not_answer_is_waited_for_as_long_as_the_timeout(tmp_path):
     """And then it is killed, since it cannot end itself."""
     folder = tmp_path / "run"

@@ -1,8 +1,9 @@
 """`lintra`, some of whose processes get a signal: VICTIMS, a list in JSON, says which, when and what.
 
 [{"attempt": 0, "rank": 1, "step": 7, "signal": 9, "where": "step", "delay": 0.01}]: 0.01 s after the step
-(from 0) has begun, or in "save", when the checkpoint after so many steps is written and has not got its name
-yet. "to" names who gets it: "self", "parent", which started this process, or "both".
+(from 0) has begun; in "save", when the checkpoint after so many steps is written and has not got its name
+yet; in "start", step 0, before the process joins the others. "to" names who gets it: "self", "parent", which
+started this process, or "both".
 """
 
 import json
@@ -16,6 +17,7 @@ from typing import Any
 
 from lintra.cli import main
 from lintra.io import files
+from lintra.train import loop
 from lintra.train.learner import Learner
 
 VICTIMS = json.loads(os.environ["VICTIMS"])
@@ -50,6 +52,11 @@ def on_train_batch_start(learner: Learner, *args: Any, before=Learner.on_train_b
     before(learner, *args)
 
 
+def model(*args: Any, before=loop._model) -> Any:
+    strike("start", int(os.environ.get("LOCAL_RANK", "0")), 0)
+    return before(*args)
+
+
 def put(new: Path, path: Path, before=files._put) -> None:
     if path.name.startswith("step-"):
         strike("save", 0, int(path.name.removeprefix("step-")))
@@ -57,6 +64,7 @@ def put(new: Path, path: Path, before=files._put) -> None:
 
 
 Learner.on_train_batch_start = on_train_batch_start
+loop._model = model
 files._put = put
 
 if __name__ == "__main__":
