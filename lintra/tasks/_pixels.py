@@ -77,7 +77,8 @@ class PixelTask(BitsTask):
         _, columns, channels = self.image_shape
         row = columns * channels
         left = (2, 3) if channels == 1 else (2, channels)
-        return tuple(place - 1 for place in (*left, row - channels, row, row + channels, 2 * row))
+        places = (*left, row - channels, row, row + channels, 2 * row)
+        return tuple(place - 1 for place in dict.fromkeys(places))  # narrow rows have some of them twice
 
     def to_images(self, tokens: Tensor) -> Tensor:
         """Whole images [b h*w*ch] -> pictures [b h w ch] uint8, the highest level as 255."""

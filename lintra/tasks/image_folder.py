@@ -25,6 +25,7 @@ from lintra.tasks.datasets import data_files, idx
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _HELD_BACK = 10  # one image of so many is validated on
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # modes of grey images
+_UNSCALED = ("I", "F")  # modes of numbers of 32 bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,8 @@ def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             image.load()
+            if image.mode in _UNSCALED and image.format != "PNG":  # of which old Pillows make 16 bits 32
+                raise ValueError("it has numbers of 32 bits, of which nothing says which one is white")
             return ImageOps.exif_transpose(image)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         reason = " ".join(str(error).split())
@@ -146,7 +149,7 @@ def _open(path: Path) -> Image.Image:
 
 def _square(image: Image.Image, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
     """Make an image of any size and mode a square of `size` pixels a side -> [size size 3] or [size size]."""
-    if image.mode in _SIXTEEN_BITS:
+    if image.mode in (*_SIXTEEN_BITS, "I"):
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
     if image.has_transparency_data:
         image = image.convert("RGBA")

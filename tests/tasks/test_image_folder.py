@@ -68,6 +68,14 @@ def test_transparent_places_are_white_and_sixteen_bits_are_scaled(tmp_path):
     assert (task.images("validate") == 128).all()
 
 
+@pytest.mark.parametrize(("dtype", "white"), [(np.float32, 1.0), (np.int32, 70_000)])
+def test_numbers_of_32_bits_have_no_white(tmp_path, dtype, white):
+    """Taken for bytes, these images would be black and white throughout."""
+    Image.fromarray(np.full((8, 8), white, dtype)).save(tmp_path / "1.tif")
+    with pytest.raises(DataError, match=r"1\.tif cannot be read as an image .*32 bits.*white"):
+        image_folder.Config(data=str(tmp_path)).build().images("train")
+
+
 def test_every_tenth_image_is_held_out(tmp_path):
     for i in range(25):
         Image.new("L", (4, 4), i).save(tmp_path / f"{i:02}.png")
@@ -114,8 +122,8 @@ def test_what_cannot_be_read_is_named(folder, tmp_path):
     refused(str(tmp_path / "none"), "holds one image")
 
 
-@pytest.mark.parametrize("color", ["rgb", "gray"])
-def test_a_step_lowers_the_loss(folder, color):
+@pytest.mark.parametrize(("color", "size"), [("rgb", 6), ("gray", 6), ("gray", 4)])
+def test_a_step_lowers_the_loss(folder, color, size):
     torch.manual_seed(0)
-    task = image_folder.Config(data=str(folder), size=6, color=color).build()
+    task = image_folder.Config(data=str(folder), size=size, color=color).build()
     assert_a_step_lowers_the_loss(task, samples=4)
