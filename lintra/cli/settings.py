@@ -1,5 +1,6 @@
 """`lintra train TASK --config FILE`: the settings of a run, read back as the defaults of another one."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lintra.io.files import read_json
 _PARTS = ("task", "model", "train")
 # A run writes them too, and another one has its own.
 _OF_ONE_RUN = ("format", "data", "fitted_steps", "copies", "job")
+_POWERS_OF_TEN = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")  # numbers in YAML 1.2 and JSON
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
@@ -46,7 +48,11 @@ def model(content: dict[str, Any]) -> Any:
 def _yaml(file: Path) -> Any:
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Reads 1e-3 as a number, which PyYAML takes for text."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _POWERS_OF_TEN, list("-+.0123456789"))
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8-sig"))
+        return yaml.load(file.read_text(encoding="utf-8-sig"), Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is damaged: {error}") from error
