@@ -31,7 +31,7 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
             return _cli(form, args, prog=prog)
     except SystemExit as end:
         if end.code in (0, None):
-            print("\n".join(textwrap.wrap(description, _width())))
+            print("\n".join(textwrap.wrap(" ".join(description.split()), _width())))
             print(f"\nusage: {' '.join(filter(None, (prog, takes, '[--flag value ...]')))}\n")
             print("\n".join(_help_lines(printed.getvalue())))
             raise SystemExit(0) from None

@@ -88,7 +88,7 @@ def prepare_command(args: Sequence[str]) -> int:
         *names, last = FORMS
         raise UsageError(f"prepare must be followed by {', '.join(names)} or {last}, got {args[0]!r}")
     form, takes, make = FORMS[args[0]]
-    about = " ".join((form.__doc__ or "").split())
+    about = form.__doc__ or ""
     make(parse(form, args[1:], prog=f"lintra prepare {args[0]}", description=about, takes=takes))
     return 0
 

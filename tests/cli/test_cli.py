@@ -41,6 +41,7 @@ def test_each_command_has_short_help(lintra_says, command, monkeypatch):
     assert (code, err) == (0, "")
     assert 1 <= out.count("\n") <= 36
     assert all(len(line) <= 80 for line in out.splitlines())
+    assert "  " not in out.partition("\n\n")[0]  # the description, a paragraph
 
 
 @pytest.mark.parametrize(
