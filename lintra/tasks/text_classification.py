@@ -110,6 +110,7 @@ class LabelledSamples(Samples):
 
 class TextClassification(TextTask):
     name = "text_classification"
+    loss_unit = "nats a text"
 
     def __init__(self, config: Config):
         self.config = config

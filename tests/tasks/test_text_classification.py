@@ -165,6 +165,7 @@ def test_loss_and_score(file):
     assert score["accuracy"].item() == pytest.approx(4 / 6)
     assert score["loss"].item() == pytest.approx(-(4 * math.log(3 / 4) + 2 * math.log(1 / 4)) / 6, rel=1e-5)
     assert built.loss(model, batch).item() == pytest.approx(score["loss"].item())
+    assert built.loss_unit == "nats a text"
     own = built.per_sample(model, batch)
     torch.testing.assert_close(own["loss"].exp(), torch.where(batch["label"] == 1, 4 / 3, 4.0))
     torch.testing.assert_close(own["accuracy"], (batch["label"] == 1).float())
