@@ -20,7 +20,7 @@ from lintra.tasks.text_classification import TextClassification
 
 Files = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILES")]
 
-OF_TEXTS = ("lines",)
+OF_TEXTS = ("lines", "text_column")
 OF_SERIES = ("quantiles", *predict_series.OF_FILES)
 
 
@@ -28,12 +28,13 @@ OF_SERIES = ("quantiles", *predict_series.OF_FILES)
 class Options:
     """Say what new texts are, how series go on, or what is said in recordings: an object a line, with the
     scores of a text's classes, the quantiles of a forecast or the words of a recording. A text file is one
-    text, or with --lines one a line; without files, every line of standard input is a text, or the next row
-    of a series, and the row after it is forecast."""
+    text, or with --lines one a line; CSV and JSON lines have one a row. Without files, every line of standard
+    input is a text, or the next row of a series, and the row after it is forecast."""
 
     files: Files = ()  # texts, series (.csv, .jsonl) or audio files
     model: Path = Path("run")  # the folder of a run or checkpoint
     lines: bool = False  # every line of a file is a text of its own
+    text_column: str | None = None  # of CSV or JSON lines; else that of the training
     horizon: int | None = None  # rows that are forecast; else those of the training
     samples: int = 100  # paths by which a series may go on
     quantiles: tuple[float, ...] = (0.1, 0.9)  # of a forecast, beside its median
@@ -51,6 +52,8 @@ class Options:
             raise ValueError(f"quantiles must be above 0 and below 1, got {self.quantiles}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
+        if self.text_column is not None and (self.lines or not self.files):
+            raise ValueError("text_column is of the rows of files: name files, without --lines")
 
     def refuse(self, names: Sequence[str], of: str, why: str) -> None:
         """Raise UsageError where one of these flags is given: they are for what is `of` another kind."""
@@ -67,6 +70,7 @@ def predict_command(args: Sequence[str]) -> int:
     other = f"which {options.model} does not read"
     if isinstance(model, CTC):
         options.refuse(OF_SERIES, "series", other)
+        options.refuse(("text_column",), "texts", other)
         return _transcribe(model, options)
     task = train.Run.around(options.model).task.build()
     if isinstance(task, SeriesTask) and isinstance(model, Forecaster):

@@ -4,12 +4,14 @@ import codecs
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lintra.cli.failures import report_failure
 from lintra.cli.json_lines import say
-from lintra.io.files import refuse_irregular
 from lintra.models import BiLSTM, Encoder
+from lintra.tasks import DataError
+from lintra.tasks.datasets import tables, text_files
 from lintra.tasks.text_classification import TextClassification, as_json
 
 Unread = tuple[str, Exception]  # where, and why
@@ -26,7 +28,7 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
     """Print the classes of the texts that `lintra.cli.predict.Options` names -> the exit code: 1 where some
     could not be read."""
     failed = 0
-    texts = _from_files(options) if options.files else _from_lines(sys.stdin.buffer, "stdin")
+    texts = _from_files(task, options) if options.files else _from_lines(sys.stdin.buffer, "stdin")
     at_once = 1 if not options.files and sys.stdin.isatty() else options.batch
     while group := list(itertools.islice(texts, at_once)):
         found = [x.content for x in group if isinstance(x, Text)]
@@ -40,26 +42,40 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
     return 1 if failed else 0
 
 
-def _from_files(options: Any) -> Iterator[Text | Unread]:
+def _from_files(task: TextClassification, options: Any) -> Iterator[Text | Unread]:
     for file in options.files:
         try:
-            refuse_irregular(file, ValueError)
-            content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+            yield from _in_file(task, file, options)
         except (OSError, ValueError) as error:
             yield str(file), error
-            continue
-        if options.lines:
-            yield from _from_lines(content.removesuffix(b"\n").split(b"\n"), str(file))
-        elif content:
-            yield Text({"file": str(file)}, content)
-        else:
-            yield str(file), ValueError("the text is empty")
+
+
+def _in_file(task: TextClassification, file: Path, options: Any) -> Iterator[Text | Unread]:
+    """Yield the texts of a file, which is read as training reads one. Raises DataError."""
+    if not file.exists():
+        raise DataError(f"{file} does not exist")
+    if file.is_dir():
+        raise DataError(f"{file} is a folder: name the files in it")
+    content, table = text_files.content(file), tables.suffix(file) in tables.SUFFIXES
+    if options.text_column and not table:
+        raise DataError(f"{file}: columns have names in files that end in {' or '.join(tables.SUFFIXES)}")
+    if options.lines:
+        yield from _from_lines(content.removesuffix(b"\n").split(b"\n"), str(file))
+    elif table:
+        column = options.text_column or task.config.text_column or "text"
+        for number, (text,) in tables.rows(text_files.decoded(content, file), file, [column]):
+            yield _in_line(text.encode(), number, str(file))
+    else:
+        yield Text({"file": str(file)}, content)
 
 
 def _from_lines(lines: Iterable[bytes], name: str) -> Iterator[Text | Unread]:
     for number, line in enumerate(lines, 1):
-        content = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").rstrip(b"\r\n")
-        if content:
-            yield Text({"file": name, "line": number}, content)
-        else:
-            yield f"{name}, line {number:,}", ValueError("the text is empty")
+        content = line.removeprefix(codecs.BOM_UTF8 if number == 1 else b"")
+        yield _in_line(content.rstrip(b"\r\n"), number, name)
+
+
+def _in_line(content: bytes, number: int, name: str) -> Text | Unread:
+    if not content:
+        return f"{name}, line {number:,}", ValueError("the text is empty")
+    return Text({"file": name, "line": number}, content)

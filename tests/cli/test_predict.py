@@ -1,5 +1,6 @@
 """`lintra predict`: new texts with the scores of their classes, as JSON lines."""
 
+import gzip
 import io
 import json
 import sys
@@ -74,11 +75,50 @@ def test_what_cannot_be_read_is_named_and_the_others_are_read(lintra_says, run):
     (run.parent / "good.txt").write_text("bbb\n\naa")
     code, out, err = lintra_says("predict", "nowhere.txt", "good.txt", "empty.txt")
     assert (code, len(said(out))) == (1, 1)
-    assert "nowhere.txt" in err
-    assert "lintra: empty.txt: the text is empty" in err
+    assert err == "lintra: nowhere.txt does not exist\nlintra: empty.txt is empty\n"
+    assert lintra_says("predict", ".")[::2] == (1, "lintra: . is a folder: name the files in it\n")
     code, out, err = lintra_says("predict", "good.txt", "--lines")
     assert [row["line"] for row in said(out)] == [1, 3]
     assert (code, err) == (1, "lintra: good.txt, line 2: the text is empty\n")
+
+
+def test_a_table_is_read_by_its_column_of_texts(lintra_says, run):
+    """A text is what it is in a line of its own, whatever stands beside it in its row."""
+    texts = ["bbb", "a, a", "b", "aa"]
+    (run.parent / "lines.txt").write_text("\n".join(texts))
+    expected = [row["scores"] for row in said(lintra_says("predict", "lines.txt", "--lines")[1])]
+    rows = [f'{i},"{text}"\r\n' for i, text in enumerate(texts)]
+    (run.parent / "new.csv").write_text("\ufeffid,text\r\n" + "".join(rows), encoding="utf-8", newline="")
+    (run.parent / "new.csv.gz").write_bytes(gzip.compress((run.parent / "new.csv").read_bytes()))
+    (run.parent / "new.jsonl").write_text("".join(json.dumps({"said": x, "id": 1}) + "\n" for x in texts))
+    for flags, first in ((["new.csv"], 2), (["new.csv.gz"], 2), (["new.jsonl", "--text-column", "said"], 1)):
+        code, out, err = lintra_says("predict", *flags)
+        assert (code, err) == (0, "")
+        assert [(row["file"], row["line"]) for row in said(out)] == [(flags[0], first + i) for i in range(4)]
+        assert [row["scores"] for row in said(out)] == expected
+    code, out, err = lintra_says("predict", "new.jsonl", "new.csv", "--text-column", "id")
+    assert (code, len(said(out)), err) == (0, 8, "")
+
+
+def test_tables_without_such_texts_are_named(lintra_says, run):
+    (run.parent / "new.csv").write_text("id,review\n1,aa\n2,\n3,b\n4\n")
+    code, out, err = lintra_says("predict", "new.csv")
+    assert (code, out) == (1, "")
+    assert "new.csv has no column 'text': its first row names 'id', 'review'" in err
+    code, out, err = lintra_says("predict", "new.csv", "--text-column", "review")
+    assert (code, [row["line"] for row in said(out)]) == (1, [2, 4])
+    assert "new.csv, line 3: the text is empty\n" in err
+    assert "new.csv, line 5: 1 values in 2 columns\n" in err
+    (run.parent / "one.txt").write_text("aa")
+    code, out, err = lintra_says("predict", "one.txt", "--text-column", "review")
+    assert (code, out) == (1, "")
+    assert "one.txt: columns have names in files that end in .csv" in err
+    code, out, err = lintra_says("predict", "--text-column", "review")
+    assert (code, out) == (2, "")
+    assert "text_column is of the rows of files: name files, without --lines" in err
+    code, out, err = lintra_says("predict", "x.wav", "--model", "spoken-digits", "--text-column", "review")
+    assert (code, out) == (2, "")
+    assert "text_column is for texts, which spoken-digits does not read: leave --text-column out" in err
 
 
 def test_what_has_nothing_to_say_is_refused(lintra_says, tmp_path, monkeypatch):
