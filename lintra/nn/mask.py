@@ -33,7 +33,7 @@ def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[
     return torch.arange(time, device=lengths.device) < lengths[:, None]
 
 
-def warn_if_inverted(mask: Bool[Tensor, "b t"] | None) -> None:
+def warn_if_inverted(mask: Bool[Tensor, "b t"] | None, *, as_padding: bool = False) -> None:
     """Warns where a mask leaves a sequence without any token and all others without the first place.
 
     So does one of the opposite convention, True for padding as `key_padding_mask` of PyTorch is, of a batch
@@ -42,6 +42,8 @@ def warn_if_inverted(mask: Bool[Tensor, "b t"] | None) -> None:
     empty sequence is in ours, which is no error: that gives 0. Nothing is looked at where that would cost a
     wait or break a graph: on a GPU, in a compiler and inside torch.func. Of the layers that are given the
     same mask one after the other, the first looks at it.
+
+    as_padding: the mask was given as its opposite, a `key_padding_mask`, which the warning is of then.
     """
     global _usual
     if mask is None or not isinstance(mask, Tensor) or mask.dim() != 2 or not mask.numel():
@@ -54,9 +56,15 @@ def warn_if_inverted(mask: Bool[Tensor, "b t"] | None) -> None:
     if mask[:, 0].any() or mask.any(1).all():
         _usual = ref(mask), version
         return
+    name, right = ("key_padding_mask", "padding") if as_padding else ("mask", "real tokens")
+    remedy = (
+        "real tokens, as masks of lintra are, say key_padding_mask=~mask"
+        if as_padding
+        else "padding, as PyTorch's is, say mask=~key_padding_mask"
+    )
     warnings.warn(
-        "mask leaves a sequence without any token, and the others without the first place: it must be True "
-        "for real tokens. If it is True for padding, as PyTorch's is, say mask=~key_padding_mask",
+        f"{name} leaves a sequence without any token, and the others without the first place: it must be "
+        f"True for {right}. If it is True for {remedy}",
         stacklevel=_caller(),
     )
 

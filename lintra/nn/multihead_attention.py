@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from lintra.attention import Attention, AttentionConfig
 from lintra.config import fields
-from lintra.nn.mask import padded
+from lintra.nn.mask import padded, warn_if_inverted
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 
@@ -131,7 +131,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if attn_mask is not None and not is_causal:
             _check_causal(attn_mask, sizes["t"], sizes["s"])
         causal = is_causal or attn_mask is not None
-        layout = Layout.of("key", key, None if padding is None else ~padding)
+        mask = None if padding is None else ~padding
+        warn_if_inverted(mask, as_padding=True)
+        layout = Layout.of("key", key, mask)
         if causal or to_itself:
             y = self._attend_to_itself(query, key, value, layout, causal)
         else:

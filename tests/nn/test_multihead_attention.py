@@ -150,6 +150,18 @@ def test_every_mechanism_is_that_of_an_attention_layer(name):
             layer(x, memory, memory)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_mask_of_real_tokens_gives_a_warning(batch_first):
+    """It would leave the longest sequence nothing, which gives 0."""
+    x = torch.randn(2, 7, WIDTH) if batch_first else torch.randn(7, 2, WIDTH)
+    layer = MultiheadAttention(WIDTH, HEADS, batch_first=batch_first, attention=linear.Config())
+    said = "key_padding_mask leaves .* True for padding. .* say key_padding_mask=~mask"
+    with pytest.warns(UserWarning, match=said) as found:
+        layer(x, x, x, key_padding_mask=~PADDING)
+    assert [each.filename for each in found] == [__file__]
+    layer(x, x, x, key_padding_mask=PADDING)  # warnings are errors
+
+
 @pytest.fixture
 def layers():
     """PyTorch's encoder with its attention, and with ours in its place."""
