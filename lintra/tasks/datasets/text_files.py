@@ -55,6 +55,8 @@ def content(path: Path) -> bytes:
     if not found:
         raise DataError(f"{path} is empty")
     if (where := found.find(b"\0")) >= 0:
+        if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{path} is in UTF-16: save it as UTF-8")
         raise DataError(f"{path} is no text: byte {where + 1:,} is 0. Name text files only")
     return found
 
@@ -65,7 +67,7 @@ def decoded(content: bytes, path: Path) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is not in UTF-8: byte {error.start + 1:,} is {content[error.start]}"
+            f"{path} is not in UTF-8: byte {error.start + 1:,} is {content[error.start]}. Save it as UTF-8"
         ) from error
 
 

@@ -132,6 +132,11 @@ def _number(text: str, column: str, path: Path, line: int) -> float:
             f"{path}, line {line:,}, column {column!r}: {text[:40]!r} is beyond {LARGEST:g}: take a larger "
             "unit"
         )
+    if _is_number(text.replace(",", "")):
+        raise DataError(
+            f"{path}, line {line:,}, column {column!r}: {text[:40]!r} is no finite number: write a "
+            "point before decimals, and nothing between thousands"
+        )
     what = f"{text[:40]!r} is no finite number" if text.strip() else "the cell is empty"
     raise DataError(
         f"{path}, line {line:,}, column {column!r}: {what}: fill it in, or name the columns of "
