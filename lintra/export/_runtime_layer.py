@@ -1,6 +1,7 @@
 """A layer of a decoder as the runtime has it: its kind, its weights, and why the runtime may not know it.
 
-The mechanisms are one recurrence in the runtime, of whose parts each has some: docs/format.md. A decay of
+The mechanisms are one recurrence in the runtime, of whose parts each has some, and softmax attention, which
+keeps keys and values in place of a state: docs/format.md. A decay of
 every feature is exp(-rate softplus(x)) there; sigmoid(x)^(1 / temperature), that of gated linear attention,
 becomes it with the sign of x turned. Heads that share keys or values have copies of their weights.
 """
@@ -16,6 +17,7 @@ from lintra.attention.kda import KimiDeltaAttention
 from lintra.attention.linear import EluPlusOne, Identity, LinearAttention, Relu, SquaredRelu
 from lintra.attention.retention import Retention
 from lintra.attention.rfa import RandomFeatureAttention
+from lintra.attention.softmax import SoftmaxAttention
 from lintra.attention.ssd import StateSpaceDuality
 from lintra.export._sections import Sections
 
@@ -25,25 +27,42 @@ DECAYS = ("none", "fixed", "gated", "per head", "per feature")
 DENOMINATORS = ("none", "sum", "bounded")
 HEAD_NORMS = ("none", "plain", "weighted", "all heads")
 HEAD_GATES = ("none", "silu", "sigmoid")
-UPDATES = ("added", "delta", "stepped")
+UPDATES = ("added", "delta", "stepped", "kept")
 
 ATTENTIONS = (LinearAttention, Retention, RandomFeatureAttention, GatedLinearAttention, DeltaNet)
-ATTENTIONS += (KimiDeltaAttention, StateSpaceDuality)
+ATTENTIONS += (KimiDeltaAttention, StateSpaceDuality, SoftmaxAttention)
 _WITH_NORM = (GatedLinearAttention, DeltaNet, StateSpaceDuality)  # behind the state, as output_gate is
 _FEATURE_MAPS = {Identity: "identity", EluPlusOne: "elu+1", Relu: "relu", SquaredRelu: "squared relu"}
 
 
-class Kind(NamedTuple):
-    """Sizes and kinds of a layer, which must be alike in all of them."""
+class Surroundings(NamedTuple):
+    """Sizes and kinds of what stands around a mechanism, which must be alike in all layers."""
 
-    heads: int
-    kv_heads: int
     hidden: int
     activation: str
     norm: str
     rms: bool
     rotary: float | None
     dim: int
+
+    @classmethod
+    def of(cls, block: Any) -> "Surroundings":
+        mlp = block.mlp
+        return cls(
+            hidden=0 if mlp is None else mlp.down.in_features,
+            activation="gelu" if mlp is None else mlp.activation,
+            norm="pre" if block.pre else "post",
+            rms=isinstance(block.attn_norm, nn.RMSNorm),
+            rotary=block.attn.rotary,
+            dim=block.attn.dim,
+        )
+
+
+class Kind(NamedTuple):
+    """Sizes and kinds of a layer's mechanism, in which layers may differ."""
+
+    heads: int
+    kv_heads: int
     map: str = "identity"
     rows: int = 0  # of a random projection
     decay: str = "none"
@@ -60,32 +79,27 @@ class Kind(NamedTuple):
     skip: bool = False
     scale: float = 1.0  # of queries
     beta_scale: float = 0.0
+    # Of version 3.
+    window: int = 0  # tokens that softmax attention keeps; 0: all
 
     @classmethod
     def of(cls, block: Any) -> "Kind":
-        layer, mlp = block.attn, block.mlp
+        layer = block.attn
         kind = {"conv": _conv(layer) or 0, "unit_keys": layer.qk_norm is not None}
         if layer.output_gate:
             kind |= {"head_norm": "weighted", "head_gate": "silu"}
         return cls(
             heads=layer.attention.out_heads,
             kv_heads=_groups(layer.attention),
-            hidden=0 if mlp is None else mlp.down.in_features,
-            activation="gelu" if mlp is None else mlp.activation,
-            norm="pre" if block.pre else "post",
-            rms=isinstance(block.attn_norm, nn.RMSNorm),
-            rotary=layer.rotary,
-            dim=layer.dim,
             **(kind | _of_attention(layer)),
         )
 
     @property
     def first(self) -> bool:
-        """Return whether version 1 of the format has it, but for its width."""
+        """Return whether version 1 of the format has it."""
         later = ("conv", "unit_keys", "update", "decay_rank", "gate_rank", "skip", "scale", "beta_scale")
         return (
             all(getattr(self, name) == self._field_defaults[name] for name in later)
-            and self.hidden > 0
             and self.decay in DECAYS[:3]
             and self.head_norm in HEAD_NORMS[:2]
             and self.head_gate in HEAD_GATES[:2]
@@ -115,6 +129,8 @@ def _of_attention(layer: Any) -> dict[str, Any]:
     if isinstance(attention, StateSpaceDuality):
         kind = {"decay": "per head", "update": "stepped", "head_norm": "all heads", "skip": config.skip}
         return kind | ({"head_gate": "silu"} if config.gate else {})
+    if isinstance(attention, SoftmaxAttention):
+        return {"update": "kept", "scale": attention.scale, "window": config.window or 0}
     kind = {"update": "delta", "unit_keys": True, "scale": root, "head_norm": "weighted"}
     kind["beta_scale"] = 2.0 if config.negative_eigenvalues else 1.0
     if isinstance(attention, KimiDeltaAttention):
@@ -128,7 +144,7 @@ def foreign_attention(layer: Any) -> str | None:
     """Return what the runtime does not know about a layer and its mechanism."""
     attention, rotary = layer.attention, layer.rotary
     if type(attention) not in ATTENTIONS:
-        names = "linear, retention, rfa, gated, delta, kda and ssd"
+        names = "linear, retention, rfa, gated, delta, kda, ssd and softmax"
         return f"the runtime knows the attentions {names}, got {attention.name}"
     config = attention.config
     if type(attention) is LinearAttention and type(config.feature_map) not in _FEATURE_MAPS:
@@ -138,6 +154,8 @@ def foreign_attention(layer: Any) -> str | None:
         return f"the runtime turns the features of linear, got rotary={config.rotary!r}"
     if type(attention) is Retention and config.centre_heads:
         return "the runtime divides heads by their root mean square, got centre_heads=True"
+    if type(attention) is SoftmaxAttention and attention.scale < 0:
+        return f"the runtime multiplies scores with at least 0, got scale={attention.scale}"
     if layer.conv is not None and _own_conv(attention) is not None:
         return f"the runtime has one convolution: {attention.name} has its own, got conv={layer.conv}"
     if layer.qk_norm is not None and (_own_conv(attention) is not None or isinstance(attention, DeltaNet)):

@@ -25,6 +25,7 @@ from lintra.export._runtime_layer import (
     MAPS,
     UPDATES,
     Kind,
+    Surroundings,
     foreign_attention,
     write_layer,
 )
@@ -40,7 +41,8 @@ from lintra.nn.parameters import has_hooks, reference_param
 from lintra.nn.position import Grid, Learned, Sinusoidal
 from lintra.ops.rope import angles
 
-HEADER = {1: 320, 2: 384}  # bytes, by the version of the format
+HEADER = {1: 320, 2: 384, 3: 384}  # bytes, by the version of the format
+_RECORD = 128  # bytes of a kind of layers beside the first
 AXES, PLACES = 8, 32
 _BEGINNING = struct.Struct("<8sIIQ")  # magic, version, checksum of what follows, bytes of the file
 _MAGIC = b"lintraRT"
@@ -60,6 +62,8 @@ _LIMITS |= {
     "conv": 2**10,
     "rank": 2**16,
     "head_dim": 2**16,
+    "kinds of layers": 16,
+    "window": 2**24,
 }
 _LIMITS |= {"heads": 2**16, "heads * head_dim": 2**18}
 
@@ -96,8 +100,8 @@ def why_not(model: Any) -> str | None:
             return f"the runtime would pass over the hooks of {type(module).__name__}"
     if isinstance(model, Decoder) and type(model.output) not in (Categorical, DiscretisedLogistics):
         return f"the runtime does not know the distribution {type(model.output).__name__}"
-    if len({Kind.of(block) for block in network.blocks}) != 1 or len(epsilons(network)) != 1:
-        return "the runtime needs layers that are alike, these differ in size or kind"
+    if len({Surroundings.of(block) for block in network.blocks}) != 1 or len(epsilons(network)) != 1:
+        return "the runtime needs layers that are alike but for their attention, these differ in size or kind"
     for name, parameter in model.state_dict().items():
         if not bool(parameter.isfinite().all()):
             return f"{name} holds numbers that are infinite or NaN"
@@ -105,6 +109,11 @@ def why_not(model: Any) -> str | None:
         if value > most:
             return f"the runtime takes {name} of at most {most:,}, got {value:,}"
     return None
+
+
+def _kinds(network: Any) -> list[Kind]:
+    """The kinds of layers, in the order in which they come."""
+    return list(dict.fromkeys(Kind.of(block) for block in network.blocks))
 
 
 def _network(model: Decoder | CTC) -> Any:
@@ -139,6 +148,9 @@ def to_bytes(model: Decoder | CTC, weights: Weights = "float32") -> bytes:
     out, network = Sections(weights), _network(model)
     if isinstance(model, CTC):
         out.add(frames.header(model))
+    if version(model) == 3:
+        _write_kinds(network, out)
+    if isinstance(model, CTC):
         frames.write(model, out)
     else:
         _write_symbols(model, out)
@@ -152,10 +164,13 @@ def to_bytes(model: Decoder | CTC, weights: Weights = "float32") -> bytes:
 
 
 def version(model: Decoder | CTC) -> int:
-    """Return the version of the format that a model takes: 1, which older programs read too, or 2."""
+    """Return the version of the format that a model takes, the lowest: older programs read it too."""
     network = _network(model)
-    kind = Kind.of(network.blocks[0])
-    return 1 if kind.first and kind.heads * kind.dim == network.config.width else 2
+    around, (kind, *others) = Surroundings.of(network.blocks[0]), _kinds(network)
+    if others or kind.update == "kept":
+        return 3
+    whole = kind.heads * around.dim == network.config.width and around.hidden > 0
+    return 1 if kind.first and whole else 2
 
 
 def _whole(number: int, content: bytes) -> bytes:
@@ -173,6 +188,15 @@ def _write_symbols(model: Any, out: Sections) -> None:
             model.config.vocabulary + model.config.start, device=reference_param(model).device
         )
         out.table(model.embedding(symbols[None])[0])
+
+
+def _write_kinds(network: Any, out: Sections) -> None:
+    """The kinds of layers beside the first, and the number of the one that each layer is of."""
+    kinds = _kinds(network)
+    for kind in kinds[1:]:
+        fields = _heads(kind) + _mechanism(kind) + struct.pack("<f", kind.eps) + _additions(kind)
+        out.add(fields + struct.pack("<I", kind.window) + bytes(_RECORD - len(fields) - 4))
+    out.add(bytes(kinds.index(Kind.of(block)) for block in network.blocks))
 
 
 def _write_positions(model: Any, out: Sections) -> None:
@@ -196,41 +220,56 @@ def _frequencies(width: int, base: float) -> bytes:
 def _fields(model: Any, weights: Weights) -> bytes:
     """The header behind its first 24 bytes."""
     network, hears = _network(model), isinstance(model, CTC)
-    kind, config = Kind.of(network.blocks[0]), network.config
+    around, (kind, *others), config = Surroundings.of(network.blocks[0]), _kinds(network), network.config
     axes, context = _axes(network), () if hears else config.context
-    words = [
+    packed = _words(
         WEIGHTS.index(weights),
         _vocabulary(model),
         int(not hears and config.start),
         len(network.blocks),
         config.width,
-        kind.heads,
-        kind.kv_heads,
-        kind.rows,
-        kind.hidden,
-        FEEDS.index(kind.activation),
-        NORM_PLACES.index(kind.norm),
-        int(kind.rms),
+    )
+    packed += _heads(kind) + _words(
+        around.hidden,
+        FEEDS.index(around.activation),
+        NORM_PLACES.index(around.norm),
+        int(around.rms),
         int(not isinstance(network.norm, nn.Identity)),
         POSITIONS.index("tables" if axes else config.position),
         *(len(axes), *axes, *[0] * (AXES - len(axes))),
         *(len(context), *context, *[0] * (PLACES - len(context))),
-        MAPS.index(kind.map),
-        DECAYS.index(kind.decay),
-        DENOMINATORS.index(kind.denominator),
-        HEAD_NORMS.index(kind.head_norm),
-        HEAD_GATES.index(kind.head_gate),
-        OUTPUTS.index("mixture" if _components(model) else "logits"),
-        _components(model),
-    ]
-    packed = struct.pack(f"<{len(words)}I2f", *words, kind.eps, *epsilons(network))
-    packed += bytes(HEADER[1] - _BEGINNING.size - len(packed) - 4) + struct.pack("<I", hears)
+    )
+    components = _components(model)
+    packed += _mechanism(kind) + _words(OUTPUTS.index("mixture" if components else "logits"), components)
+    packed += struct.pack("<2f", kind.eps, *epsilons(network))
+    packed += bytes(HEADER[1] - _BEGINNING.size - len(packed) - 4) + _words(hears)
     if version(model) == 1:
         return packed
-    words = [kind.dim, kind.conv, int(kind.unit_keys), UPDATES.index(kind.update), kind.decay_rank]
-    words += [kind.gate_rank, int(kind.skip)]
-    packed += struct.pack(f"<{len(words)}I2f", *words, kind.scale, kind.beta_scale)
+    packed += _words(around.dim) + _additions(kind)
+    if version(model) == 3:
+        packed += _words(kind.window, 1 + len(others))
     return packed + bytes(HEADER[2] - _BEGINNING.size - len(packed))
+
+
+# The fields of a kind of layers, in the three parts in which they stand in the header.
+
+
+def _heads(kind: Kind) -> bytes:
+    return _words(kind.heads, kind.kv_heads, kind.rows)
+
+
+def _mechanism(kind: Kind) -> bytes:
+    found = MAPS.index(kind.map), DECAYS.index(kind.decay), DENOMINATORS.index(kind.denominator)
+    return _words(*found, HEAD_NORMS.index(kind.head_norm), HEAD_GATES.index(kind.head_gate))
+
+
+def _additions(kind: Kind) -> bytes:
+    found = kind.conv, int(kind.unit_keys), UPDATES.index(kind.update), kind.decay_rank, kind.gate_rank
+    return _words(*found, int(kind.skip)) + struct.pack("<2f", kind.scale, kind.beta_scale)
+
+
+def _words(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}I", *numbers)
 
 
 def _axes(model: Any) -> tuple[int, ...]:
@@ -248,22 +287,24 @@ def _components(model: Any) -> int:
 def _sizes(model: Any) -> list[tuple[str, int, int]]:
     """Return what the format bounds: name, value, the most."""
     network = _network(model)
-    kind, config = Kind.of(network.blocks[0]), network.config
+    around, kinds, config = Surroundings.of(network.blocks[0]), _kinds(network), network.config
     context = () if isinstance(model, CTC) else config.context
     given = {
         "vocabulary": _vocabulary(model),
         "layers": len(network.blocks),
+        "kinds of layers": len(kinds),
         "width": config.width,
-        "rows": kind.rows,
-        "hidden": kind.hidden,
+        "rows": max(kind.rows for kind in kinds),
+        "hidden": around.hidden,
         "components": _components(model),
         "place": max(context, default=0),
         "axis": max(_axes(network), default=0),
-        "conv": kind.conv,
-        "rank": max(kind.decay_rank, kind.gate_rank),
-        "heads": kind.heads,
-        "head_dim": kind.dim,
-        "heads * head_dim": kind.heads * kind.dim,
+        "conv": max(kind.conv for kind in kinds),
+        "rank": max(max(kind.decay_rank, kind.gate_rank) for kind in kinds),
+        "window": max(kind.window for kind in kinds),
+        "heads": max(kind.heads for kind in kinds),
+        "head_dim": around.dim,
+        "heads * head_dim": max(kind.heads for kind in kinds) * around.dim,
     }
     found = [(name, value, _LIMITS[name]) for name, value in given.items()]
     return [*found, ("axes", len(_axes(network)), AXES), ("places", len(context), PLACES)]

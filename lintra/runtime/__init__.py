@@ -8,7 +8,7 @@ The library holds one instruction set, and the one that `lintra.native` uses is 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from operator import index
 from pathlib import Path
@@ -23,9 +23,10 @@ from lintra import native
 from lintra.generation import GenerationInputs, Sampler
 from lintra.io.files import refuse_irregular
 
-FORMAT = 2  # LRT_FORMAT
+FORMAT = 3  # LRT_FORMAT
 ALIGN = 64  # LRT_ALIGN, bytes
-_BAD_TOKEN, _NOTHING_READ = -11, -13  # LRT_BAD_TOKEN, LRT_NOTHING_READ
+_BAD_TOKEN, _NOTHING_READ, _FULL = -11, -13, -21  # LRT_BAD_TOKEN, LRT_NOTHING_READ, LRT_FULL
+_ROOM = 256  # tokens that a sequence has room for at first
 _FACTS = ("vocabulary", "start", "params", "components", "positions", "layers", "width", "heads", "kv_heads")
 _FACTS += ("weights", "input", "subsample", "spaced")
 
@@ -40,7 +41,10 @@ _FUNCTIONS = {  # name -> result, arguments
     "lrt_float32_size": (_SIZE, _POINTER),
     "lrt_to_float32": (_INT, _POINTER, _POINTER, _SIZE),
     "lrt_sequence_size": (_SIZE, _POINTER),
+    "lrt_sequence_size_for": (_SIZE, _POINTER, _WORD),
     "lrt_start": (_INT, _POINTER, _SIZE, _POINTER),
+    "lrt_room": (_WORD, _POINTER),
+    "lrt_copy": (_INT, _POINTER, _SIZE, _POINTER),
     "lrt_step": (_INT, _POINTER, _WORD),
     "lrt_prefill": (_INT, _POINTER, _POINTER, _SIZE),
     "lrt_read": (_INT, _POINTER, _POINTER, _SIZE),
@@ -58,6 +62,7 @@ _FUNCTIONS = {  # name -> result, arguments
     "lrt_seed": (None, _POINTER, _WORD, _WORD),
     "lrt_uniform": (_DOUBLE, _POINTER),
     "lrt_state_size": (_SIZE, _POINTER),
+    "lrt_state_size_for": (_SIZE, _POINTER, _WORD),
     "lrt_save_state": (_INT, _POINTER, _POINTER, _SIZE),
     "lrt_load_state": (_INT, _POINTER, _POINTER, _SIZE),
 }
@@ -96,7 +101,6 @@ class Model:
         self.check(self.library.lrt_load(at, len(self.memory), self.content.ctypes.data, len(content)))
         self.address = at
         self.facts = {name: self.library.lrt_fact(at, i) for i, name in enumerate(_FACTS)}
-        self.state_size = self.library.lrt_state_size(at)  # bytes of a saved state
 
     @classmethod
     def open(cls, file: str | Path) -> Model:
@@ -124,6 +128,10 @@ class Model:
         self.check(self.library.lrt_to_float32(self.address, content.ctypes.data, size))
         return content.tobytes()
 
+    def state_size(self, tokens: int) -> int:
+        """Bytes of a state that is saved after so many tokens: one number without softmax attention."""
+        return self.library.lrt_state_size_for(self.address, min(tokens, 2**32 - 1))
+
     def check(self, code: int) -> int:
         """Return what a call returned. Raises Error if that is an error."""
         if code < 0:
@@ -133,12 +141,14 @@ class Model:
 
 class Sequence:
     """A sequence of a model: its state and what comes next. Raises Error for what the runtime refuses and
-    TypeError for a token that is no integer, which leave it as it was."""
+    TypeError for a token that is no integer, which leave it as it was.
+
+    Softmax attention keeps every token: the memory of its sequences doubles where it is full.
+    """
 
     def __init__(self, model: Model):
         self.model, self.library = model, model.library
-        self.memory = aligned(self.library.lrt_sequence_size(model.address))
-        self.address = self.memory.ctypes.data
+        self.memory, self.address = self._memory(_ROOM)
         model.check(self.library.lrt_start(self.address, len(self.memory), model.address))
 
     @property
@@ -149,21 +159,21 @@ class Sequence:
     def step(self, token: int) -> None:
         """One token."""
         self._check(token)
-        self.model.check(self.library.lrt_step(self.address, token))
+        self._grow(lambda: self.library.lrt_step(self.address, token))
 
     def prefill(self, tokens: Iterable[int]) -> None:
         """Several, one behind the other; only the last one's params are computed."""
         given = list(tokens)
         self._check(*given)
         words = np.array(given, np.uint32)
-        self.model.check(self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
+        self._grow(lambda: self.library.lrt_prefill(self.address, words.ctypes.data, len(words)))
 
     def read(self, frames: Float[np.ndarray, "t i"]) -> None:
         """Hear as many frames as the model's `subsample` says, or fewer, which end the utterance."""
         if frames.ndim != 2 or frames.shape[1] != self.model.facts["input"]:
             raise Error(f"frames must be [t i={self.model.facts['input']}], got {list(frames.shape)}")
         given = np.ascontiguousarray(frames, np.float32)
-        self.model.check(self.library.lrt_read(self.address, given.ctypes.data, len(given)))
+        self._grow(lambda: self.library.lrt_read(self.address, given.ctypes.data, len(given)))
 
     def new_symbol(self) -> int:
         """The symbol that the last frames add to the most probable path; 0: none."""
@@ -203,13 +213,28 @@ class Sequence:
 
     def save(self) -> bytes:
         """The state, to be loaded by a sequence of the same model elsewhere."""
-        state = np.empty(self.model.state_size, np.uint8)
+        state = np.empty(self.model.state_size(self.seen), np.uint8)
         self.model.check(self.library.lrt_save_state(self.address, state.ctypes.data, len(state)))
         return state.tobytes()
 
     def load(self, state: bytes) -> None:
         """Goes on from what `save` gave; the params come with the next token."""
-        self.model.check(self.library.lrt_load_state(self.address, state, len(state)))
+        self._grow(lambda: self.library.lrt_load_state(self.address, state, len(state)))
+
+    def _memory(self, tokens: int) -> tuple[Any, int]:
+        """Memory of a sequence of so many tokens, and where it begins."""
+        size = self.library.lrt_sequence_size_for(self.model.address, tokens)
+        memory = aligned(size)
+        return memory, memory.ctypes.data
+
+    def _grow(self, call: Callable[[], int]) -> None:
+        """Makes a call, with more memory as often as it says that there is too little."""
+        while (code := call()) == _FULL:
+            room = self.library.lrt_room(self.address)
+            memory, address = self._memory(min(2 * room, 2**32 - 1))
+            self.model.check(self.library.lrt_copy(address, len(memory), self.address))
+            self.memory, self.address = memory, address
+        self.model.check(code)
 
     def _numbers(self, address: int | None, count: int) -> Tensor:
         if address is None:

@@ -21,6 +21,7 @@
 #define VECTOR 16
 #endif
 #define INLINE static inline __attribute__((always_inline))
+#define OUTLINE static __attribute__((noinline))  // what copies of would make the WebAssembly a tenth larger, together
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -55,7 +56,8 @@ enum { PIECE = VECTOR < 32 ? 16 : 32, PIECES = 2 * LANES / PIECE, BLOCK = 512 };
 typedef int16_t shorts __attribute__((vector_size(PIECE)));
 typedef int32_t pairs __attribute__((vector_size(PIECE)));
 
-enum { HEADER = 320, HEADER_2 = 384, FRAMES_HEADER = 64, STATE_HEADER = 64, AXES = 8, LOOKBACKS = 32, STAGES = 2 };
+enum { HEADER = 320, HEADER_2 = 384, FRAMES_HEADER = 64, KIND_RECORD = 128, STATE_HEADER = 64 };
+enum { AXES = 8, LOOKBACKS = 32, STAGES = 2, KINDS = 16, KEPT_TOKENS = 1 << 24 };
 enum { FLOAT32, FLOAT16, INT8 };
 enum { GELU, SWIGLU, RELU_MLP };
 enum { PRE, POST };
@@ -63,7 +65,7 @@ enum { LAYER_NORM, RMS_NORM };
 enum { NO_POSITION, SINUSOIDAL, CONCATENATED, LEARNED, ROTARY };
 enum { IDENTITY, ELU_PLUS_ONE, RELU, SQUARED_RELU, TRIGONOMETRIC, ARC_COSINE };
 enum { NO_DECAY, FIXED, GATED, PER_HEAD, PER_FEATURE };
-enum { ADDED, DELTA, STEPPED };
+enum { ADDED, DELTA, STEPPED, KEPT };
 enum { NO_HEAD_NORM, PLAIN_HEADS, WEIGHTED_HEADS, ALL_HEADS };
 enum { NO_GATE, SILU, SIGMOID };
 enum { NO_DENOMINATOR, SUM, BOUNDED };
@@ -83,6 +85,7 @@ typedef struct {
   uint32_t rows, columns, kind;
 } table;
 
+// Where a layer's weights lie, from where the layer begins.
 typedef struct {
   table qkv_proj, gate_down, gate_proj, decay_down, decay_proj, beta_proj, out_proj, up, down;
   uint64_t qkv_bias, gate_down_bias, gate_bias, decay_down_bias, decay_bias, beta_bias, out_bias, up_bias, down_bias;
@@ -93,38 +96,57 @@ typedef struct {
   uint64_t bytes;
 } layer_map;
 
+// What layers may differ in: a mechanism and its sizes.
+typedef struct {
+  uint32_t heads, kv_heads, projections;
+  uint32_t feature_map, decay, denominator, head_norm, head_gate;
+  float eps;
+  uint32_t conv, unit_keys, update, decay_rank, gate_rank, skip;
+  float scale, beta_scale;
+  uint32_t window;  // tokens that a query sees of those that are KEPT; 0: all
+  // Derived from these.
+  uint32_t layers;  // of this kind
+  uint32_t inner, sums, features, qkv_width;
+  uint64_t kv_floats, layer_floats;  // of the state: of a key-value head, and of a layer
+  uint64_t kept_floats;              // of the keys and values of a token; 0 where none are kept
+  layer_map map;
+} layer_kind;
+
 struct lrt_model {
   const char *file;
   uint32_t checksum, version;
-  uint32_t weights, vocabulary, start, layers, width, heads, kv_heads, projections, hidden;
+  uint32_t weights, vocabulary, start, layers, width, hidden;
   uint32_t activation, norm_order, norm_kind, final_norm;
   uint32_t position, axes, axis[AXES], lookbacks, lookback[LOOKBACKS];
-  uint32_t feature_map, decay, denominator, head_norm, head_gate, output, components;
-  float eps, norm_eps;
+  uint32_t output, components;
+  float norm_eps;
   uint32_t input, inputs, subsampled, stages, names_bytes, spaced, audio;  // of frames from `inputs` on
   lrt_features_config features_config;
-  uint32_t dim, conv, unit_keys, update, decay_rank, gate_rank, skip;
-  float scale, beta_scale;
+  uint32_t dim, kinds;
+  layer_kind kind[KINDS];
   // Derived from these.
-  uint32_t inner, sums, features, embedding_width, qkv_width, symbols, params, max_lookback, max_positions;
+  uint32_t embedding_width, symbols, params, max_lookback, max_positions;
   table embedding, lookback_embedding[LOOKBACKS], axis_embedding[AXES], head;
   table stage[STAGES], input_proj;
   uint64_t frame_mean, frame_scale, stage_bias[STAGES], input_bias, names;
   uint64_t edge_floats;  // of the frames before, in the state
   uint64_t frequencies, final_weight, final_bias, head_bias;
-  uint64_t layers_offset, head_offset;  // in the file
-  layer_map layer;              // of each alike
-  uint64_t kv_floats, layer_floats, state_floats;  // of a key-value head, a layer, and all layers with `recent`
+  uint64_t kinds_offset, layers_offset, head_offset;  // in the file
+  uint64_t layers_floats, state_floats;  // of all layers, and with `recent` and the frames before; without what is kept
 };
 
 // Followed in memory by the state (`recent`, then for each layer kv, z and n of its key-value heads and the last inputs
-// of its convolution, then for each stage the last frame that went in) and scratch buffers.
+// of its convolution, then for each stage the last frame that went in), scratch buffers, and what grows with the tokens:
+// for each layer that keeps them the keys of each key-value head, then the values, a row a token, in a ring where there is
+// a window.
 struct lrt_sequence {
   const lrt_model *model;
+  const layer_kind *kind;  // of the layer that the tokens go through
   uint64_t generator, record;
   uint32_t seen, ready;  // ready: whether params are those of the last token
   uint32_t ended, symbol, before;  // symbol: the most probable one of the last frames, and of those before them
   uint32_t count;        // of tokens that go through the weights in this pass
+  uint32_t room;         // for so many tokens
   uint32_t *recent;      // ring buffer of tokens
   float *state, *edges;
   float *rows, *gathered;  // rows: frames, and what becomes of them
@@ -134,6 +156,7 @@ struct lrt_sequence {
   // Of one token after the other.
   float *k, *q, *rotated_k, *rotated_q, *v, *y, *unit, *keeps;
   float *params, *mixture, *scores, *sorted;
+  float *kept, *shares;  // shares: the weights of the tokens that are kept
 };
 
 // Numbers.
@@ -211,8 +234,8 @@ INLINE quad horizontal_sums(const vf x[4][PARTS]) {  // the same of four
 }
 
 // exp(x) to about 1 unit in the last place: x = n ln 2 + r and the Taylor series in |r| <= 0.35, whose first dropped term
-// is below a tenth of that unit. NaN stays NaN, too small becomes 0. Not inlined: that makes the WebAssembly a tenth larger.
-static __attribute__((noinline)) vf exponential(vf x) {
+// is below a tenth of that unit. NaN stays NaN, too small becomes 0.
+OUTLINE vf exponential(vf x) {
   x = blend(x < -104.0f, splat(-104.0f), x);
   x = blend(x > 89.0f, splat(89.0f), x);
   const float magic = 12582912.0f;  // 1.5 2^23: added, it leaves the nearest integer in the low bits
@@ -645,7 +668,7 @@ INLINE void matvec_kind(uint32_t kind, const operands *o) {
     for (uint32_t token = 0; token < o->count; ++token) matvec_rows(kind, 1, o, row, 0, token);
 }
 
-// y = W x + bias for the tokens of this pass, or y += that.
+// y = W x + bias for the tokens of this pass, with zeros behind, or y += that.
 static void matvec(const lrt_sequence *s, const table *map, const char *base, const float *bias, const float *x,
                    float *y, int add) {
   operands o = {.map = map, .base = base, .bias = bias, .x = x, .quantized = s->quantized, .y = y, .add = add,
@@ -658,6 +681,7 @@ static void matvec(const lrt_sequence *s, const table *map, const char *base, co
     matvec_kind(FLOAT16, &o);
   else
     matvec_kind(INT8, &o);
+  for (uint32_t i = 0; !add && i < s->count; ++i) clear(y + i * s->record, map->rows, pad_to_lanes(map->rows));
 }
 
 // Adds a row of a table, FLOAT32 or FLOAT16.
@@ -681,9 +705,8 @@ INLINE void fail(walk *w, int error) {
   if (!w->error) w->error = error;
 }
 
-// Moves past a section of the file and the zeros up to the next multiple of LRT_ALIGN; returns where it begins. Not
-// inlined: see exponential.
-static __attribute__((noinline)) uint64_t section(walk *w, uint64_t bytes) {
+// Moves past a section of the file and the zeros up to the next multiple of LRT_ALIGN; returns where it begins.
+OUTLINE uint64_t section(walk *w, uint64_t bytes) {
   const uint64_t at = w->at;
   w->at += round_up(bytes, LRT_ALIGN);
   if (w->base)
@@ -699,8 +722,8 @@ static void copy_section(walk *w, uint64_t at) {
   w->to += w->at - at;
 }
 
-// Returns whether some of these are NaN or infinite. Not inlined, and neither is its caller: see exponential.
-static __attribute__((noinline)) int has_nonfinite(uint32_t kind, const char *from, uint64_t count) {
+// Returns whether some of these are NaN or infinite.
+OUTLINE int has_nonfinite(uint32_t kind, const char *from, uint64_t count) {
   uint32_t found = 0;
   if (kind == FLOAT32)
     for (uint64_t i = 0; i < count; ++i) found |= (word_at(from + 4 * i) & 0x7f800000u) == 0x7f800000u;
@@ -714,8 +737,7 @@ static __attribute__((noinline)) int has_nonfinite(uint32_t kind, const char *fr
 }
 
 // Checks rows of numbers and their padding; returns where they end.
-static __attribute__((noinline)) uint64_t check_rows(walk *w, uint32_t kind, uint64_t at, uint64_t rows,
-                                                     uint64_t columns) {
+OUTLINE uint64_t check_rows(walk *w, uint32_t kind, uint64_t at, uint64_t rows, uint64_t columns) {
   const uint64_t size = element_size(kind), step = pad_to_lanes(columns) * size;
   for (uint64_t row = 0; row < rows; ++row) {
     const char *from = w->base + at + row * step;
@@ -758,8 +780,21 @@ static table matrix(walk *w, uint32_t kind, uint32_t rows, uint32_t columns) {
 
 static uint64_t main_header(const lrt_model *m) { return m->version == 1 ? HEADER : HEADER_2; }
 
+// Bytes before the kinds of layers beside the first.
+static uint64_t fixed_headers(const lrt_model *m) {
+  return main_header(m) + (m->input == FRAME_INPUT ? FRAMES_HEADER : 0);
+}
+
 // Bytes before the first section.
-static uint64_t headers(const lrt_model *m) { return main_header(m) + (m->input == FRAME_INPUT ? FRAMES_HEADER : 0); }
+static uint64_t headers(const lrt_model *m) {
+  if (m->version < 3) return fixed_headers(m);
+  return fixed_headers(m) + (m->kinds - 1) * (uint64_t)KIND_RECORD + round_up(m->layers, LRT_ALIGN);
+}
+
+// Which kind of layer layer i is.
+INLINE uint32_t kind_of(const lrt_model *m, uint32_t i) {
+  return m->kinds > 1 ? (uint8_t)m->file[m->kinds_offset + i] : 0;
+}
 
 // A matrix of the model's weights and its bias.
 static table linear(const lrt_model *m, walk *w, uint32_t rows, uint32_t columns, uint64_t *bias) {
@@ -818,27 +853,27 @@ static void walk_norm(const lrt_model *m, walk *w, uint64_t *weight, uint64_t *b
   *bias = m->norm_kind == LAYER_NORM ? vector(w, m->width) : 0;
 }
 
-static void walk_layer(lrt_model *m, walk *w) {
-  layer_map *l = &m->layer;
-  const uint32_t width = m->width, inner = m->inner, groups = m->kv_heads, features = groups * m->dim;
+static void walk_layer(const lrt_model *m, layer_kind *k, walk *w) {
+  layer_map *l = &k->map;
+  const uint32_t width = m->width, inner = k->inner, groups = k->kv_heads, features = groups * m->dim;
   walk_norm(m, w, &l->attn_norm_weight, &l->attn_norm_bias);
-  l->qkv_proj = linear(m, w, m->qkv_width, width, &l->qkv_bias);
-  if (m->conv) {
-    l->conv = matrix(w, FLOAT32, m->conv, m->qkv_width);
-    l->conv_bias = vector(w, m->qkv_width);
+  l->qkv_proj = linear(m, w, k->qkv_width, width, &l->qkv_bias);
+  if (k->conv) {
+    l->conv = matrix(w, FLOAT32, k->conv, k->qkv_width);
+    l->conv_bias = vector(w, k->qkv_width);
   }
-  if (m->gate_rank) l->gate_down = linear(m, w, m->gate_rank, width, &l->gate_down_bias);
-  if (m->head_gate) l->gate_proj = linear(m, w, inner, m->gate_rank ? m->gate_rank : width, &l->gate_bias);
-  if (m->decay_rank) l->decay_down = linear(m, w, m->decay_rank, width, &l->decay_down_bias);
-  if (m->decay == PER_FEATURE) l->decay_proj = linear(m, w, features, m->decay_rank, &l->decay_bias);
-  if (m->decay == GATED || m->decay == PER_HEAD) l->decay_proj = linear(m, w, groups, width, &l->decay_bias);
-  if (m->decay == FIXED) l->decay = bounded_vector(w, groups, 0, 1);
-  if (m->decay == PER_HEAD || m->decay == PER_FEATURE) l->rates = bounded_vector(w, groups, 0, __FLT_MAX__);
-  if (m->update == DELTA) l->beta_proj = linear(m, w, groups, width, &l->beta_bias);
-  if (m->projections) l->projection = matrix(w, FLOAT32, groups * m->projections, m->dim);
-  if (m->skip) l->skip = vector(w, m->heads);
-  if (m->head_norm == WEIGHTED_HEADS) l->head_norm_weight = vector(w, m->dim);
-  if (m->head_norm == ALL_HEADS) l->head_norm_weight = vector(w, inner);
+  if (k->gate_rank) l->gate_down = linear(m, w, k->gate_rank, width, &l->gate_down_bias);
+  if (k->head_gate) l->gate_proj = linear(m, w, inner, k->gate_rank ? k->gate_rank : width, &l->gate_bias);
+  if (k->decay_rank) l->decay_down = linear(m, w, k->decay_rank, width, &l->decay_down_bias);
+  if (k->decay == PER_FEATURE) l->decay_proj = linear(m, w, features, k->decay_rank, &l->decay_bias);
+  if (k->decay == GATED || k->decay == PER_HEAD) l->decay_proj = linear(m, w, groups, width, &l->decay_bias);
+  if (k->decay == FIXED) l->decay = bounded_vector(w, groups, 0, 1);
+  if (k->decay == PER_HEAD || k->decay == PER_FEATURE) l->rates = bounded_vector(w, groups, 0, __FLT_MAX__);
+  if (k->update == DELTA) l->beta_proj = linear(m, w, groups, width, &l->beta_bias);
+  if (k->projections) l->projection = matrix(w, FLOAT32, groups * k->projections, m->dim);
+  if (k->skip) l->skip = vector(w, k->heads);
+  if (k->head_norm == WEIGHTED_HEADS) l->head_norm_weight = vector(w, m->dim);
+  if (k->head_norm == ALL_HEADS) l->head_norm_weight = vector(w, inner);
   l->out_proj = linear(m, w, width, inner, &l->out_bias);
   if (m->hidden) {
     walk_norm(m, w, &l->mlp_norm_weight, &l->mlp_norm_bias);
@@ -855,12 +890,15 @@ static void walk_head(lrt_model *m, walk *w) {
 
 // Finds where everything begins; returns the bytes of the file.
 static uint64_t walk_file(lrt_model *m) {
-  walk front = {.at = headers(m)}, layer = {0}, back = {0};
+  walk front = {.at = headers(m)}, back = {0};
   walk_embeddings(m, &front);
-  walk_layer(m, &layer);
+  m->layers_offset = m->head_offset = front.at;
+  for (uint32_t i = 0; i < m->kinds; ++i) {
+    walk layer = {0};
+    walk_layer(m, &m->kind[i], &layer);
+    m->head_offset += m->kind[i].layers * layer.at;
+  }
   walk_head(m, &back);
-  m->layers_offset = front.at;
-  m->head_offset = front.at + m->layers * layer.at;
   return m->head_offset + back.at;
 }
 
@@ -868,10 +906,11 @@ static uint64_t walk_file(lrt_model *m) {
 static int walk_contents(lrt_model *m, char *to) {
   walk w = {.base = m->file, .at = headers(m), .to = to};
   walk_embeddings(m, &w);
+  w.base = m->file + m->layers_offset;
   for (uint32_t i = 0; i < m->layers; ++i) {
-    w.base = m->file + m->layers_offset + i * m->layer.bytes;
     w.at = 0;
-    walk_layer(m, &w);
+    walk_layer(m, &m->kind[kind_of(m, i)], &w);
+    w.base += w.at;
   }
   w.base = m->file + m->head_offset;
   w.at = 0;
@@ -884,7 +923,7 @@ typedef struct {
   int error;
 } reader;
 
-static uint32_t read_word(reader *r, uint32_t least, uint32_t most, int error) {
+OUTLINE uint32_t read_word(reader *r, uint32_t least, uint32_t most, int error) {
   const uint32_t x = word_at(r->at);
   r->at += 4;
   if (!r->error && (x < least || x > most)) r->error = error;
@@ -894,7 +933,7 @@ static uint32_t read_word(reader *r, uint32_t least, uint32_t most, int error) {
 static uint32_t read_enum(reader *r, uint32_t last) { return read_word(r, 0, last, LRT_UNKNOWN_KIND); }
 static uint32_t read_size(reader *r, uint32_t least, uint32_t most) { return read_word(r, least, most, LRT_BAD_SIZES); }
 
-static float read_float(reader *r) {
+OUTLINE float read_float(reader *r) {
   float x;
   copy(&x, r->at, 4);
   r->at += 4;
@@ -902,18 +941,44 @@ static float read_float(reader *r) {
   return x;
 }
 
+// The fields of a kind of layers, in the three parts in which they stand in the header.
+static void read_heads(reader *r, layer_kind *k) {
+  k->heads = read_size(r, 1, 1 << 16);
+  k->kv_heads = read_size(r, 1, 1 << 16);
+  k->projections = read_size(r, 0, 1 << 15);
+}
+
+static void read_mechanism(reader *r, layer_kind *k, int first) {
+  k->feature_map = read_enum(r, ARC_COSINE);
+  k->decay = read_enum(r, first ? GATED : PER_FEATURE);
+  k->denominator = read_enum(r, BOUNDED);
+  k->head_norm = read_enum(r, first ? PLAIN_HEADS : ALL_HEADS);
+  k->head_gate = read_enum(r, first ? SILU : SIGMOID);
+}
+
+static void read_additions(reader *r, layer_kind *k, uint32_t version) {
+  k->conv = read_size(r, 0, 1 << 10);
+  k->unit_keys = read_enum(r, 1);
+  k->update = read_enum(r, version < 3 ? STEPPED : KEPT);
+  k->decay_rank = read_size(r, 0, 1 << 16);
+  k->gate_rank = read_size(r, 0, 1 << 16);
+  k->skip = read_enum(r, 1);
+  k->scale = read_float(r);
+  k->beta_scale = read_float(r);
+  if (version > 2) k->window = read_size(r, 0, KEPT_TOKENS);
+}
+
 // The fields, each within bounds that keep every product below within 64 bits.
 static int read_header(lrt_model *m, const char *file) {
   reader r = {file + 24, LRT_OK};
+  layer_kind *k = &m->kind[0];
   const int first = m->version == 1;
   m->weights = read_enum(&r, INT8);
   m->vocabulary = read_size(&r, 1, 1 << 24);
   m->start = read_enum(&r, 1);
   m->layers = read_size(&r, 1, 1 << 12);
   m->width = read_size(&r, 1, 1 << 16);
-  m->heads = read_size(&r, 1, 1 << 16);
-  m->kv_heads = read_size(&r, 1, 1 << 16);
-  m->projections = read_size(&r, 0, 1 << 15);
+  read_heads(&r, k);
   m->hidden = read_size(&r, first, 1 << 20);
   m->activation = read_enum(&r, RELU_MLP);
   m->norm_order = read_enum(&r, POST);
@@ -925,29 +990,47 @@ static int read_header(lrt_model *m, const char *file) {
   m->lookbacks = read_size(&r, 0, LOOKBACKS);
   for (uint32_t i = 0; i < LOOKBACKS; ++i)
     m->lookback[i] = read_size(&r, i < m->lookbacks, i < m->lookbacks ? 1 << 16 : 0);
-  m->feature_map = read_enum(&r, ARC_COSINE);
-  m->decay = read_enum(&r, first ? GATED : PER_FEATURE);
-  m->denominator = read_enum(&r, BOUNDED);
-  m->head_norm = read_enum(&r, first ? PLAIN_HEADS : ALL_HEADS);
-  m->head_gate = read_enum(&r, first ? SILU : SIGMOID);
+  read_mechanism(&r, k, first);
   m->output = read_enum(&r, MIXTURE);
   m->components = read_size(&r, 0, 1 << 16);
-  m->eps = read_float(&r);
+  k->eps = read_float(&r);
   m->norm_eps = read_float(&r);
   while (r.at < file + HEADER - 4) read_word(&r, 0, 0, LRT_BAD_PADDING);
   m->input = read_enum(&r, FRAME_INPUT);
-  m->scale = 1;
+  m->kinds = k->layers = 1;
+  k->scale = 1;
   if (first) return r.error;
   m->dim = read_size(&r, 1, 1 << 16);
-  m->conv = read_size(&r, 0, 1 << 10);
-  m->unit_keys = read_enum(&r, 1);
-  m->update = read_enum(&r, STEPPED);
-  m->decay_rank = read_size(&r, 0, 1 << 16);
-  m->gate_rank = read_size(&r, 0, 1 << 16);
-  m->skip = read_enum(&r, 1);
-  m->scale = read_float(&r);
-  m->beta_scale = read_float(&r);
+  read_additions(&r, k, m->version);
+  if (m->version > 2) m->kinds = read_size(&r, 1, KINDS);
   while (r.at < file + HEADER_2) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  return r.error;
+}
+
+// The kinds of layers beside the first, and which one each layer is; counts them.
+static int read_kinds(lrt_model *m, const char *file) {
+  const char *begin = file + fixed_headers(m);
+  reader r = {begin, LRT_OK};
+  m->kind[0].layers = m->layers;
+  if (m->version < 3) return LRT_OK;
+  for (uint32_t i = 1; i < m->kinds; ++i) {
+    layer_kind *k = &m->kind[i];
+    read_heads(&r, k);
+    read_mechanism(&r, k, 0);
+    k->eps = read_float(&r);
+    read_additions(&r, k, m->version);
+    while (r.at < begin + i * KIND_RECORD) read_word(&r, 0, 0, LRT_BAD_PADDING);
+  }
+  m->kinds_offset = (uint64_t)(r.at - file);
+  m->kind[0].layers = 0;
+  for (uint64_t i = 0; i < round_up(m->layers, LRT_ALIGN); ++i) {
+    const uint8_t number = (uint8_t)r.at[i];
+    if (i >= m->layers && number) return r.error ? r.error : LRT_BAD_PADDING;
+    if (i < m->layers && number >= m->kinds) return r.error ? r.error : LRT_BAD_SIZES;
+    if (i < m->layers) ++m->kind[number].layers;
+  }
+  for (uint32_t i = 0; i < m->kinds; ++i)
+    if (!r.error && !m->kind[i].layers) r.error = LRT_BAD_SIZES;
   return r.error;
 }
 
@@ -981,26 +1064,42 @@ static int read_frames_header(lrt_model *m, const char *file) {
              : LRT_BAD_SIZES;
 }
 
+// The same of a kind of layers.
+static int derive_kind(const lrt_model *m, layer_kind *k) {
+  const int projects = k->feature_map == TRIGONOMETRIC || k->feature_map == ARC_COSINE;
+  if ((uint64_t)k->heads * m->dim > 1 << 18 || k->heads % k->kv_heads || (k->projections != 0) != projects)
+    return LRT_BAD_SIZES;
+  if ((k->decay_rank != 0) != (k->decay == PER_FEATURE) || (k->decay == PER_FEATURE && projects) ||
+      (k->gate_rank && !k->head_gate) || (k->update == STEPPED && k->decay != PER_HEAD) ||
+      (k->update == DELTA && projects) || (k->update != ADDED && (k->denominator != NO_DENOMINATOR || k->decay == GATED)))
+    return LRT_BAD_SIZES;
+  if (k->update == KEPT ? k->feature_map != IDENTITY || k->decay != NO_DECAY || k->skip : k->window != 0)
+    return LRT_BAD_SIZES;
+  k->inner = k->heads * m->dim;
+  k->sums = m->version == 1 || k->denominator != NO_DENOMINATOR;
+  k->features = !projects ? m->dim : k->feature_map == TRIGONOMETRIC ? 2 * k->projections : k->projections;
+  k->qkv_width = (k->heads + 2 * k->kv_heads) * m->dim;
+  k->layer_floats = (k->conv > 1 ? k->conv - 1 : 0) * pad_to_lanes(k->qkv_width);
+  if (k->update == KEPT) {
+    k->kept_floats = 2 * k->kv_heads * pad_to_lanes(m->dim);
+    return LRT_OK;
+  }
+  k->kv_floats = k->features * pad_to_lanes(m->dim);
+  k->layer_floats += k->kv_heads * k->kv_floats;
+  if (k->sums) k->layer_floats += k->kv_heads * pad_to_lanes(k->features) + pad_to_lanes(k->kv_heads);
+  return LRT_OK;
+}
+
 // Checks the fields against each other and computes what follows from them.
 static int derive(lrt_model *m) {
-  const int projects = m->feature_map == TRIGONOMETRIC || m->feature_map == ARC_COSINE;
-  if (m->version == 1) m->dim = m->width % m->heads ? 0 : m->width / m->heads;
-  if (!m->dim || (uint64_t)m->heads * m->dim > 1 << 18 || m->heads % m->kv_heads || (m->projections != 0) != projects ||
-      (m->position == LEARNED) != (m->axes != 0) || (m->lookbacks && !m->start) ||
+  if (m->version == 1) m->dim = m->width % m->kind[0].heads ? 0 : m->width / m->kind[0].heads;
+  if (!m->dim || (m->position == LEARNED) != (m->axes != 0) || (m->lookbacks && !m->start) ||
       (m->output == MIXTURE) != (m->components != 0) || (m->output == MIXTURE && m->vocabulary < 2))
     return LRT_BAD_SIZES;
-  if ((m->decay_rank != 0) != (m->decay == PER_FEATURE) || (m->decay == PER_FEATURE && projects) ||
-      (m->gate_rank && !m->head_gate) || (m->update == STEPPED && m->decay != PER_HEAD) ||
-      (m->update == DELTA && projects) || (m->update != ADDED && (m->denominator != NO_DENOMINATOR || m->decay == GATED)))
-    return LRT_BAD_SIZES;
-  m->inner = m->heads * m->dim;
-  m->sums = m->version == 1 || m->denominator != NO_DENOMINATOR;
-  m->features = !projects ? m->dim : m->feature_map == TRIGONOMETRIC ? 2 * m->projections : m->projections;
   m->embedding_width = m->position == CONCATENATED ? m->width / 2 : m->width;
   if ((m->position == SINUSOIDAL && m->width % 2) || (m->position == CONCATENATED && m->width % 4) ||
       (m->position == ROTARY && m->dim % 2))
     return LRT_BAD_SIZES;
-  m->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
   m->symbols = m->vocabulary + m->start;
   m->params = m->output == MIXTURE ? 3 * m->components : m->vocabulary;
   for (uint32_t i = 0; i < m->lookbacks; ++i)
@@ -1010,13 +1109,30 @@ static int derive(lrt_model *m) {
     last *= m->axis[i];
     if (last > LAST_POSITION) last = LAST_POSITION;
   }
+  for (uint32_t i = 0; i < m->kinds; ++i) {
+    layer_kind *k = &m->kind[i];
+    const int error = derive_kind(m, k);
+    if (error) return error;
+    if (k->kept_floats && !k->window && last > KEPT_TOKENS) last = KEPT_TOKENS;
+    m->layers_floats += k->layers * k->layer_floats;
+  }
   m->max_positions = (uint32_t)last;
-  m->kv_floats = m->features * pad_to_lanes(m->dim);
-  m->layer_floats = m->kv_heads * m->kv_floats + (m->conv > 1 ? m->conv - 1 : 0) * pad_to_lanes(m->qkv_width);
-  if (m->sums) m->layer_floats += m->kv_heads * pad_to_lanes(m->features) + pad_to_lanes(m->kv_heads);
   m->edge_floats = m->stages ? pad_to_lanes(m->inputs) + (m->stages - 1) * pad_to_lanes(m->subsampled) : 0;
-  m->state_floats = pad_to_lanes(m->max_lookback) + m->layers * m->layer_floats + m->edge_floats;
+  m->state_floats = pad_to_lanes(m->max_lookback) + m->layers_floats + m->edge_floats;
   return LRT_OK;
+}
+
+// Rows of keys and values that a layer keeps of so many tokens.
+static uint64_t kept_rows(const layer_kind *k, uint64_t tokens) {
+  return !k->kept_floats ? 0 : k->window && k->window < tokens ? k->window : tokens;
+}
+
+// The floats of these rows in all layers.
+OUTLINE uint64_t kept_floats(const lrt_model *m, uint64_t tokens) {
+  uint64_t floats = 0;
+  for (uint32_t i = 0; i < m->kinds; ++i)
+    floats += m->kind[i].layers * kept_rows(&m->kind[i], tokens) * m->kind[i].kept_floats;
+  return floats;
 }
 
 static float *carve(float *base, uint64_t *at, uint64_t floats) {
@@ -1029,25 +1145,37 @@ static uint64_t larger_of(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
 static uint64_t row_floats(const lrt_model *m) { return pad_to_lanes(larger_of(m->inputs, m->subsampled)); }
 
-// Lays out the buffers of a sequence from `base` on (null: only counts); returns how many floats they take.
-static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
-  uint64_t at = 0;
+// Lays out the buffers of a sequence with room for so many tokens from `base` on (null: only counts); returns how many
+// floats they take. More tokens need more behind the others.
+static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, uint64_t tokens, float *base) {
+  uint64_t at = 0, qkv = 0, inner = 0, decays = 0, groups = 0, gate_rank = 0, decay_rank = 0, features = 0, rows = 0;
+  for (uint32_t i = 0; i < m->kinds; ++i) {
+    const layer_kind *k = &m->kind[i];
+    qkv = larger_of(qkv, k->qkv_width);
+    inner = larger_of(inner, k->inner);
+    decays = larger_of(decays, k->decay == PER_FEATURE ? k->kv_heads * m->dim : k->kv_heads);
+    groups = larger_of(groups, k->kv_heads);
+    gate_rank = larger_of(gate_rank, k->gate_rank);
+    decay_rank = larger_of(decay_rank, k->decay_rank);
+    features = larger_of(features, k->features);
+    rows = larger_of(rows, kept_rows(k, tokens));
+  }
   s->recent = (uint32_t *)carve(base, &at, m->max_lookback);
-  s->state = carve(base, &at, m->layers * m->layer_floats);
+  s->state = carve(base, &at, m->layers_floats);
   s->edges = carve(base, &at, m->edge_floats);
   const uint64_t gathered = m->stages ? 3 * larger_of(m->inputs, m->subsampled) : 0;
-  const uint64_t first = at, before = larger_of(gathered, m->subsampled), ranks = larger_of(m->decay_rank, m->gate_rank);
-  const uint64_t within = larger_of(larger_of(m->hidden, m->width), larger_of(m->inner, ranks));
+  const uint64_t first = at, before = larger_of(gathered, m->subsampled), ranks = larger_of(decay_rank, gate_rank);
+  const uint64_t within = larger_of(larger_of(m->hidden, m->width), larger_of(inner, ranks));
   const uint64_t inputs = larger_of(before, within);  // of a product
   s->x = carve(base, &at, m->width);
   s->normed = carve(base, &at, m->width);
-  s->qkv = carve(base, &at, m->qkv_width);
-  s->attn_out = carve(base, &at, m->inner);
-  s->gates = carve(base, &at, m->inner);
-  s->decays = carve(base, &at, (m->decay == PER_FEATURE ? m->kv_heads * m->dim : m->kv_heads) + LANES);
-  s->betas = carve(base, &at, m->kv_heads);
-  s->gate_low = carve(base, &at, m->gate_rank);
-  s->decay_low = carve(base, &at, m->decay_rank);
+  s->qkv = carve(base, &at, qkv);
+  s->attn_out = carve(base, &at, inner);
+  s->gates = carve(base, &at, inner);
+  s->decays = carve(base, &at, decays + LANES);
+  s->betas = carve(base, &at, groups);
+  s->gate_low = carve(base, &at, gate_rank);
+  s->decay_low = carve(base, &at, decay_rank);
   s->hidden = carve(base, &at, 2 * m->hidden + LANES);
   s->sine = carve(base, &at, m->dim);
   s->cosine = carve(base, &at, m->dim);
@@ -1055,11 +1183,11 @@ static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   if ((at - first) % (2 * LANES) == 0) at += LANES;  // or the tokens' numbers would compete for places in the cache
   s->record = at - first;
   at = first + (m->input == FRAME_INPUT ? 1 : TOKENS) * s->record;
-  s->k = carve(base, &at, m->features);
-  s->q = carve(base, &at, m->features);
-  s->rotated_k = carve(base, &at, m->features);
-  s->rotated_q = carve(base, &at, m->features);
-  s->keeps = carve(base, &at, m->features);
+  s->k = carve(base, &at, features);
+  s->q = carve(base, &at, features);
+  s->rotated_k = carve(base, &at, features);
+  s->rotated_q = carve(base, &at, features);
+  s->keeps = carve(base, &at, features);
   s->v = carve(base, &at, m->dim);
   s->y = carve(base, &at, m->dim);
   s->unit = carve(base, &at, m->dim);
@@ -1069,6 +1197,8 @@ static uint64_t lay_out(lrt_sequence *s, const lrt_model *m, float *base) {
   s->sorted = carve(base, &at, m->vocabulary);
   s->rows = carve(base, &at, (uint64_t)(1u << m->stages) * row_floats(m));
   s->gathered = carve(base, &at, gathered);
+  s->shares = carve(base, &at, rows);
+  s->kept = carve(base, &at, kept_floats(m, tokens));
   return at;
 }
 
@@ -1119,6 +1249,7 @@ int lrt_load(lrt_model *memory, size_t size, const void *data, size_t bytes) {
   if (error) return error;
   if (bytes < headers(&m)) return LRT_WRONG_SIZE;
   if (m.input == FRAME_INPUT) error = read_frames_header(&m, file);
+  if (!error) error = read_kinds(&m, file);
   if (!error) error = derive(&m);
   if (error) return error;
   if (walk_file(&m) != bytes) return LRT_WRONG_SIZE;
@@ -1159,8 +1290,8 @@ int lrt_fact(const lrt_model *m, int which) {
     case LRT_POSITIONS: return m->max_positions > INT32_MAX ? -1 : (int)m->max_positions;
     case LRT_LAYERS: return (int)m->layers;
     case LRT_WIDTH: return (int)m->width;
-    case LRT_HEADS: return (int)m->heads;
-    case LRT_KV_HEADS: return (int)m->kv_heads;
+    case LRT_HEADS: return (int)m->kind[0].heads;
+    case LRT_KV_HEADS: return (int)m->kind[0].kv_heads;
     case LRT_WEIGHTS: return m->weights == FLOAT32 ? 32 : m->weights == FLOAT16 ? 16 : 8;
     case LRT_INPUT: return (int)m->inputs;
     case LRT_SUBSAMPLE: return m->input == FRAME_INPUT ? 1 << m->stages : 0;
@@ -1185,24 +1316,66 @@ const lrt_features_config *lrt_features_of(const lrt_model *m) { return m->audio
 
 #define SEQUENCE_BYTES round_up(sizeof(lrt_sequence), LRT_ALIGN)
 
-static uint64_t sequence_bytes(const lrt_model *m) {
+static uint64_t sequence_bytes(const lrt_model *m, uint64_t tokens) {
   lrt_sequence unused;
-  return SEQUENCE_BYTES + 4 * lay_out(&unused, m, 0);
+  return SEQUENCE_BYTES + 4 * lay_out(&unused, m, tokens, 0);
 }
 
-size_t lrt_sequence_size(const lrt_model *m) { return as_size_t(sequence_bytes(m)); }
+size_t lrt_sequence_size(const lrt_model *m) { return lrt_sequence_size_for(m, m->max_positions); }
+
+size_t lrt_sequence_size_for(const lrt_model *m, uint32_t tokens) {
+  return as_size_t(sequence_bytes(m, tokens < m->max_positions ? tokens : m->max_positions));
+}
+
+// Lays out a sequence in so many bytes, which hold one of no token, with room for as many as they hold.
+static void settle(lrt_sequence *s, size_t size, const lrt_model *m) {
+  uint32_t least = 0, most = m->max_positions;
+  if (sequence_bytes(m, most) <= size) least = most;
+  while (most - least > 1) {
+    const uint32_t middle = least + (most - least) / 2;
+    *(sequence_bytes(m, middle) <= size ? &least : &most) = middle;
+  }
+  s->room = least;
+  lay_out(s, m, least, (float *)((char *)s + SEQUENCE_BYTES));
+}
 
 int lrt_start(lrt_sequence *s, size_t size, const lrt_model *m) {
-  const size_t needed = lrt_sequence_size(m);
+  const uint64_t needed = sequence_bytes(m, 0);
   if (!aligned(s)) return LRT_NOT_ALIGNED;
-  if (!needed || size < needed) return LRT_NO_ROOM;
-  __builtin_memset(s, 0, needed);
+  if (size < needed) return LRT_NO_ROOM;
+  __builtin_memset(s, 0, (size_t)needed);
   s->model = m;
   s->count = 1;
-  lay_out(s, m, (float *)((char *)s + SEQUENCE_BYTES));
+  settle(s, size, m);
   for (uint32_t i = 0; i < m->max_lookback; ++i) s->recent[i] = m->vocabulary;
   return LRT_OK;
 }
+
+// Copies what is kept of so many tokens, from where there is room for from_room of them to where there is for to_room.
+OUTLINE void copy_kept(const lrt_model *m, uint32_t tokens, const char *from, uint32_t from_room, char *to,
+                      uint32_t to_room) {
+  const uint64_t row = pad_to_lanes(m->dim) * sizeof(float);
+  for (uint32_t i = 0; i < m->layers; ++i) {
+    const layer_kind *k = &m->kind[kind_of(m, i)];
+    for (uint64_t left = k->kept_floats * sizeof(float); left; left -= row) {
+      copy(to, from, kept_rows(k, tokens) * row);
+      from += kept_rows(k, from_room) * row;
+      to += kept_rows(k, to_room) * row;
+    }
+  }
+}
+
+int lrt_copy(lrt_sequence *to, size_t size, const lrt_sequence *from) {
+  const lrt_model *m = from->model;
+  if (!aligned(to)) return LRT_NOT_ALIGNED;
+  if (size < sequence_bytes(m, from->seen)) return LRT_NO_ROOM;
+  copy(to, from, sequence_bytes(m, 0));
+  settle(to, size, m);
+  copy_kept(m, from->seen, (const char *)from->kept, from->room, (char *)to->kept, to->room);
+  return LRT_OK;
+}
+
+uint32_t lrt_room(const lrt_sequence *s) { return s->room; }
 
 uint32_t lrt_seen(const lrt_sequence *s) { return s->seen; }
 
@@ -1232,9 +1405,9 @@ static void norm_row(uint64_t n, float eps, int centred, const float *scale_of, 
   }
 }
 
-// Of the tokens of this pass. Not inlined: see exponential.
-static __attribute__((noinline)) void norm(const lrt_sequence *s, const char *base, uint64_t weight, uint64_t bias,
-                                           const float *from, float *to) {
+// Of the tokens of this pass.
+OUTLINE void norm(const lrt_sequence *s, const char *base, uint64_t weight, uint64_t bias, const float *from,
+                  float *to) {
   const lrt_model *m = s->model;
   for (uint64_t i = 0; i < s->count; ++i)
     norm_row(m->width, m->norm_eps, m->norm_kind == LAYER_NORM, (const float *)(base + weight),
@@ -1242,7 +1415,7 @@ static __attribute__((noinline)) void norm(const lrt_sequence *s, const char *ba
 }
 
 // Rotary embedding: rotates the pairs (i, i + d/2) by the angles of this position.
-static void apply_rope(const lrt_sequence *s, const float *from, float *to) {
+OUTLINE void apply_rope(const lrt_sequence *s, const float *from, float *to) {
   const uint32_t half = s->model->dim / 2;
   for (uint32_t i = 0; i < half; ++i) {
     const float a = from[i], b = from[i + half];
@@ -1252,7 +1425,7 @@ static void apply_rope(const lrt_sequence *s, const float *from, float *to) {
 }
 
 // The sum of the squares of x [n], whose row is filled up with zeros.
-static float squared_length(const float *x, uint64_t n) {
+OUTLINE float squared_length(const float *x, uint64_t n) {
   vf squares[PARTS] = {{0}};
   for (uint64_t at = 0; at < pad_to_lanes(n); at += LANES)
     for (int i = 0; i < PARTS; ++i) {
@@ -1265,19 +1438,20 @@ static float squared_length(const float *x, uint64_t n) {
 // to = the features of a query or key x [d] of key-value head g.
 static void map_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to) {
   const lrt_model *m = s->model;
+  const layer_kind *kind = s->kind;
   copy(s->unit, x, m->dim * sizeof *x);
   clear(s->unit, m->dim, pad_to_lanes(m->dim));
-  if (m->unit_keys) {
+  if (kind->unit_keys) {
     const float inverse = 1 / square_root(squared_length(s->unit, m->dim) + HEAD_EPS);
     for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
   }
-  if (!m->projections) {
+  if (!kind->projections) {
     for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) {
       const vf y = load(s->unit + at);
       vf mapped = y;
-      if (m->feature_map == ELU_PLUS_ONE) mapped = blend(y > 0.0f, y + 1.0f, exponential(y));
-      if (m->feature_map == RELU) mapped = blend(y < 0.0f, (vf){0}, y);  // NaN stays
-      if (m->feature_map == SQUARED_RELU) mapped = blend(y < 0.0f, (vf){0}, y * y);
+      if (kind->feature_map == ELU_PLUS_ONE) mapped = blend(y > 0.0f, y + 1.0f, exponential(y));
+      if (kind->feature_map == RELU) mapped = blend(y < 0.0f, (vf){0}, y);  // NaN stays
+      if (kind->feature_map == SQUARED_RELU) mapped = blend(y < 0.0f, (vf){0}, y * y);
       store(to + at, mapped);
     }
     clear(to, m->dim, pad_to_lanes(m->dim));
@@ -1286,20 +1460,30 @@ static void map_features(const lrt_sequence *s, const char *base, uint32_t g, co
   if (m->position == ROTARY) apply_rope(s, s->unit, s->unit);
   const float length = square_root(squared_length(s->unit, m->dim)), inverse = 1 / (length < 1e-6f ? 1e-6f : length);
   for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W) store(s->unit + at, load(s->unit + at) * inverse);
-  table rows = m->layer.projection;
-  rows.rows = m->projections;
-  rows.at += (uint64_t)g * m->projections * pad_to_lanes(m->dim) * sizeof(float);
+  table rows = kind->map.projection;
+  rows.rows = kind->projections;
+  rows.at += (uint64_t)g * kind->projections * pad_to_lanes(m->dim) * sizeof(float);
   matvec(s, &rows, base, 0, s->unit, to, 0);
-  for (uint32_t i = 0; i < m->projections; ++i) {
-    if (m->feature_map == TRIGONOMETRIC)
-      sin_cos(to[i], to + i, to + m->projections + i);
+  for (uint32_t i = 0; i < kind->projections; ++i) {
+    if (kind->feature_map == TRIGONOMETRIC)
+      sin_cos(to[i], to + i, to + kind->projections + i);
     else
       to[i] = to[i] < 0 ? 0 : to[i];
   }
+  clear(to, kind->features, pad_to_lanes(kind->features));
+}
+
+// The same; returns where they stand turned by their position: in `rotated`, or in `to` where nothing is turned now.
+static const float *find_features(const lrt_sequence *s, const char *base, uint32_t g, const float *x, float *to,
+                                  float *rotated) {
+  map_features(s, base, g, x, to);
+  if (s->model->position != ROTARY || s->kind->projections) return to;
+  apply_rope(s, to, rotated);
+  return rotated;
 }
 
 // y = q kv.
-static void read_state(const float *kv, const float *q, uint64_t features, uint64_t width, float *y) {
+OUTLINE void read_state(const float *kv, const float *q, uint64_t features, uint64_t width, float *y) {
   for (uint64_t column = 0; column < width; column += LANES) {
     vf totals[PARTS] = {{0}};
     for (uint64_t i = 0; i < features; ++i) {
@@ -1323,7 +1507,7 @@ static float dot(const float *a, const float *b, uint64_t n) {
 static void write_state(const lrt_sequence *s, float keep, const float *keeps, float write, float *kv, float *z,
                         const float *k, const float *rotated) {
   const uint64_t width = pad_to_lanes(s->model->dim);
-  for (uint64_t i = 0; i < s->model->features; ++i) {
+  for (uint64_t i = 0; i < s->kind->features; ++i) {
     const vf weight = splat(rotated[i] * write);
     if (z) z[i] = z[i] * keep + k[i] * write;
     const float kept = keeps ? keeps[i] : keep;
@@ -1335,98 +1519,136 @@ static void write_state(const lrt_sequence *s, float keep, const float *keeps, f
 // The delta rule: s->v becomes beta times what is missing from what the state, decayed, already holds for the key.
 static void find_missing(const lrt_sequence *s, float keep, const float *keeps, float beta, const float *kv,
                          const float *k) {
-  const lrt_model *m = s->model;
-  for (uint64_t i = 0; i < m->features; ++i) s->unit[i] = k[i] * (keeps ? keeps[i] : keep);
-  read_state(kv, s->unit, m->features, pad_to_lanes(m->dim), s->y);
-  for (uint64_t i = 0; i < m->dim; ++i) s->v[i] = beta * (s->v[i] - s->y[i]);
+  const uint64_t features = s->kind->features, d = s->model->dim, width = pad_to_lanes(d);
+  for (uint64_t i = 0; i < features; ++i) s->unit[i] = k[i] * (keeps ? keeps[i] : keep);
+  read_state(kv, s->unit, features, width, s->y);
+  for (uint64_t i = 0; i < d; ++i) s->v[i] = beta * (s->v[i] - s->y[i]);
 }
 
-// Applies what stands behind the state to the output of a query head: denominator, skip, norm and gate.
-static void finish_head(const lrt_sequence *s, const char *base, uint32_t head, float denominator) {
-  const lrt_model *m = s->model;
-  const layer_map *l = &m->layer;
+// Applies what stands behind the state to the output of a query head: skip, norm and gate.
+OUTLINE void finish_head(const lrt_sequence *s, const char *base, uint32_t head) {
+  const layer_kind *k = s->kind;
+  const uint32_t d = s->model->dim;
   float *y = s->y;
-  if (m->denominator != NO_DENOMINATOR)
-    for (uint32_t i = 0; i < m->dim; ++i) y[i] = denominator == 0 ? 0 : y[i] / denominator;
-  for (uint32_t i = 0; i < m->dim; ++i) y[i] *= m->scale;
-  if (m->skip) {
-    const float share = ((const float *)(base + l->skip))[head];
-    for (uint32_t i = 0; i < m->dim; ++i) y[i] += share * s->v[i];
+  if (k->skip) {
+    const float share = ((const float *)(base + k->map.skip))[head];
+    for (uint32_t i = 0; i < d; ++i) y[i] += share * s->v[i];
   }
-  if (m->head_norm == PLAIN_HEADS || m->head_norm == WEIGHTED_HEADS) {
-    const float scale = 1 / square_root(squared_length(y, m->dim) / (float)m->dim + HEAD_EPS);
-    for (uint32_t i = 0; i < m->dim; ++i) y[i] *= scale;
+  if (k->head_norm == PLAIN_HEADS || k->head_norm == WEIGHTED_HEADS) {
+    const float scale = 1 / square_root(squared_length(y, d) / (float)d + HEAD_EPS);
+    for (uint32_t i = 0; i < d; ++i) y[i] *= scale;
   }
-  if (m->head_norm == WEIGHTED_HEADS) {
-    const float *weight = (const float *)(base + l->head_norm_weight);
-    for (uint32_t i = 0; i < m->dim; ++i) y[i] *= weight[i];
+  if (k->head_norm == WEIGHTED_HEADS) {
+    const float *weight = (const float *)(base + k->map.head_norm_weight);
+    for (uint32_t i = 0; i < d; ++i) y[i] *= weight[i];
   }
-  if (m->head_gate) {
-    const float *gate = s->gates + head * m->dim;
-    for (uint32_t i = 0; i < m->dim; ++i) y[i] *= gate[i];
+  if (k->head_gate) {
+    const float *gate = s->gates + head * d;
+    for (uint32_t i = 0; i < d; ++i) y[i] *= gate[i];
   }
-  copy(s->attn_out + head * m->dim, y, m->dim * sizeof *y);
+  copy(s->attn_out + head * d, y, d * sizeof *y);
 }
 
 // What a token lets a key-value head keep of its state, and take in of the token. PER_FEATURE: s->keeps.
 static void find_decay(const lrt_sequence *s, const char *base, uint32_t g, float *keep, float *write) {
-  const lrt_model *m = s->model;
-  const float *rates = (const float *)(base + m->layer.rates);
+  const layer_kind *k = s->kind;
+  const uint32_t d = s->model->dim;
+  const float *rates = (const float *)(base + k->map.rates);
   *keep = *write = 1;
-  if (m->decay == FIXED) *keep = ((const float *)(base + m->layer.decay))[g] + 0.0f;  // -0 would get into the padding
-  if (m->decay == GATED) {
+  if (k->decay == FIXED) *keep = ((const float *)(base + k->map.decay))[g] + 0.0f;  // -0 would get into the padding
+  if (k->decay == GATED) {
     const float x = s->decays[g], logit = x < -60 ? -60 : x > 60 ? 60 : x;  // STEEPEST of lintra/attention/rfa.py
     *keep = sigmoid(splat(logit))[0];
     *write = sigmoid(splat(-logit))[0];
   }
-  if (m->decay == PER_HEAD) {
+  if (k->decay == PER_HEAD) {
     const vf step = softplus(splat(s->decays[g]));
     *keep = exponential(step * -rates[g])[0];
-    if (m->update == STEPPED) *write = step[0];
+    if (k->update == STEPPED) *write = step[0];
   }
-  if (m->decay == PER_FEATURE)
-    for (uint64_t at = 0; at < pad_to_lanes(m->dim); at += W)
-      store(s->keeps + at, exponential(softplus(load(s->decays + g * m->dim + at)) * -rates[g]));
+  if (k->decay == PER_FEATURE)
+    for (uint64_t at = 0; at < pad_to_lanes(d); at += W)
+      store(s->keeps + at, exponential(softplus(load(s->decays + g * d + at)) * -rates[g]));
 }
 
-// A key-value head, and the query heads that share it.
+// A key-value head with a state of one size, and the query heads that share it.
 static void attend_head(const lrt_sequence *s, const char *base, float *state, uint32_t g) {
-  const lrt_model *m = s->model;
-  const uint32_t d = m->dim, group = m->heads / m->kv_heads;
-  const float *queries = s->qkv, *keys = queries + m->heads * d, *values = keys + m->kv_heads * d;
-  float *kv = state + g * m->kv_floats, *const sums = state + m->kv_heads * m->kv_floats;
-  float *z = m->sums ? sums + g * pad_to_lanes(m->features) : 0;
-  const int rotated = m->position == ROTARY && !m->projections;
-  const float *keeps = m->decay == PER_FEATURE ? s->keeps : 0, *k = rotated ? s->rotated_k : s->k;
+  const layer_kind *kind = s->kind;
+  const uint32_t d = s->model->dim, group = kind->heads / kind->kv_heads;
+  const uint64_t features = kind->features, width = pad_to_lanes(d);
+  const float *queries = s->qkv, *keys = queries + kind->heads * d, *values = keys + kind->kv_heads * d;
+  float *kv = state + g * kind->kv_floats, *const sums = state + kind->kv_heads * kind->kv_floats;
+  float *z = kind->sums ? sums + g * pad_to_lanes(features) : 0;
+  const float *keeps = kind->decay == PER_FEATURE ? s->keeps : 0;
   float keep, write, weights = 0;
   find_decay(s, base, g, &keep, &write);
-  map_features(s, base, g, keys + g * d, s->k);
-  if (rotated) apply_rope(s, s->k, s->rotated_k);
+  const float *k = find_features(s, base, g, keys + g * d, s->k, s->rotated_k);
   copy(s->v, values + g * d, d * sizeof *values);
-  if (m->update == DELTA)
-    find_missing(s, keep, keeps, sigmoid(splat(s->betas[g]))[0] * m->beta_scale, kv, k);
+  if (kind->update == DELTA)
+    find_missing(s, keep, keeps, sigmoid(splat(s->betas[g]))[0] * kind->beta_scale, kv, k);
   write_state(s, keep, keeps, write, kv, z, s->k, k);
   if (z) {
-    float *n = sums + m->kv_heads * pad_to_lanes(m->features) + g;
+    float *n = sums + kind->kv_heads * pad_to_lanes(features) + g;
     weights = *n = *n * keep + write;
   }
   for (uint32_t head = g * group; head < (g + 1) * group; ++head) {
-    map_features(s, base, g, queries + head * d, s->q);
-    if (rotated) apply_rope(s, s->q, s->rotated_q);
-    read_state(kv, rotated ? s->rotated_q : s->q, m->features, pad_to_lanes(d), s->y);
-    float denominator = z ? dot(s->q, z, m->features) : 0;
-    if (m->denominator == SUM) denominator += m->eps;
-    if (m->denominator == BOUNDED && !(denominator > m->eps * weights)) denominator = m->eps * weights;
-    finish_head(s, base, head, denominator);
+    const float *q = find_features(s, base, g, queries + head * d, s->q, s->rotated_q);
+    read_state(kv, q, features, width, s->y);
+    float denominator = z ? dot(s->q, z, features) : 0;
+    if (kind->denominator == SUM) denominator += kind->eps;
+    if (kind->denominator == BOUNDED && !(denominator > kind->eps * weights)) denominator = kind->eps * weights;
+    if (kind->denominator != NO_DENOMINATOR)
+      for (uint32_t i = 0; i < d; ++i) s->y[i] = denominator == 0 ? 0 : s->y[i] / denominator;
+    for (uint32_t i = 0; i < d; ++i) s->y[i] *= kind->scale;
+    finish_head(s, base, head);
+  }
+}
+
+// Replaces n numbers by exp(x - the largest of them), and the row's rest by 0; returns their sum.
+static float exponentials(float *x, uint64_t n) {
+  vf most = splat(-__builtin_inff()), totals[PARTS] = {{0}};
+  for (uint64_t i = n; i < pad_to_lanes(n); ++i) x[i] = -__builtin_inff();
+  for (uint64_t at = 0; at < n; at += W) most = larger(load(x + at), most);
+  float top = most[0];
+  for (int i = 1; i < W; ++i) top = most[i] > top ? most[i] : top;
+  for (uint64_t at = 0; at < n; at += LANES)
+    for (int i = 0; i < PARTS; ++i) {
+      const vf y = exponential(load(x + at + i * W) - top);
+      store(x + at + i * W, y);
+      totals[i] += y;
+    }
+  return horizontal_sum(totals);
+}
+
+// A key-value head that keeps its keys and values, and the query heads that share it: softmax attention to the tokens up
+// to this one, or to the last of them.
+static void attend_kept(const lrt_sequence *s, const char *base, float *kept, uint32_t g) {
+  const layer_kind *kind = s->kind;
+  const uint32_t d = s->model->dim, group = kind->heads / kind->kv_heads;
+  const uint64_t width = pad_to_lanes(d), rows = kept_rows(kind, s->room), row = s->seen % rows;
+  const float *queries = s->qkv, *k = queries + (kind->heads + g) * d, *v = k + kind->kv_heads * d;
+  float *keys = kept + g * rows * width, *values = keys + kind->kv_heads * rows * width;
+  const table map = {.rows = (uint32_t)(s->seen < rows ? row + 1 : rows), .columns = d, .kind = FLOAT32};
+  copy(keys + row * width, find_features(s, base, g, k, s->k, s->rotated_k), width * sizeof *keys);
+  copy(values + row * width, v, d * sizeof *values);
+  clear(values + row * width, d, width);
+  for (uint32_t head = g * group; head < (g + 1) * group; ++head) {
+    const float *q = find_features(s, base, g, queries + head * d, s->q, s->rotated_q);
+    for (uint64_t i = 0; i < width; ++i) s->unit[i] = q[i] * kind->scale;
+    matvec(s, &map, (const char *)keys, 0, s->unit, s->shares, 0);
+    const float total = exponentials(s->shares, map.rows);
+    read_state(values, s->shares, map.rows, width, s->y);
+    for (uint32_t i = 0; i < d; ++i) s->y[i] /= total;
+    finish_head(s, base, head);
   }
 }
 
 // The convolution of q, k and v with their last inputs, a ring at the end of the layer's state, and SiLU.
 static void convolve(const lrt_sequence *s, const char *base, float *state) {
-  const lrt_model *m = s->model;
-  const uint64_t channels = pad_to_lanes(m->qkv_width), last = m->conv - 1;
-  float *ring = state + m->layer_floats - last * channels;
-  const float *weight = (const float *)(base + m->layer.conv.at), *bias = (const float *)(base + m->layer.conv_bias);
+  const layer_kind *k = s->kind;
+  const uint64_t channels = pad_to_lanes(k->qkv_width), last = k->conv - 1;
+  float *ring = state + k->layer_floats - last * channels;
+  const float *weight = (const float *)(base + k->map.conv.at), *bias = (const float *)(base + k->map.conv_bias);
   for (uint64_t at = 0; at < channels; at += W) {
     const vf x = load(s->qkv + at);
     vf sum = multiply_add(x, load(weight + last * channels + at), load(bias + at));
@@ -1439,39 +1661,44 @@ static void convolve(const lrt_sequence *s, const char *base, float *state) {
 
 // The numbers of the tokens of this pass that their heads take beside q, k and v.
 static void project_extra(const lrt_sequence *s, const char *base, const float *input) {
-  const lrt_model *m = s->model;
-  const layer_map *l = &m->layer;
-  if (m->gate_rank) matvec(s, &l->gate_down, base, (const float *)(base + l->gate_down_bias), input, s->gate_low, 0);
-  if (m->head_gate) {
-    const float *x = m->gate_rank ? s->gate_low : input;
+  const layer_kind *k = s->kind;
+  const layer_map *l = &k->map;
+  if (k->gate_rank) matvec(s, &l->gate_down, base, (const float *)(base + l->gate_down_bias), input, s->gate_low, 0);
+  if (k->head_gate) {
+    const float *x = k->gate_rank ? s->gate_low : input;
     matvec(s, &l->gate_proj, base, (const float *)(base + l->gate_bias), x, s->gates, 0);
     for (uint32_t i = 0; i < s->count; ++i)
-      for (uint64_t at = 0; at < m->inner; at += W) {
+      for (uint64_t at = 0; at < k->inner; at += W) {
         float *gate = s->gates + i * s->record + at;
         const vf y = load(gate), share = sigmoid(y);
-        store(gate, m->head_gate == SILU ? y * share : share);
+        store(gate, k->head_gate == SILU ? y * share : share);
       }
   }
-  if (m->decay_rank)
+  if (k->decay_rank)
     matvec(s, &l->decay_down, base, (const float *)(base + l->decay_down_bias), input, s->decay_low, 0);
-  if (m->decay >= GATED)
-    matvec(s, &l->decay_proj, base, (const float *)(base + l->decay_bias), m->decay_rank ? s->decay_low : input, s->decays, 0);
-  if (m->update == DELTA)
+  if (k->decay >= GATED)
+    matvec(s, &l->decay_proj, base, (const float *)(base + l->decay_bias), k->decay_rank ? s->decay_low : input, s->decays, 0);
+  if (k->update == DELTA)
     matvec(s, &l->beta_proj, base, (const float *)(base + l->beta_bias), input, s->betas, 0);
 }
 
-static void attention_layer(const lrt_sequence *s, const char *base, float *state, const float *input, float *to) {
-  const lrt_model *m = s->model;
-  const layer_map *l = &m->layer;
+static void attention_layer(const lrt_sequence *s, const char *base, float *state, float *kept, const float *input,
+                            float *to) {
+  const layer_kind *k = s->kind;
+  const layer_map *l = &k->map;
   matvec(s, &l->qkv_proj, base, (const float *)(base + l->qkv_bias), input, s->qkv, 0);
   project_extra(s, base, input);
   for (uint32_t i = 0; i < s->count; ++i) {
     const lrt_sequence one = at_token(s, i);
-    if (m->conv) convolve(&one, base, state);
-    for (uint32_t g = 0; g < m->kv_heads; ++g) attend_head(&one, base, state, g);
-    if (m->head_norm != ALL_HEADS) continue;
-    norm_row(m->inner, HEAD_EPS, 0, (const float *)(base + l->head_norm_weight), 0, one.attn_out, one.attn_out);
-    clear(one.attn_out, m->inner, pad_to_lanes(m->inner));  // where NaN would stay
+    if (k->conv) convolve(&one, base, state);
+    for (uint32_t g = 0; g < k->kv_heads; ++g)
+      if (k->update == KEPT)
+        attend_kept(&one, base, kept, g);
+      else
+        attend_head(&one, base, state, g);
+    if (k->head_norm == ALL_HEADS)
+      norm_row(k->inner, HEAD_EPS, 0, (const float *)(base + l->head_norm_weight), 0, one.attn_out, one.attn_out);
+    clear(one.attn_out, k->inner, pad_to_lanes(k->inner));  // where NaN would stay, or the heads of a wider layer
   }
   matvec(s, &l->out_proj, base, (const float *)(base + l->out_bias), s->attn_out, to, 1);
 }
@@ -1496,7 +1723,7 @@ static void activate(const lrt_model *m, float *hidden) {
 }
 
 static void mlp(const lrt_sequence *s, const char *base, const float *input, float *to) {
-  const layer_map *l = &s->model->layer;
+  const layer_map *l = &s->kind->map;
   matvec(s, &l->up, base, (const float *)(base + l->up_bias), input, s->hidden, 0);
   for (uint32_t i = 0; i < s->count; ++i) activate(s->model, s->hidden + i * s->record);
   matvec(s, &l->down, base, (const float *)(base + l->down_bias), s->hidden, to, 1);
@@ -1541,20 +1768,26 @@ static void decode_tokens(lrt_sequence *s, const uint32_t *tokens, uint32_t coun
     if (m->max_lookback) s->recent[one.seen % m->max_lookback] = tokens[i];
   }
   s->count = count;
+  const char *base = m->file + m->layers_offset;
+  float *state = s->state, *kept = s->kept;
   for (uint32_t i = 0; i < m->layers; ++i) {
-    const char *base = m->file + m->layers_offset + i * m->layer.bytes;
-    const layer_map *l = &m->layer;
+    const layer_kind *k = s->kind = &m->kind[kind_of(m, i)];
+    const layer_map *l = &k->map;
     if (pre) norm(s, base, l->attn_norm_weight, l->attn_norm_bias, s->x, s->normed);
-    attention_layer(s, base, s->state + i * m->layer_floats, pre ? s->normed : s->x, s->x);
+    attention_layer(s, base, state, kept, pre ? s->normed : s->x, s->x);
     if (!pre) norm(s, base, l->attn_norm_weight, l->attn_norm_bias, s->x, s->x);
-    if (!m->hidden) continue;
-    if (pre) norm(s, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->normed);
-    mlp(s, base, pre ? s->normed : s->x, s->x);
-    if (!pre) norm(s, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->x);
+    if (m->hidden) {
+      if (pre) norm(s, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->normed);
+      mlp(s, base, pre ? s->normed : s->x, s->x);
+      if (!pre) norm(s, base, l->mlp_norm_weight, l->mlp_norm_bias, s->x, s->x);
+    }
+    base += l->bytes;
+    state += k->layer_floats;
+    kept += kept_rows(k, s->room) * k->kept_floats;
   }
   s->count = 1;
   if (last) {
-    const char *base = m->file + m->head_offset;
+    base = m->file + m->head_offset;
     const lrt_sequence one = at_token(s, count - 1);
     if (m->final_norm) norm(&one, base, m->final_weight, m->final_bias, one.x, one.normed);
     matvec(&one, &m->head, base, (const float *)(base + m->head_bias), m->final_norm ? one.normed : one.x, s->params, 0);
@@ -1569,6 +1802,7 @@ int lrt_prefill(lrt_sequence *s, const uint32_t *tokens, size_t count) {
   for (size_t i = 0; i < count; ++i)
     if (tokens[i] >= m->symbols) return LRT_BAD_TOKEN;
   if (count > m->max_positions - s->seen) return LRT_TOO_LONG;
+  if (count > s->room - s->seen) return LRT_FULL;
   for (size_t i = 0; i < count; i += TOKENS) {
     const size_t left = count - i;
     decode_tokens(s, tokens + i, left < TOKENS ? (uint32_t)left : TOKENS, left <= TOKENS);
@@ -1613,6 +1847,7 @@ int lrt_read(lrt_sequence *s, const float *frames, size_t count) {
   if (!count || count > 1u << m->stages) return LRT_BAD_OPTION;
   if (s->ended) return LRT_ENDED;
   if (s->seen >= m->max_positions) return LRT_TOO_LONG;
+  if (s->seen >= s->room) return LRT_FULL;
   if (has_nonfinite(FLOAT32, (const char *)frames, count * n)) return LRT_BAD_NUMBER;
   const float *mean = (const float *)(m->file + m->frame_mean);
   const float *scale = (const float *)(m->file + m->frame_scale);
@@ -1793,15 +2028,21 @@ double lrt_uniform(lrt_sequence *s) {
   return (double)((x ^ x >> 31) >> 11) * 0x1p-53;
 }
 
-// States as bytes: a header, then the memory from `recent` on.
+// States as bytes: a header, then the memory from `recent` on, then what is kept of the tokens that were read.
 
-static uint64_t state_bytes(const lrt_model *m) { return STATE_HEADER + 4 * m->state_floats; }
+static uint64_t state_bytes(const lrt_model *m, uint64_t tokens) {
+  return STATE_HEADER + 4 * (m->state_floats + kept_floats(m, tokens));
+}
 
-size_t lrt_state_size(const lrt_model *m) { return as_size_t(state_bytes(m)); }
+size_t lrt_state_size(const lrt_model *m) { return lrt_state_size_for(m, m->max_positions); }
+
+size_t lrt_state_size_for(const lrt_model *m, uint32_t tokens) {
+  return as_size_t(state_bytes(m, tokens < m->max_positions ? tokens : m->max_positions));
+}
 
 int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
   const lrt_model *m = s->model;
-  const uint64_t bytes = state_bytes(m);
+  const uint64_t bytes = state_bytes(m, s->seen), front = STATE_HEADER + 4 * m->state_floats;
   char *file = to;
   if (size != bytes) return LRT_WRONG_SIZE;
   __builtin_memset(file, 0, STATE_HEADER);
@@ -1813,7 +2054,8 @@ int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
   copy(file + 32, &s->generator, 8);
   copy(file + 40, &s->ended, 4);
   copy(file + 44, &s->symbol, 4);
-  copy(file + STATE_HEADER, s->recent, bytes - STATE_HEADER);
+  copy(file + STATE_HEADER, s->recent, front - STATE_HEADER);
+  copy_kept(m, s->seen, (const char *)s->kept, s->room, file + front, s->seen);
   const uint32_t checksum = lrt_checksum(file + 16, size - 16);
   copy(file + 12, &checksum, 4);
   return LRT_OK;
@@ -1821,17 +2063,19 @@ int lrt_save_state(const lrt_sequence *s, void *to, size_t size) {
 
 int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
   const lrt_model *m = s->model;
-  const uint64_t bytes = state_bytes(m);
+  const uint64_t front = STATE_HEADER + 4 * m->state_floats;
   const char *file = from;
   const int error = check_file(file, size, STATE_MAGIC, STATE_HEADER, LRT_NOT_A_STATE);
   if (error) return error;
-  if (word_at(file + 24) != m->checksum || size != bytes || word_at(file + 8) != m->version) return LRT_OTHER_MODEL;
+  if (word_at(file + 24) != m->checksum || word_at(file + 8) != m->version) return LRT_OTHER_MODEL;
+  const uint32_t seen = word_at(file + 28);
+  if (seen > m->max_positions) return LRT_TOO_LONG;
+  if (size != state_bytes(m, seen)) return LRT_OTHER_MODEL;
+  if (seen > s->room) return LRT_FULL;
   const uint32_t ended = word_at(file + 40), symbol = word_at(file + 44);
   for (int i = m->input == FRAME_INPUT ? 48 : 40; i < STATE_HEADER; ++i)
     if (file[i]) return LRT_BAD_PADDING;
   if (ended > 1 || symbol >= m->vocabulary) return LRT_BAD_TOKEN;
-  const uint32_t seen = word_at(file + 28);
-  if (seen > m->max_positions) return LRT_TOO_LONG;
   const char *recent = file + STATE_HEADER, *state = recent + 4 * pad_to_lanes(m->max_lookback);
   for (uint64_t i = 0; i < pad_to_lanes(m->max_lookback); ++i) {
     const uint32_t token = word_at(recent + 4 * i);
@@ -1840,17 +2084,23 @@ int lrt_load_state(lrt_sequence *s, const void *from, size_t size) {
   }
   walk w = {.base = state};
   for (uint32_t i = 0; i < m->layers; ++i) {
-    w.at = check_rows(&w, FLOAT32, w.at, (uint64_t)m->kv_heads * m->features, m->dim);
-    if (m->sums) {
-      w.at = check_rows(&w, FLOAT32, w.at, m->kv_heads, m->features);
-      w.at = check_rows(&w, FLOAT32, w.at, 1, m->kv_heads);
+    const layer_kind *k = &m->kind[kind_of(m, i)];
+    if (k->update != KEPT) w.at = check_rows(&w, FLOAT32, w.at, (uint64_t)k->kv_heads * k->features, m->dim);
+    if (k->sums) {
+      w.at = check_rows(&w, FLOAT32, w.at, k->kv_heads, k->features);
+      w.at = check_rows(&w, FLOAT32, w.at, 1, k->kv_heads);
     }
-    if (m->conv) w.at = check_rows(&w, FLOAT32, w.at, m->conv - 1, m->qkv_width);
+    if (k->conv) w.at = check_rows(&w, FLOAT32, w.at, k->conv - 1, k->qkv_width);
   }
   for (uint32_t i = 0; i < m->stages; ++i)
     w.at = check_rows(&w, FLOAT32, w.at, 1, i ? m->subsampled : m->inputs);
+  for (uint32_t i = 0; i < m->layers; ++i) {
+    const layer_kind *k = &m->kind[kind_of(m, i)];
+    if (k->update == KEPT) w.at = check_rows(&w, FLOAT32, w.at, 2 * k->kv_heads * kept_rows(k, seen), m->dim);
+  }
   if (w.error) return w.error;
-  copy(s->recent, recent, bytes - STATE_HEADER);
+  copy(s->recent, recent, front - STATE_HEADER);
+  copy_kept(m, seen, file + front, seen, (char *)s->kept, s->room);
   copy(&s->generator, file + 32, 8);
   s->seen = seen;
   s->ended = ended;
@@ -1883,6 +2133,7 @@ const char *lrt_error(int code) {
     case LRT_OTHER_MODEL: return "the state is of another model";
     case LRT_OTHER_INPUT: return "the model reads frames where it was given tokens, or tokens where it was given frames";
     case LRT_ENDED: return "the utterance has ended with fewer frames than are read at once";
+    case LRT_FULL: return "the sequence's memory has no room for so many tokens: copy it to where there is more";
     case LRT_BAD_NAMES: return "the names of the symbols are more or fewer than these, or one is empty";
     default: return "there is no such error";
   }

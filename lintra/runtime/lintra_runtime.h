@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define LRT_FORMAT 2  // the newest version of files and states that is read; older ones are read too
+#define LRT_FORMAT 3  // the newest version of files and states that is read; older ones are read too
 #define LRT_ALIGN 64  // bytes
 
 enum {
@@ -50,7 +50,8 @@ enum {
   LRT_OTHER_MODEL = -17,
   LRT_OTHER_INPUT = -18,
   LRT_ENDED = -19,
-  LRT_BAD_NAMES = -20
+  LRT_BAD_NAMES = -20,
+  LRT_FULL = -21
 };
 
 // What lrt_fact reports of a model.
@@ -59,11 +60,11 @@ enum {
   LRT_START,       // the start symbol, n, which stands before the first; -1: there is none
   LRT_PARAMS,      // parameters of the distribution of the next symbol
   LRT_COMPONENTS,  // of the mixture that these describe; 0: they are logits
-  LRT_POSITIONS,   // the most tokens of a sequence, the start symbol included; -1: about 2^32
+  LRT_POSITIONS,   // the most tokens of a sequence, the start symbol included; 2^24 where all are kept; -1: about 2^32
   LRT_LAYERS,
   LRT_WIDTH,
-  LRT_HEADS,
-  LRT_KV_HEADS,
+  LRT_HEADS,     // of the first kind of layers, where they differ
+  LRT_KV_HEADS,  // of these too
   LRT_WEIGHTS,    // bits of a weight: 32, 16 (floats) or 8 (integers)
   LRT_INPUT,      // numbers of a frame, for a model that reads frames; 0: it reads tokens
   LRT_SUBSAMPLE,  // frames that become one step: 1, 2 or 4; 0: it reads tokens
@@ -94,11 +95,22 @@ int lrt_fact(const lrt_model *model, int which);
 size_t lrt_float32_size(const lrt_model *model);
 int lrt_to_float32(const lrt_model *model, void *to, size_t size);
 
-// Bytes of an lrt_sequence: the state and working memory. 0 where that is more than a size_t holds.
+// Bytes of an lrt_sequence: the state and working memory. 0 where that is more than a size_t holds. Softmax attention
+// keeps the keys and values of all tokens, or of as many as its window has: lrt_sequence_size has room for all positions
+// of the model, lrt_sequence_size_for for so many tokens. Without softmax both are the same.
 size_t lrt_sequence_size(const lrt_model *model);
+size_t lrt_sequence_size_for(const lrt_model *model, uint32_t tokens);
 
-// Makes a sequence before any token, with the seed 0.
+// Makes a sequence before any token, with the seed 0, and with room for as many tokens as `size` bytes hold; a token more
+// is LRT_FULL. What is kept of tokens lies at the end of the memory, which is not touched before they come.
 int lrt_start(lrt_sequence *memory, size_t size, const lrt_model *model);
+
+// The tokens, or steps of frames, that a sequence has room for, those it has read among them.
+uint32_t lrt_room(const lrt_sequence *sequence);
+
+// Makes a sequence at `memory`, elsewhere, that is as the other in everything but its room: to go on with more of it, or
+// from one beginning in several ways.
+int lrt_copy(lrt_sequence *memory, size_t size, const lrt_sequence *sequence);
 
 // Decodes one token; lrt_params then has the distribution of the next.
 int lrt_step(lrt_sequence *sequence, uint32_t token);
@@ -140,8 +152,11 @@ int lrt_sample(lrt_sequence *sequence, double temperature, uint32_t top_k, doubl
 void lrt_seed(lrt_sequence *sequence, uint32_t low, uint32_t high);
 double lrt_uniform(lrt_sequence *sequence);
 
-// A sequence as bytes: its state, the count of tokens and the generator; not the params, which the next token gives.
+// A sequence as bytes: its state, the count of tokens and the generator; not the params, which the next token gives. With
+// softmax attention there are more of them the more tokens were read: lrt_state_size_for(model, lrt_seen(sequence)), and
+// lrt_state_size after the last position. A state needs room for its tokens where it is loaded, else LRT_FULL.
 size_t lrt_state_size(const lrt_model *model);
+size_t lrt_state_size_for(const lrt_model *model, uint32_t tokens);
 int lrt_save_state(const lrt_sequence *sequence, void *to, size_t size);
 int lrt_load_state(lrt_sequence *sequence, const void *from, size_t size);
 

@@ -37,13 +37,15 @@ def why_not(model: Any, task: Any) -> str | None:
         return f"the page draws images of at most {MOST} x {MOST} pixels, these have {height} x {width}"
     if reason := export.why_not(model):
         return reason
-    attention = model.blocks[0].attn.attention
-    if not isinstance(attention, LinearAttention):
-        return f"the page is about linear attention, this model has {attention.name}"
-    if export.version(model) != 1:
+    for block in model.blocks:
+        attention = block.attn.attention
+        if not isinstance(attention, LinearAttention):
+            return f"the page is about linear attention, this model has {attention.name}"
+    if (version := export.version(model)) != 1:
         return (
-            "the page's plain JavaScript reads version 1 of the runtime's files, this model takes version 2: "
-            "train one without conv, qk_norm, output_gate and head_dim, and with mlp_ratio above 0"
+            "the page's plain JavaScript reads version 1 of the runtime's files, this model takes version "
+            f"{version}: train one whose layers are alike, without conv, qk_norm, output_gate and head_dim, "
+            "and with mlp_ratio above 0"
         )
     return None
 

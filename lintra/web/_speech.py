@@ -4,6 +4,7 @@ import html
 from typing import Any
 
 from lintra.attention import leaves
+from lintra.attention.softmax import SoftmaxAttention
 from lintra.audio.symbols import Symbols
 from lintra.export import runtime as export
 from lintra.models import CTC
@@ -29,15 +30,15 @@ def why_not(model: CTC) -> str | None:
 def page(model: CTC, name: str, weights: export.Weights) -> str:
     """The page of a recogniser."""
     encoder: Any = model.encoder
-    state = sum(4 * leaf[0].numel() for leaf in leaves(model.start(1)))
-    heads = encoder.blocks[0].attn
+    state, heads = _state_bytes(model), encoder.blocks[0].attn
+    names = dict.fromkeys(block.attn.attention.name for block in encoder.blocks)
     about = {
         "state_bytes": state,
         "cache_bytes": 4 * 2 * len(encoder.blocks) * heads.kv_heads * heads.dim,  # of a step, in all layers
         "step_seconds": model.config.seconds,
     }
     parts = {
-        "attention": html.escape(heads.attention.name),
+        "attention": html.escape(" and ".join(names)),
         "state": f"{state / 1024:,.0f} KiB",
         "knows": _knows(model.config.symbols),
         "model": html.escape(name),
@@ -50,6 +51,14 @@ def page(model: CTC, name: str, weights: export.Weights) -> str:
         "scripts": scripts(model, weights, program=_PROGRAM, page="speech.js", about=about),
     }
     return fill("speech.html", parts)
+
+
+def _state_bytes(model: CTC) -> int:
+    """Bytes of the state, with full windows of softmax attention."""
+    encoder: Any = model.encoder
+    windows = [block.attn for block in encoder.blocks if isinstance(block.attn.attention, SoftmaxAttention)]
+    kept = sum(2 * x.attention.config.window * x.kv_heads * x.dim for x in windows)
+    return 4 * (kept + sum(leaf[0].numel() for leaf in leaves(model.start(1))))
 
 
 def _knows(symbols: Symbols) -> str:

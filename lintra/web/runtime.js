@@ -15,8 +15,7 @@ class WasmModel {
     this.check(lrt.lrt_load(this.at, lrt.lrt_model_size(), file, bytes.length));
     this.widen();
     this.start = lrt.lrt_fact(this.at, 1); // LRT_START
-    this.stateBytes = lrt.lrt_state_size(this.at);
-    this.state = this.room(this.stateBytes);
+    this.state = this.room(lrt.lrt_state_size(this.at));
     this.words = this.room(4 * WasmModel.CHUNK);
     this.free = [];
   }
@@ -99,14 +98,14 @@ class WasmSequence {
   }
 
   save() {
-    const { state, stateBytes } = this.model;
-    this.model.check(this.lrt.lrt_save_state(this.at, state, stateBytes));
-    return this.model.bytes(state, stateBytes).slice();
+    const { state } = this.model, size = this.lrt.lrt_state_size_for(this.model.at, this.lrt.lrt_seen(this.at));
+    this.model.check(this.lrt.lrt_save_state(this.at, state, size));
+    return this.model.bytes(state, size).slice();
   }
 
   load(saved) {
-    const { state, stateBytes } = this.model;
-    this.model.bytes(state, stateBytes).set(saved);
-    this.model.check(this.lrt.lrt_load_state(this.at, state, stateBytes));
+    const { state } = this.model;
+    this.model.bytes(state, saved.length).set(saved);
+    this.model.check(this.lrt.lrt_load_state(this.at, state, saved.length));
   }
 }

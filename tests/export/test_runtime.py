@@ -55,21 +55,22 @@ def other_embedding(model):
             "is for decoders and recognisers of speech, got Encoder",
         ),
         (
-            build(attention=softmax.Config()),
-            "knows the attentions linear, retention, rfa, gated, delta, kda and ssd, got softmax",
-        ),
-        (
             build(attention=performer.Config()),
-            "knows the attentions linear, .* and ssd, got performer",
+            "knows the attentions linear, retention, rfa, gated, delta, kda, ssd and softmax, got performer",
+        ),
+        (build(attention=softmax.Config(scale=-1.0)), r"multiplies scores with at least 0, got scale=-1\.0"),
+        (
+            build(attention=softmax.Config(window=2**24 + 1)),
+            "takes window of at most 16,777,216, got 16,777,217",
         ),
         (build(heads=1, head_dim=2**17), "takes head_dim of at most 65,536, got 131,072"),
         (
-            build(attention=(linear.Config(), softmax.Config())),
-            "knows the attentions linear, retention, rfa, gated, delta, kda and ssd, got softmax",
+            build(attention=(linear.Config(), performer.Config())),
+            "knows the attentions linear, .* and softmax, got performer",
         ),
         (
-            build(attention=(linear.Config(), retention.Config())),
-            "needs layers that are alike, these differ in size or kind",
+            build(attention=tuple(softmax.Config(window=w) for w in range(1, 18)), layers=17),
+            "takes kinds of layers of at most 16, got 17",
         ),
         (
             build(attention=linear.Config(feature_map=linear.Hedgehog())),
@@ -172,14 +173,26 @@ def test_the_file_is_as_it_is_documented(weights):
     assert content == export.to_bytes(build(), weights)
 
 
-def test_what_version_1_has_is_written_as_version_1():
-    """Older programs read it, and refuse version 2 in words."""
+def test_each_model_is_written_as_the_lowest_version_that_has_it():
+    """Older programs read it, and refuse later versions in words."""
     for name, kind in KINDS.items():
         content = export.to_bytes(build(**kind))
         later = re.match("gated|delta|kda|ssd|convolved", name) is not None
-        assert struct.unpack_from("<I", content, 8)[0] == 1 + later, name
+        version = 3 if re.search("softmax|hybrid", name) else 1 + later
+        assert struct.unpack_from("<I", content, 8)[0] == version, name
     assert struct.unpack_from("<I", export.to_bytes(build(head_dim=4)), 8)[0] == 2
     assert struct.unpack_from("<I", export.to_bytes(build(mlp_ratio=0.0)), 8)[0] == 2
+
+
+def test_layers_of_one_kind_are_said_once():
+    """One record for each kind beside the first, then a byte for each layer."""
+    kinds = linear.Config(), softmax.Config(window=7), linear.Config(), retention.Config()
+    content = export.to_bytes(build(attention=kinds, layers=4))
+    assert struct.unpack_from("<2I", content, 356) == (0, 3)  # no window; kinds
+    records = [content[384 + 128 * i : 512 + 128 * i] for i in range(2)]
+    assert [struct.unpack_from("<I", record, 68)[0] for record in records] == [7, 0]
+    assert [record[72:] for record in records] == [bytes(56)] * 2
+    assert content[640:704] == bytes([0, 1, 0, 2]) + bytes(60)
 
 
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
@@ -207,9 +220,15 @@ def test_the_documented_header_is_the_header():
     text = (Path(__file__).parents[2] / "docs/format.md").read_text()
     table = re.search(r"`lintraRT` \|.*?\n\n", text, re.DOTALL)
     assert table is not None
-    rows = [tuple(map(int, row)) for row in re.findall(r"^\| (\d+) \| (\d+) \|", table[0], re.MULTILINE)]
-    end = 8
-    for at, size in rows:
-        assert at == end
-        end += size
-    assert end == export.HEADER[2]
+    assert documented(table[0], 8) == export.HEADER[3]
+    record = re.search(r"^\| 0 \| 12 \| heads h.*?\n\n", text, re.DOTALL | re.MULTILINE)
+    assert record is not None
+    assert documented(record[0], 0) == 128
+
+
+def documented(table, end):
+    """Where the rows of a table end, that lie one behind the other from `end` on."""
+    for at, size in re.findall(r"^\| (\d+) \| (\d+) \|", table, re.MULTILINE):
+        assert int(at) == end
+        end += int(size)
+    return end

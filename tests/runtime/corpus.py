@@ -19,7 +19,7 @@ def write(folder: Path) -> list[Path]:
         content = export.to_bytes(model, export.WEIGHTS[i % len(export.WEIGHTS)])
         sequence = Sequence(Model(content))
         if i < len(models):
-            sequence.step(0)
+            sequence.prefill([0, 1 % model.config.vocabulary])
         else:
             sequence.read(recognisers.frames(model, model.config.subsample))
         files.append(folder / f"kind-{i:02d}")

@@ -12,7 +12,7 @@
 
 #include "../../lintra/runtime/lintra_audio.h"
 
-enum { MOST = 1 << 24, RESULTS = 32 };
+enum { MOST = 1 << 24, RESULTS = 32, ROOM = 22 };  // room: for fewer tokens than are read, where all are kept
 
 static unsigned long results[RESULTS];
 
@@ -78,12 +78,30 @@ static void use(lrt_sequence *sequence, const lrt_model *model, const uint8_t *s
     if (token >= 0) count(lrt_step(sequence, (uint32_t)token));
   }
   lrt_log_probs(sequence);
-  const size_t size = lrt_state_size(model);
+  const size_t size = lrt_state_size_for(model, lrt_seen(sequence));
   uint8_t *saved = exact(0, size);
   if (count(lrt_save_state(sequence, saved, size)) < 0) abort();
   const int again = count(lrt_load_state(sequence, saved, size));
   if (again < 0 && again != LRT_BAD_NUMBER) abort();
   free(saved);
+}
+
+// In memory of its very size, with room for few tokens and then for more: a copy is its original.
+static void copy_and_use(const lrt_sequence *sequence, const lrt_model *model) {
+  const size_t needed = lrt_sequence_size_for(model, lrt_seen(sequence) + 2 * ROOM);
+  if (!needed || needed > MOST) return;
+  lrt_sequence *other = (lrt_sequence *)exact(0, needed);
+  const size_t less = lrt_sequence_size_for(model, lrt_seen(sequence));
+  if (count(lrt_copy(other, less - 1, sequence)) != LRT_NO_ROOM) abort();
+  if (count(lrt_copy(other, needed, sequence)) != LRT_OK) abort();
+  if (lrt_seen(other) != lrt_seen(sequence) || lrt_room(other) < lrt_seen(other)) abort();
+  const size_t size = lrt_state_size_for(model, lrt_seen(sequence));
+  uint8_t *one = exact(0, size), *two = exact(0, size);
+  if (lrt_save_state(sequence, one, size) < 0 || lrt_save_state(other, two, size) < 0 || memcmp(one, two, size)) abort();
+  free(two);
+  free(one);
+  use(other, model, 0, 0);
+  free(other);
 }
 
 // The same model with weights of float32, which must be sound where the first is.
@@ -113,12 +131,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   lrt_model *model = (lrt_model *)exact(0, lrt_model_size());
   if (count(lrt_load(model, lrt_model_size(), file, bytes)) == LRT_OK) {
     widen_all(model);
-    const size_t needed = lrt_sequence_size(model);
+    const size_t least = lrt_sequence_size_for(model, 0), needed = lrt_sequence_size_for(model, ROOM);
     if (needed && needed <= MOST) {
       lrt_sequence *sequence = (lrt_sequence *)exact(0, needed);
-      if (count(lrt_start(sequence, needed - 1, model)) != LRT_NO_ROOM) abort();
+      if (count(lrt_start(sequence, least - 1, model)) != LRT_NO_ROOM) abort();
       if (count(lrt_start(sequence, needed, model)) != LRT_OK) abort();
       use(sequence, model, state, size - 1 - bytes);
+      copy_and_use(sequence, model);
       free(sequence);
     }
   }
@@ -141,7 +160,7 @@ static size_t mutate(uint8_t *data, size_t size, size_t room) {
                                    0x7f800000, 0x7fc00000, 0xff800000, 0x3f800000, 0x00800000, 0x7f7fffff};
   for (uint64_t times = 1 + draw(3); times; --times) {
     // Half of them in the headers, where most of what is checked lies.
-    const size_t reach = draw(2) && size > 449 ? 449 : size, at = (size_t)draw(reach), word = 1 + (at - (at > 0)) / 4 * 4;
+    const size_t reach = draw(2) && size > 577 ? 577 : size, at = (size_t)draw(reach), word = 1 + (at - (at > 0)) / 4 * 4;
     switch (draw(7)) {
       case 0: data[at] ^= (uint8_t)(1 << draw(8)); break;
       case 1: data[at] = (uint8_t)draw(256); break;

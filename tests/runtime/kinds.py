@@ -1,6 +1,6 @@
 """Decoders of every kind that the runtime serves: `tests.kinds.build` makes them."""
 
-from lintra.attention import delta, gated, kda, linear, retention, rfa, ssd
+from lintra.attention import delta, gated, kda, linear, retention, rfa, softmax, ssd
 from lintra.nn import LogisticMixture
 from tests import kinds
 
@@ -96,5 +96,58 @@ KINDS = kinds.KINDS | {
         "position": "rotary",
         "head_dim": 14,
     },
+    "softmax": {"attention": softmax.Config()},
+    "softmax, rotary": {
+        "attention": softmax.Config(scale=0.5),
+        "position": "rotary",
+        "heads": 4,
+        "kv_heads": 2,
+        "width": 40,
+    },
+    "softmax, window": {
+        "attention": softmax.Config(window=5),
+        "norm": "post",
+        "heads": 4,
+        "kv_heads": 1,
+        "width": 24,
+        "head_dim": 18,
+    },
+    "convolved softmax": {
+        "attention": softmax.Config(window=3),
+        "conv": 3,
+        "qk_norm": "l2",
+        "output_gate": True,
+        "position": "learned",
+        "max_length": kinds.LENGTH,
+    },
+    "hybrid": {
+        "attention": (*[gated.Config(rank=5)] * 3, softmax.Config()),
+        "layers": 4,
+        "heads": 4,
+        "kv_heads": 2,
+    },
+    "hybrid of all": {  # each next to others with more and with fewer numbers
+        "attention": (
+            softmax.Config(window=4),
+            ssd.Config(value_heads=4, skip=False),
+            linear.Config(),
+            rfa.Config(features=24, gate=True, den_eps=0.2),
+            kda.Config(rank=3),
+            softmax.Config(),
+            rfa.Config(features=6, kernel="arccos"),
+            kda.Config(rank=20),
+            delta.Config(conv=3),
+            gated.Config(rank=2),
+            retention.Config(),
+            softmax.Config(window=4),
+        ),
+        "layers": 12,
+        "heads": 4,
+        "kv_heads": 2,
+        "width": 24,
+        "position": "rotary",
+        "context": (2,),
+    },
+    "hybrid without softmax": {"attention": (delta.Config(), linear.Config()), "layers": 2, "mlp_ratio": 0.0},
     "one": {"heads": 1, "width": 1, "position": "none", "mlp_ratio": 1.0, "layers": 1, "vocabulary": 1},
 }

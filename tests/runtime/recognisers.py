@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lintra.attention import delta, gated, kda, linear, retention, rfa, ssd
+from lintra.attention import delta, gated, kda, linear, retention, rfa, softmax, ssd
 from lintra.audio import features
 from lintra.audio.symbols import Symbols
 from lintra.models import ctc, encoder
@@ -36,6 +36,8 @@ RECOGNISERS = {  # of the encoder, and of the recogniser around it
         {"symbols": PHONEMES, "subsample": 2},
     ),
     "convolved": ({"conv": 3, "qk_norm": "l2", "output_gate": True, "position": "concatenated"}, {}),
+    "softmax": ({"attention": softmax.Config(), "position": "rotary"}, {"features": GIVEN, "subsample": 2}),
+    "hybrid": ({"attention": (gated.Config(rank=5), softmax.Config(window=3))}, {"subsample": 2}),
     "wide": ({"inputs": 40}, {"features": features.Config(rate=8_000, bins=3, shift_ms=25.0)}),
 }
 

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lintra import runtime
+from lintra.attention import linear, softmax
+from lintra.attention.softmax import SoftmaxAttention
 from lintra.export import runtime as export
-from lintra.runtime import Error, Model, Sequence
+from lintra.runtime import Error, Model, Sequence, aligned
 from tests.kinds import build
 from tests.runtime import recognisers
 from tests.runtime.kinds import KINDS
@@ -63,6 +65,10 @@ FIELD = {  # places in the header, docs/format.md
     "scale": 348,
     "beta scale": 352,
     "rest of version 2": 356,
+    # Of version 3.
+    "window": 356,
+    "kinds": 360,
+    "rest of version 3": 364,
 }
 OF_FRAMES = {  # in the second header, of a model that reads them
     "inputs": 0,
@@ -118,7 +124,7 @@ def test_what_is_no_model():
     content = content_of()
     for other in (b"", b"lintra", b"{}" * 500, b"lintraST" + content[8:]):
         refused(other, "it begins with other bytes")
-    refused(with_word(content, 8, 3), "another version of the format")
+    refused(with_word(content, 8, 4), "another version of the format")
     refused(content[:8], "shorter or longer than it must be")
 
 
@@ -163,9 +169,17 @@ def test_a_kind_of_version_2_in_version_1(name, value):
     refused(with_word(content_of(), FIELD[name], value), "a kind that this program does not know")
 
 
+def test_a_kind_of_version_3_in_version_2():
+    for name, value in (("update", 3), ("window", 1), ("kinds", 1)):
+        reason = "a kind that" if name == "update" else "where there must be zeros"
+        refused(with_word(content_of(**KINDS["delta"]), FIELD[name], value), reason)
+
+
 def test_a_file_of_one_version_as_another():
     refused(with_word(content_of(**KINDS["delta"]), 8, 1), "a kind that this program does not know")
     assert reason_of(with_word(content_of(), 8, 2)) is not None
+    assert reason_of(with_word(content_of(**KINDS["softmax"]), 8, 2)) is not None
+    assert reason_of(with_word(content_of(**KINDS["delta"]), 8, 3)) is not None
     short = bytearray(content_of()[:320])  # no room for the header of version 2
     struct.pack_into("<Q", short, 16, 320)
     refused(with_word(short, 8, 2), "shorter or longer than it must be")
@@ -190,6 +204,68 @@ def test_sizes_that_are_hostile(kind, name):
 @pytest.mark.parametrize("name", [*SIZES, "dim", "conv", "decay rank", "gate rank"])
 def test_sizes_of_version_2_that_are_hostile(kind, name):
     test_sizes_that_are_hostile(kind, name)
+
+
+@pytest.mark.parametrize("kind", ["softmax, window", "hybrid"])
+@pytest.mark.parametrize("name", [*SIZES, "dim", "conv", "decay rank", "gate rank", "kinds"])
+def test_sizes_of_version_3_that_are_hostile(kind, name):
+    if (kind, name) == ("hybrid", "layers"):  # of which kind some are stands where there must be zeros then
+        refused(with_word(content_of(**KINDS[kind]), FIELD[name], 3), "where there must be zeros")
+    else:
+        test_sizes_that_are_hostile(kind, name)
+
+
+RECORD = {name: 4 * i for i, name in enumerate(("heads", "kv_heads", "rows", "map", "decay", "denominator"))}
+RECORD |= {"head norm": 24, "head gate": 28, "eps": 32, "conv": 36, "unit keys": 40, "update": 44}
+RECORD |= {"decay rank": 48, "gate rank": 52, "skip": 56, "scale": 60, "beta scale": 64, "window": 68}
+TWO_KINDS = {"layers": 4, "width": 24, "heads": 2, "attention": (linear.Config(), softmax.Config())}
+TWO_KINDS |= {"position": "none"}
+
+
+def test_records_of_kinds_that_are_hostile():
+    """Whatever one claims of the second kind of layers."""
+    content = content_of(**TWO_KINDS)
+    assert struct.unpack_from("<3I", content, 384 + RECORD["heads"]) == (2, 2, 0)
+    for name, at in RECORD.items():
+        if name in ("eps", "scale", "beta scale"):
+            for value in (float("nan"), float("inf"), -1.0):
+                refused(with_word(content, 384 + at, value), "infinite, not a number, or out of bounds")
+            continue
+        right = struct.unpack_from("<I", content, 384 + at)[0]
+        # What changes no size, and goes with the others.
+        harmless = {"unit keys": {1}, "head norm": {1}, "update": {0}}.get(name, set())
+        harmless |= {1, 2**14, 2**16, 2**20, 2**24} if name == "window" else set()
+        for value in {0, 1, right + 1, 2**14, 2**16, 2**20, 2**24, 2**31, 2**32 - 1} - {right} - harmless:
+            with pytest.raises(
+                Error, match=r"out of bounds|shorter or longer|kind that this|does not go with"
+            ):
+                Model(with_word(content, 384 + at, value))
+        for value in harmless:
+            Model(with_word(content, 384 + at, value))
+    for at in range(384 + 72, 384 + 128, 4):
+        refused(with_word(content, at, 1), "where there must be zeros")
+
+
+def test_layers_of_kinds_that_are_none():
+    content, layers = content_of(**TWO_KINDS), 384 + 128
+    assert content[layers : layers + 4] == bytes([0, 1, 0, 1])
+    for numbers, reason in (
+        ((0, 2, 0, 1), "a size that is out of bounds"),
+        ((0, 255, 0, 1), "a size that is out of bounds"),
+        ((0, 0, 0, 0), "a size that is out of bounds"),  # nothing is of the second kind
+        ((1, 1, 1, 1), "a size that is out of bounds"),
+    ):
+        content[layers : layers + 4] = bytes(numbers)
+        refused(repaired(content), reason)
+    other = content_of(**KINDS["hybrid"])
+    assert other[layers : layers + 4] == bytes([0, 0, 0, 1])
+    other[layers : layers + 4] = bytes([0, 1, 0, 1])  # which are shorter
+    refused(repaired(other), "shorter or longer than it must be")
+    content[layers : layers + 5] = bytes([0, 1, 0, 1, 1])
+    refused(repaired(content), "where there must be zeros")
+    for size in range(384, layers + 64):  # no room for what says of which kind layers are
+        told = content[:16] + struct.pack("<Q", size) + content[24:size]
+        refused(repaired(told), "shorter or longer than it must be")
 
 
 def test_how_far_back_a_place_may_lie():
@@ -226,6 +302,11 @@ def test_all_sizes_at_their_largest():
         ("kda", {"head gate": 0}),  # a rank without a gate
         ("delta", {"denominator": 1}),  # a denominator of the delta rule
         ("ssd", {"decay": 0}),  # a step without a decay
+        ("softmax", {"map": 1}),  # features of keys that are kept as they are
+        ("softmax", {"decay": 1}),
+        ("softmax", {"denominator": 1}),
+        ("softmax", {"skip": 1}),
+        ("softmax", {"update": 0, "window": 3}),  # a window of a state of one size
         ("delta", {"heads": 2**16, "kv_heads": 2**16, "dim": 2**16}),  # 2^32 numbers
     ],
 )
@@ -246,12 +327,13 @@ def test_numbers_that_are_none():
 
 
 @pytest.mark.parametrize("weights", export.WEIGHTS)
-@pytest.mark.parametrize("kind", ["plain", "kda", "ssd", "gated"])
+@pytest.mark.parametrize("kind", ["plain", "kda", "ssd", "gated", "two kinds"])
 def test_weights_that_are_none(kind, weights):
     """Wherever they lie: each number of the file made infinite or NaN, 64 of them at once."""
     small = {"layers": 2, "width": 8, "heads": 1, "vocabulary": 3, "position": "none"}
-    content = content_of(weights, **(KINDS[kind] | small))
-    sections = range(320 if kind == "plain" else 384, len(content), 64)
+    content = content_of(weights, **(TWO_KINDS if kind == "two kinds" else KINDS[kind]) | small)
+    begin = {"plain": 320, "two kinds": 384 + 128 + 64}.get(kind, 384)
+    sections = range(begin, len(content), 64)
     found = 0
     for at in sections:
         for value in (0x7F800000, 0x7FC00001, 0xFF800000):
@@ -342,7 +424,7 @@ def test_memory_that_does_not_do():
     assert "too small" in error(library.lrt_start(sequence.address, size - 1, memory))
     assert "multiple of 64" in error(library.lrt_start(sequence.address + 4, size, memory))
     assert "shorter or longer" in error(
-        library.lrt_save_state(sequence.address, address, model.state_size - 1)
+        library.lrt_save_state(sequence.address, address, model.state_size(0) - 1)
     )
     assert "out of bounds" in error(library.lrt_fact(memory, 99))
     assert error(0) == "nothing is wrong"
@@ -362,7 +444,7 @@ def test_states_that_are_none():
 
     check(b"", "no state of a sequence")
     check(b"lintraRT" + state[8:], "no state of a sequence")
-    check(with_word(state, 8, 3), "another version of the format")
+    check(with_word(state, 8, 4), "another version of the format")
     for size in (8, 12, 63, 64, len(state) - 1):
         check(state[:size], "shorter or longer than it must be")
     check(state + b"\0", "shorter or longer than it must be")
@@ -406,6 +488,95 @@ def test_padding_of_a_state_holds_nothing(kind, features):
         assert taken == 2 * (sums * features * mix.dim + 3 * sum(mix.widths))
     else:
         assert taken == 2 * sums * (features * (mix.dim + 1) + 1)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "softmax, window", "hybrid"])
+def test_states_of_softmax_that_are_none(kind):
+    """Every number of a key or value may be changed, and nothing else of what is kept."""
+    model = build(**KINDS[kind])
+    runtime_model, sequence = Model(export.to_bytes(model)), Sequence(Model(export.to_bytes(model)))
+    sequence.prefill([0, 1, 2])
+    state = sequence.save()
+    kept = [block.attn for block in model.blocks if isinstance(block.attn.attention, SoftmaxAttention)]
+    rows = sum(2 * 3 * attn.kv_heads for attn in kept)
+    begin, step = len(state) - 4 * rows * -(-kept[0].dim // 16) * 16, 4 * -(-kept[0].dim // 16) * 16
+    for at in range(begin, len(state), 4):
+        changed = with_word(state, at, 0.5)
+        if (at - begin) % step < 4 * kept[0].dim:
+            sequence.load(changed)
+            for value in (float("nan"), float("-inf")):
+                with pytest.raises(Error, match="infinite, not a number"):
+                    sequence.load(with_word(state, at, value))
+        else:
+            with pytest.raises(Error, match="where there must be zeros"):
+                sequence.load(changed)
+    sequence.load(state)
+    for seen, reason in (
+        (2, "the state is of another model"),
+        (4, "the state is of another model"),
+        (2**24, "the state is of another model"),
+        (2**24 + 1, "no position for so many tokens"),
+        (2**32 - 1, "no position for so many tokens"),
+    ):
+        if kind == "softmax, window" and seen > 2**16:
+            reason = "the state is of another model"
+        with pytest.raises(Error, match=reason):
+            sequence.load(with_word(state, 28, seen))
+        assert sequence.save() == state
+    assert runtime_model.facts["positions"] == (-1 if kind == "softmax, window" else 2**24)
+
+
+def test_a_sequence_that_is_full():
+    """With memory for so many tokens, and copied to where there is more or too little."""
+    model = Model(bytes(content_of(**KINDS["hybrid"])))
+    library, at, held = model.library, model.memory.ctypes.data, []
+
+    def memory(tokens):
+        held.append(aligned(library.lrt_sequence_size_for(at, tokens)))
+        return held[-1].ctypes.data, len(held[-1])
+
+    def saved(sequence, tokens):
+        state = aligned(library.lrt_state_size_for(at, tokens))
+        assert library.lrt_save_state(sequence, state.ctypes.data, len(state)) == 0
+        return state.tobytes()
+
+    def error(code):
+        return library.lrt_error(code).decode()
+
+    sizes = [library.lrt_sequence_size_for(at, tokens) for tokens in (0, 5, 7, 2**24, 2**32 - 1)]
+    assert sizes == sorted(sizes)
+    assert sizes[-2] == sizes[-1] == library.lrt_sequence_size(at)
+    assert (
+        library.lrt_state_size_for(at, 2**32 - 1)
+        == library.lrt_state_size(at)
+        > library.lrt_state_size_for(at, 9)
+    )
+    (five, size), right = memory(5), Sequence(model)
+    assert error(library.lrt_start(five, sizes[0] - 1, at)) == error(-10)
+    assert library.lrt_start(five, size, at) == 0
+    room = library.lrt_room(five)
+    assert 5 <= room < 16  # what rows are filled up to may hold some more
+    for token in range(room):
+        assert library.lrt_step(five, token % 5) == 0
+        right.step(token % 5)
+    before = right.save()
+    assert saved(five, room) == before
+    assert "no room for so many tokens" in error(library.lrt_step(five, 0))
+    words = np.zeros(2, np.uint32)
+    assert "no room for so many tokens" in error(library.lrt_prefill(five, words.ctypes.data, 2))
+    small, less = memory(room - 1)
+    assert error(library.lrt_copy(small, less, five)) == error(-10)
+    assert error(library.lrt_copy(small + 4, size, five)) == error(-9)
+    more, size = memory(3 * room)
+    assert library.lrt_copy(more, size, five) == 0
+    assert library.lrt_room(more) >= 3 * room
+    for token in (1, 2, 3):
+        assert library.lrt_step(more, token) == 0
+        right.step(token)
+    after = right.save()
+    assert saved(more, room + 3) == after
+    assert "no room for so many tokens" in error(library.lrt_load_state(five, after, len(after)))
+    assert saved(five, room) == before
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.0])

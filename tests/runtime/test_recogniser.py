@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lintra import checkpoint, runtime
-from lintra.attention import softmax
+from lintra.attention import performer
 from lintra.audio import features
 from lintra.audio.symbols import Symbols
 from lintra.export import runtime as export
@@ -213,7 +213,7 @@ def with_encoder(**changes):
     [
         (lambda: build(normalize="utterance"), "piece by piece: normalize='utterance' takes the mean"),
         (lambda: with_encoder(causal=False), "its encoder looks at what comes later"),
-        (lambda: with_encoder(attention=softmax.Config()), "the runtime knows the attentions linear"),
+        (lambda: with_encoder(attention=performer.Config()), "the runtime knows the attentions linear"),
         (lambda: with_encoder(embedding_norm=True), "encoders with token_types or embedding_norm"),
         (lambda: build(encoder=bilstm.Config(inputs=12)), "an LSTM of both directions"),
         (lambda: build(features=dataclasses.replace(GIVEN, kind="fbank", dither=1.0)), "it adds no noise"),

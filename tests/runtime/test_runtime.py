@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lintra import checkpoint, native, runtime
 from lintra.attention import linear
+from lintra.attention.softmax import SoftmaxAttention
 from lintra.cli.info import info
 from lintra.export import runtime as export
 from lintra.generation import sampling
@@ -233,6 +234,49 @@ def test_a_state_is_saved_and_goes_on(kind):
         assert other.uniform() == drawn
 
 
+@given(cuts=st.lists(st.integers(0, 18), max_size=4))
+@settings(max_examples=10)
+def test_any_split_of_a_prefill(cuts):
+    """States and params to the bit, whatever the pieces, and saved between them."""
+    model = build(**KINDS["hybrid of all"])
+    tokens, runtime_model = tokens_of(model), loaded(model)
+    right, sequence = Sequence(runtime_model), Sequence(runtime_model)
+    right.prefill(tokens)
+    for part in np.split(np.array(tokens), sorted(cuts)):
+        state = sequence.save()
+        sequence = Sequence(runtime_model)
+        sequence.load(state)
+        sequence.prefill(part.tolist())
+    assert sequence.save() == right.save()
+    if sorted(cuts)[-1:] != [len(tokens)]:  # else the last piece is empty
+        assert torch.equal(sequence.params(), right.params())
+
+
+@pytest.mark.parametrize("kind", ["softmax, rotary", "softmax, window", "hybrid", "hybrid of all"])
+def test_sequences_of_softmax_grow(kind):
+    """Past what there is room for at first, token by token, at once and from a state; a window stops that."""
+    model = build(**KINDS[kind])
+    runtime_model, tokens = loaded(model), tokens_of(model, 600)
+    stepwise, whole, later = (Sequence(runtime_model) for _ in range(3))
+    room = runtime_model.library.lrt_room(stepwise.address)
+    if kind == "softmax, window":
+        assert room == 2**32 - 1
+    else:
+        assert 256 <= room < 300
+    close(stepped(stepwise, tokens), right_params(model, tokens), 2e-5)  # of longer sums than others here
+    whole.prefill(tokens)
+    later.load(stepwise.save())
+    assert whole.save() == stepwise.save() == later.save()
+    assert torch.equal(whole.params(), stepwise.params())
+    sizes = [runtime_model.state_size(t) for t in (0, 5, 6, 600)]
+    assert len(stepwise.save()) == sizes[-1]
+    heads = [block.attn for block in model.blocks if isinstance(block.attn.attention, SoftmaxAttention)]
+    rows = [4 * 2 * attn.kv_heads * -(-attn.dim // 16) * 16 for attn in heads]  # of a token, bytes
+    windows = [attn.attention.config.window or math.inf for attn in heads]
+    for size, t in zip(sizes, (0, 5, 6, 600), strict=True):
+        assert size - sizes[0] == sum(row * min(t, w) for row, w in zip(rows, windows, strict=True))
+
+
 SAMPLERS = [
     Sampler(),
     Sampler(temperature=0),
@@ -313,6 +357,18 @@ def test_generation_is_that_of_pytorch():
         list(runtime.stream(loaded(model), sampling.prepare_inputs(model, prompt, **options))), 1
     )
     assert torch.equal(drawn, sampling.generate(model, prompt, **options))
+
+
+@pytest.mark.parametrize("kind", ["softmax, rotary", "softmax, window", "hybrid", "hybrid of all"])
+def test_generation_of_hybrids_is_that_of_pytorch(kind):
+    model = build(**KINDS[kind])
+    prompt = torch.tensor([tokens_of(model, 30), tokens_of(model, 30, seed=2)])
+    prompt[:, 0] = 1  # the start symbol comes by itself
+    options = {"steps": 100, "seed": 7, "temperature": 0.8}
+    for begin in (None, prompt):
+        asked = options if begin is not None else options | {"batch": 2}
+        drawn = list(runtime.stream(loaded(model), sampling.prepare_inputs(model, begin, **asked)))
+        assert torch.equal(torch.stack(drawn, 1), sampling.generate(model, begin, **asked))
 
 
 def test_sequences_end_as_in_pytorch():

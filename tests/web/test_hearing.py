@@ -68,9 +68,11 @@ def test_what_no_rate_holds_is_gone():
     assert np.abs(once[200:-200]).max() < 1e-3
 
 
-@pytest.fixture(scope="module", params=[("two to one", "float32"), ("gated", "float16")], ids=str)
+@pytest.fixture(
+    scope="module", params=[("two to one", "float32"), ("gated", "float16"), ("hybrid", "float32")], ids=str
+)
 def model(request, tmp_path_factory):
-    """The file of a recogniser that says different things, of either version of the format."""
+    """The file of a recogniser that says different things, of each version of the format."""
     kind, weights = request.param
     file = tmp_path_factory.mktemp("model") / "model.lrt"
     export.write(build(kind), file, weights)

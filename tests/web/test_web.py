@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from lintra import web
-from lintra.attention import linear, retention, softmax
+from lintra.attention import linear, performer, retention, softmax
+from lintra.models import encoder
 from lintra.tasks import copy, digits, images
+from tests.runtime import recognisers
 from tests.web.conftest import small_model
 
 
@@ -21,8 +23,22 @@ class Wide(type(digits.Config().build())):
     [
         (copy.Config(), linear.Config(), "the page draws images, this model is of the task copy"),
         (images.Config(data="cifar10"), linear.Config(), "grey images, these have 3 channels"),
-        (digits.Config(), softmax.Config(), "the runtime knows the attentions linear, retention, rfa, gated"),
+        (
+            digits.Config(),
+            performer.Config(),
+            "the runtime knows the attentions linear, retention, rfa, gated",
+        ),
         (digits.Config(), retention.Config(), "about linear attention, this model has retention"),
+        (
+            digits.Config(),
+            (linear.Config(), softmax.Config()),
+            "about linear attention, this model has softmax",
+        ),
+        (
+            digits.Config(),
+            (linear.Config(), linear.Config(normalize=False)),
+            "reads version 1 of the runtime's files, this model takes version 3",
+        ),
     ],
 )
 def test_models_without_a_page(task, attention, reason):
@@ -51,6 +67,17 @@ def test_the_page_is_whole_and_asks_for_nothing():
     plain = small_model(attention=linear.Config(feature_map=linear.Relu(), normalize=False))
     assert "<mfrac>" not in (page := web.page(*plain, "mine"))
     assert "max(<i>x</i>, 0)" in page
+
+
+def test_the_page_of_a_hybrid_names_its_attentions_and_counts_their_windows():
+    sizes = []
+    for window in (3, 5):
+        attention = (linear.Config(), softmax.Config(window=window))
+        shape = encoder.Config(inputs=12, layers=2, heads=3, width=36, causal=True, attention=attention)
+        page = web.page(recognisers.build(encoder=shape), None, "mine")
+        assert "is linear and softmax: in place of" in page
+        sizes.append(int(re.search(r'"state_bytes": (\d+)', page)[1]))
+    assert sizes[1] - sizes[0] == 4 * 2 * 2 * 36
 
 
 @pytest.fixture
