@@ -127,6 +127,17 @@ def test_matrices_share_a_scale_that_a_bar_explains(tmp_path, monkeypatch):
     assert bar.get_ylim() == (-1, 1)
 
 
+@pytest.mark.parametrize("panels", [("clustered, bidirectional",), ("bidirectional", "causal")])
+def test_labels_of_matrices_are_inside_the_picture(tmp_path, monkeypatch, panels):
+    figures = []
+    monkeypatch.setattr(charts, "save", lambda path, figure: figures.append(figure) or save(path, figure))
+    unit = "weight of a value, 64 tokens"
+    pictures.matrices(tmp_path / "a.png", dict.fromkeys(panels, np.eye(64)), unit)
+    box, (width, height) = figures[0].get_tightbbox(), figures[0].get_size_inches()
+    assert 0 < box.x0 < box.x1 < width
+    assert 0 < box.y0 < box.y1 < height
+
+
 def test_pixels_of_tiny_images_are_squares(tmp_path):
     image = torch.zeros(1, 8, 8, 1, dtype=torch.uint8)
     image[0, ::2] = 200

@@ -107,7 +107,8 @@ def matrices(path: Path, panels: Mapping[str, np.ndarray], unit: str) -> None:
     show small weights beside large ones.
     """
     size = (3.2 * len(panels) + 0.9, 3.6)
-    figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="constrained")
+    # Squares may be narrower than their part of the figure: the layout has to know, or labels are cut off.
+    figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="compressed")
     scale = FuncNorm((np.cbrt, lambda x: x**3), vmin=-1, vmax=1)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (name, matrix) in zip(grid, panels.items(), strict=True):
