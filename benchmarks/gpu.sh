@@ -49,7 +49,7 @@ status=0
 workers=$("$PYTHON" -c 'import os; from importlib.util import find_spec as f; print(f"-n {min(8, os.cpu_count())}" if f("xdist") else "")')
 echo "== tests of the kernels on the GPU"
 # shellcheck disable=SC2086
-timeout 460 "$PYTHON" -m pytest -q -p no:cacheprovider $workers -m "not slow" tests/ops/test_linear_attention_triton.py \
+timeout 460 "$PYTHON" -m pytest -q -p no:cacheprovider -p no:benchmark $workers -m "not slow" tests/ops/test_linear_attention_triton.py \
     tests/ops/test_recurrence_triton.py tests/ops/test_dispatch.py "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" ||
     status=$?
 echo "== ranks on GPUs of their own, by NCCL"

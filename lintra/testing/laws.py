@@ -132,7 +132,7 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def weighted(y: Tensor) -> Tensor:
-    return (y * torch.arange(1, y.numel() + 1, dtype=y.dtype).sin().reshape(y.shape)).sum()
+    return (y * torch.arange(1, y.numel() + 1, dtype=y.dtype, device=y.device).sin().reshape(y.shape)).sum()
 
 
 def raises(kind: type[Exception], pattern: str, call: Callable[..., object], *args, **options) -> None:

@@ -312,7 +312,7 @@ def test_second_derivatives_are_refused():
 
 
 def test_what_it_refuses():
-    inputs = [None if x is None else x.detach() for x in draw("delta, feature")]
+    inputs = [None if x is None else x.detach().to(DEVICE) for x in draw("delta, feature")]
     with pytest.raises(
         RuntimeError, match=r"impl='triton' cannot serve recurrence .*the tensors are float64"
     ):
