@@ -25,8 +25,8 @@ class Config:
     start_from: str | None = None  # a trained model: its weights are the first ones
     batch: int = 16  # sequences in a step, all devices together
     accumulate: int = 1  # parts in which each device computes its share, one by one
-    checkpoint_blocks: bool = False  # compute blocks again in the backward: less memory
-    compile: bool = False  # compile blocks with torch.compile: slow to begin, then faster
+    checkpoint_blocks: bool = False  # to save memory, recompute blocks in backward
+    compile: bool = False  # compile blocks with torch.compile
     optimizer: Optimizer = "radam"  # muon: AdamW where there is no matrix
     lr: float = 1e-3  # learning rate
     weight_decay: float = 0.01  # weights shrink by this times lr
@@ -42,7 +42,7 @@ class Config:
     seed: int = 0  # of weights, order of the data and dropout
     nodes: int | None = None  # machines (1, or those torchrun or srun has)
     devices: int | None = None  # processes or GPUs of each (1, or as above)
-    strategy: Strategy = "auto"  # ddp: each has the model; fsdp: a part of it
+    strategy: Strategy = "auto"  # ddp: model replicated; fsdp: sharded
     timeout: float = 600.0  # seconds to wait for each other
     wandb: str | None = None  # a project of Weights & Biases to log to as well
 

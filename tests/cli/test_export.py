@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lintra import checkpoint, runtime
-from lintra.attention import delta, softmax
+from lintra.attention import delta, lsh, softmax
 from lintra.export import onnx
 from lintra.export import runtime as export
 from lintra.models import decoder
@@ -56,14 +56,14 @@ def test_a_model_of_its_own(lintra_says, folder, tmp_path):
 
 
 def test_what_is_refused(lintra_says, folder, tmp_path):
-    model = decoder.Config(vocabulary=5, attention=softmax.Config(), layers=1, heads=1, width=8).build()
-    checkpoint.save(model, tmp_path / "soft")
+    model = decoder.Config(vocabulary=5, attention=lsh.Config(chunk=4), layers=1, heads=1, width=8).build()
+    checkpoint.save(model, tmp_path / "lsh")
     folder("run", digits.Config())
     for args, message in (
-        (["--model", "soft"], "cannot be exported to the runtime: the runtime knows the attentions linear"),
+        (["--model", "lsh"], "cannot be exported to the runtime: the runtime knows the attentions linear"),
         (["--model", "nothing"], "nothing does not exist"),
         (["--model", "run", "--out", "."], "out must be a file, got the folder"),
-        (["--model", "run", "--to", "onnx", "--out", "soft"], "out must be a file, got the folder soft"),
+        (["--model", "run", "--to", "onnx", "--out", "lsh"], "out must be a file, got the folder lsh"),
         (["--model", "run", "--weights", "int4"], "invalid choice"),
     ):
         code, out, err = lintra_says("export", "--to", "runtime", *args)

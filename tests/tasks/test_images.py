@@ -66,10 +66,14 @@ def test_a_run_of_version_0_1_validates_on_what_it_did(mnist, count, validated):
     assert "test images" in task.notices(mnist.folder)[0]
 
 
-@pytest.mark.parametrize("name", ["mnist-small", str(ROOT / "weights" / "mnist")])
-def test_shipped_runs_were_validated_on_test_images(name):
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("mnist-small", ("test", 256, 0)), (str(ROOT / "weights" / "mnist"), ("train", 256, 256))],
+    ids=["mnist-small", "mnist"],
+)
+def test_what_shipped_runs_were_validated_on(name, expected):
     task = train.Run.around(name).task
-    assert (task.validate_on, task.validate_images, task.held_out) == ("test", 256, 0)
+    assert (task.validate_on, task.validate_images, task.held_out) == expected
 
 
 def test_what_is_validated_on_is_told():
