@@ -8,7 +8,7 @@
 The data are looked for as `lintra train` does. A run that began at a packed model continues its log, and
 keeps the settings and the score of that one in before/; FOLDER must be another one. For a training that began
 at a model that images/grow.py made of another, --grown-from names that one. --hours is for logs that do not
-count minutes.
+count minutes; --gpu names the GPU of a training that was not done on a processor.
 """
 
 import argparse
@@ -42,7 +42,13 @@ BEFORE = "before"
 Curves = Mapping[str, Mapping[int, float]]
 
 
-def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: str | None = None) -> None:
+def pack(
+    run: train.Run,
+    folder: Path,
+    hours: float | None = None,
+    grown_from: str | None = None,
+    gpu: str | None = None,
+) -> None:
     """Write FOLDER again; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
     where there is something else."""
     checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
@@ -105,7 +111,6 @@ def pack(run: train.Run, folder: Path, hours: float | None = None, grown_from: s
             else:
                 seen = len(task.build().train), _seen(stages, grown_from)
                 text = of_images(name, *seen, model, json.loads(scores))
-            gpu = json.loads(scores).get("machine", {}).get("gpu")
             (place / CARD).write_text(text + _training(stages, hours, grown_from, gpu))
 
     checkpoint.write_atomically(folder, write)
@@ -345,8 +350,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hours", type=float, help="how long the training took, if its log does not say")
     parser.add_argument("--grown-from", help="the model that the first weights were grown of")
+    parser.add_argument("--gpu", help="the GPU it was trained on, as its maker names it")
     options = parser.parse_args()
-    pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from)
+    pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from, options.gpu)
     print(f"packed in {options.folder}")
 
 

@@ -19,7 +19,7 @@ MINUTES=${3:-6}
 cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 export LINTRA_DATA=$DATA PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-SETTINGS=(--batch 64 --lr 0.006 --warmup 300 --steps 60000 --precision bf16 --compile --save-every 2000 --validate-every 1000
+SETTINGS=(--batch 64 --lr 0.006 --warmup 300 --steps 60000 --precision bf16 --save-every 2000 --validate-every 1000
     --max-minutes "$MINUTES")
 
 train() { # NAME ARGUMENTS...: a run, its score, and the model as it can be passed on
@@ -32,10 +32,11 @@ train() { # NAME ARGUMENTS...: a run, its score, and the model as it can be pass
     fi
     "$PYTHON" experiments/ship.py "$run" "$model"
     "$PYTHON" -m lintra.cli evaluate --model "$model" --batch 250 --json "$model/evaluation.json"
-    [ "$name" = softmax ] || "$PYTHON" experiments/ship.py "$run" "$model" # its card, which is of linear ones
+    [ "$name" = softmax ] || "$PYTHON" experiments/ship.py --gpu "$gpu" "$run" "$model" # its card, which is of linear ones
     echo "$name is packed in $model"
 }
 
+gpu=$("$PYTHON" -c 'import torch; print(torch.cuda.get_device_name())')
 mkdir -p "$OUT/logs"
 failed=0
 declare -A jobs
