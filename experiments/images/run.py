@@ -60,6 +60,23 @@ FURTHER: list[Changes] = [
     ("a running mean of the weights (0.99)", {}, {"ema": 0.99}),
     ("a running mean (0.99), and a rate that does not fall", {}, {"ema": 0.99, "schedule": "constant"}),
     ("dropout 0.1", {"dropout": 0.1}, {}),
+    ("learning rate 1.5e-3", {}, {"lr": 1.5e-3}),
+    ("learning rate 6e-3", {}, {"lr": 6e-3}),
+    ("learning rate 1.2e-2", {}, {"lr": 1.2e-2}),
+    ("learning rate 2.4e-2", {}, {"lr": 2.4e-2}),
+    (
+        "learning rate 1.2e-2, the running mean, no fall",
+        {},
+        {"lr": 1.2e-2, "ema": 0.99, "schedule": "constant"},
+    ),
+    ("4 images a step, 600 steps", {}, {"batch": 4, "steps": 600}),
+    ("16 images a step, 150 steps", {}, {"batch": 16, "steps": 150}),
+    ("weight decay 0.01", {}, {"weight_decay": 0.01}),
+    ("2 heads: a state of twice the size", {"heads": 2}, {}),
+    ("8 heads: a state of half the size", {"heads": 8}, {}),
+    ("a short convolution over 4 values", {"conv": 4}, {}),
+    ("a gated norm of each head", {"output_gate": True}, {}),
+    ("squared ReLU as the feature map", {"attention": linear.Config(feature_map=linear.SquaredRelu())}, {}),
 ]
 
 
@@ -71,7 +88,7 @@ def ablation(data: Path) -> list[Trial]:
 
     def add(name: str, model: Any, training: dict[str, Any], seed: int) -> None:
         settings = {"steps": STEPS, "batch": 8, "precision": "32", "save_every": 100, "validate_every": 10**6}
-        config = train.Config(**settings, **training, seed=seed)
+        config = train.Config(**settings | training, seed=seed)
         folder = HERE / "runs" / "ablation" / f"{len(trials) % len(order) + 1}" / f"seed-{seed}"
         trials.append(Trial(name, folder, task, model, config, "bits_per_dim", JUDGED, "validate"))
 
