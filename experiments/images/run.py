@@ -118,7 +118,7 @@ def summary(trials: list[Trial]) -> dict[str, list[float]]:
 def ablation_tables(report: dict[str, Any]) -> list[str]:
     """Mean and spread over the seeds, of what `best` is made of, and of what it does without."""
     scores = report["scores"]
-    without = [name for name, _, _ in FURTHER]
+    without = [name for name, _, _ in FURTHER if name in scores]
     parts = {
         "change, on top of those above it": [name for name in scores if name not in without],
         "change, by itself on top of all of them": without,
