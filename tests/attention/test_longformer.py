@@ -229,6 +229,7 @@ def test_more_global_tokens_than_the_limit_are_refused():
     assert_close(y, attention(*inputs[:3], **named(inputs), global_mask=first), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler
 def test_the_limit_counts_global_tokens_of_earlier_calls():
     """Those of a sample, however it is cut: a third is refused where counting is free, else not global."""

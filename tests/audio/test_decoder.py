@@ -38,6 +38,7 @@ def ffmpeg(tmp_path, monkeypatch):
     return convert
 
 
+@pytest.mark.slow
 def test_what_libsndfile_does_not_read(ffmpeg, tmp_path):
     """Without loss what went in; AAC in m4a close to it. In pieces and in sections too."""
     wave = write_wave(tmp_path / "a.wav", noise())
@@ -56,6 +57,7 @@ def test_what_libsndfile_does_not_read(ffmpeg, tmp_path):
     assert 0.25 < np.abs(m4a[RATE : 3 * RATE]).max() < 0.35
 
 
+@pytest.mark.slow
 def test_sections_that_are_none(ffmpeg, tmp_path):
     file = ffmpeg(write_wave(tmp_path / "a.wav", noise()), "a.mka", "-c:a", "pcm_s16le")
     with pytest.raises(SpeechError, match=r"a\.mka ends after 3 seconds: there is nothing from 3 on"):
@@ -87,6 +89,7 @@ def test_without_ffmpeg(tmp_path, monkeypatch):
         read(tmp_path / "a.m4a", RATE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["-y.m4a", "a b;'\"$(x).m4a", "http:x.m4a", "%d.m4a"])
 def test_names_are_names(tmp_path, monkeypatch, name):
     """Whatever a file is called, it is one argument, and a file."""

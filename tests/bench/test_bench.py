@@ -139,7 +139,9 @@ def test_the_clock_waits_for_what_was_begun():
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("what", ["attention", "mechanisms", pytest.param("scaling", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "what", ["mechanisms", *(pytest.param(x, marks=pytest.mark.slow) for x in ("attention", "scaling"))]
+)
 def test_the_command_writes_what_it_prints(what, tmp_path, capsys):
     path = tmp_path / "result.json"
     assert main(["bench", *what.split(), "--quick", "--out", str(path)]) == 0

@@ -102,6 +102,7 @@ def test_the_sweep_of_the_memory_is_progress_too(monkeypatch):
     assert seen == list(range(1, scaling.QUICK.turns + 1))
 
 
+@pytest.mark.slow
 @LINUX
 @pytest.mark.parametrize(
     "program",

@@ -61,6 +61,7 @@ def test_what_finds_no_memory_on_a_gpu_is_left_out():
     assert rows == [Row("b: left out, out of memory, had", 80, "GB")]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(browser.why_not() is not None, reason=str(browser.why_not()))
 def test_a_page_that_fails_ends_the_wait():
     with browser.launched() as chromium:

@@ -433,6 +433,7 @@ def reviews(tmp_path):
 FEW = ["--steps", "2", "--batch", "4", *TINY]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("name", attention.names())
 def test_each_mechanism_trains_on_texts(lintra_says, tmp_path, monkeypatch, reviews, name):

@@ -87,6 +87,7 @@ def test_quiet_transcripts_are_texts_alone(lintra_says):
     assert lintra_says("transcribe", file, "--stream", "--quiet") == (0, text, "")
 
 
+@pytest.mark.slow
 def test_a_quiet_demo_prints_its_results_alone(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "_best_threads", lambda task: 1)

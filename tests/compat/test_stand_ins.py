@@ -81,6 +81,7 @@ print([name for name in sys.modules if name.partition(".")[0] in ("fla", "mamba_
     assert left == "[]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [pytest.param(TINY, marks=slow), HYBRID], ids=["mamba2", "qwen3_5"])
 def test_a_model_imported_afterwards_runs_on_our_kernels(model):
     program = f"""
@@ -165,6 +166,7 @@ print(model.generate(torch.randint(64, (1, 9)), max_new_tokens=2).shape)
     assert printed(program).splitlines() == ["wrapped", "torch.Size([1, 11])"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [pytest.param("program.py", marks=slow), "-m program"])
 def test_a_program_is_run_as_it_is(program, tmp_path):
     (tmp_path / "helper.py").write_text("word = 'beside'\n")
@@ -187,6 +189,7 @@ sys.exit(3)
     assert "'--lr', '1'] beside" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_program_finds_what_is_beside_it_and_not_what_is_where_it_is_called(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "elsewhere.py").touch()
@@ -248,6 +251,7 @@ def test_a_program_pickles_its_own_classes(program, method, tmp_path):
     ], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form",
     ["file", *(pytest.param(x, marks=slow) for x in ("module", "compiled", "folder", "archive", "package"))],

@@ -103,6 +103,7 @@ def compare_all(ranks, mask):
 masks = pytest.mark.parametrize("mask", MASKS, ids=["dense", "right", "left", "holes"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", MASKS[:2], ids=["dense", "right"])
 def test_every_mechanism_behind_a_state(two_ranks, mask):
     compare_all(two_ranks, mask)

@@ -264,6 +264,7 @@ FSDP, DDP = ({"devices": 2, "strategy": name} for name in ("fsdp", "ddp"))
 ONE = {"devices": 1, "strategy": "auto"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -486,6 +487,7 @@ def test_two_checkpoints_are_kept(two_ranks, tmp_path):
     assert list(run.folder.glob(".*")) == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_0_1(two_ranks, tmp_path):
     """Its tensors have other names: each rank reads it whole, and keeps its part."""
     old = Path(__file__).parents[1] / "data" / "v0.1" / "run-plateau"

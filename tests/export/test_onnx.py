@@ -164,6 +164,7 @@ def test_feature_maps(feature_map):
     check_decoder(model, export.to_bytes(model, "parallel"), LENGTHS)
 
 
+@pytest.mark.slow
 def test_what_a_file_says_of_itself(tmp_path):
     model = build(attention=performer.Config(), layers=1)
     before = {name: x.clone() for name, x in model.state_dict().items()}

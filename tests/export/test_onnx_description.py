@@ -41,6 +41,7 @@ def as_in_the_file(about, content):
         ]
 
 
+@pytest.mark.slow
 def test_a_decoder_is_described(tmp_path):
     model = build(attention=(performer.Config(), softmax.Config()), layers=2)
     about = described(model, tmp_path, "step", "parallel", domain="com.microsoft")

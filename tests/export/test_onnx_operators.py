@@ -127,6 +127,7 @@ def test_no_more_digits_are_lost_than_in_torch(name, target):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
 def test_a_denominator_is_no_column_of_the_values(heads):
     """It is the running sum of the keys, for every query head of a group: the operator reads v alone."""

@@ -92,6 +92,7 @@ def test_an_encoder_gives_the_same(attention, changes, target):
     check(model, export.to_bytes(model, "whole", **target))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("attention", "changes", "target"),
     [

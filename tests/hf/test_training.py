@@ -97,6 +97,7 @@ def trained(model, folder, **changes):
     return [each["loss"] for each in trainer.state.log_history if "loss" in each], trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "performer", "delta"])
 def test_a_resumed_training_is_the_uninterrupted_one(name, tmp_path):
     def made():

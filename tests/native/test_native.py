@@ -447,6 +447,7 @@ def test_fork_after_threads_were_used():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["baseline", "avx2", "avx512", "neon"])
 def test_environment_variable_chooses(name):
     done = run_python("from lintra import native; print(native.instruction_set())", LINTRA_NATIVE=name)

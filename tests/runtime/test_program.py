@@ -64,6 +64,7 @@ BOUNDS |= {"softplus": 4, "one minus exp": 2, "halves": 0, "sin_cos": 0.51}
 BOUNDS |= {"products": 1.5, "quantization": 0.51}
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("options", [[], ["-march=native"]], ids=["baseline", "native"])
 def test_functions_against_those_of_the_c_library(tmp_path, options):
@@ -88,6 +89,7 @@ def results(printed):
     return {int(code): int(times) for code, times in map(str.split, lines)}, int(first.split()[1])
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_changed_files_under_sanitizers(fuzz, tmp_path):
     """Once through the changes of every kind. `make fuzz` looks for longer."""
@@ -153,6 +155,7 @@ def test_the_example_is_built_by_a_bare_compiler(small, tmp_path):
     assert said(program, small, 3, 28).startswith("P2 28 28 255\n")
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_what_the_example_refuses(small, tmp_path):
     program = compiled(tmp_path / "draw", ROOT / "examples/draw.c", SOURCE, options=SANITIZE)
@@ -175,6 +178,7 @@ def heard(program, file, samples, expect=0):
     return (done.stderr if expect else done.stdout).decode()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_the_example_hears_what_the_library_hears(spoken, small, tmp_path):
     """Under sanitizers: nothing is read beyond the samples, whose last ones fill no frame, or leaked."""
@@ -276,6 +280,7 @@ def test_webassembly_is_small():
         assert file.stat().st_size <= 64 * 1024
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("source", [SOURCE, AUDIO], ids=lambda file: file.name)
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def compiled(monkeypatch):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"ema": 0.5, "accumulate": 2}, {"checkpoint_blocks": True}])
 @pytest.mark.parametrize("attention", [linear.Config(), softmax.Config()])
 def test_the_same_weights(new_run, compiled, attention, changes):

@@ -35,6 +35,7 @@ def test_a_decay_of_0_is_no_mean(new_run):
     assert_same_weights(whole, averaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 5, 6, 7])
 def test_resumed_at_any_step_is_the_same(new_run, stop):
     """The weights that learn are beside the mean, even where a run ends: it may be given more steps."""

@@ -45,6 +45,7 @@ def test_resumed_across_an_epoch(new_run):
     assert_same_weights(whole, halved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, 5, 6, 7])
 def test_a_plateau_is_resumed_exactly(new_run, stop, monkeypatch):
     """Stopped before, at and after a validation: no validation counts twice, and none that the whole run does
@@ -346,6 +347,7 @@ def start(run: train.Run) -> subprocess.Popen[str]:
     raise AssertionError(process.communicate()[1])
 
 
+@pytest.mark.slow
 def test_killed_at_a_random_moment(new_run):
     whole, killed = (
         new_run(name, steps=300, save_every=3, validate_every=50) for name in ("whole", "killed")

@@ -50,6 +50,7 @@ def test_the_model_that_comes_with_lintra(shipped, opened):
         found.says("3.06 MiB", "#cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -131,6 +132,7 @@ def test_keys_draw(small, opened):
         assert label.startswith("Image 1 of 4, finished: ink in rows ")
 
 
+@pytest.mark.slow
 def test_keys_that_draw_stop_what_was_begun(small, opened):
     """It would go on from another drawing than is seen."""
     with opened(small, reduced_motion="reduce") as found:
@@ -163,6 +165,7 @@ def test_settings(small, opened):
         found.says("Finished")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [None, WITHOUT_WORKER])
 def test_stopped_and_slowed(small, opened, script):
     """At the slowest 64 values take four seconds; the page answers all the while, and goes on at once when

@@ -101,6 +101,7 @@ def test_the_microphone(shipped, recording, listening, request, capsys, how):
         found.says("Start listening", "#go")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -152,6 +153,7 @@ def drop(found, content, name):
     ]  # the browser leaves them alone
 
 
+@pytest.mark.slow
 def test_a_recording_that_is_dropped(shipped, recording, opened, capsys):
     with opened(shipped) as found:
         found.says("Ready")
@@ -167,6 +169,7 @@ def failing(name):
     return f"navigator.mediaDevices.getUserMedia = async () => {{ throw new DOMException('why', '{name}') }}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "told"),
     [
@@ -273,6 +276,7 @@ def test_a_damaged_model(shipped, opened):
         assert found.page.locator("#go").is_disabled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 375, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_stands_beside_the_page(shipped, opened, width, scheme):
