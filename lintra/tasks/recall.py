@@ -7,6 +7,10 @@ holds so many pairs and no more; softmax looks them up. Arora et al. 2023, arXiv
 Before it can look up anything a model has to find that a value belongs to the key in front of it. With
 `joined` the first time is one symbol a pair, and only the lookup is left: Schlag et al. 2021,
 arXiv:2102.11174, section 6.1.
+
+With `length` the second time is spread over a sequence of that many tokens, as in the multi-query associative
+recall of Arora et al.: a key stands s slots of two tokens behind the pairs with a probability that falls as
+s^(gap_power - 1), and a filler stands where no pair does.
 """
 
 from collections.abc import Sequence
@@ -31,6 +35,8 @@ class Config(TaskConfig):
     joined: bool = False  # a pair is one symbol
     keys: int = 64  # different keys, of which a sequence has some
     values: int = 64  # different values
+    length: int | None = None  # tokens, with filler; None: none
+    gap_power: float = 0.01  # of length: 0 soon .. 1 anywhere
     train_samples: int = 1_000_000  # sequences in an epoch
     validate_samples: int = 1_000  # sequences to validate on
     data_seed: int = 0  # another seed, other sequences
@@ -40,7 +46,19 @@ class Config(TaskConfig):
         if not 1 <= self.pairs <= self.keys:
             raise ValueError(f"pairs must lie in 1 .. keys={self.keys}, got {self.pairs}")
         fields.at_least(self, values=1)
+        if self.length is not None and self.length < self.packed_length:
+            raise ValueError(
+                f"length must be at least {self.packed_length}, for {self.pairs} pairs twice, "
+                f"got {self.length}"
+            )
+        if not 0 < self.gap_power <= 1:
+            raise ValueError(f"gap_power must be above 0 and at most 1, got {self.gap_power}")
         check(self.train_samples, self.validate_samples, self.data_seed)
+
+    @property
+    def packed_length(self) -> int:
+        """Tokens of the pairs, the first time and again."""
+        return (3 if self.joined else 4) * self.pairs
 
     def training_preset(self) -> dict[str, Any]:
         return {"steps": 4_000, "batch": 64, "lr": 2e-3, "schedule": "cosine", "warmup": 100}
@@ -50,23 +68,44 @@ class Config(TaskConfig):
 
 
 class RecallSamples(NumberedSamples):
-    """Samples {"tokens": [t] int64, "counted": [t] bool}: keys, then values, then pairs."""
+    """Samples {"tokens": [t] int64, "counted": [t] bool}: keys, then values, then pairs, then the filler."""
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        rows = [self._tokens(self.numbers[index]) for index in indices]
-        tokens = torch.from_numpy(np.stack(rows))
-        counted = torch.zeros(tokens.shape, dtype=torch.bool)
-        counted[:, -2 * self.config.pairs + 1 :: 2] = True
-        return {"tokens": tokens, "counted": counted}
+        rows = [self._row(self.numbers[index]) for index in indices]
+        return {
+            "tokens": torch.from_numpy(np.stack([tokens for tokens, _ in rows])),
+            "counted": torch.from_numpy(np.stack([counted for _, counted in rows])),
+        }
 
-    def _tokens(self, number: int) -> np.ndarray:
+    def _row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of one sample and which of them count."""
         config = self.config
         draw = generator(config.data_seed, number)
         keys = draw.permutation(config.keys)[: config.pairs]
         values = draw.integers(config.values, size=config.pairs)
         pairs = np.stack((keys, config.keys + values), 1)
         shown = config.keys + config.values * (1 + keys) + values if config.joined else pairs.reshape(-1)
-        return np.concatenate((shown, draw.permutation(pairs).reshape(-1)))
+        again = draw.permutation(pairs)
+        if config.length is None:
+            places = np.arange(config.pairs)
+            length = config.packed_length
+        else:
+            length = config.length
+            odds = np.arange(1, (length - len(shown)) // 2 + 1) ** (config.gap_power - 1.0)
+            places = draw.choice(len(odds), config.pairs, replace=False, p=odds / odds.sum())
+        tokens = np.full(length, vocabulary(config) - 1)
+        tokens[: len(shown)] = shown
+        at = len(shown) + 2 * places
+        tokens[at], tokens[at + 1] = again.T
+        counted = np.zeros(length, dtype=bool)
+        counted[at + 1] = True
+        return tokens, counted
+
+
+def vocabulary(config: Config) -> int:
+    """The number of symbols: keys, values, pairs if they are joined, and a filler if there is a length."""
+    joined = config.keys * config.values if config.joined else 0
+    return config.keys + config.values + joined + (config.length is not None)
 
 
 class Recall(AccuracyTask):
@@ -78,7 +117,7 @@ class Recall(AccuracyTask):
 
     @property
     def length(self) -> int:
-        return (3 if self.config.joined else 4) * self.config.pairs
+        return self.config.packed_length if self.config.length is None else self.config.length
 
     @property
     def train(self) -> RecallSamples:
@@ -90,9 +129,8 @@ class Recall(AccuracyTask):
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """2 layers, 2 heads of 32: finding a key takes one layer to join pairs and one to look them up."""
-        keys, values = self.config.keys, self.config.values
         return decoder.Config(
-            vocabulary=keys + values + (keys * values if self.config.joined else 0),
+            vocabulary=vocabulary(self.config),
             attention=attention,
             layers=2,
             heads=2,

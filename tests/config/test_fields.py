@@ -6,7 +6,15 @@ from dataclasses import dataclass
 import pytest
 
 from lintra.config import fields
-from lintra.tasks import copy, recall, series, text, text_classification
+from lintra.tasks import (
+    copy,
+    recall,
+    selective_copying,
+    series,
+    state_tracking,
+    text,
+    text_classification,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +68,9 @@ def test_bounds_are_in_and_none_passes():
 
 
 @pytest.mark.parametrize(
-    "task", [copy, recall, series, text, text_classification], ids=lambda task: task.__name__
+    "task",
+    [copy, recall, selective_copying, series, state_tracking, text, text_classification],
+    ids=lambda task: task.__name__,
 )
 def test_tasks_check_the_types_of_theirs(task):
     name = {recall: "pairs", series: "context"}.get(task, "length")

@@ -39,6 +39,36 @@ def test_joined_pairs_are_the_same_ones_in_a_symbol_each():
     assert joined.model(softmax.Config()).vocabulary == 16 + 63
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_with_a_length_queries_stand_among_filler(joined):
+    """Every value that counts is the one that stood beside its key; all else behind the pairs is filler."""
+    config = dataclasses.replace(SMALL, joined=joined, length=41)
+    task = config.build()
+    batch = task.train.__getitems__(range(300))
+    assert batch["tokens"].shape == (300, task.length) == (300, 41)
+    shown, filler = (5 if joined else 10), recall.vocabulary(config) - 1
+    assert task.model(softmax.Config()).vocabulary == filler + 1
+    for tokens, counted in zip(batch["tokens"].tolist(), batch["counted"].tolist(), strict=True):
+        if joined:
+            beside = {(x - 16) // 7: 9 + (x - 16) % 7 for x in tokens[:5]}
+        else:
+            beside = dict(zip(tokens[:10:2], tokens[1:10:2], strict=True))
+        asked = [place for place, count in enumerate(counted) if count]
+        assert {tokens[place - 1]: tokens[place] for place in asked} == beside
+        used = {*range(shown), *asked, *(place - 1 for place in asked)}
+        assert len(used) == shown + 10
+        assert all(tokens[place] == filler for place in range(41) if place not in used)
+
+
+def test_queries_come_soon_where_the_power_is_small():
+    def place(power):
+        config = dataclasses.replace(SMALL, pairs=1, length=100, gap_power=power)
+        counted = config.build().train.__getitems__(range(300))["counted"]
+        return counted.float().argmax(1).double().mean().item()
+
+    assert place(0.01) < 40 < place(1.0)  # of 3 .. 99; uniform: 51
+
+
 def test_samples_follow_from_seed_and_number():
     train, validate = SMALL.build().train, SMALL.build().validate
     both = torch.cat([x.__getitems__(range(len(x)))["tokens"] for x in (train, validate)])
@@ -82,6 +112,8 @@ def test_looking_up_is_right_and_guessing_is_not():
         ({"pairs": 0}, "pairs must lie in 1 .. keys=64, got 0"),
         ({"pairs": 65}, "pairs must lie in 1 .. keys=64, got 65"),
         ({"values": 0}, "values must be at least 1, got 0"),
+        ({"length": 63}, "length must be at least 64, for 16 pairs twice, got 63"),
+        ({"gap_power": 0.0}, "gap_power must be above 0 and at most 1, got 0"),
         ({"validate_samples": 0}, "validate_samples must be at least 1, got 0"),
     ],
 )

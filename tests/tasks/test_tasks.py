@@ -5,14 +5,24 @@ import torch
 
 from lintra import tasks, train
 from lintra.attention import linear
-from lintra.tasks import copy, digits, images, recall, text
+from lintra.tasks import copy, digits, images, recall, selective_copying, state_tracking, text
 
-BUNDLED = [copy.Config(train_samples=10), digits.Config(), recall.Config(train_samples=10)]
+BUNDLED = [
+    copy.Config(train_samples=10),
+    digits.Config(),
+    recall.Config(train_samples=10),
+    recall.Config(train_samples=10, length=80),
+    selective_copying.Config(train_samples=10),
+    state_tracking.Config(train_samples=10),
+    state_tracking.Config(train_samples=10, points=5, length=20),
+]
 
 
 def test_the_folder_is_the_registry():
-    names = "copy digits image_folder images recall series speech text text_classification"
-    assert tasks.names() == names.split()
+    assert tasks.names() == [
+        *("copy", "digits", "image_folder", "images", "recall", "selective_copying", "series"),
+        *("speech", "state_tracking", "text", "text_classification"),
+    ]
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name
     assert tasks.load("text-classification") is tasks.load("text_classification")
