@@ -10,8 +10,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Literal
@@ -148,6 +148,42 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
                 report, failure = each.result()
                 print(f"{done} of {len(todo)}: {report}", flush=True)
                 failed += [report] if failure else []
+        except (KeyboardInterrupt, BrokenProcessPool):
+            pool.shutdown(cancel_futures=True)
+            sys.exit("a training was stopped or killed: the same command resumes")
+    _end_with(failed)
+
+
+def train_ready(ready: Callable[[], Iterable[Trial]], *, workers: int | None, minutes: float) -> None:
+    """Trains what is ready, a core to each, and looks again whenever one is done, for others may be ready
+    then; begins no further one after so many minutes.
+
+    ready: the trials that can begin, the most urgent first; those in training may be among them. Ends the
+    program with exit code 1 and the reasons if any failed, after all the others.
+    """
+    workers = workers or os.cpu_count() or 1
+    end = time.time() + 60 * minutes
+    began: set[str] = set()
+    failed = []
+    running: set[Future[tuple[str, bool]]] = set()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
+        try:
+            while True:
+                if len(running) < workers and time.time() < end:
+                    for trial in ready():
+                        if trial.name not in began:
+                            began.add(trial.name)
+                            running.add(pool.submit(_train_one, trial, end))
+                            if len(running) == workers:
+                                break
+                if not running:
+                    break
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for each in done:
+                    report, failure = each.result()
+                    print(report, flush=True)
+                    failed += [report] if failure else []
         except (KeyboardInterrupt, BrokenProcessPool):
             pool.shutdown(cancel_futures=True)
             sys.exit("a training was stopped or killed: the same command resumes")

@@ -1,0 +1,104 @@
+"""Run the comparison: train what is not trained yet, and draw its tables and pictures.
+
+    python -m experiments.compare --data DIR             the small preset
+    python -m experiments.compare --problem parity       one problem of it
+    python -m experiments.compare --list                 what is done and what is not
+    python -m experiments.compare --tables               write and draw what the outcomes say
+
+Killed at any moment, the same command resumes.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments.compare import contestants, problems, tables
+from experiments.compare.search import Attempt, Contest
+from experiments.trials import train_ready
+from lintra.allocator import keep_freed_memory
+
+
+class Queue:
+    """The trainings that can begin, contest by contest; a contest that is done is not looked at again."""
+
+    def __init__(self, contests: Sequence[Contest]):
+        self.contests = list(contests)
+
+    def __call__(self) -> Iterator[Attempt]:
+        done = []
+        for contest in self.contests:
+            if ready := contest.ready():
+                yield from ready
+            else:
+                done.append(contest)
+        self.contests = [contest for contest in self.contests if contest not in done]
+
+
+def contests_of(options: argparse.Namespace) -> list[Contest]:
+    """All that was asked for, problem by problem; ends the program for other data than the problems need."""
+    names = options.problem or problems.PRESETS[options.preset]
+    chosen = [problems.BY_NAME[name] for name in names]
+    if not options.list:
+        problems.check_files(chosen, options.data)
+    who = [contestants.BY_NAME[name] for name in options.attention or contestants.BY_NAME]
+    data = None if options.list else options.data
+    return [
+        Contest(problem, contestant, options.preset, data)
+        for problem in chosen
+        for contestant in who
+        if contestant.takes(problem)
+    ]
+
+
+def say(contests: Sequence[Contest], *, each: bool) -> None:
+    """Print how many contests are done, and which are not if `each`."""
+    missing = [contest for contest in contests if contest.ready()]
+    for contest in contests if each else ():
+        state = "to do" if contest in missing else "done "
+        print(f"{state} {contest.problem.name}, {contest.contestant.name}")
+    print(f"{len(contests) - len(missing)} of {len(contests)} searches are done; the same command resumes")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.compare", description="Every mechanism at its own learning rate."
+    )
+    parser.add_argument(
+        "--preset", choices=tuple(problems.PRESETS), default="small", help="steps, and problems"
+    )
+    parser.add_argument(
+        "--problem", nargs="+", choices=tuple(problems.BY_NAME), metavar="P", help="these only"
+    )
+    parser.add_argument(
+        "--attention",
+        nargs="+",
+        choices=tuple(contestants.BY_NAME),
+        metavar="A",
+        help="these contestants only",
+    )
+    parser.add_argument("--data", type=Path, help="folder with the texts that README.md names")
+    parser.add_argument("--minutes", type=float, default=240.0, help="begin no training after so many")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
+    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    parser.add_argument("--tables", action="store_true", help="write and draw what the outcomes say")
+    options = parser.parse_args(arguments)
+    if not 0 < options.minutes < 1e6:
+        parser.error(f"--minutes must be above 0 and below 1,000,000, got {options.minutes:g}")
+    if options.workers < 1:
+        parser.error(f"--workers must be at least 1, got {options.workers}")
+    if options.tables:
+        print(tables.write())
+        return
+    contests = contests_of(options)
+    if options.list:
+        say(contests, each=True)
+        return
+    keep_freed_memory()
+    train_ready(Queue(contests), workers=options.workers, minutes=options.minutes)
+    say(contests, each=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

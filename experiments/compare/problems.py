@@ -1,0 +1,208 @@
+"""The problems of the comparison: tasks, networks and steps, and the files that some of them read."""
+
+import dataclasses
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from lintra import checkpoint
+from lintra.models import encoder
+from lintra.tasks import recall, selective_copying, state_tracking, text, text_classification
+from lintra.tasks.base import Samples
+
+HERE = Path(__file__).parent
+TESTED = 2**20  # the seed of synthetic test data: nothing was trained on it or chosen by it
+Preset = Literal["small", "whole"]
+
+# The files of --data and their SHA-256.
+FILES = {
+    "tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    "imdb_train.tsv.xz": "905621371fc80e96c8d59991deaa98db3f2b6c5fe34acd880e4e4a93aa005844",
+    "imdb_test.tsv.xz": "46508b84fb23e4cca867bee1d3c7aaa7450b95d0399144f93575cd0c77189a1b",
+}
+
+
+class Judge(Protocol):
+    """What scores a trained model: a task, or as much of one as scoring needs."""
+
+    def per_sample(self, model: Any, batch: Any) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """Samples to test on, scored as a task scores its own."""
+
+    task: Any
+    test: Samples
+
+    def per_sample(self, model: Any, batch: Any) -> Any:
+        return self.task.per_sample(model, batch)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One problem: what is learned, by which network, in how many steps, and how it is judged."""
+
+    name: str
+    title: str
+    steps: dict[Preset, int]  # of a training at the full budget
+    score: str = "accuracy"
+    lower_is_better: bool = False
+    causal: bool = True
+    files: Sequence[str] = ()  # of FILES
+    batch: int = 32
+    network: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of the model's Config
+    settings: Any = None  # the task's Config; a problem of files makes its own
+
+    def task(self, data: Path | None) -> Any:
+        """Return the task's Config; data: the folder of the files, None where only its settings matter."""
+        return self.settings
+
+    def judge(self, data: Path | None) -> Judge:
+        """Return the test set, which nothing was chosen by."""
+        task = dataclasses.replace(self.settings, data_seed=TESTED).build()
+        return Judged(task, task.validate)
+
+    def model(self, attention: Any, network: dict[str, Any]) -> Any:
+        """Return the network's Config around a mechanism, with these fields besides the problem's own."""
+        return dataclasses.replace(self.task(None).build().model(attention), **{**self.network, **network})
+
+    @property
+    def width(self) -> int:
+        return self.network["width"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shakespeare(Problem):
+    """Bytes of Tiny Shakespeare: nine tenths to learn from and to validate on, the last tenth to test on."""
+
+    length: int = 256
+
+    def task(self, data: Path | None) -> Any:
+        place = None if data is None else str(self._first_part(data))
+        return text.Config(data=place, length=self.length)
+
+    def judge(self, data: Path | None) -> Judge:
+        assert data is not None
+        whole = (data / self.files[0]).read_bytes()
+        last = np.frombuffer(whole, np.uint8)[_nine_tenths(whole) :]
+        return Judged(self.task(data).build(), text.Consecutive(last, self.length))
+
+    def _first_part(self, data: Path) -> Path:
+        """The nine tenths in a file of their own, for the task holds out the end of a file."""
+        whole = (data / self.files[0]).read_bytes()
+        part = whole[: _nine_tenths(whole)]
+        place = HERE / "runs" / "tinyshakespeare-first-part.txt"
+        if not place.exists() or place.read_bytes() != part:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            checkpoint.write_atomically(place, lambda temporary: temporary.write_bytes(part))
+        return place
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reviews(Problem):
+    """Bytes of IMDB reviews, positive or negative: a tenth of the training file validates."""
+
+    length: int = 512
+
+    def task(self, data: Path | None) -> Any:
+        train, test = (None if data is None else str(data / name) for name in self.files)
+        return text_classification.Config(data=train, test=test, length=self.length, classes=("0", "1"))
+
+    def judge(self, data: Path | None) -> Judge:
+        task = self.task(data).build()
+        return Judged(task, task.test)
+
+    def model(self, attention: Any, network: dict[str, Any]) -> Any:
+        """As the task's own, which reads its data to count the classes."""
+        fields = {"vocabulary": 256, "outputs": 2, "mlp_ratio": 2, "position": "sinusoidal", "pool": "mean"}
+        return encoder.Config(attention=attention, **{**fields, **self.network, **network})
+
+
+def mqar(length: int, pairs: int, width: int) -> Problem:
+    """Multi-query associative recall, Arora et al. 2023, with 128 keys and 128 values."""
+    return Problem(
+        name=f"mqar-{length}-{pairs}-{width}",
+        title=f"recall of {pairs} pairs in {length} tokens, width {width}",
+        steps={"small": 1_000, "whole": 8_000},
+        settings=recall.Config(pairs=pairs, keys=128, values=128, length=length),
+        network={"layers": 2, "width": width, "heads": width // 32, "position": "none"},
+    )
+
+
+_SMALL = {"layers": 2, "width": 64, "heads": 2, "position": "none"}
+PROBLEMS: tuple[Problem, ...] = (
+    Problem(
+        name="parity",
+        title="parity of 64 bits",
+        steps={"small": 400, "whole": 4_000},
+        settings=state_tracking.Config(points=2, length=64),
+        network=_SMALL,
+    ),
+    mqar(64, 16, 64),
+    Problem(
+        name="copying",
+        title="selective copying of 16 symbols among 128",
+        steps={"small": 800, "whole": 8_000},
+        settings=selective_copying.Config(copied=16, length=128),
+        network=_SMALL,
+    ),
+    Problem(
+        name="s5",
+        title="swaps of S5, 32 of them",
+        steps={"small": 800, "whole": 8_000},
+        settings=state_tracking.Config(points=5, swaps=True, length=32),
+        network=_SMALL,
+    ),
+    mqar(64, 16, 128),
+    mqar(64, 16, 256),
+    Shakespeare(
+        name="shakespeare",
+        title="Tiny Shakespeare, byte by byte",
+        steps={"small": 400, "whole": 4_000},
+        score="bits_per_byte",
+        lower_is_better=True,
+        files=("tinyshakespeare.txt",),
+        batch=16,
+        network={"layers": 2, "width": 128, "heads": 4, "position": "sinusoidal", "dropout": 0.0},
+    ),
+    Reviews(
+        name="imdb",
+        title="IMDB reviews, byte by byte",
+        steps={"small": 400, "whole": 4_000},
+        causal=False,
+        files=("imdb_train.tsv.xz", "imdb_test.tsv.xz"),
+        batch=16,
+        network={"layers": 1, "width": 64, "heads": 2, "dropout": 0.0},
+    ),
+    *(
+        mqar(length, pairs, width)
+        for length, pairs in ((64, 4), (128, 8), (128, 32), (256, 16), (256, 64), (512, 64))
+        for width in (64, 128, 256)
+    ),
+)
+BY_NAME = {problem.name: problem for problem in PROBLEMS}
+SMALL = tuple(problem.name for problem in PROBLEMS[:8])  # the order is that of what they tell for their hours
+PRESETS: dict[Preset, tuple[str, ...]] = {"small": SMALL, "whole": tuple(BY_NAME)}
+
+
+def check_files(problems: Sequence[Problem], data: Path | None) -> None:
+    """End the program unless the files that the problems read are in `data` and are those that are meant."""
+    for problem in problems:
+        for name in problem.files:
+            if data is None:
+                sys.exit(f"{problem.name} reads {name}: give its folder with --data")
+            place = data / name
+            if not place.is_file():
+                sys.exit(f"{place} is missing: README.md says where {name} is from")
+            found = hashlib.sha256(place.read_bytes()).hexdigest()
+            if found != FILES[name]:
+                sys.exit(f"{place} is other data: its SHA-256 is {found} and should be {FILES[name]}")
+
+
+def _nine_tenths(whole: bytes) -> int:
+    return 9 * len(whole) // 10

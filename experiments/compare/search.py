@@ -1,0 +1,187 @@
+"""Successive halving over learning rates, each training a file: what is there is never trained again.
+
+Jamieson and Talwalkar 2016, arXiv:1502.07943, figure 1. All rates are trained with a part of the steps, the
+better half with twice as many, until one is left; that one is trained with all steps and other seeds than the
+search had. A rung is trained from its beginning with a schedule of its own length: a rate is judged by what
+it reaches when a schedule ends, not half way down one.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.compare.contestants import Contestant
+from experiments.compare.problems import HERE, Preset, Problem
+from experiments.trials import BATCH, Trial
+from lintra import attention, checkpoint, evaluate, train
+from lintra.bench import reports
+from lintra.train.curve import MINUTES
+from lintra.train.learner import Diverged
+
+OUTCOMES = HERE / "outcomes"
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+SEARCHED = 0  # the seed of the search
+SEEDS = (1, 2, 3)  # of the trainings that are tested
+VALIDATED, TESTED = 1_000, 2_000  # samples, or all if there are fewer
+COMMAND = "python -m experiments.compare"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt(Trial):
+    """One contestant on one problem at one rate, number of steps and seed, and what came of it."""
+
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it is, in words
+    problem: Problem | None = None
+    data: Path | None = None
+    final: bool = False  # whether the test set is looked at
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """What came of it; None before. Ends the program for a file of other settings."""
+        return self.concluded()
+
+    def scored(self) -> float | None:
+        """The validation score; NaN of one that diverged, None before it is trained."""
+        found = self.concluded()
+        if found is None:
+            return None
+        return math.nan if found["diverged"] else found["validation"]
+
+    def train(self) -> None:
+        """Train to the end or to where it diverges, and write the outcome. Raises checkpoint.Error."""
+        began = time.monotonic()
+        found: dict[str, Any] = {"diverged": False, "validation": None, "test": None}
+        try:
+            run = self._begun() or train.Run.create(
+                self.folder, task=self.task, model=self.model, train=self.training
+            )
+            train.fit(run)
+            found["validation"] = self._scored_on(self.task.build(), "validate", VALIDATED)
+            if self.final:
+                assert self.problem is not None
+                found["test"] = self._scored_on(self.problem.judge(self.data), "test", TESTED)
+        except Diverged as error:
+            found |= {"diverged": True, "why": str(error)}
+        # A resumed training has minutes of before; its log has no seconds of scoring.
+        logged = 60 * max(train.curves(self.folder).get(MINUTES, {}).values(), default=0.0)
+        assert self.kept is not None
+        self.kept.parent.mkdir(parents=True, exist_ok=True)
+        network = self.model.build()
+        reports.save(
+            self.kept,
+            command=COMMAND,
+            settings=self.settings(),
+            **self.facts,
+            **found,
+            seconds=max(logged, time.monotonic() - began),
+            parameters=sum(x.numel() for x in network.parameters()),
+            state_bytes=state_bytes(network, self.task.build().length),
+        )
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _scored_on(self, judge: Any, split: Any, most: int) -> float | None:
+        """The score on the first samples of a split. Raises Diverged where it is no number."""
+        places = range(min(most, len(getattr(judge, split))))
+        model = checkpoint.load(self.folder)
+        score = evaluate.scores(model, judge, places, batch=BATCH, split=split)[self.score].mean
+        if not math.isfinite(score):
+            raise Diverged(f"the score on {split} samples is not finite")
+        return score
+
+
+@torch.no_grad()
+def state_bytes(network: Any, length: int) -> int | None:
+    """The bytes that so many tokens leave behind in a decoder; None of what has no such state."""
+    if not hasattr(network, "extend"):
+        return None
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    _, state = network.eval().extend(tokens)
+    kept = attention.leaves([layer.attention for layer in state.layers])
+    return sum(x.numel() * x.element_size() for x in kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """One contestant on one problem: a search for its rate, and the trainings that are tested."""
+
+    problem: Problem
+    contestant: Contestant
+    preset: Preset = "small"
+    data: Path | None = None
+    outcomes: Path = OUTCOMES
+    runs: Path = HERE / "runs"
+
+    @property
+    def steps(self) -> int:
+        return self.problem.steps[self.preset]
+
+    def attempt(self, rate: float, steps: int, seed: int) -> Attempt:
+        problem = self.problem
+        name = f"{problem.name}.{self.contestant.name}.{rate:g}.{steps}.{seed}"
+        return Attempt(
+            name=name,
+            folder=self.runs / name,
+            task=problem.task(self.data),
+            model=self.contestant.model(problem),
+            training=train.Config(
+                steps=steps,
+                batch=problem.batch,
+                lr=rate,
+                schedule="cosine",
+                warmup=max(1, steps // 20),
+                optimizer="adamw",
+                weight_decay=0.1,
+                precision="32",
+                save_every=100,
+                validate_every=10**6,
+                seed=seed,
+            ),
+            score=problem.score,
+            kept=self.outcomes / f"{name}.json",
+            facts={
+                "problem": problem.name,
+                "contestant": self.contestant.name,
+                "preset": self.preset,
+                "rate": rate,
+                "steps": steps,
+                "seed": seed,
+                "final": seed != SEARCHED,
+            },
+            problem=problem,
+            data=self.data,
+            final=seed != SEARCHED,
+        )
+
+    def ready(self) -> list[Attempt]:
+        """The trainings that can begin now: the rest of a rung, then the seeds of the best."""
+        rates: Sequence[float] = RATES
+        rungs = math.ceil(math.log2(len(RATES)))
+        for rung in range(rungs, 0, -1):
+            attempts = {rate: self.attempt(rate, self.steps // 2**rung, SEARCHED) for rate in rates}
+            scores = {rate: one.scored() for rate, one in attempts.items()}
+            if missing := [one for rate, one in attempts.items() if scores[rate] is None]:
+                return missing
+            rates = better_half(scores, lower_is_better=self.problem.lower_is_better)
+            if len(rates) <= 1:
+                break
+        finals = [self.attempt(rate, self.steps, seed) for rate in rates for seed in SEEDS]
+        return [one for one in finals if one.scored() is None]
+
+
+def better_half(scores: dict[float, float | None], *, lower_is_better: bool) -> list[float]:
+    """The rates with the better scores, half of all rounded up, the best first; none that diverged (NaN)."""
+    sign = 1 if lower_is_better else -1
+    known = {rate: sign * x for rate, x in scores.items() if x is not None and not math.isnan(x)}
+    return sorted(known, key=lambda rate: (known[rate], rate))[: math.ceil(len(scores) / 2)]
+
+
+def read_outcomes(folder: Path = OUTCOMES) -> list[dict[str, Any]]:
+    """All that came of trainings, in the order of their files' names."""
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]

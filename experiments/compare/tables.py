@@ -1,0 +1,199 @@
+"""Tables and pictures of the comparison, of outcomes alone."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.compare import contestants, problems
+from experiments.compare.search import COMMAND, OUTCOMES, RATES, SEEDS, read_outcomes
+from lintra import pictures
+from lintra.bench import reports
+
+HERE = Path(__file__).parent
+STUDENT = 4.303  # 97.5 % quantile of Student's t with len(SEEDS) - 1 = 2 degrees of freedom
+Outcomes = Sequence[dict[str, Any]]
+
+
+def by_contest(outcomes: Outcomes) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The outcomes of each (problem, contestant), in the order of problems and contestants."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for problem in problems.BY_NAME:
+        for contestant in contestants.BY_NAME:
+            mine = [x for x in outcomes if (x["problem"], x["contestant"]) == (problem, contestant)]
+            if mine:
+                found[problem, contestant] = mine
+    return found
+
+
+def finals(outcomes: Outcomes) -> list[dict[str, Any]]:
+    """The tested trainings of the most steps, if all seeds are there and none diverged; else none."""
+    most = max((x["steps"] for x in outcomes if x["final"]), default=0)
+    found = [x for x in outcomes if x["final"] and x["steps"] == most and not x["diverged"]]
+    return found if {x["seed"] for x in found} == set(SEEDS) else []
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean and half of its 95 % confidence interval, Student's t over the seeds."""
+    return statistics.mean(values), STUDENT * statistics.stdev(values) / len(values) ** 0.5
+
+
+def told(values: Sequence[float], problem: problems.Problem) -> str:
+    """A mean and its interval as a table shows it: percent of an accuracy."""
+    mean, half = interval(values)
+    if problem.score == "accuracy":
+        return f"{100 * mean:.1f} ± {100 * half:.1f}"
+    return f"{mean:.3f} ± {half:.3f}"
+
+
+def problem_table(outcomes: Outcomes, name: str) -> str:
+    """A row for each contestant whose search is done, the best first."""
+    problem = problems.BY_NAME[name]
+    unit = "%" if problem.score == "accuracy" else "bits/byte"
+    heads = [
+        "contestant",
+        f"test, {unit}",
+        "rate",
+        "steps",
+        "state, bytes",
+        "parameters",
+        "minutes a training",
+    ]
+    rows: list[tuple[float, list[str]]] = []
+    for (where, who), mine in by_contest(outcomes).items():
+        if where != name or not (tested := finals(mine)):
+            continue
+        scores = [x["test"] for x in tested]
+        first = tested[0]
+        state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
+        minutes = statistics.mean(x["seconds"] for x in tested) / 60
+        cells = [who, told(scores, problem), f"{first['rate']:g}", f"{first['steps']:,}", state]
+        rows.append((statistics.mean(scores), [*cells, f"{first['parameters']:,}", f"{minutes:.2f}"]))
+    rows.sort(key=lambda row: row[0], reverse=not problem.lower_is_better)
+    return _table(heads, [cells for _, cells in rows]) if rows else ""
+
+
+def points_table(outcomes: Outcomes, name: str) -> str:
+    """All validation scores of the search of a problem: a row for each contestant and number of steps."""
+    problem = problems.BY_NAME[name]
+    scale = 100 if problem.score == "accuracy" else 1
+    rows = []
+    for (where, who), mine in by_contest(outcomes).items():
+        if where != name:
+            continue
+        searched = [x for x in mine if not x["final"]]
+        for steps in sorted({x["steps"] for x in searched}):
+            at = {x["rate"]: x for x in searched if x["steps"] == steps}
+            rows.append([who, f"{steps:,}", *(_point(at.get(rate), scale) for rate in RATES)])
+    heads = ["contestant", "steps", *(f"rate {rate:g}" for rate in RATES)]
+    return _table(heads, rows) if rows else ""
+
+
+def _point(outcome: dict[str, Any] | None, scale: float) -> str:
+    if outcome is None:
+        return ""
+    return "diverged" if outcome["diverged"] else f"{scale * outcome['validation']:.{1 if scale > 1 else 3}f}"
+
+
+def maps_table(outcomes: Outcomes) -> str:
+    """The study of feature maps: a row for each map, a column for each problem where all are done."""
+    done = {key: finals(mine) for key, mine in by_contest(outcomes).items()}
+    columns = [x for x in problems.BY_NAME if all(done.get((x, who)) for who in contestants.MAPS)]
+    if not columns:
+        return ""
+    rows = [
+        [who, *(told([x["test"] for x in done[name, who]], problems.BY_NAME[name]) for name in columns)]
+        for who in contestants.MAPS
+    ]
+    return _table(["feature map", *columns], rows)
+
+
+def core_hours(outcomes: Outcomes) -> float:
+    """The hours of all trainings there are, each on one core."""
+    return sum(x["seconds"] for x in outcomes) / 3600
+
+
+def sections(outcomes: Outcomes) -> str:
+    """All tables as README.md has them, and what they took; nothing of problems without an outcome."""
+    parts = []
+    for name, problem in problems.BY_NAME.items():
+        if table := problem_table(outcomes, name):
+            parts += [f"### {problem.title}", table]
+        if points := points_table(outcomes, name):
+            parts += [f"Validation scores of the search, {name}:", points]
+    if maps := maps_table(outcomes):
+        parts += ["### Feature maps at equal state size", maps]
+    diverged = sum(x["diverged"] for x in outcomes)
+    parts.append(
+        f"In all: {len(outcomes):,} trainings, of which {diverged} diverged, in "
+        f"{core_hours(outcomes):.2f} core hours."
+    )
+    return "\n\n".join(parts)
+
+
+def draw(outcomes: Outcomes, folder: Path = HERE) -> None:
+    """The recall-memory frontier, where there is more than one width, and the rates that were searched."""
+    for length, pairs in dict.fromkeys(_mqar(name) for name in problems.BY_NAME if name.startswith("mqar")):
+        lines: dict[str, dict[int, float]] = {}
+        for (name, who), mine in by_contest(outcomes).items():
+            if name.startswith(f"mqar-{length}-{pairs}-") and (tested := finals(mine)):
+                score = 100 * statistics.mean(x["test"] for x in tested)
+                if tested[0]["state_bytes"] is not None:
+                    lines.setdefault(who, {})[tested[0]["state_bytes"]] = score
+        if any(len(line) > 1 for line in lines.values()):
+            _percentages(
+                folder / f"frontier-{length}-{pairs}.png",
+                {who: dict(sorted(line.items())) for who, line in lines.items()},
+                x="state (bytes)",
+                y="recalled (%)",
+                title=f"{pairs} pairs in {length} tokens: recall against memory",
+            )
+    for name, problem in problems.BY_NAME.items():
+        lines = {}
+        for (where, who), mine in by_contest(outcomes).items():
+            searched = [x for x in mine if where == name and not x["final"] and not x["diverged"]]
+            least = min((x["steps"] for x in searched), default=0)
+            for x in sorted(searched, key=lambda x: x["rate"]):
+                if x["steps"] == least:
+                    lines.setdefault(who, {})[x["rate"]] = 100 * x["validation"]
+        if lines and problem.score == "accuracy":
+            _percentages(
+                folder / f"rates-{name}.png",
+                lines,
+                x="learning rate",
+                y="validation accuracy (%)",
+                title=f"{problem.title}: the first rung of the search",
+            )
+
+
+def _percentages(path: Path, lines: dict[str, dict[Any, float]], **words: str) -> None:
+    """Lines in panels by family, softmax in every panel where not all find room in one."""
+    before = {name: lines.pop(name) for name in ("softmax",) if name in lines}
+    pictures.percentages(path, before, others=pictures.families(lines), **words)
+
+
+def _mqar(name: str) -> tuple[int, int]:
+    length, pairs = name.split("-")[1:3]
+    return int(length), int(pairs)
+
+
+def write(folder: Path = HERE, outcomes: Path = OUTCOMES) -> str:
+    """Write points.json, all points of all searches, draw the pictures -> the tables for README.md."""
+    found = read_outcomes(outcomes)
+    reports.save(folder / "points.json", command=f"{COMMAND} --tables", points=points(found))
+    draw(found, folder)
+    return sections(found)
+
+
+def points(outcomes: Outcomes) -> list[dict[str, Any]]:
+    """All trainings, as far as tables show them."""
+    names = (
+        *("problem", "contestant", "rate", "steps", "seed", "final", "diverged", "validation", "test"),
+        *("seconds", "parameters", "state_bytes"),
+    )
+    return [{name: x[name] for name in names} for x in outcomes]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

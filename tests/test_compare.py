@@ -1,0 +1,228 @@
+"""experiments/compare: halving resumes, what diverges loses, other data is refused, tables are right."""
+
+import dataclasses
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.compare import __main__ as command
+from experiments.compare import contestants, problems, search, tables
+from experiments.compare.search import Contest, better_half
+from experiments.trials import train_ready
+from lintra.bench.reports import checksum
+from lintra.tasks import state_tracking
+
+TINY = dataclasses.replace(
+    problems.BY_NAME["parity"],
+    steps={"small": 8, "whole": 8},
+    settings=state_tracking.Config(length=6, validate_samples=20),
+    batch=2,
+    network={"layers": 1, "width": 32, "heads": 1, "position": "none"},
+)
+
+
+@pytest.fixture
+def contest(tmp_path, one_thread, monkeypatch):
+    monkeypatch.setattr(search, "VALIDATED", 10)
+    monkeypatch.setattr(search, "TESTED", 10)
+    linear = contestants.BY_NAME["linear"]
+    return Contest(TINY, linear, outcomes=tmp_path / "outcomes", runs=tmp_path / "runs")
+
+
+def write(attempt, validation, **more):
+    """An outcome as if it were trained."""
+    attempt.kept.parent.mkdir(exist_ok=True)
+    found = {"diverged": validation is None, "validation": validation, "test": None, "seconds": 36.0}
+    content = {"settings": attempt.settings(), **attempt.facts, **found, "parameters": 7, "state_bytes": 64}
+    attempt.kept.write_text(json.dumps(content | more))
+
+
+def test_the_better_half_of_rates():
+    scores = {1.0: 0.5, 2.0: 0.9, 3.0: math.nan, 4.0: 0.7}
+    assert better_half(scores, lower_is_better=False) == [2.0, 4.0]
+    assert better_half(scores, lower_is_better=True) == [1.0, 4.0]
+    assert better_half({1.0: 0.5, 2.0: math.nan}, lower_is_better=False) == [1.0]
+    assert better_half({1.0: math.nan, 2.0: math.nan}, lower_is_better=False) == []
+    assert better_half({2.0: 0.5, 1.0: 0.5}, lower_is_better=False) == [1.0]
+
+
+def test_halving_asks_for_what_is_missing_and_nothing_else(contest):
+    """From 4 rates to 2 to 1, then three seeds that were not searched with; at any moment what files say."""
+    first = contest.ready()
+    assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 2) for rate in search.RATES]
+    assert not any(one.final for one in first)
+    for one, score in zip(first[:3], (0.2, 0.8, 0.6), strict=True):
+        write(one, score)
+    assert [one.name for one in contest.ready()] == [first[3].name]
+    write(first[3], None)
+    second = contest.ready()
+    assert [(one.training.lr, one.training.steps) for one in second] == [(1e-3, 4), (3e-3, 4)]
+    write(second[0], 0.5)
+    write(second[1], 0.9)
+    last = contest.ready()
+    assert [(one.training.lr, one.training.steps) for one in last] == 3 * [(3e-3, 8)]
+    assert [one.training.seed for one in last] == list(search.SEEDS)
+    assert all(one.final for one in last)
+    for one in last:
+        write(one, 0.9, test=0.8)
+    assert contest.ready() == []
+
+
+def test_a_contest_whose_trainings_all_diverge_ends(contest):
+    for one in contest.ready():
+        write(one, None)
+    assert contest.ready() == []
+
+
+def test_an_outcome_of_other_settings_is_refused(contest):
+    (one, *_) = contest.ready()
+    write(one, 0.5)
+    other = dataclasses.replace(one, training=dataclasses.replace(one.training, warmup=7))
+    with pytest.raises(SystemExit, match="is of other settings than"):
+        other.scored()
+
+
+def test_a_training_is_scored_and_written_once(contest):
+    (one, *_) = contest.ready()
+    tested = contest.attempt(1e-3, 2, search.SEEDS[0])
+    for each in (one, tested):
+        each.train()
+        assert not each.folder.exists()
+    report = json.loads(one.kept.read_text())
+    assert report["checksum"] == checksum(report)
+    assert {"commit", "machine", "versions", "command", "settings"} <= set(report)
+    assert (report["test"], report["diverged"]) == (None, False)
+    assert 0 <= report["validation"] <= 1
+    assert report["state_bytes"] == 4 * (32 * 32 + 32)  # one head: kv and z, float32
+    assert 0 <= json.loads(tested.kept.read_text())["test"] <= 1
+    assert [each.name for each in contest.ready()] == [each.name for each in contest.ready()[:3]]
+
+
+def test_a_killed_training_is_gone_on_with(contest):
+    """What was begun has a folder, which the next start takes up."""
+    (one, *_) = contest.ready()
+    run = search.train.Run.create(one.folder, task=one.task, model=one.model, train=one.training)
+    assert run.folder.exists()
+    one.train()
+    assert one.scored() is not None
+
+
+def test_a_training_that_diverges_is_written_as_such(contest):
+    (*_, one) = contest.ready()
+    wild = dataclasses.replace(
+        one, training=dataclasses.replace(one.training, lr=1e29, clip=None, warmup=0, steps=20)
+    )
+    wild.train()
+    report = json.loads(wild.kept.read_text())
+    assert (report["diverged"], report["validation"]) == (True, None)
+    assert "finite" in report["why"]
+    assert math.isnan(wild.scored())
+
+
+@pytest.mark.slow
+def test_a_search_from_beginning_to_end_trains_nothing_twice(contest, capsys):
+    queue = command.Queue([contest])
+    train_ready(queue, workers=2, minutes=5)
+    assert len(list(contest.outcomes.iterdir())) == 4 + 2 + 3
+    files = {file: file.stat().st_mtime_ns for file in contest.outcomes.iterdir()}
+    train_ready(command.Queue([contest]), workers=2, minutes=5)
+    assert files == {file: file.stat().st_mtime_ns for file in contest.outcomes.iterdir()}
+    command.say([contest], each=False)
+    assert capsys.readouterr().out.endswith("1 of 1 searches are done; the same command resumes\n")
+
+
+def test_nothing_is_begun_when_the_time_is_up(contest):
+    train_ready(command.Queue([contest]), workers=1, minutes=0)
+    assert not contest.outcomes.exists()
+
+
+def test_other_data_is_refused_by_its_hash(tmp_path):
+    shakespeare = [problems.BY_NAME["shakespeare"]]
+    with pytest.raises(SystemExit, match=r"shakespeare reads tinyshakespeare\.txt: give its folder"):
+        problems.check_files(shakespeare, None)
+    with pytest.raises(SystemExit, match=r"tinyshakespeare\.txt is missing: README\.md says"):
+        problems.check_files(shakespeare, tmp_path)
+    (tmp_path / "tinyshakespeare.txt").write_bytes(b"other")
+    found, asked = hashlib.sha256(b"other").hexdigest(), problems.FILES["tinyshakespeare.txt"]
+    with pytest.raises(SystemExit, match=f"is other data: its SHA-256 is {found} and should be {asked}"):
+        problems.check_files(shakespeare, tmp_path)
+    problems.check_files([problems.BY_NAME["parity"]], None)
+
+
+def test_the_text_that_is_tested_on_is_no_part_of_what_is_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(problems, "HERE", tmp_path)
+    whole = torch.randint(256, (40_000,), dtype=torch.uint8).numpy().tobytes()
+    (tmp_path / "tinyshakespeare.txt").write_bytes(whole)
+    shakespeare = problems.BY_NAME["shakespeare"]
+    trained = Path(shakespeare.task(tmp_path).data).read_bytes()
+    tested = shakespeare.judge(tmp_path).test.__getitems__(range(15))["tokens"].byte().numpy().tobytes()
+    assert trained + tested == whole[: 36_000 + 15 * 256]
+
+
+@pytest.mark.parametrize("name", ["parity", "mqar-64-16-64", "imdb"])
+def test_every_contestant_fits_the_problem(name):
+    problem = problems.BY_NAME[name]
+    for contestant in contestants.CONTESTANTS:
+        if contestant.takes(problem):
+            assert contestant.model(problem).width == problem.width
+
+
+@pytest.mark.parametrize("width", [64, 128, 256])
+def test_states_of_feature_maps_are_about_equal(width):
+    """The state of the second-order expansion is within a tenth, for a head is a whole one."""
+    problem = problems.BY_NAME[f"mqar-64-16-{width}"]
+    sizes = []
+    for name in contestants.MAPS:
+        config = dataclasses.replace(contestants.BY_NAME[name].model(problem), layers=1)
+        state = config.build().start(1).layers[0].attention
+        sizes.append(max(x.numel() for x in search.attention.leaves([state])))
+    assert sizes[0] == 32 * width
+    assert all(abs(size - sizes[0]) <= 0.1 * sizes[0] for size in sizes)
+
+
+def outcomes(contest, tests=(0.7, 0.8, 0.9)):
+    while ready := contest.ready():
+        for one, test in zip(ready, (*tests, None), strict=False):
+            write(one, one.training.lr * 10, test=test if one.final else None)
+    return search.read_outcomes(contest.outcomes)
+
+
+def test_tables_are_of_outcomes(contest):
+    found = outcomes(contest)
+    table = tables.problem_table(found, "parity")
+    # Mean 0.8, deviation 0.1: 4.303 x 0.1 / sqrt 3.
+    assert table.splitlines()[2] == "| linear | 80.0 ± 24.8 | 0.01 | 8 | 64 | 7 | 0.60 |"
+    assert tables.points_table(found, "parity").splitlines()[2:] == [
+        "| linear | 2 | 0.3 | 1.0 | 3.0 | 10.0 |",
+        "| linear | 4 |  |  | 3.0 | 10.0 |",
+    ]
+    assert "9 trainings, of which 0 diverged, in 0.09 core hours" in tables.sections(found)
+    assert tables.maps_table(found) == ""
+
+
+def test_a_contest_that_is_not_done_has_no_row(contest):
+    found = outcomes(contest)
+    unfinished = [x for x in found if x["seed"] != 3]
+    assert tables.problem_table(unfinished, "parity") == ""
+    assert tables.points_table(unfinished, "parity") == tables.points_table(found, "parity")
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_of_what_there_is(contest, tmp_path):
+    tables.draw(outcomes(contest), tmp_path)
+    assert [file.name for file in tmp_path.glob("*.png")] == ["rates-parity.png"]
+
+
+def test_the_command_refuses(capsys):
+    for words, message in (
+        (["--minutes", "0"], "--minutes must be above 0"),
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--problem", "sing"], "invalid choice: 'sing'"),
+    ):
+        with pytest.raises(SystemExit):
+            command.main(words)
+        assert message in capsys.readouterr().err
