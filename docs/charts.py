@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import model, predictions, roofline, scaling
+from experiments.compare import search, tables
 from lintra.bench import mechanisms
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing
@@ -50,10 +51,10 @@ def _read(file: Path) -> Any:
 if __name__ == "__main__":
     for name, bench in BENCHES.items():
         draw(ROOT / name, bench)
-    compare, copy, images, recall, speech = (
-        ROOT / "experiments" / name for name in ("compare", "copy", "images", "recall", "speech")
+    copy, images, recall, speech = (
+        ROOT / "experiments" / name for name in ("copy", "images", "recall", "speech")
     )
-    runpy.run_path(str(compare / "run.py"))["draw"](_read(compare / "results.json")["scores"])
+    tables.draw(search.read_outcomes())
     runpy.run_path(str(copy / "run.py"))["draw"]()
     runpy.run_path(str(images / "run.py"))["hours"].draw(_read(images / "hours.json"))
     recalled = _read(recall / "results.json")["scores"]

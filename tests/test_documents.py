@@ -15,6 +15,7 @@ import pytest
 import soundfile
 
 from benchmarks import journeys, predictions, scale
+from experiments.compare import search, tables
 from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
 from lintra.bench import machines
@@ -467,11 +468,14 @@ SPEECH = ROOT / "experiments" / "speech"
 IMAGES = ROOT / "experiments" / "images"
 
 
-def test_the_table_of_the_comparison_is_that_of_the_file():
-    report = json.loads((COMPARISON / "results.json").read_text())
-    assert {"machine", "versions", "command", "date"} <= set(report)
-    table = runpy.run_path(str(COMPARISON / "run.py"))["table"]
-    assert table(report) in (COMPARISON / "README.md").read_text()
+def test_the_tables_of_the_comparison_are_of_its_outcomes():
+    outcomes = search.read_outcomes()
+    assert outcomes
+    assert tables.sections(outcomes) in (COMPARISON / "README.md").read_text()
+    assert json.loads((COMPARISON / "points.json").read_text())["points"] == tables.points(outcomes)
+    for outcome in outcomes:
+        assert {"machine", "versions", "command", "date"} <= set(outcome)
+        assert re.fullmatch("[0-9a-f]{40}", outcome["commit"]), "trained with changes that no commit has"
 
 
 def test_the_table_of_recall_is_that_of_the_file():
