@@ -3,8 +3,8 @@
 Nothing but the inputs, y and the denominators is kept for the backward pass: it sums the states again. No
 value is read back from the GPU, so that a call may be captured in a CUDA graph, after one that has compiled
 its kernels. A kv of 16 bits is widened beside the kernels, but for a step, which reads and writes it itself.
-Products of 32-bit numbers follow PyTorch's setting for TF32; with 16-bit inputs they are TF32 in any case,
-which holds these as they are, and 11 bits of what is made of them.
+Products of 32-bit numbers follow PyTorch's setting for TF32. Inputs of 16 bits are multiplied as they are,
+and what is made of them as sums of two bfloat16, of 16 bits.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lintra.ops.dispatch import INTERPRETED
 from lintra.ops.linear_attention import operator
 
 # Larger blocks do not fit into registers (nor, on small GPUs, into shared memory). Without tensor cores, half
@@ -77,10 +78,13 @@ class _Call:
         self.causal, self.normalize, self.eps = causal, normalize, eps
         self.map = feature_map or "none"
         half = q.dtype != torch.float32
-        # The interpreter multiplies the bits of bfloat16 as if they were integers.
-        multiplied = half and (q.is_cuda or q.dtype != torch.bfloat16)
-        self.exact = multiplied and feature_map not in ("elu+1", "exp")
-        self.precision = "tf32" if half or tf32_allowed() else "ieee"
+        if (
+            half and not INTERPRETED
+        ):  # the interpreter multiplies the bits of bfloat16 as if they were integers
+            self.precision = "split"
+        else:
+            self.precision = "tf32" if half or tf32_allowed() else "ieee"
+        self.exact = self.precision == "split" and feature_map not in ("elu+1", "exp")
         wanted = target_programs(q)
         part = 2 if self.precision == "ieee" else 1
         self.tile_f, self.tile_e = (block(width, WIDEST // part) for width in (self.f, self.e))
@@ -123,6 +127,7 @@ class _Call:
             "CAUSAL": self.causal,
             "RESIDENT": self.resident,
             "PRECISION": self.precision,
+            "EXACT": self.exact,
         }
 
     def sum_states(self, start: tuple[Tensor | None, Tensor | None], gradient: dict[str, Any] | None = None):
@@ -147,13 +152,12 @@ class _Call:
             arguments["SPAN"] = max(self.t, 1)
         launch(
             kernels.sum_spans,
-            (self.n if self.serial else spans.units, self.g, self.tiles_f * self.tiles_e),
+            ((self.n if self.serial else spans.units) * self.g * self.tiles_f * self.tiles_e,),
             **arguments | {"READERS": self.h // self.g if backward else 1},
             **self.constants(),
             **ends,
             states=states,
             decays=decays,
-            EXACT=self.exact,
             BACKWARD=backward,
             SERIAL=self.serial,
         )
@@ -190,7 +194,7 @@ def forward(q, k, v, *others):
         states, wide, z = call.sum_states((call.kv.float(), call.z))
         launch(
             kernels.outputs,
-            (call.queries.units, call.h, call.tiles_e),
+            (call.queries.units * call.h * call.tiles_e,),
             **strided("q", call.q),
             **strided("k", call.k),
             **strided("v", call.v),
@@ -198,7 +202,6 @@ def forward(q, k, v, *others):
             **call.constants(),
             **results,
             states=states,
-            EXACT=call.exact,
         )
         return y, wide.to(call.kv.dtype), z, denominator
 
@@ -247,7 +250,6 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
             (-(-denominator.numel() // ROWS),),
             **strided("dy", dy),
             y=y,
-            denominator=denominator,
             mask=call.side(True)["mask"],
             dd=dd,
             rows=denominator.numel(),
@@ -270,7 +272,7 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         key_dots = torch.empty((call.tiles_f, *k.shape[:3]), **like) if decays or inputs else None
         launch(
             kernels.query_gradients,
-            (call.queries.units, call.h, call.tiles_f),
+            (call.queries.units * call.h * call.tiles_f,),
             **tensors,
             **values,
             **rows,
@@ -283,7 +285,7 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         )
         launch(
             kernels.key_gradients,
-            (call.keys.units, call.g, call.tiles_f),
+            (call.keys.units * call.g * call.tiles_f,),
             **tensors,
             **values,
             **rows,
@@ -296,14 +298,13 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
         )
         launch(
             kernels.value_gradients,
-            (call.keys.units, call.g, call.tiles_e),
+            (call.keys.units * call.g * call.tiles_e,),
             **tensors,
             **call.side(False),
             **call.constants(),
             denominator=denominator,
             states=future,
             dv=dv,
-            EXACT=call.exact,
         )
         logarithms = (None, None)
         if decays or inputs:
@@ -325,7 +326,7 @@ def _logarithm_gradients(
     arguments = {name: x for name, x in call.side(False).items() if name not in call.logarithms}
     launch(
         kernels.logarithm_gradients,
-        (call.keys.units, call.g),
+        (call.keys.units * call.g,),
         query_dots=query_dots,
         key_dots=key_dots,
         **arguments,

@@ -13,22 +13,24 @@ from lintra.ops.linear_attention.triton_kernels import (
     load_logarithms,
     load_rows,
     load_state,
+    locate_program,
     locate_sequence,
     locate_span,
     locate_tokens,
-    numerator_gradient,
-    similarity,
+    narrowed,
+    over,
+    product,
     slope,
     tuned,
 )
 
 
 @triton.jit
-def _write(total, raw, out, dots, line, column, inside, real, rows, F: tl.constexpr, MAP: tl.constexpr):
+def _write(total, raw, out, dots, tile, line, column, inside, real, rows, F: tl.constexpr, MAP: tl.constexpr):
     """The gradient of queries or keys `raw` from that of their features; features . gradient as `dots`."""
     if dots is not None:
         dot = tl.sum(total * apply_map(raw, column, real, F, MAP), 1)
-        tl.store(dots + tl.program_id(2).to(tl.int64) * rows + line, dot, mask=inside)
+        tl.store(dots + tile * rows + line, dot, mask=inside)
     total = tl.where(real[:, None], total * slope(raw, MAP), 0.0)
     place = line[:, None] * F + column[None, :]
     tl.store(out + place, total, mask=inside[:, None] & (column < F)[None, :])
@@ -36,10 +38,10 @@ def _write(total, raw, out, dots, line, column, inside, real, rows, F: tl.conste
 
 @triton.jit
 def denominator_gradients(
-    dy, dy_batch, dy_token, dy_head, y, denominator, mask, dd, rows, time, H,
+    dy, dy_batch, dy_token, dy_head, y, mask, dd, rows, time, H,
     E: tl.constexpr, BE: tl.constexpr, C: tl.constexpr, NORMALIZE: tl.constexpr,
 ):  # fmt: skip
-    """dd of C rows, 0 for padding. Grid: blocks of rows."""
+    """dd times the denominator, of C rows, 0 for padding. Grid: blocks of rows."""
     line = tl.program_id(0).to(tl.int64) * C + tl.arange(0, C)
     head, token, batch = line % H, line // H % time, line // H // time
     inside = line < rows
@@ -55,8 +57,6 @@ def denominator_gradients(
             given = tl.load(at[:, None] + column[None, :], mask=there, other=0.0).to(tl.float32)
             made = tl.load(y + line[:, None] * E + column[None, :], mask=there, other=0.0).to(tl.float32)
             total -= tl.sum(given * made, 1)
-        weight = tl.load(denominator + line, mask=real, other=1.0)
-        total = tl.where(weight == 0, 0.0, total / tl.where(weight == 0, 1.0, weight))
     tl.store(dd + line, total, mask=inside)
 
 
@@ -69,14 +69,16 @@ def query_gradients(
     dq, dots, rows, spans, time, SPAN, G, READERS,
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """dq of a span from the state before it, and q . dq [tiles, rows] where `dots` are wanted.
 
-    Grid: spans of queries; query heads; tiles of F.
+    Programs: spans of queries; query heads; tiles of F.
     """
-    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    g, heads = head // READERS, G * READERS
-    column_f = tl.program_id(2) * BF + tl.arange(0, BF)
+    heads = G * READERS
+    unit, head, tile_f = locate_program(heads, tl.cdiv(F, BF))
+    g = head // READERS
+    column_f = tile_f * BF + tl.arange(0, BF)
     i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
@@ -95,29 +97,30 @@ def query_gradients(
         line = (batch * time + row) * heads + head
         weight = tl.load(denominator + line, mask=real, other=1.0)
         column_gradient = tl.load(dd + line, mask=real, other=0.0)
-        values = tl.zeros([C, BE], tl.float32)
-        scores = tl.zeros([C, C], tl.float32)
+        values = tl.zeros([C, BE], v.dtype.element_ty)
+        scores = tl.zeros([C, C], tl.float32) + column_gradient[:, None]
         total = column_gradient[:, None] * z[None, :]
         for tile in range(tl.cdiv(E, BE)):
             column_e = tile * BE + tl.arange(0, BE)
-            dn = numerator_gradient(load_rows(dy, row, dy_token, column_e, real, E), weight)
+            given = load_rows(dy, row, dy_token, column_e, real, E)
             if CAUSAL:
-                values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
-                scores += tl.dot(dn, tl.trans(values), input_precision=PRECISION)
+                values = load_rows(v, row, v_token, column_e, real, E)
+                scores = product(given, values, scores, False, True, PRECISION)
             if not RESIDENT:
                 kv = load_state(states, column_f, column_e, E, F, E)
-            total += tl.dot(dn, tl.trans(kv), input_precision=PRECISION)
+            total = product(given, kv, total, False, True, PRECISION)
         if log_decay is not None:
             total *= tl.exp(elapsed)[:, None]
         if CAUSAL:
             keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
-            scores += column_gradient[:, None]
+            keys = narrowed(keys, k.dtype.element_ty, EXACT)
             scores = decay_weights(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
-            total += tl.dot(scores, keys, input_precision=PRECISION)
+            total = product(scores, keys, total, False, False, PRECISION)
             if RESIDENT:
                 kv, z = advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
+        total = over(total, weight)
         raw = load_rows(q, row, q_token, column_f, real, F)
-        _write(total, raw, dq, dots, line, column_f, inside, real, rows, F, MAP)
+        _write(total, raw, dq, dots, tile_f, line, column_f, inside, real, rows, F, MAP)
 
 
 @tuned
@@ -129,13 +132,14 @@ def key_gradients(
     dk, dots, rows, spans, time, SPAN, G, READERS,
     F: tl.constexpr, E: tl.constexpr, BF: tl.constexpr, BE: tl.constexpr, C: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, RESIDENT: tl.constexpr, PRECISION: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """dk of a span, backwards in time from the state's gradient after it, and k . dk [tiles, rows].
 
-    Grid: spans of keys; key-value heads; tiles of F.
+    Programs: spans of keys; key-value heads; tiles of F.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    column_f = tl.program_id(2) * BF + tl.arange(0, BF)
+    unit, g, tile_f = locate_program(G, tl.cdiv(F, BF))
+    column_f = tile_f * BF + tl.arange(0, BF)
     i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
@@ -154,10 +158,10 @@ def key_gradients(
         total = tl.zeros([C, BF], tl.float32)
         for tile in range(tl.cdiv(E, BE)):
             column_e = tile * BE + tl.arange(0, BE)
-            values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
+            values = load_rows(v, row, v_token, column_e, real, E)
             if not RESIDENT:
                 dkv = load_state(states, column_f, column_e, E, F, E)
-            total += tl.dot(values, tl.trans(dkv), input_precision=PRECISION)
+            total = product(values, dkv, total, False, True, PRECISION)
         total += dz[None, :]
         if log_decay is not None or log_input is not None:
             total *= tl.exp(whole - elapsed + inputs)[:, None]
@@ -170,30 +174,28 @@ def key_gradients(
                 line = (batch * time + row) * (G * READERS) + head
                 weight = tl.load(denominator + line, mask=real, other=1.0)
                 column_gradient = tl.load(dd + line, mask=real, other=0.0)
-                scores = tl.zeros([C, C], tl.float32)
-                dn = tl.zeros([C, BE], tl.float32)
+                scores = tl.zeros([C, C], tl.float32) + column_gradient[None, :]
+                given = tl.zeros([C, BE], dy.dtype.element_ty)
                 for tile in range(tl.cdiv(E, BE)):
                     column_e = tile * BE + tl.arange(0, BE)
                     given = load_rows(
                         dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E
                     )
-                    dn = numerator_gradient(given, weight)
-                    values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
-                    scores += tl.dot(dn, tl.trans(values), input_precision=PRECISION)
-                scores += column_gradient[:, None]
+                    values = load_rows(v, row, v_token, column_e, real, E)
+                    scores = product(values, given, scores, False, True, PRECISION)
                 scores = decay_weights(
-                    scores, elapsed, inputs, log_decay is not None or log_input is not None, C
+                    scores, elapsed, inputs, log_decay is not None or log_input is not None, C, True
                 )
                 queries = load_rows(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
-                queries = apply_map(queries, column_f, real, F, MAP)
-                total += tl.dot(tl.trans(scores), queries, input_precision=PRECISION)
+                queries = over(apply_map(queries, column_f, real, F, MAP), weight)
+                total = product(scores, queries, total, False, False, PRECISION)
                 if RESIDENT:
                     if log_decay is not None:
                         queries *= tl.exp(elapsed)[:, None]
-                    dkv += tl.dot(tl.trans(queries), dn, input_precision=PRECISION)
+                    dkv = product(queries, given, dkv, True, False, PRECISION)
                     dz += tl.sum(queries * column_gradient[:, None], 0)
         raw = load_rows(k, row, k_token, column_f, real, F)
-        _write(total, raw, dk, dots, at, column_f, inside, real, rows, F, MAP)
+        _write(total, raw, dk, dots, tile_f, at, column_f, inside, real, rows, F, MAP)
 
 
 @tuned
@@ -208,10 +210,10 @@ def value_gradients(
 ):  # fmt: skip
     """dv of a span, backwards in time from the state's gradient after it.
 
-    Grid: spans of keys; key-value heads; tiles of E.
+    Programs: spans of keys; key-value heads; tiles of E.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    column_e = tl.program_id(2) * BE + tl.arange(0, BE)
+    unit, g, tile_e = locate_program(G, tl.cdiv(E, BE))
+    column_e = tile_e * BE + tl.arange(0, BE)
     i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
@@ -231,7 +233,7 @@ def value_gradients(
             keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
             if not RESIDENT:
                 dkv = load_state(states, column_f, column_e, E, F, E)
-            total += tl.dot(keys, dkv, input_precision=PRECISION)
+            total = product(narrowed(keys, k.dtype.element_ty, EXACT), dkv, total, False, False, PRECISION)
         if log_decay is not None or log_input is not None:
             total *= tl.exp(whole - elapsed + inputs)[:, None]
         if CAUSAL:
@@ -246,19 +248,19 @@ def value_gradients(
                 for tile in range(tl.cdiv(F, BF)):
                     column_f = tile * BF + tl.arange(0, BF)
                     keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
+                    keys = narrowed(keys, k.dtype.element_ty, EXACT)
                     queries = load_rows(q + batch * q_batch + head * q_head, row, q_token, column_f, real, F)
-                    queries = apply_map(queries, column_f, real, F, MAP)
-                    scores += similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
+                    queries = over(apply_map(queries, column_f, real, F, MAP), weight)
+                    scores = product(keys, queries, scores, False, True, PRECISION)
                 scores = decay_weights(
-                    scores, elapsed, inputs, log_decay is not None or log_input is not None, C
+                    scores, elapsed, inputs, log_decay is not None or log_input is not None, C, True
                 )
                 given = load_rows(dy + batch * dy_batch + head * dy_head, row, dy_token, column_e, real, E)
-                dn = numerator_gradient(given, weight)
-                total += tl.dot(tl.trans(scores), dn, input_precision=PRECISION)
+                total = product(scores, given, total, False, False, PRECISION)
                 if RESIDENT:
                     if log_decay is not None:
                         queries *= tl.exp(elapsed)[:, None]
-                    dkv += tl.dot(tl.trans(queries), dn, input_precision=PRECISION)
+                    dkv = product(queries, given, dkv, True, False, PRECISION)
         place = at[:, None] * E + column_e[None, :]
         total = tl.where(real[:, None], total, 0.0)
         tl.store(dv + place, total, mask=inside[:, None] & (column_e < E)[None, :])
@@ -274,9 +276,9 @@ def logarithm_gradients(
     state behind the span . its gradient added. In float64: a token's gradient is a small difference of long
     sums, which the span keeps short, as its terms are float32.
 
-    Grid: spans of keys; key-value heads.
+    Programs: spans of keys; key-value heads.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    unit, g, _ = locate_program(G, 1)
     i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     chunks = count_chunks(count, first, SPAN, C)

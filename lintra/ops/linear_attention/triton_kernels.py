@@ -11,11 +11,13 @@ Gradients are the same sums with the roles exchanged, two of them backwards in t
 
 with dn = dy / denominator, dd = -(dy . y) / denominator, w_ij = exp(elapsed_i - elapsed_j + log_input_j),
 past_i = exp(elapsed_i) and left_j = exp(elapsed_C - elapsed_j + log_input_j), elapsed counted in the chunk.
+Nothing is made of dn and dd themselves: q_i / denominator_i stands where they are multiplied by q_i, and dq_i
+is divided at the end. dy is multiplied as it was given, in its 16 bits.
 
 A state is kv [F E] and behind it z [F], float32. F and E are cut into tiles of BF and BE. Where there is one
 of each (RESIDENT) the state stays in registers over the chunks of a span; otherwise a span is one chunk.
-Sums are float32 whatever the inputs. Offsets into tensors are 64 bits wide, places
-within a state 32.
+Sums are float32 whatever the inputs; PRECISION says how float32 is multiplied (`product`). Offsets into
+tensors are 64 bits wide, places within a state 32.
 """
 
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
@@ -38,6 +40,14 @@ def tuned(kernel, key=_KEY, tried=_TRIED):
         return kernel
     options = {"cache_results": True} if "cache_results" in signature(triton.autotune).parameters else {}
     return triton.autotune(tried, key=key, **options)(kernel)
+
+
+@triton.jit
+def locate_program(HEADS, TILES):
+    """Return the unit, head and tile of a program. Programs of the same tokens are neighbours: together they
+    read whole rows of memory, each a part."""
+    program = tl.program_id(0).to(tl.int64)
+    return program // TILES // HEADS, program // TILES % HEADS, program % TILES
 
 
 @triton.jit
@@ -115,11 +125,42 @@ def slope(x, MAP: tl.constexpr):
 
 
 @triton.jit
-def similarity(q, k, kind, EXACT: tl.constexpr, PRECISION: tl.constexpr):
-    """q k^T. EXACT: features are numbers of the 16 bits the inputs have, whose products lose nothing."""
-    if EXACT:
-        return tl.dot(q.to(kind), tl.trans(k.to(kind)))
-    return tl.dot(q, tl.trans(k), input_precision=PRECISION)
+def product(a, b, total, LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr):
+    """total + a b; of a its transpose if LEFT, of b if RIGHT.
+
+    PRECISION "split": float32 is the sum of two bfloat16, 16 of its 24 bits, and all products of these but
+    that of the two lower halves are summed up. bfloat16 has no lower half, and two matrices of the same 16
+    bits are multiplied as they are. Otherwise in float32, as `tl.dot` names it.
+    """
+    if PRECISION != "split":
+        x, y = transposed(a.to(tl.float32), LEFT), transposed(b.to(tl.float32), RIGHT)
+        return tl.dot(x, y, total, input_precision=PRECISION)
+    if a.dtype == b.dtype and a.dtype != tl.float32:
+        return tl.dot(transposed(a, LEFT), transposed(b, RIGHT), total)
+    x, y = transposed(a.to(tl.bfloat16), LEFT), transposed(b.to(tl.bfloat16), RIGHT)
+    if b.dtype != tl.bfloat16:
+        total = tl.dot(x, transposed(lower_half(b), RIGHT), total)
+    if a.dtype != tl.bfloat16:
+        total = tl.dot(transposed(lower_half(a), LEFT), y, total)
+    return tl.dot(x, y, total)
+
+
+@triton.jit
+def transposed(x, YES: tl.constexpr):
+    return tl.trans(x) if YES else x
+
+
+@triton.jit
+def lower_half(x):
+    """Return what bfloat16 leaves of float32, in bfloat16."""
+    x = x.to(tl.float32)
+    return (x - x.to(tl.bfloat16).to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def narrowed(features, kind, EXACT: tl.constexpr):
+    """Return features in the 16 bits of the inputs where EXACT, that is where these hold them."""
+    return features.to(kind) if EXACT else features
 
 
 @triton.jit
@@ -139,12 +180,19 @@ def load_logarithms(log_decay, log_input, at, real, C: tl.constexpr):
 
 
 @triton.jit
-def decay_weights(scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr):
-    """Scores [query key] times w, the future struck out before the exponential: after it there may be inf."""
+def decay_weights(
+    scores, elapsed, inputs, WEIGHTED: tl.constexpr, C: tl.constexpr, BY_KEY: tl.constexpr = False
+):
+    """Scores [query key] (BY_KEY: [key query]) times w, the future struck out before the exponential, after
+    which there may be inf."""
     place = tl.arange(0, C)
-    seen = place[:, None] >= place[None, :]
-    if WEIGHTED:
+    if BY_KEY:
+        seen = place[None, :] >= place[:, None]
+        exponent = elapsed[None, :] - elapsed[:, None] + inputs[:, None]
+    else:
+        seen = place[:, None] >= place[None, :]
         exponent = elapsed[:, None] - elapsed[None, :] + inputs[None, :]
+    if WEIGHTED:
         return tl.where(seen, scores * tl.exp(tl.where(seen, exponent, float("-inf"))), 0.0)
     return tl.where(seen, scores, 0.0)
 
@@ -156,15 +204,15 @@ def advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, P
         kv *= tl.exp(whole)
         z *= tl.exp(whole)
     if log_decay is not None or log_input is not None:
-        keys *= tl.exp(whole - elapsed + inputs)[:, None]
-    return kv + tl.dot(tl.trans(keys), values, input_precision=PRECISION), z + tl.sum(keys, 0)
+        keys = keys.to(tl.float32) * tl.exp(whole - elapsed + inputs)[:, None]
+    return product(keys, values, kv, True, False, PRECISION), z + tl.sum(keys.to(tl.float32), 0)
 
 
 @triton.jit
-def numerator_gradient(dy, denominator):
-    """dn; 0 where y was 0 for want of a denominator."""
+def over(x, denominator):
+    """Rows of x over their denominators; 0 where y was 0 for want of one."""
     nothing = denominator == 0
-    return tl.where(nothing[:, None], 0.0, dy.to(tl.float32) / tl.where(nothing, 1.0, denominator)[:, None])
+    return x * tl.where(nothing, 0.0, 1.0 / tl.where(nothing, 1.0, denominator))[:, None]
 
 
 @tuned
@@ -183,13 +231,12 @@ def sum_spans(
     last chunk to the first. SERIAL (spans of one chunk, SPAN the longest sequence): a program goes through
     all spans of a sequence from the state `start`, leaves the state before each and the `final` one, as
     `scan_spans` would.
-    Grid: spans, or SERIAL sequences; key-value heads; tiles.
+    Programs: spans, or SERIAL sequences; key-value heads; tiles.
     """
-    g = tl.program_id(1).to(tl.int64)
-    tile_f, tile_e = tl.program_id(2) // tl.cdiv(E, BE), tl.program_id(2) % tl.cdiv(E, BE)
+    unit, g, tile = locate_program(G, tl.cdiv(F, BF) * tl.cdiv(E, BE))
+    tile_f, tile_e = tile // tl.cdiv(E, BE), tile % tl.cdiv(E, BE)
     column_f, column_e = tile_f * BF + tl.arange(0, BF), tile_e * BE + tl.arange(0, BE)
     SIZE: tl.constexpr = F * E + F
-    unit = tl.program_id(0).to(tl.int64)
     if SERIAL:
         i, first = unit, unit * 0
         unit = tl.load(first_of + i) if first_of is not None else i * spans
@@ -228,27 +275,25 @@ def sum_spans(
             features = apply_map(x, column_f, real, F, MAP)
             if BACKWARD:
                 line = (batch * time + row) * (G * READERS) + head
-                y = numerator_gradient(y, tl.load(denominator + line, mask=real, other=1.0))
+                features = over(features, tl.load(denominator + line, mask=real, other=1.0))
                 if log_decay is not None:
                     features *= tl.exp(elapsed)[:, None]
-                kv += tl.dot(tl.trans(features), y, input_precision=PRECISION)
+                kv = product(features, y, kv, True, False, PRECISION)
                 z += tl.sum(features * tl.load(dd + line, mask=real, other=0.0)[:, None], 0)
             else:
                 if log_decay is not None or log_input is not None:
                     left = tl.exp(whole - elapsed + inputs)
                     features *= tl.where(real, left, 0.0)[:, None]
-                    kv += tl.dot(tl.trans(features), y.to(tl.float32), input_precision=PRECISION)
-                elif EXACT:
-                    kv += tl.dot(tl.trans(features.to(y.dtype)), y)
+                    kv = product(features, y, kv, True, False, PRECISION)
                 else:
-                    kv += tl.dot(tl.trans(features), y.to(tl.float32), input_precision=PRECISION)
+                    kv = product(narrowed(features, y.dtype, EXACT), y, kv, True, False, PRECISION)
                 z += tl.sum(features, 0)
     kv_at = states + (unit * G + g) * SIZE
     z_at = kv_at + F * E
     if SERIAL:
         kv_at = final_kv + (i * G + g) * F * E
         z_at = final_z + (i * G + g) * F
-    elif log_decay is not None and tl.program_id(2) == 0:
+    elif log_decay is not None and tile == 0:
         tl.store(decays + unit * G + g, remaining)
     tl.store(kv_at + place, kv, mask=inside)
     if tile_e == 0:
@@ -278,14 +323,19 @@ def scan_spans(
         state += tl.load(start_kv + (i * G + g) * F * E + place, mask=place < F * E, other=0.0)
     if start_z is not None:
         state += tl.load(start_z + (i * G + g) * F + place - F * E, mask=counted & inside, other=0.0)
+    # Loads of the next span's do not wait for this one's.
+    turn = -1 if BACKWARD else 1
+    unit = first + (count - 1 if BACKWARD else 0)
+    added = tl.load(states + (unit * G + g) * SIZE + place, mask=inside & (count > 0), other=0.0)
     for step in range(count):
-        unit = first + (count - 1 - step if BACKWARD else step)
         at = states + (unit * G + g) * SIZE + place
-        added = tl.load(at, mask=inside, other=0.0)
+        following = tl.load(at + turn * G * SIZE, mask=inside & (step + 1 < count), other=0.0)
         tl.store(at, state, mask=inside)
         if decays is not None:
             state *= tl.exp(tl.load(decays + unit * G + g))
         state += added
+        added = following
+        unit += turn
     tl.store(final_kv + (i * G + g) * F * E + place, state, mask=place < F * E)
     tl.store(final_z + (i * G + g) * F + place - F * E, state, mask=counted & inside)
 
@@ -302,11 +352,12 @@ def outputs(
 ):  # fmt: skip
     """y and the denominators of a span. Not CAUSAL: from the one state of the sequence.
 
-    Grid: spans of queries; query heads; tiles of E.
+    Programs: spans of queries; query heads; tiles of E.
     """
-    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    g, heads = head // READERS, G * READERS
-    column_e = tl.program_id(2) * BE + tl.arange(0, BE)
+    heads = G * READERS
+    unit, head, tile_e = locate_program(heads, tl.cdiv(E, BE))
+    g = head // READERS
+    column_e = tile_e * BE + tl.arange(0, BE)
     i, first = locate_span(unit, spans, sequence_of, first_of, SPAN)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     states += ((unit if CAUSAL else i) * G + g) * (F * E + F)
@@ -326,24 +377,27 @@ def outputs(
         scores = tl.zeros([C, C], tl.float32)
         total = tl.zeros([C, BE], tl.float32)
         weight = tl.zeros([C], tl.float32)
-        keys = tl.zeros([C, BF], tl.float32)
+        kind = q.dtype.element_ty
+        keys = narrowed(tl.zeros([C, BF], tl.float32), kind, EXACT)
         for tile in range(tl.cdiv(F, BF)):
             column_f = tile * BF + tl.arange(0, BF)
             queries = apply_map(load_rows(q, row, q_token, column_f, real, F), column_f, real, F, MAP)
             if CAUSAL:
                 keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
-                scores += similarity(queries, keys, q.dtype.element_ty, EXACT, PRECISION)
+                keys = narrowed(keys, kind, EXACT)
+                scores = product(narrowed(queries, kind, EXACT), keys, scores, False, True, PRECISION)
             if not RESIDENT:
                 kv = load_state(states, column_f, column_e, E, F, E)
                 z = tl.load(states + F * E + column_f, mask=column_f < F, other=0.0)
-            if log_decay is not None:
-                queries *= tl.exp(elapsed)[:, None]
-            total += tl.dot(queries, kv, input_precision=PRECISION)
             weight += tl.sum(queries * z[None, :], 1)
+            total = product(narrowed(queries, kind, EXACT), kv, total, False, False, PRECISION)
+        if log_decay is not None:
+            weight *= tl.exp(elapsed)
+            total *= tl.exp(elapsed)[:, None]
         if CAUSAL:
-            values = load_rows(v, row, v_token, column_e, real, E).to(tl.float32)
+            values = load_rows(v, row, v_token, column_e, real, E)
             scores = decay_weights(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
-            total += tl.dot(scores, values, input_precision=PRECISION)
+            total = product(scores, values, total, False, False, PRECISION)
             weight += tl.sum(scores, 1)
             if RESIDENT:
                 kv, z = advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION)
@@ -356,7 +410,7 @@ def outputs(
         line = (batch * time + row) * heads + head
         place = line[:, None] * E + column_e[None, :]
         tl.store(y + place, total, mask=inside[:, None] & (column_e < E)[None, :])
-        if tl.program_id(2) == 0:
+        if tile_e == 0:
             tl.store(denominator + line, weight, mask=inside)
 
 

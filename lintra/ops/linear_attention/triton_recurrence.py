@@ -124,7 +124,7 @@ class _Call:
         for i, (x, heads, share, target) in enumerate(readers):
             launch(
                 kernels.chunk_scores,
-                (self.spans.units, heads),
+                (self.spans.units * heads,),
                 **strided("x", x),
                 **given,
                 scores=target,
@@ -145,7 +145,7 @@ class _Call:
         if decays or delta:
             launch(
                 kernels.chunk_sides,
-                (self.spans.units, self.g, self.tiles_f + (self.tiles_e if delta else 0)),
+                (self.spans.units * self.g * (self.tiles_f + (self.tiles_e if delta else 0)),),
                 **strided("k", self.k),
                 **strided("v", self.v),
                 **self.places(),
@@ -204,7 +204,7 @@ class _Call:
         y = torch.empty((self.b, self.t, self.h, self.e), dtype=self.v.dtype, device=self.q.device)
         launch(
             kernels.outputs,
-            (self.spans.units, self.h, self.tiles_e),
+            (self.spans.units * self.h * self.tiles_e,),
             **strided("q", self.q),
             **self.values(n),
             **self.places(),
@@ -300,7 +300,7 @@ def backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlen
             dv, x = call.each(call.g, call.e), call.each(call.g, call.e)
             launch(
                 kernels.value_gradients,
-                (call.spans.units, call.g, call.tiles_e),
+                (call.spans.units * call.g * call.tiles_e,),
                 **strided("v", call.v),
                 **call.places(),
                 beta=call.beta,
@@ -335,7 +335,7 @@ def _state_gradients(
     partial_dn, dn = call.each(call.g, call.e), call.each(call.g, call.e)
     launch(
         kernels.chunk_gradients,
-        (call.spans.units, call.g, call.tiles_f * call.tiles_e),
+        (call.spans.units * call.g * call.tiles_f * call.tiles_e,),
         **strided("q", call.q),
         **strided("dy", dy),
         **call.places(),
@@ -377,7 +377,7 @@ def _score_gradients(call: _Call, x: Tensor, n: Tensor, scale: float, *, strict:
     found = call.each(heads, call.chunk)
     launch(
         kernels.score_gradients,
-        (call.spans.units, heads),
+        (call.spans.units * heads,),
         **strided("x", x),
         **call.values(n),
         **call.places(),
@@ -409,7 +409,7 @@ def _row_gradients(
     if call.log_decay is not None:
         parts = () if call.decay == "feature" else (call.tiles_narrow,)
         here, following = (call.new(*parts, *call.log_decay.shape) for _ in range(2))
-    grid = call.spans.units, call.g, call.tiles_narrow
+    grid = (call.spans.units * call.g * call.tiles_narrow,)
     given = call.places() | strided("k", call.k)
     given |= {"log_decay": call.log_decay, "states": states[0], "K_SHARE": call.k_share, "dk": dk}
     given |= {"dhere": here, "dnext": following, "rows": call.b * call.t * call.g}

@@ -23,6 +23,7 @@ import triton.language as tl
 from lintra.ops.linear_attention.triton_kernels import (
     load_rows,
     load_state,
+    locate_program,
     locate_sequence,
     locate_span,
     locate_tokens,
@@ -53,10 +54,10 @@ def chunk_gradients(
 ):  # fmt: skip
     """P^T dY as `dn` [b t g E], and (G Q)^T dY as `added` [chunks g F E], of all READERS of a state.
 
-    Grid: chunks; states; tiles of E, the last of the pair of tiles.
+    Programs: chunks; states; tiles of E, the last of the pair of tiles.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    tile_f, tile_e = tl.program_id(2) // tl.cdiv(E, BE), tl.program_id(2) % tl.cdiv(E, BE)
+    unit, g, tile = locate_program(G, tl.cdiv(F, BF) * tl.cdiv(E, BE))
+    tile_f, tile_e = tile // tl.cdiv(E, BE), tile % tl.cdiv(E, BE)
     column_f, column_e = tile_f * BF + tl.arange(0, BF), tile_e * BE + tl.arange(0, BE)
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
@@ -139,10 +140,10 @@ def value_gradients(
 ):  # fmt: skip
     """X and dV of the delta rule [b t g E], and X . V as part of `dbeta` [tiles b t g].
 
-    Grid: chunks; states; tiles of E.
+    Programs: chunks; states; tiles of E.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    column = tl.program_id(2) * BE + tl.arange(0, BE)
+    unit, g, tile = locate_program(G, tl.cdiv(E, BE))
+    column = tile * BE + tl.arange(0, BE)
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
@@ -157,7 +158,7 @@ def value_gradients(
     tl.store(x + place, solved, mask=wide)
     tl.store(dv + place, solved * rate[:, None], mask=wide)
     part = tl.where(real, tl.sum(solved * values.to(tl.float32), 1), 0.0)
-    tl.store(dbeta + tl.program_id(2).to(tl.int64) * rows + at, part, mask=inside)
+    tl.store(dbeta + tile * rows + at, part, mask=inside)
 
 
 @tuned_recurrence
@@ -170,9 +171,9 @@ def score_gradients(
 ):  # fmt: skip
     """scale x N^T [b t h C] of rows x that read earlier tokens, STRICT not their own.
 
-    Grid: chunks; heads of x.
+    Programs: chunks; heads of x.
     """
-    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    unit, head, _ = locate_program(G * READERS, 1)
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
@@ -225,7 +226,7 @@ def add_to(target, x, mask, ADD: tl.constexpr):
 
 @triton.jit
 def store_decay_gradients(
-    dhere, dnext, here, following, at, inside, real, real_next, column, rows,
+    dhere, dnext, here, following, at, inside, real, real_next, column, tile, rows,
     F: tl.constexpr, DECAY: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of the decays of tokens and of those behind them, [C BF] or a head's part [C]."""
@@ -235,7 +236,7 @@ def store_decay_gradients(
         real, real_next = real[:, None], real_next[:, None]
     else:
         wide = inside
-        target = tl.program_id(2).to(tl.int64) * rows + at
+        target = tile * rows + at
     add_to(dhere + target, tl.where(real, here, 0.0), wide, ADD)
     add_to(dnext + target, tl.where(real_next, following, 0.0), wide, ADD)
 
@@ -251,10 +252,10 @@ def late_gradients(
     """The terms of G_C S and H K, which make the next state: of dK [b t g F], and of decays, of features
     [b t g F], of heads a part of each tile [tiles b t g].
 
-    Grid: chunks; states; tiles of F.
+    Programs: chunks; states; tiles of F.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    column = tl.program_id(2) * BF + tl.arange(0, BF)
+    unit, g, tile_f = locate_program(G, tl.cdiv(F, BF))
+    column = tile_f * BF + tl.arange(0, BF)
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
@@ -287,7 +288,7 @@ def late_gradients(
             of_all = tl.zeros([C, BF], tl.float32) + kept[None, :]
         after = until_last(tl.cumsum(after, 0), C, DECAY)
         store_decay_gradients(
-            dhere, dnext, of_all, after, at, inside, real, real_next, column, rows, F, DECAY, False
+            dhere, dnext, of_all, after, at, inside, real, real_next, column, tile_f, rows, F, DECAY, False
         )
     wide = inside[:, None] & (column < F)[None, :]
     tl.store(dk + at[:, None] * F + column[None, :], tl.where(real[:, None], total, 0.0), mask=wide)
@@ -307,10 +308,10 @@ def reader_gradients(
     [b t heads C], and the state before it, with that of scale times what is `given` [b t heads E].
 
     The gradient of x itself is `dx` [b t heads F]. With KEYS x is beta k, and what it is goes into dK and
-    into the part of dbeta of each tile [tiles b t g]. Grid: chunks; states; tiles of F.
+    into the part of dbeta of each tile [tiles b t g]. Programs: chunks; states; tiles of F.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    column = tl.program_id(2) * BF + tl.arange(0, BF)
+    unit, g, tile_f = locate_program(G, tl.cdiv(F, BF))
+    column = tile_f * BF + tl.arange(0, BF)
     head = g * READERS + READER
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
@@ -359,11 +360,11 @@ def reader_gradients(
     dread += through
     if DECAY != "none":
         store_decay_gradients(
-            dhere, dnext, of_here, of_next, at, inside, real, real_next, column, rows, F, DECAY, True
+            dhere, dnext, of_here, of_next, at, inside, real, real_next, column, tile_f, rows, F, DECAY, True
         )
     wide = inside[:, None] & (column < F)[None, :]
     if KEYS:
-        part = tl.program_id(2).to(tl.int64) * rows + at
+        part = tile_f * rows + at
         tl.store(dbeta + part, tl.where(real, tl.sum(keys * dread, 1), 0.0), mask=inside)
         dkeys += rate * dread
     else:

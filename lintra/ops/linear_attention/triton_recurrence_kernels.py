@@ -39,10 +39,10 @@ import triton.language as tl
 from lintra.ops.linear_attention.triton_kernels import (
     load_rows,
     load_state,
+    locate_program,
     locate_sequence,
     locate_span,
     locate_tokens,
-    similarity,
     tuned,
 )
 
@@ -148,10 +148,11 @@ def chunk_scores(
 ):  # fmt: skip
     """P [b t h C] of queries x, or with SOLVE T [b t g C] of x = k and beta.
 
-    Grid: chunks; outputs, with SOLVE states.
+    Programs: chunks; outputs, with SOLVE states.
     """
-    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    g, heads = head // READERS, G * READERS
+    heads = G * READERS
+    unit, head, _ = locate_program(heads, 1)
+    g = head // READERS
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
@@ -174,10 +175,13 @@ def chunk_scores(
                 left, late = to_border(here, following, level, C, BF), is_late(level, C)[:, None]
                 reading = tl.where(late, readers * left, 0.0)
                 read = tl.where(late, 0.0, keys * left)
-                product = tl.dot(reading, tl.trans(read), input_precision=PRECISION)
-                total += across(product, level, C)
+                pairs = tl.dot(reading, tl.trans(read), input_precision=PRECISION)
+                total += across(pairs, level, C)
+        elif EXACT:
+            kind: tl.constexpr = x.dtype.element_ty
+            total += tl.dot(readers.to(kind), tl.trans(keys.to(kind)))
         else:
-            total += similarity(readers, keys, x.dtype.element_ty, EXACT, PRECISION)
+            total += tl.dot(readers, tl.trans(keys), input_precision=PRECISION)
     if DECAY == "head":
         total *= between(load_decay(log_decay, at, real, G, place, 0, F, C, DECAY), C)
     if SOLVE:
@@ -200,9 +204,10 @@ def chunk_sides(
     """H K as `late` and G_C as `whole` [chunks g F] where there are decays; by the DELTA rule W as `erasing`
     and U as `new`.
 
-    Grid: chunks; states; tiles of F, and for DELTA tiles of E behind them.
+    Programs: chunks; states; tiles of F, and for DELTA tiles of E behind them.
     """
-    unit, g = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    tiles: tl.constexpr = (F + BF - 1) // BF
+    unit, g, tile = locate_program(G, tiles + (E + BE - 1) // BE if DELTA else tiles)
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
@@ -214,8 +219,6 @@ def chunk_sides(
     if DELTA:
         inverse = load_rows(triangle, at, C, place, inside, C)
         rate = tl.load(beta + at, mask=real, other=0.0)
-    tile = tl.program_id(2)
-    tiles: tl.constexpr = (F + BF - 1) // BF
     if tile < tiles:
         column = tile * BF + tl.arange(0, BF)
         wide = inside[:, None] & (column < F)[None, :]
@@ -307,11 +310,12 @@ def outputs(
 ):  # fmt: skip
     """y [b t h E] from the states before chunks, P as `scores` and N.
 
-    Grid: chunks; outputs; tiles of E.
+    Programs: chunks; outputs; tiles of E.
     """
-    unit, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    g, heads = head // READERS, G * READERS
-    column_e = tl.program_id(2) * BE + tl.arange(0, BE)
+    heads = G * READERS
+    unit, head, tile_e = locate_program(heads, tl.cdiv(E, BE))
+    g = head // READERS
+    column_e = tile_e * BE + tl.arange(0, BE)
     i, first = locate_span(unit, spans, sequence_of, first_of, C)
     batch, begin, count = locate_sequence(i, cu_seqlens, time)
     row, inside, real = locate_tokens(mask, batch, begin, count, first, time, C)
