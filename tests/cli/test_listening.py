@@ -180,6 +180,7 @@ def test_standard_input_that_is_none(lintra_says, long, stdin, monkeypatch):
     assert (code, err) == (2, "lintra: given hears features that are given, and what is piped in is audio\n")
 
 
+@pytest.mark.slow
 def test_what_ffmpeg_decodes(lintra_says, long, monkeypatch):
     """A file by its name, whole and in a stream: as what it holds."""
     samples = waveform.read(long, RATE)

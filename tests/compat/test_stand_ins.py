@@ -129,6 +129,7 @@ lintra.compat.install("mamba_ssm")
     assert "must come before whatever imports it" in done.stderr
 
 
+@pytest.mark.slow
 def test_transformers_stays_itself():
     """Its name below lintra.compat is that of a package which uses it, and stands in for nothing."""
     program = """
@@ -149,6 +150,7 @@ def test_another_package_is_refused():
         lintra.compat.install("flash_attn")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_FLA, reason="fla-core is not installed")
 def test_with_fla_installed_a_model_generates_on_a_cpu():
     """transformers takes its Triton kernels, which end in an error without a GPU."""

@@ -63,7 +63,7 @@ def start(
     )
 
 
-def ended(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen, seconds: float = 400) -> tuple[int, str, str]:
     """The exit code and what a program has printed. It is killed where it does not end in time."""
     try:
         out, err = process.communicate(timeout=seconds)
@@ -74,7 +74,7 @@ def ended(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str, st
 
 
 def torchrun(
-    folder: Path, victims: list[dict[str, Any]], *, ranks: int = 2, seconds: float = 120, **changes: Any
+    folder: Path, victims: list[dict[str, Any]], *, ranks: int = 2, seconds: float = 400, **changes: Any
 ):
     restarts = ["--max-restarts", str(len(victims)), "--nproc-per-node", str(ranks)]
     program = ["-m", "tests.distributed.victim", *arguments(folder, **changes)]

@@ -54,6 +54,7 @@ def trained(folder: str, port: int, changes: list[dict[str, Any]]) -> tuple[str,
         os.environ.update(before)
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_process(two_ranks, tmp_path, one_thread):
     """With a precision that the first one decides, and resumed; in float32 up to the order of sums."""
     folder = str(tmp_path / "two")

@@ -116,6 +116,7 @@ def test_a_decoder_gives_the_same(name, form):
     check_decoder(model, content, [1], batch=1)
 
 
+@pytest.mark.slow
 def test_a_hybrid_gives_the_same():
     model = build(attention=(softmax.Config(), retention.Config(chunk=8)))
     check_decoder(model, export.to_bytes(model, "step"), [1] * 12)

@@ -40,7 +40,7 @@ RECURRENCES |= {
     "linear, no denominator": linear.Config(normalize=False, feature_map=linear.Identity()),
     "retention, faded keys": retention.Config(decay_per="kv_head", fastest=0.5),
 }
-FAST = {("delta", "parallel", "com.microsoft"), ("linear", "parallel", "standard")}  # an export takes seconds
+FAST = {("linear", "step", "com.microsoft"), ("linear", "parallel", "standard")}  # an export takes seconds
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +149,7 @@ def test_what_opset_27_says_of_itself():
     assert not nodes(content, "LinearAttention")
 
 
+@pytest.mark.slow
 def test_no_compiler_is_needed(monkeypatch):
     """The operators of ours that ONNX's replace are named, never run."""
     model = build(attention=delta.Config(), layers=1)

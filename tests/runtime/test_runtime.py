@@ -359,6 +359,7 @@ def test_generation_is_that_of_pytorch():
     assert torch.equal(drawn, sampling.generate(model, prompt, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["softmax, rotary", "softmax, window", "hybrid", "hybrid of all"])
 def test_generation_of_hybrids_is_that_of_pytorch(kind):
     model = build(**KINDS[kind])

@@ -66,6 +66,7 @@ def test_the_schedule_fits_into_the_time(new_run, clock, capsys):
     assert (written.train, written.fitted_steps, written.steps) == (run.train, 116, 116)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_schedule(new_run, clock, monkeypatch, capsys):
     """Also where the machine is faster by then."""
     whole, halved = new_run("whole", **ASKED), new_run("halved", **ASKED, save_every=30)
@@ -88,6 +89,7 @@ def test_a_resumed_run_keeps_its_schedule(new_run, clock, monkeypatch, capsys):
     assert_same_weights(whole, halved)
 
 
+@pytest.mark.slow
 def test_other_steps_are_fitted_anew(new_run, clock, capsys):
     run = new_run(**ASKED)
     train.fit(run)

@@ -29,7 +29,7 @@ def served(small):
         yield address
 
 
-@pytest.mark.parametrize("how", ["file", "served"])
+@pytest.mark.parametrize("how", [pytest.param("file", marks=pytest.mark.slow), "served"])
 def test_images_are_those_of_the_native_program(small, opened, request, how):
     address = request.getfixturevalue("served") if how == "served" else None
     with opened(small, address) as found:
@@ -288,6 +288,7 @@ def test_a_phone_shows_the_drawing_and_what_comes_of_it(small, opened, count):
         assert min(sizes) > 64
 
 
+@pytest.mark.slow
 def test_a_finger_on_a_phone_brings_the_results_into_sight(small, opened):
     with opened(small, reduced_motion="reduce", **PHONE) as found:
         found.says("Ready")

@@ -80,7 +80,7 @@ def text(found):
     return found.page.locator("#text").inner_text()
 
 
-@pytest.mark.parametrize("how", ["file", "served"])
+@pytest.mark.parametrize("how", [pytest.param("file", marks=pytest.mark.slow), "served"])
 def test_the_microphone(shipped, recording, listening, request, capsys, how):
     address = request.getfixturevalue("served") if how == "served" else None
     with listening(shipped, address) as found:
@@ -202,6 +202,7 @@ OPENED = """addEventListener('DOMContentLoaded', () => {
 })"""
 
 
+@pytest.mark.slow
 def test_a_microphone_that_is_taken_away(shipped, listening):
     with listening(shipped, script=OPENED) as found:
         found.says("Ready")
