@@ -306,6 +306,8 @@ def _value(hint: Any, content: Any, where: str) -> Any:
     if any(dataclasses.is_dataclass(x) or x in (AttentionConfig, FeatureMap) for x in options):
         return from_json(hint, content, where)
     content = _tuples(content)
+    if isinstance(content, int) and any(str(content) in typing.get_args(option) for option in options):
+        content = str(content)  # a choice such as "32", which YAML without quotes reads as a number
     if not fields.fits(hint, content):
         raise ValueError(f"{where} must be {fields.describe(hint)}, got {fields.shown(content)}")
     return content

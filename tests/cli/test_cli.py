@@ -366,7 +366,9 @@ def test_settings_in_yaml(lintra_says, tmp_path, monkeypatch):
     """Parts may be left out, and are the task's own then."""
     pytest.importorskip("yaml")
     monkeypatch.chdir(tmp_path)
-    Path("mine.yaml").write_text("task:\n  length: 8\ntrain:\n  steps: 1\n  batch: 4\n  lr: 7e-4\n")
+    Path("mine.yaml").write_text(
+        "task:\n  length: 8\ntrain:\n  steps: 1\n  batch: 4\n  lr: 7e-4\n  precision: 32\n"
+    )
     assert lintra_says("train", "copy", "--config", "mine.yaml", *TINY)[0] == 0
     run = train.Run.read("run")
     assert (run.task, run.train.steps, run.train.batch) == (copy.Config(length=8), 1, 4)

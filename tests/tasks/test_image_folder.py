@@ -98,6 +98,10 @@ def test_an_idx_file_of_any_size(tmp_path, packed):
     path.write_bytes(gzip.compress(content[:-1]) if packed else content[:-1])
     with pytest.raises(DataError, match="holds 143 values, 144 expected"):
         image_folder.Config(data=str(path)).build().images("train")
+    content = struct.pack(">4s3I", b"\0\0\x08\x03", 3, 0, 8)
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(DataError, match=r"holds no pixels: it says images x rows x columns \(3, 0, 8\)"):
+        image_folder.Config(data=str(path)).build().images("train")
 
 
 def test_what_cannot_be_read_is_named(folder, tmp_path):

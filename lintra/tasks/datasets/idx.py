@@ -16,6 +16,8 @@ def images(content: bytes, name: Path) -> np.ndarray:
     if len(content) < header.size or content[:4] != b"\0\0\x08\x03":
         raise DataError(f"{name} is no IDX file of images: it starts with {content[:4]!r}, not 00 00 08 03")
     sizes = header.unpack_from(content)[1:]
+    if not math.prod(sizes):
+        raise DataError(f"{name} holds no pixels: it says images x rows x columns {sizes}")
     values = np.frombuffer(content, np.uint8, offset=header.size)
     if values.size != math.prod(sizes):
         raise DataError(f"{name} holds {values.size} values, {math.prod(sizes)} expected; fetch it again")

@@ -234,10 +234,10 @@ class Shards:
 
 
 def is_shards(folder: Path) -> bool:
-    """Return whether there is a folder of shards at a path: one whose index.json has a vocabulary, or cannot
-    be read, of which `Shards` says why."""
+    """Return whether there is a folder of shards at a path: one whose index.json has a vocabulary, or is
+    missing or cannot be read, of which `Shards` says why."""
     if not (folder / INDEX).is_file():
-        return False
+        return any(folder.glob("*.tokens"))
     try:
         content = read_json(folder / INDEX)
     except Error:
@@ -264,6 +264,8 @@ def dtype_of(vocabulary: int) -> np.dtype:
 
 def _index(file: Path) -> dict[str, Any]:
     """Return what an index says, with a `Shard` for each shard. Raises DataError, and Error for no JSON."""
+    if not file.is_file():
+        raise DataError(f"{file} is missing: copy it again, or write the shards anew by lintra prepare text")
     content = read_json(file)
     if not isinstance(content, dict):
         raise DataError(f"{file} is no index of shards: it is no object")

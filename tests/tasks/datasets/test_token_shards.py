@@ -136,6 +136,10 @@ def test_a_damaged_index_is_one(shards, tmp_path):
         Shards(shards)
     (shards / "index.json").write_text("[]")  # of something else
     assert not is_shards(shards)
+    (shards / "index.json").unlink()
+    assert is_shards(shards)
+    with pytest.raises(DataError, match=r"index\.json is missing: copy it again"):
+        Shards(shards)
     assert not is_shards(tmp_path)
 
 
