@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
+from lintra.tasks._classes import ClassificationTask, logits
 from lintra.tasks._symbols import COPIES, TextTask
 from lintra.tasks.base import Batch, DataError, Samples, TaskConfig
 from lintra.tasks.datasets import tables, text_files
@@ -108,7 +108,7 @@ class LabelledSamples(Samples):
         return {"tokens": tokens, "mask": mask, "label": self.labels[torch.as_tensor(indices)]}
 
 
-class TextClassification(TextTask):
+class TextClassification(ClassificationTask, TextTask):
     name = "text_classification"
     loss_unit = "nats a text"
 
@@ -227,33 +227,13 @@ class TextClassification(TextTask):
         learned -> [n classes]."""
         tokens, mask = padded(self.encode(texts))
         device = next(model.parameters()).device
-        return self._logits(model, {"tokens": tokens.to(device), "mask": mask.to(device)}).softmax(-1)
+        return logits(model, {"tokens": tokens.to(device), "mask": mask.to(device)}).softmax(-1)
 
     def ranked(self, model: Encoder | BiLSTM, texts: Sequence[bytes]) -> list[dict[str, float]]:
         """Return the labels of each text with their probabilities, the most probable first."""
         found = self.probabilities(model, texts).tolist() if texts else []
         scores = [dict(zip(self.known_classes, each, strict=True)) for each in found]
         return [{label: x[label] for label in sorted(x, key=x.__getitem__, reverse=True)} for x in scores]
-
-    def loss(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
-        return functional.cross_entropy(self._logits(model, batch), batch["label"])
-
-    def weight(self, batch: Batch) -> Tensor:
-        return torch.tensor(len(batch["label"]), device=batch["label"].device)
-
-    @torch.no_grad()
-    def per_sample(self, model: Encoder | BiLSTM, batch: Batch) -> dict[str, Tensor]:
-        """The loss of each text in nats, and 1 where the most probable class is its own."""
-        logits, label = self._logits(model, batch), batch["label"]
-        return {
-            "loss": functional.cross_entropy(logits, label, reduction="none"),
-            "accuracy": (logits.argmax(-1) == label).to(logits.dtype),
-            "weight": torch.ones_like(label),
-        }
-
-    def _logits(self, model: Encoder | BiLSTM, batch: Batch) -> Tensor:
-        logits = model(batch["tokens"], mask=batch["mask"])
-        return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def as_json(ranked: dict[str, float]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import pytest
 from lintra.config import fields
 from lintra.tasks import (
     copy,
+    listops,
+    pathfinder,
     recall,
     selective_copying,
     series,
@@ -69,10 +71,10 @@ def test_bounds_are_in_and_none_passes():
 
 @pytest.mark.parametrize(
     "task",
-    [copy, recall, selective_copying, series, state_tracking, text, text_classification],
+    [copy, listops, pathfinder, recall, selective_copying, series, state_tracking, text, text_classification],
     ids=lambda task: task.__name__,
 )
 def test_tasks_check_the_types_of_theirs(task):
-    name = {recall: "pairs", series: "context"}.get(task, "length")
+    name = {listops: "depth", pathfinder: "size", recall: "pairs", series: "context"}.get(task, "length")
     with pytest.raises(TypeError, match=f"{name} must be int, got '16'"):
         task.Config(**{name: "16"})

@@ -5,11 +5,21 @@ import torch
 
 from lintra import tasks, train
 from lintra.attention import linear
-from lintra.tasks import copy, digits, images, recall, selective_copying, state_tracking, text
+from lintra.tasks import (
+    copy,
+    digits,
+    images,
+    pathfinder,
+    recall,
+    selective_copying,
+    state_tracking,
+    text,
+)
 
 BUNDLED = [
     copy.Config(train_samples=10),
     digits.Config(),
+    pathfinder.Config(train_samples=10, size=16, dashes=3),
     recall.Config(train_samples=10),
     recall.Config(train_samples=10, length=80),
     selective_copying.Config(train_samples=10),
@@ -20,8 +30,8 @@ BUNDLED = [
 
 def test_the_folder_is_the_registry():
     assert tasks.names() == [
-        *("copy", "digits", "image_folder", "images", "recall", "selective_copying", "series"),
-        *("speech", "state_tracking", "text", "text_classification"),
+        *("copy", "digits", "image_folder", "images", "listops", "pathfinder", "recall"),
+        *("selective_copying", "series", "speech", "state_tracking", "text", "text_classification"),
     ]
     for name in tasks.names():
         assert tasks.load(name).Config().build().name == name
