@@ -12,6 +12,8 @@ import torch
 from experiments.compare import __main__ as command
 from experiments.compare import contestants, problems, search, tables
 from experiments.compare.search import Contest, better_half
+from experiments.lra import __main__ as arena
+from experiments.lra import problems as lra
 from experiments.trials import train_ready
 from lintra.bench.reports import checksum
 from lintra.tasks import state_tracking
@@ -30,7 +32,7 @@ def contest(tmp_path, one_thread, monkeypatch):
     monkeypatch.setattr(search, "VALIDATED", 10)
     monkeypatch.setattr(search, "TESTED", 10)
     linear = contestants.BY_NAME["linear"]
-    return Contest(TINY, linear, outcomes=tmp_path / "outcomes", runs=tmp_path / "runs")
+    return Contest(TINY, linear, study=dataclasses.replace(problems.COMPARISON, folder=tmp_path))
 
 
 def write(attempt, validation, **more):
@@ -127,17 +129,17 @@ def test_a_training_that_diverges_is_written_as_such(contest):
 def test_a_search_from_beginning_to_end_trains_nothing_twice(contest, capsys):
     queue = command.Queue([contest])
     train_ready(queue, workers=2, minutes=5)
-    assert len(list(contest.outcomes.iterdir())) == 4 + 2 + 3
-    files = {file: file.stat().st_mtime_ns for file in contest.outcomes.iterdir()}
+    assert len(list(contest.study.outcomes.iterdir())) == 4 + 2 + 3
+    files = {file: file.stat().st_mtime_ns for file in contest.study.outcomes.iterdir()}
     train_ready(command.Queue([contest]), workers=2, minutes=5)
-    assert files == {file: file.stat().st_mtime_ns for file in contest.outcomes.iterdir()}
+    assert files == {file: file.stat().st_mtime_ns for file in contest.study.outcomes.iterdir()}
     command.say([contest], each=False)
     assert capsys.readouterr().out.endswith("1 of 1 searches are done; the same command resumes\n")
 
 
 def test_nothing_is_begun_when_the_time_is_up(contest):
     train_ready(command.Queue([contest]), workers=1, minutes=0)
-    assert not contest.outcomes.exists()
+    assert not contest.study.outcomes.exists()
 
 
 def test_other_data_is_refused_by_its_hash(tmp_path):
@@ -163,9 +165,12 @@ def test_the_text_that_is_tested_on_is_no_part_of_what_is_trained_on(tmp_path, m
     assert trained + tested == whole[: 36_000 + 15 * 256]
 
 
-@pytest.mark.parametrize("name", ["parity", "mqar-64-16-64", "imdb"])
-def test_every_contestant_fits_the_problem(name):
-    problem = problems.BY_NAME[name]
+@pytest.mark.parametrize(
+    "problem",
+    [*(problems.BY_NAME[name] for name in ("parity", "mqar-64-16-64", "imdb")), *lra.ARENA.problems],
+    ids=lambda problem: problem.name,
+)
+def test_every_contestant_fits_the_problem(problem):
     for contestant in contestants.CONTESTANTS:
         if contestant.takes(problem):
             assert contestant.model(problem).width == problem.width
@@ -188,7 +193,7 @@ def outcomes(contest, tests=(0.7, 0.8, 0.9)):
     while ready := contest.ready():
         for one, test in zip(ready, (*tests, None), strict=False):
             write(one, one.training.lr * 10, test=test if one.final else None)
-    return search.read_outcomes(contest.outcomes)
+    return search.read_outcomes(contest.study)
 
 
 def test_tables_are_of_outcomes(contest):
@@ -215,6 +220,17 @@ def test_a_contest_that_is_not_done_has_no_row(contest):
 def test_pictures_are_drawn_of_what_there_is(contest, tmp_path):
     tables.draw(outcomes(contest), tmp_path)
     assert [file.name for file in tmp_path.glob("*.png")] == ["rates-parity.png"]
+
+
+def test_a_preset_has_problems_of_its_own(capsys):
+    """--task NAME is that of the preset; the small one trains what fits into minutes."""
+    small, paper = (lra.ARENA.of_preset(preset, ["listops"]) for preset in ("small", "paper"))
+    assert [x.name for x in (*small, *paper)] == ["listops", "listops-paper"]
+    assert [x.name for x in lra.ARENA.of_preset("paper", None)] == [f"{name}-paper" for name in lra.TASKS]
+    arena.main(["--task", "listops", "--attention", "linear", "softmax", "--preset", "paper", "--list"])
+    assert capsys.readouterr().out.startswith(
+        "to do listops-paper, linear\nto do listops-paper, softmax\n0 of 2 searches"
+    )
 
 
 def test_the_command_refuses(capsys):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.compare import contestants, problems, tables
+from experiments.compare.problems import COMPARISON, Study
 from experiments.compare.search import Attempt, Contest
 from experiments.trials import train_ready
 from lintra.allocator import keep_freed_memory
@@ -36,16 +37,15 @@ class Queue:
         self.contests = [contest for contest in self.contests if contest not in done]
 
 
-def contests_of(options: argparse.Namespace) -> list[Contest]:
+def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
     """All that was asked for, problem by problem; ends the program for other data than the problems need."""
-    names = options.problem or problems.PRESETS[options.preset]
-    chosen = [problems.BY_NAME[name] for name in names]
+    chosen = study.of_preset(options.preset, options.problem)
     if not options.list:
         problems.check_files(chosen, options.data)
     who = [contestants.BY_NAME[name] for name in options.attention or contestants.BY_NAME]
     data = None if options.list else options.data
     return [
-        Contest(problem, contestant, options.preset, data)
+        Contest(problem, contestant, options.preset, data, study)
         for problem in chosen
         for contestant in who
         if contestant.takes(problem)
@@ -61,15 +61,13 @@ def say(contests: Sequence[Contest], *, each: bool) -> None:
     print(f"{len(contests) - len(missing)} of {len(contests)} searches are done; the same command resumes")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, study: Study = COMPARISON) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.compare", description="Every mechanism at its own learning rate."
+        prog=study.command, description="Every mechanism at its own learning rate."
     )
+    parser.add_argument("--preset", choices=tuple(study.presets), default="small", help="steps, and problems")
     parser.add_argument(
-        "--preset", choices=tuple(problems.PRESETS), default="small", help="steps, and problems"
-    )
-    parser.add_argument(
-        "--problem", nargs="+", choices=tuple(problems.BY_NAME), metavar="P", help="these only"
+        "--problem", "--task", nargs="+", choices=tuple(study.by_name), metavar="P", help="these only"
     )
     parser.add_argument(
         "--attention",
@@ -89,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.workers < 1:
         parser.error(f"--workers must be at least 1, got {options.workers}")
     if options.tables:
-        print(tables.write())
+        print(tables.write(study))
         return
-    contests = contests_of(options)
+    contests = contests_of(study, options)
     if options.list:
         say(contests, each=True)
         return

@@ -1,4 +1,4 @@
-"""The problems of the comparison: tasks, networks and steps, and the files that some of them read."""
+"""Problems of comparisons: tasks, networks and steps, and the files that some of them read."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from lintra.tasks.base import Samples
 
 HERE = Path(__file__).parent
 TESTED = 2**20  # the seed of synthetic test data: nothing was trained on it or chosen by it
-Preset = Literal["small", "whole"]
+Preset = Literal["small", "whole", "paper"]
 
 # The files of --data and their SHA-256.
 FILES = {
@@ -107,6 +107,7 @@ class Shakespeare(Problem):
 class Reviews(Problem):
     """Bytes of IMDB reviews, positive or negative: a tenth of the training file validates."""
 
+    files: Sequence[str] = ("imdb_train.tsv.xz", "imdb_test.tsv.xz")
     length: int = 512
 
     def task(self, data: Path | None) -> Any:
@@ -175,7 +176,6 @@ PROBLEMS: tuple[Problem, ...] = (
         title="IMDB reviews, byte by byte",
         steps={"small": 400, "whole": 4_000},
         causal=False,
-        files=("imdb_train.tsv.xz", "imdb_test.tsv.xz"),
         batch=16,
         network={"layers": 1, "width": 64, "heads": 2, "dropout": 0.0},
     ),
@@ -185,9 +185,40 @@ PROBLEMS: tuple[Problem, ...] = (
         for width in (64, 128, 256)
     ),
 )
-BY_NAME = {problem.name: problem for problem in PROBLEMS}
-SMALL = tuple(problem.name for problem in PROBLEMS[:8])  # the order is that of what they tell for their hours
-PRESETS: dict[Preset, tuple[str, ...]] = {"small": SMALL, "whole": tuple(BY_NAME)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """Problems that are compared on together: their command, and the folder of what came of them."""
+
+    command: str
+    folder: Path
+    problems: tuple[Problem, ...]
+    presets: dict[Preset, tuple[str, ...]]  # names of problems
+
+    @property
+    def by_name(self) -> dict[str, Problem]:
+        return {problem.name: problem for problem in self.problems}
+
+    @property
+    def outcomes(self) -> Path:
+        return self.folder / "outcomes"
+
+    def of_preset(self, preset: Preset, names: Sequence[str] | None) -> list[Problem]:
+        """Return the problems of a preset, or those of these names; a preset may have one as NAME-PRESET."""
+        known = self.by_name
+        return [known.get(f"{name}-{preset}", known[name]) for name in names or self.presets[preset]]
+
+
+# The order is that of what they tell for their hours.
+_SMALL_PRESET = tuple(problem.name for problem in PROBLEMS[:8])
+COMPARISON = Study(
+    "python -m experiments.compare",
+    HERE,
+    PROBLEMS,
+    {"small": _SMALL_PRESET, "whole": tuple(problem.name for problem in PROBLEMS)},
+)
+BY_NAME = COMPARISON.by_name
 
 
 def check_files(problems: Sequence[Problem], data: Path | None) -> None:

@@ -18,25 +18,24 @@ from typing import Any
 import torch
 
 from experiments.compare.contestants import Contestant
-from experiments.compare.problems import HERE, Preset, Problem
+from experiments.compare.problems import COMPARISON, Preset, Problem, Study
 from experiments.trials import BATCH, Trial
 from lintra import attention, checkpoint, evaluate, train
 from lintra.bench import reports
 from lintra.train.curve import MINUTES
 from lintra.train.learner import Diverged
 
-OUTCOMES = HERE / "outcomes"
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SEARCHED = 0  # the seed of the search
 SEEDS = (1, 2, 3)  # of the trainings that are tested
 VALIDATED, TESTED = 1_000, 2_000  # samples, or all if there are fewer
-COMMAND = "python -m experiments.compare"
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt(Trial):
     """One contestant on one problem at one rate, number of steps and seed, and what came of it."""
 
+    command: str = COMPARISON.command
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what it is, in words
     problem: Problem | None = None
     data: Path | None = None
@@ -76,7 +75,7 @@ class Attempt(Trial):
         network = self.model.build()
         reports.save(
             self.kept,
-            command=COMMAND,
+            command=self.command,
             settings=self.settings(),
             **self.facts,
             **found,
@@ -115,8 +114,7 @@ class Contest:
     contestant: Contestant
     preset: Preset = "small"
     data: Path | None = None
-    outcomes: Path = OUTCOMES
-    runs: Path = HERE / "runs"
+    study: Study = COMPARISON
 
     @property
     def steps(self) -> int:
@@ -127,7 +125,7 @@ class Contest:
         name = f"{problem.name}.{self.contestant.name}.{rate:g}.{steps}.{seed}"
         return Attempt(
             name=name,
-            folder=self.runs / name,
+            folder=self.study.folder / "runs" / name,
             task=problem.task(self.data),
             model=self.contestant.model(problem),
             training=train.Config(
@@ -144,7 +142,8 @@ class Contest:
                 seed=seed,
             ),
             score=problem.score,
-            kept=self.outcomes / f"{name}.json",
+            kept=self.study.outcomes / f"{name}.json",
+            command=self.study.command,
             facts={
                 "problem": problem.name,
                 "contestant": self.contestant.name,
@@ -182,6 +181,6 @@ def better_half(scores: dict[float, float | None], *, lower_is_better: bool) -> 
     return sorted(known, key=lambda rate: (known[rate], rate))[: math.ceil(len(scores) / 2)]
 
 
-def read_outcomes(folder: Path = OUTCOMES) -> list[dict[str, Any]]:
+def read_outcomes(study: Study = COMPARISON) -> list[dict[str, Any]]:
     """All that came of trainings, in the order of their files' names."""
-    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    return [json.loads(file.read_text()) for file in sorted(study.outcomes.glob("*.json"))]

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from experiments.compare import contestants, problems
-from experiments.compare.search import COMMAND, OUTCOMES, RATES, SEEDS, read_outcomes
+from experiments.compare.problems import COMPARISON, Study
+from experiments.compare.search import RATES, SEEDS, read_outcomes
 from lintra import pictures
 from lintra.bench import reports
 
-HERE = Path(__file__).parent
 STUDENT = 4.303  # 97.5 % quantile of Student's t with len(SEEDS) - 1 = 2 degrees of freedom
 Outcomes = Sequence[dict[str, Any]]
 
 
-def by_contest(outcomes: Outcomes) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def by_contest(outcomes: Outcomes, study: Study = COMPARISON) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The outcomes of each (problem, contestant), in the order of problems and contestants."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for problem in problems.BY_NAME:
+    for problem in study.by_name:
         for contestant in contestants.BY_NAME:
             mine = [x for x in outcomes if (x["problem"], x["contestant"]) == (problem, contestant)]
             if mine:
@@ -46,9 +46,9 @@ def told(values: Sequence[float], problem: problems.Problem) -> str:
     return f"{mean:.3f} ± {half:.3f}"
 
 
-def problem_table(outcomes: Outcomes, name: str) -> str:
+def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
     """A row for each contestant whose search is done, the best first."""
-    problem = problems.BY_NAME[name]
+    problem = study.by_name[name]
     unit = "%" if problem.score == "accuracy" else "bits/byte"
     heads = [
         "contestant",
@@ -60,7 +60,7 @@ def problem_table(outcomes: Outcomes, name: str) -> str:
         "minutes a training",
     ]
     rows: list[tuple[float, list[str]]] = []
-    for (where, who), mine in by_contest(outcomes).items():
+    for (where, who), mine in by_contest(outcomes, study).items():
         if where != name or not (tested := finals(mine)):
             continue
         scores = [x["test"] for x in tested]
@@ -73,12 +73,12 @@ def problem_table(outcomes: Outcomes, name: str) -> str:
     return _table(heads, [cells for _, cells in rows]) if rows else ""
 
 
-def points_table(outcomes: Outcomes, name: str) -> str:
+def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
     """All validation scores of the search of a problem: a row for each contestant and number of steps."""
-    problem = problems.BY_NAME[name]
+    problem = study.by_name[name]
     scale = 100 if problem.score == "accuracy" else 1
     rows = []
-    for (where, who), mine in by_contest(outcomes).items():
+    for (where, who), mine in by_contest(outcomes, study).items():
         if where != name:
             continue
         searched = [x for x in mine if not x["final"]]
@@ -95,14 +95,15 @@ def _point(outcome: dict[str, Any] | None, scale: float) -> str:
     return "diverged" if outcome["diverged"] else f"{scale * outcome['validation']:.{1 if scale > 1 else 3}f}"
 
 
-def maps_table(outcomes: Outcomes) -> str:
+def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
     """The study of feature maps: a row for each map, a column for each problem where all are done."""
-    done = {key: finals(mine) for key, mine in by_contest(outcomes).items()}
-    columns = [x for x in problems.BY_NAME if all(done.get((x, who)) for who in contestants.MAPS)]
+    done = {key: finals(mine) for key, mine in by_contest(outcomes, study).items()}
+    known = study.by_name
+    columns = [x for x in known if all(done.get((x, who)) for who in contestants.MAPS)]
     if not columns:
         return ""
     rows = [
-        [who, *(told([x["test"] for x in done[name, who]], problems.BY_NAME[name]) for name in columns)]
+        [who, *(told([x["test"] for x in done[name, who]], known[name]) for name in columns)]
         for who in contestants.MAPS
     ]
     return _table(["feature map", *columns], rows)
@@ -113,15 +114,15 @@ def core_hours(outcomes: Outcomes) -> float:
     return sum(x["seconds"] for x in outcomes) / 3600
 
 
-def sections(outcomes: Outcomes) -> str:
+def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
     """All tables as README.md has them, and what they took; nothing of problems without an outcome."""
     parts = []
-    for name, problem in problems.BY_NAME.items():
-        if table := problem_table(outcomes, name):
+    for name, problem in study.by_name.items():
+        if table := problem_table(outcomes, name, study):
             parts += [f"### {problem.title}", table]
-        if points := points_table(outcomes, name):
+        if points := points_table(outcomes, name, study):
             parts += [f"Validation scores of the search, {name}:", points]
-    if maps := maps_table(outcomes):
+    if maps := maps_table(outcomes, study):
         parts += ["### Feature maps at equal state size", maps]
     diverged = sum(x["diverged"] for x in outcomes)
     parts.append(
@@ -131,11 +132,11 @@ def sections(outcomes: Outcomes) -> str:
     return "\n\n".join(parts)
 
 
-def draw(outcomes: Outcomes, folder: Path = HERE) -> None:
+def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
     """The recall-memory frontier, where there is more than one width, and the rates that were searched."""
-    for length, pairs in dict.fromkeys(_mqar(name) for name in problems.BY_NAME if name.startswith("mqar")):
+    for length, pairs in dict.fromkeys(_mqar(name) for name in study.by_name if name.startswith("mqar")):
         lines: dict[str, dict[int, float]] = {}
-        for (name, who), mine in by_contest(outcomes).items():
+        for (name, who), mine in by_contest(outcomes, study).items():
             if name.startswith(f"mqar-{length}-{pairs}-") and (tested := finals(mine)):
                 score = 100 * statistics.mean(x["test"] for x in tested)
                 if tested[0]["state_bytes"] is not None:
@@ -148,9 +149,9 @@ def draw(outcomes: Outcomes, folder: Path = HERE) -> None:
                 y="recalled (%)",
                 title=f"{pairs} pairs in {length} tokens: recall against memory",
             )
-    for name, problem in problems.BY_NAME.items():
+    for name, problem in study.by_name.items():
         lines = {}
-        for (where, who), mine in by_contest(outcomes).items():
+        for (where, who), mine in by_contest(outcomes, study).items():
             searched = [x for x in mine if where == name and not x["final"] and not x["diverged"]]
             least = min((x["steps"] for x in searched), default=0)
             for x in sorted(searched, key=lambda x: x["rate"]):
@@ -177,12 +178,13 @@ def _mqar(name: str) -> tuple[int, int]:
     return int(length), int(pairs)
 
 
-def write(folder: Path = HERE, outcomes: Path = OUTCOMES) -> str:
-    """Write points.json, all points of all searches, draw the pictures -> the tables for README.md."""
-    found = read_outcomes(outcomes)
-    reports.save(folder / "points.json", command=f"{COMMAND} --tables", points=points(found))
-    draw(found, folder)
-    return sections(found)
+def write(study: Study = COMPARISON, folder: Path | None = None) -> str:
+    """Write points.json, all points of all searches, draw the pictures -> the tables for README.md. In
+    `folder`, or in that of the study."""
+    found, folder = read_outcomes(study), folder or study.folder
+    reports.save(folder / "points.json", command=f"{study.command} --tables", points=points(found))
+    draw(found, folder, study)
+    return sections(found, study)
 
 
 def points(outcomes: Outcomes) -> list[dict[str, Any]]:

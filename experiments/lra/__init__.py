@@ -1,0 +1,1 @@
+"""The Long Range Arena, small and of the paper's sizes."""

@@ -1,0 +1,75 @@
+"""The tasks of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) as problems of a comparison.
+
+Layers, widths, heads, steps and batches of "paper" are those of the configurations that its authors released,
+and of Pathfinder, whose released one is smaller than the paper says, those of its appendix. Predictions are
+made of the mean over tokens, where theirs of ListOps and text are made of one more token, of the class.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.compare.problems import Problem, Reviews, Study
+from lintra.tasks import listops, pathfinder
+
+TASKS = ("listops", "text", "pathfinder")
+_SMALL: dict[str, Any] = {"layers": 2, "width": 64, "heads": 2, "dropout": 0.0}
+_LONG_TEXT = 1_000  # bytes of a review, of the released configuration
+PROBLEMS = (
+    Problem(
+        name="listops",
+        title="ListOps, expressions of 51 to 199 tokens, 4 operators deep",
+        steps={"small": 1_000},
+        causal=False,
+        settings=listops.Config(shortest=50, longest=200, depth=5),
+        network=_SMALL,
+    ),
+    Reviews(
+        name="text",
+        title=f"Text, the first {_LONG_TEXT:,} bytes of IMDB reviews",
+        steps={"small": 400},
+        causal=False,
+        batch=16,
+        length=_LONG_TEXT,
+        network={**_SMALL, "layers": 1},
+    ),
+    Problem(
+        name="pathfinder",
+        title="Pathfinder, 32 x 32 pixels",
+        steps={"small": 400},
+        causal=False,
+        batch=16,
+        settings=pathfinder.Config(),
+        network=_SMALL,
+    ),
+    Problem(
+        name="listops-paper",
+        title="ListOps, the paper's size",
+        steps={"paper": 5_000},
+        causal=False,
+        settings=listops.Config(),
+        network={"layers": 6, "width": 512, "heads": 8, "mlp_ratio": 4},
+    ),
+    Reviews(
+        name="text-paper",
+        title="Text, the paper's size",
+        steps={"paper": 20_000},
+        causal=False,
+        length=_LONG_TEXT,
+        network={"layers": 4, "width": 256, "heads": 4, "mlp_ratio": 4, "dropout": 0.1},
+    ),
+    Problem(
+        name="pathfinder-paper",
+        title="Pathfinder, the paper's size",
+        steps={"paper": 62_500},
+        causal=False,
+        batch=512,
+        settings=pathfinder.Config(),
+        network={"layers": 4, "width": 128, "heads": 8, "mlp_ratio": 1},
+    ),
+)
+ARENA = Study(
+    "python -m experiments.lra",
+    Path(__file__).parent,
+    PROBLEMS,
+    {"small": TASKS, "paper": tuple(f"{name}-paper" for name in TASKS)},
+)
