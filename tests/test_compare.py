@@ -16,7 +16,7 @@ from experiments.lra import __main__ as arena
 from experiments.lra import problems as lra
 from experiments.trials import train_ready
 from lintra.bench.reports import checksum
-from lintra.tasks import state_tracking
+from lintra.tasks import listops, state_tracking
 
 TINY = dataclasses.replace(
     problems.BY_NAME["parity"],
@@ -102,6 +102,20 @@ def test_a_training_is_scored_and_written_once(contest):
     assert report["state_bytes"] == 4 * (32 * 32 + 32)  # one head: kv and z, float32
     assert 0 <= json.loads(tested.kept.read_text())["test"] <= 1
     assert [each.name for each in contest.ready()] == [each.name for each in contest.ready()[:3]]
+
+
+def test_a_training_of_an_encoder_has_no_state(contest):
+    tiny = dataclasses.replace(
+        lra.ARENA.by_name["listops"],
+        settings=listops.Config(shortest=5, longest=30, depth=3, validate_samples=10),
+        batch=2,
+        network={"layers": 1, "width": 32, "heads": 1},
+    )
+    one = dataclasses.replace(contest, problem=tiny).attempt(1e-3, 2, search.SEEDS[0])
+    one.train()
+    report = json.loads(one.kept.read_text())
+    assert report["state_bytes"] is None
+    assert 0 <= report["test"] <= 1
 
 
 def test_a_killed_training_is_gone_on_with(contest):

@@ -22,6 +22,7 @@ from experiments.compare.problems import COMPARISON, Preset, Problem, Study
 from experiments.trials import BATCH, Trial
 from lintra import attention, checkpoint, evaluate, train
 from lintra.bench import reports
+from lintra.models import Decoder
 from lintra.train.curve import MINUTES
 from lintra.train.learner import Diverged
 
@@ -97,8 +98,8 @@ class Attempt(Trial):
 
 @torch.no_grad()
 def state_bytes(network: Any, length: int) -> int | None:
-    """The bytes that so many tokens leave behind in a decoder; None of what has no such state."""
-    if not hasattr(network, "extend"):
+    """Return the bytes that so many tokens leave behind in a decoder; None of an encoder, which ends there."""
+    if not isinstance(network, Decoder):
         return None
     tokens = torch.zeros(1, length, dtype=torch.int64)
     _, state = network.eval().extend(tokens)
