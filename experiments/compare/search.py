@@ -98,7 +98,7 @@ class Attempt(Trial):
 
 @torch.no_grad()
 def state_bytes(network: Any, length: int) -> int | None:
-    """Return the bytes that so many tokens leave behind in a decoder; None of an encoder, which ends there."""
+    """Return the bytes that so many tokens leave behind in a decoder; None of an encoder."""
     if not isinstance(network, Decoder):
         return None
     tokens = torch.zeros(1, length, dtype=torch.int64)
