@@ -18,7 +18,7 @@ PROBLEMS = (
     Problem(
         name="listops",
         title="ListOps, expressions of 51 to 199 tokens, 4 operators deep",
-        steps={"small": 1_000},
+        steps={"small": 600},
         causal=False,
         settings=listops.Config(shortest=50, longest=200, depth=5),
         network=_SMALL,
