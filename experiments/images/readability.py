@@ -28,7 +28,7 @@ from lintra.tasks.datasets import data_files
 
 HERE = Path(__file__).parent
 FILE = HERE / "readability.json"
-MODELS = ("mnist-small",)
+MODELS = ("mnist-small", "weights/mnist")
 SURE = 0.9  # probability of one class
 DRAWN, AT_ONCE = 1_000, 250  # images of each model, of which so many together
 EPOCHS, BATCH, RATE = 3, 100, 3e-3
