@@ -182,7 +182,7 @@ def test_every_way_to_cut_the_work(cut, programs, widest, sizes, options):
 @pytest.mark.parametrize("feature_map", ["elu+1", "relu", "exp"])
 def test_sixteen_bits(cut, dtype, feature_map):
     """y: twice the error of float32 sums, half a unit of y in it. States and gradients: twice that of the
-    definition computed in 16 bits; products hold 16 bits or more, and the gradients see y as it was rounded."""
+    definition computed in 16 bits: products hold no fewer, and the gradients see y as it was rounded."""
     sixteen_bits(moved(draw(**SMALL, t=C + 3, decay=False), dtype), feature_map)
 
 
