@@ -27,7 +27,7 @@ def trained(tmp_path, monkeypatch, one_thread):
     """trained(folder, **settings): a run of 10 steps, the first that is logged."""
     source = np.random.default_rng(0).integers(0, 256, (260, 28, 28, 1), np.uint8)
     found = images.data_files.Splits(train=[lambda: source], test=[lambda: source[:4]])
-    monkeypatch.setattr(images, "_locate", lambda data, data_dir: found)
+    monkeypatch.setattr(images, "locate", lambda data, data_dir: found)
     monkeypatch.setattr(mnist, "TRAIN_IMAGES", 260)
     task = images.Config(validate_images=2)
     model = dataclasses.replace(task.build().model(linear.Config()), layers=1, heads=2, width=16)

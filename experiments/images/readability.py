@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,8 +22,7 @@ from lintra import checkpoint
 from lintra.bench import reports
 from lintra.bench.reports import Row, by_name
 from lintra.generation import sampling
-from lintra.tasks import DataError, images
-from lintra.tasks.datasets import data_files
+from lintra.tasks import image_classification
 
 HERE = Path(__file__).parent
 FILE = HERE / "readability.json"
@@ -34,17 +32,6 @@ DRAWN, AT_ONCE = 1_000, 250  # images of each model, of which so many together
 EPOCHS, BATCH, RATE = 3, 100, 3e-3
 SEED = 0  # of the classifier; of the first images generated
 TEST, ACCURACY = "MNIST's test images", "the classifier is right on test images"
-
-
-def labels(folder: Path, name: str, count: int) -> Tensor:
-    """The digits of an IDX file -> [count] int64. Raises DataError."""
-    for path in (folder / name, folder / f"{name}.gz", folder / "mnist" / f"{name}.gz"):
-        if path.exists():
-            found = np.frombuffer(data_files.unpack(path), np.uint8, offset=8)
-            if len(found) != count:
-                raise DataError(f"{path} holds {len(found)} labels, {count} expected")
-            return torch.from_numpy(found.astype(np.int64))
-    raise DataError(f"{folder} holds no {name}, plain or .gz, nor does its folder mnist")
 
 
 def network() -> nn.Sequential:
@@ -103,11 +90,11 @@ def share(sure: Tensor) -> float:
 
 
 def rows(data: Path) -> Iterator[Row]:
-    task = images.Config(data_dir=str(data)).build()
-    train = torch.cat([task.train.values, task.validate.values])  # of this task, not of the classifier
-    model = learned(train, labels(data, "train-labels-idx1-ubyte", len(train)))
+    task = image_classification.Config(data="mnist", data_dir=str(data)).build()
+    parts = task.train, task.validate  # of this task, not of the classifier
+    model = learned(*(torch.cat([getattr(x, name) for x in parts]) for name in ("values", "labels")))
     found = probabilities(model, task.test.values)
-    right = found.argmax(1) == labels(data, "t10k-labels-idx1-ubyte", len(found))
+    right = found.argmax(1) == task.test.labels
     yield Row(ACCURACY, share(right), "%")
     yield Row(TEST, share(found.amax(1) > SURE), "%")
     for name in MODELS:

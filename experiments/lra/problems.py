@@ -1,19 +1,35 @@
 """The tasks of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) as problems of a comparison.
 
 Layers, widths, heads, steps and batches of "paper" are those of the configurations that its authors released,
-and of Pathfinder, whose released one is smaller than the paper says, those of its appendix. Predictions are
-made of the mean over tokens, where theirs of ListOps and text are made of one more token, of the class.
+and of images and Pathfinder, whose released ones are smaller than the paper says, those of its appendix.
+Predictions are made of the mean over tokens, where theirs of ListOps and text are made of one more token, of
+the class.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from experiments.compare.problems import Problem, Reviews, Study
-from lintra.tasks import listops, pathfinder
+from experiments.compare.problems import Judged, Problem, Reviews, Study
+from lintra.tasks import image_classification, listops, pathfinder
 
-TASKS = ("listops", "text", "pathfinder")
+TASKS = ("listops", "text", "image", "pathfinder")
 _SMALL: dict[str, Any] = {"layers": 2, "width": 64, "heads": 2, "dropout": 0.0}
 _LONG_TEXT = 1_000  # bytes of a review, of the released configuration
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Images(Problem):
+    """CIFAR-10 in grey, pixel by pixel; the files are those that `lintra train images` reads."""
+
+    def task(self, data: Path | None) -> Any:
+        return image_classification.Config(data_dir=None if data is None else str(data))
+
+    def judge(self, data: Path | None) -> Any:
+        task = self.task(data).build()
+        return Judged(task, task.test)
+
+
 PROBLEMS = (
     Problem(
         name="listops",
@@ -31,6 +47,14 @@ PROBLEMS = (
         batch=16,
         length=_LONG_TEXT,
         network={**_SMALL, "layers": 1},
+    ),
+    Images(
+        name="image",
+        title="Image, CIFAR-10 in 32 x 32 grey pixels",
+        steps={"small": 400},
+        causal=False,
+        batch=16,
+        network=_SMALL,
     ),
     Problem(
         name="pathfinder",
@@ -56,6 +80,14 @@ PROBLEMS = (
         causal=False,
         length=_LONG_TEXT,
         network={"layers": 4, "width": 256, "heads": 4, "mlp_ratio": 4, "dropout": 0.1},
+    ),
+    Images(
+        name="image-paper",
+        title="Image, the paper's size",
+        steps={"paper": 39_000},
+        causal=False,
+        batch=256,
+        network={"layers": 3, "width": 64, "heads": 4, "mlp_ratio": 2},
     ),
     Problem(
         name="pathfinder-paper",

@@ -22,7 +22,7 @@ from lintra.tasks.base import DataError, TaskConfig
 from lintra.tasks.datasets import cifar10, data_files, mnist
 
 Data = Literal["mnist", "cifar10"]
-_SOURCES: dict[Data, ModuleType] = {"mnist": mnist, "cifar10": cifar10}
+SOURCES: dict[Data, ModuleType] = {"mnist": mnist, "cifar10": cifar10}
 
 Preset = Literal["best", "small", "paper"]
 
@@ -56,7 +56,7 @@ class Config(TaskConfig):
 
     def __post_init__(self):
         fields.check(self)
-        source = _SOURCES[self.data]
+        source = SOURCES[self.data]
         if self.validate_on == "train" and self.validate_images is None:
             raise ValueError(
                 "validate_images must be a number where validate_on is 'train', got None: it says how many "
@@ -89,7 +89,7 @@ class Images(PixelTask):
 
     def __init__(self, config: Config):
         self.config = config
-        self.image_shape = _SOURCES[config.data].SHAPE
+        self.image_shape = SOURCES[config.data].SHAPE
 
     def notices(self, folder: Path) -> list[str]:
         if self.config.validate_on == "train":
@@ -98,20 +98,20 @@ class Images(PixelTask):
         return [f"validates on {which} test images: what is chosen by these scores has seen the test set"]
 
     def at_hand(self) -> bool:
-        source = _SOURCES[self.config.data]
+        source = SOURCES[self.config.data]
         named = data_files.named_folder(self.config.data_dir)
         return any(source.find(folder) for folder in _folders(self.config.data, named))
 
     def images(self, split: Split) -> np.ndarray:
-        config, splits = self.config, _locate(self.config.data, self.config.data_dir)
+        config, splits = self.config, locate(self.config.data, self.config.data_dir)
         if split == "train":
-            most = _SOURCES[config.data].TRAIN_IMAGES - config.held_out
-            return _first(config.limit or most, splits.train)
+            most = SOURCES[config.data].TRAIN_IMAGES - config.held_out
+            return first(config.limit or most, splits.train)
         if split == "test":
-            return _first(None, splits.test)
+            return first(None, splits.test)
         if config.validate_on == "test":
-            return _first(config.validate_images, splits.test)
-        return _last(config.held_out, splits.train)
+            return first(config.validate_images, splits.test)
+        return last(config.held_out, splits.train)
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """The paper's: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10 logistics. Ours
@@ -155,9 +155,9 @@ def _check_count(name: str, count: int | None, most: int, why: str = "") -> None
         raise ValueError(f"{name} must lie in 1 .. {most}{why}, got {count}")
 
 
-def _locate(data: Data, data_dir: str | None) -> data_files.Splits:
+def locate(data: Data, data_dir: str | None) -> data_files.Splits:
     """Find the files where the user says they are, or else download them. Raises DataError."""
-    source, named = _SOURCES[data], data_files.named_folder(data_dir)
+    source, named = SOURCES[data], data_files.named_folder(data_dir)
     if named is None:
         source.download(data_files.cache_dir(data))
     for folder in _folders(data, named):
@@ -174,7 +174,7 @@ def _folders(data: Data, named: Path | None) -> list[Path]:
     return [data_files.cache_dir(data)] if named is None else [named, named / data]
 
 
-def _first(count: int | None, shards: data_files.Shards) -> np.ndarray:
+def first(count: int | None, shards: data_files.Shards) -> np.ndarray:
     """The first `count` images of these shards, all if None. Shards that are not needed are not read."""
     read, have = [], 0
     for shard in shards:
@@ -184,7 +184,7 @@ def _first(count: int | None, shards: data_files.Shards) -> np.ndarray:
     return np.concatenate(read)[:count]
 
 
-def _last(count: int, shards: data_files.Shards) -> np.ndarray:
+def last(count: int, shards: data_files.Shards) -> np.ndarray:
     """The last `count` images of these shards, in their order."""
     read, have = [], 0
     for shard in reversed(shards):

@@ -39,7 +39,7 @@ _TRIES = 20_000  # drawings until one is of the lengths that are asked for
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say the value of a nested expression (Long Range Arena's)."""
+    """Say the value of a nested expression (of the LRA)."""
 
     shortest: int = 500  # tokens of an expression: more than this
     longest: int = 2_000  # and fewer than this

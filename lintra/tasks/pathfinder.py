@@ -32,7 +32,7 @@ Pixel = tuple[int, int]  # row, column
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TaskConfig):
-    """Say whether a path joins two circles (Long Range Arena's)."""
+    """Say whether a path joins two circles (of the LRA)."""
 
     size: int = 32  # pixels of a side
     dashes: int = 9  # of each of the two long paths

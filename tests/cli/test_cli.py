@@ -47,8 +47,8 @@ def test_each_command_has_short_help(lintra_says, command, monkeypatch):
 @pytest.mark.parametrize(
     "task",
     [
-        *("copy", "digits", "image-folder", "images", "listops", "pathfinder", "recall", "selective-copying"),
-        *("series", "speech", "state-tracking", "text", "text-classification"),
+        *("copy", "digits", "image-classification", "image-folder", "images", "listops", "pathfinder"),
+        *("recall", "selective-copying", "series", "speech", "state-tracking", "text", "text-classification"),
     ],
 )
 def test_training_help_fits_a_screen(lintra_says, task, monkeypatch):
@@ -115,7 +115,7 @@ def test_info(lintra_says):
         (["info", "x"], "info takes no arguments, got 'x'"),
         (
             ["train", "juggling"],
-            "task must be one of copy, digits, image-folder, images, listops, pathfinder, recall, ",
+            "task must be one of copy, digits, image-classification, image-folder, images, listops, ",
         ),
         (["train", "digits", "--bath", "3"], "perhaps you meant --batch"),
         (["train", "digits", "--batch", "x"], "batch must be a whole number, got 'x' (see"),

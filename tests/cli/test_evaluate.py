@@ -96,7 +96,7 @@ def test_all_test_images_whatever_training_looked_at(lintra_says, tmp_path, monk
     """And of a model that does not predict the first value, that one is charged for."""
     source = np.random.default_rng(0).integers(0, 256, (6, 28, 28, 1), np.uint8)
     found = {"train": [], "test": [lambda: source]}
-    monkeypatch.setattr(images, "_locate", lambda data, data_dir: images.data_files.Splits(**found))
+    monkeypatch.setattr(images, "locate", lambda data, data_dir: images.data_files.Splits(**found))
     folder("run", images.Config(preset="paper", validate_images=2))
     code, out, err = lintra_says("evaluate", "--model", "run", "--json", "a.json")
     assert (code, err) == (0, "")

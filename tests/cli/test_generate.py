@@ -124,7 +124,7 @@ def test_without_the_first_value(lintra_says, folder, drawn, monkeypatch):
     """A model that does not predict it gets it from training images."""
     source = np.full((4, 28, 28, 1), 9, np.uint8)
     splits = images.data_files.Splits(train=[lambda: source], test=[lambda: source])
-    monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
+    monkeypatch.setattr(images, "locate", lambda data, data_dir: splits)
     folder("run", images.Config(preset="paper"), output=decoder.Logits())
     code, _, err = lintra_says("generate", "--model", "run", "--samples", "2", "--complete", "1")
     assert (code, err) == (0, "")
@@ -138,7 +138,7 @@ def test_why_drawing_needs_training_images(lintra_says, folder, tmp_path, monkey
     def missing(data, data_dir):
         raise DataError("mnist is not at hand")
 
-    monkeypatch.setattr(images, "_locate", missing)
+    monkeypatch.setattr(images, "locate", missing)
     folder("run", images.Config(preset="paper"), output=decoder.Logits())
     code, out, err = lintra_says("generate", "--model", "run", "--samples", "2", "--out", "new/a.png")
     assert (code, out) == (2, "")

@@ -21,6 +21,11 @@ def idx(images: np.ndarray) -> bytes:
     return b"\0\0\x08\x03" + struct.pack(">3I", *images.shape) + images.tobytes()
 
 
+def idx_labels(labels: np.ndarray) -> bytes:
+    """[n] uint8 as an IDX file."""
+    return b"\0\0\x08\x01" + struct.pack(">I", len(labels)) + labels.tobytes()
+
+
 def assert_a_step_lowers_the_loss(task: Task, samples: int) -> None:
     """One step of gradient descent on the first samples, by the model that the task takes by itself."""
     model = task.model(linear.Config()).build()
@@ -40,9 +45,12 @@ class SmallMnist:
         draw = np.random.default_rng(0)
         self.folder = folder
         self.train, self.test = (draw.integers(0, 256, (n, 28, 28), np.uint8) for n in (5, 3))
+        self.labels = {"train": np.array([3, 1, 4, 1, 5], np.uint8), "test": np.array([9, 2, 6], np.uint8)}
         self.files = {
             "train-images-idx3-ubyte": idx(self.train),
             "t10k-images-idx3-ubyte": idx(self.test),
+            "train-labels-idx1-ubyte": idx_labels(self.labels["train"]),
+            "t10k-labels-idx1-ubyte": idx_labels(self.labels["test"]),
         }
         self.zipped = {f"{name}.gz": gzip.compress(content) for name, content in self.files.items()}
         sums = {

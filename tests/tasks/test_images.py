@@ -33,7 +33,7 @@ def shared(monkeypatch):
         return np.full((4, 32, 32, 3), i, np.uint8)
 
     splits = data_files.Splits(train=[lambda i=i: shard(i) for i in range(3)], test=[])
-    monkeypatch.setattr(images, "_locate", lambda data, data_dir: splits)
+    monkeypatch.setattr(images, "locate", lambda data, data_dir: splits)
     monkeypatch.setattr(cifar10, "TRAIN_IMAGES", 12)
     return read
 

@@ -27,6 +27,7 @@ class Splits(NamedTuple):
 
     train: Shards
     test: Shards
+    labels: Callable[[str], np.ndarray] | None = None  # of "train" or "test" the classes, [n] uint8
 
 
 def named_folder(data_dir: str | None) -> Path | None:

@@ -22,3 +22,15 @@ def images(content: bytes, name: Path) -> np.ndarray:
     if values.size != math.prod(sizes):
         raise DataError(f"{name} holds {values.size} values, {math.prod(sizes)} expected; fetch it again")
     return values.reshape(sizes)
+
+
+def labels(content: bytes, name: Path) -> np.ndarray:
+    """Return the classes [n] uint8 that an unpacked file holds. Raises DataError."""
+    header = struct.Struct(">4sI")
+    if len(content) < header.size or content[:4] != b"\0\0\x08\x01":
+        raise DataError(f"{name} is no IDX file of labels: it starts with {content[:4]!r}, not 00 00 08 01")
+    (count,) = header.unpack_from(content)[1:]
+    values = np.frombuffer(content, np.uint8, offset=header.size)
+    if values.size != count:
+        raise DataError(f"{name} holds {values.size} labels, {count} expected; fetch it again")
+    return values

@@ -20,6 +20,8 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (6, SHARD, 32, 32, 3), np.uin
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     monkeypatch.setattr(cifar10, "_SHARD", SHARD)
+    monkeypatch.setattr(cifar10, "TRAIN_IMAGES", 5 * SHARD)
+    monkeypatch.setattr(cifar10, "TEST_IMAGES", SHARD)
 
 
 def to_residuals(images: np.ndarray) -> np.ndarray:
@@ -85,6 +87,8 @@ def packed(folder: Path) -> None:
 def residuals(folder: Path) -> None:
     for name, images in zip(cifar10._RESIDUALS, IMAGES, strict=True):
         (folder / name).write_bytes(lzma.compress(to_residuals(images).tobytes()))
+    classes = np.tile(np.arange(IMAGES.shape[1], dtype=np.uint8), 5)
+    np.savez(folder / "labels.npz", train=classes, test=classes[: IMAGES.shape[1]])
 
 
 def read(shards: data_files.Shards) -> np.ndarray:
@@ -103,6 +107,22 @@ def test_all_forms_hold_the_same_images(tmp_path, form: Callable[[Path], None]):
     splits = found(tmp_path)
     np.testing.assert_array_equal(read(splits.train), IMAGES[:5].reshape(-1, 32, 32, 3))
     np.testing.assert_array_equal(read(splits.test), IMAGES[5])
+    classes = np.arange(IMAGES.shape[1])
+    np.testing.assert_array_equal(splits.labels("train"), np.tile(classes, 5))
+    np.testing.assert_array_equal(splits.labels("test"), classes)
+
+
+def test_bad_labels_beside_residuals_are_named(tmp_path):
+    residuals(tmp_path)
+    labels = found(tmp_path).labels
+    np.savez(tmp_path / "labels.npz", train=np.arange(3))
+    with pytest.raises(DataError, match=r"labels\.npz holds no 10 classes from 0 to 9 of train images"):
+        labels("train")
+    with pytest.raises(DataError, match=r"labels\.npz cannot be read .*test"):
+        labels("test")
+    (tmp_path / "labels.npz").unlink()
+    with pytest.raises(DataError, match=r"labels\.npz is missing, the labels of the images beside it"):
+        labels("train")
 
 
 def test_nothing_there(tmp_path):

@@ -23,6 +23,24 @@ def test_both_forms_are_read(small_mnist, form):
     splits = found(small_mnist.folder)
     np.testing.assert_array_equal(splits.train[0](), small_mnist.train[..., None])
     np.testing.assert_array_equal(splits.test[0](), small_mnist.test[..., None])
+    for split in ("train", "test"):
+        np.testing.assert_array_equal(splits.labels(split), small_mnist.labels[split])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: None, r"\.gz is missing, the labels of train images"),
+        (lambda content: b"\0\0\x08\x03" + content[4:], "no IDX file of labels"),
+        (lambda content: content[:-1], "holds 4 labels, 5 expected"),
+        (lambda content: content[:-1] + b"\7", "differs from the published file"),
+    ],
+)
+def test_bad_labels_are_named(small_mnist, change, message):
+    changed = change(small_mnist.files.pop("train-labels-idx1-ubyte"))
+    small_mnist.write(small_mnist.files | ({} if changed is None else {"train-labels-idx1-ubyte": changed}))
+    with pytest.raises(DataError, match=f"train-labels-idx1-ubyte.*{message}"):
+        found(small_mnist.folder).labels("train")
 
 
 def test_any_compression_will_do(small_mnist):
