@@ -9,7 +9,6 @@ import torch
 from lintra.attention import linear
 from lintra.io.files import Error
 from lintra.tasks import DataError, text, text_classification
-from lintra.tasks._classes import logits
 from lintra.tasks.datasets import subwords
 from lintra.tokenizer import Tokenizer, pieces
 
@@ -155,6 +154,7 @@ def test_texts_are_classified_by_tokens(tmp_path, learned):
     assert model.vocabulary == 300
     network = model.build().eval()
     found = built.probabilities(network, ["naïve words 0, as before".encode()])
-    assert torch.equal(found.argmax(-1), logits(network, built.train.__getitems__([0])).argmax(-1))
+    batch = built.train.__getitems__([0])
+    assert torch.equal(found.argmax(-1), network(batch["tokens"], mask=batch["mask"]).argmax(-1))
     with pytest.raises(DataError, match="was made for 256"):
         built.check(text_classification.Config(data=config.data).build().model(linear.Config()))
