@@ -33,7 +33,7 @@ class Images(Problem):
 PROBLEMS = (
     Problem(
         name="listops",
-        title="ListOps, expressions of 51 to 199 tokens, 4 operators deep",
+        title="ListOps of 51 to 199 tokens",
         steps={"small": 600},
         causal=False,
         settings=listops.Config(shortest=50, longest=200, depth=5),
