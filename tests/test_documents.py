@@ -16,6 +16,8 @@ import soundfile
 
 from benchmarks import journeys, predictions, scale
 from experiments.compare import search, tables
+from experiments.compare.problems import COMPARISON
+from experiments.lra.problems import ARENA
 from lintra import attention, evaluate
 from lintra.attention import AttentionConfig
 from lintra.bench import machines
@@ -462,17 +464,17 @@ def test_measured_steps_stand_beside_predicted_ones(file):
     assert scale.table(json.loads(file.read_text())) in (ROOT / "docs" / "scale.md").read_text()
 
 
-COMPARISON = ROOT / "experiments" / "compare"
 COPYING = ROOT / "experiments" / "copy"
 SPEECH = ROOT / "experiments" / "speech"
 IMAGES = ROOT / "experiments" / "images"
 
 
-def test_the_tables_of_the_comparison_are_of_its_outcomes():
-    outcomes = search.read_outcomes()
+@pytest.mark.parametrize("study", [COMPARISON, ARENA], ids=["compare", "lra"])
+def test_the_tables_of_a_comparison_are_of_its_outcomes(study):
+    outcomes = search.read_outcomes(study)
     assert outcomes
-    assert tables.sections(outcomes) in (COMPARISON / "README.md").read_text()
-    assert json.loads((COMPARISON / "points.json").read_text())["points"] == tables.points(outcomes)
+    assert tables.sections(outcomes, study) in (study.folder / "README.md").read_text()
+    assert json.loads((study.folder / "points.json").read_text())["points"] == tables.points(outcomes)
     for outcome in outcomes:
         assert {"machine", "versions", "command", "date"} <= set(outcome)
         assert re.fullmatch("[0-9a-f]{40}", outcome["commit"]), "trained with changes that no commit has"
