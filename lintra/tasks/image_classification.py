@@ -18,7 +18,7 @@ from lintra.config import fields
 from lintra.models import encoder
 from lintra.tasks._classes import ClassificationTask
 from lintra.tasks.base import Batch, Samples, TaskConfig
-from lintra.tasks.images import SOURCES, Data, first, last, locate
+from lintra.tasks.images import SOURCES, Data, check_count, first, last, locate
 
 CLASSES = 10
 LUMA = (0.2989, 0.5870, 0.1140)  # of red, green and blue in a grey level (ITU-R BT.601)
@@ -36,9 +36,7 @@ class Config(TaskConfig):
 
     def __post_init__(self):
         fields.check(self)
-        most = SOURCES[self.data].TRAIN_IMAGES - 1
-        if not 1 <= self.validate_images <= most:
-            raise ValueError(f"validate_images must lie in 1 .. {most}, got {self.validate_images}")
+        check_count("validate_images", self.validate_images, SOURCES[self.data].TRAIN_IMAGES - 1)
 
     def training_preset(self) -> dict[str, Any]:
         return {
@@ -89,7 +87,7 @@ class ImageClassification(ClassificationTask):
 
     @cached_property
     def _splits(self) -> Any:
-        return locate(self.config.data, self.config.data_dir)
+        return locate(self.config.data, self.config.data_dir, labels=True)
 
     @cached_property
     def train(self) -> ClassifiedImages:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -63,9 +63,9 @@ class Config(TaskConfig):
                 "training images are held out"
             )
         of = source.TRAIN_IMAGES - 1 if self.validate_on == "train" else source.TEST_IMAGES
-        _check_count("validate_images", self.validate_images, of)
+        check_count("validate_images", self.validate_images, of)
         held_out = f", since {self.held_out} are held out to validate on" if self.held_out else ""
-        _check_count("limit", self.limit, source.TRAIN_IMAGES - self.held_out, held_out)
+        check_count("limit", self.limit, source.TRAIN_IMAGES - self.held_out, held_out)
 
     @property
     def held_out(self) -> int:
@@ -150,16 +150,18 @@ class Images(PixelTask):
         )
 
 
-def _check_count(name: str, count: int | None, most: int, why: str = "") -> None:
+def check_count(name: str, count: int | None, most: int, why: str = "") -> None:
+    """Raise ValueError unless a number of images lies in 1 .. most; None passes."""
     if count is not None and not 1 <= count <= most:
         raise ValueError(f"{name} must lie in 1 .. {most}{why}, got {count}")
 
 
-def locate(data: Data, data_dir: str | None) -> data_files.Splits:
-    """Find the files where the user says they are, or else download them. Raises DataError."""
+def locate(data: Data, data_dir: str | None, *, labels: bool = False) -> data_files.Splits:
+    """Find the files where the user says they are, or else download them, with `labels` if those are read.
+    Raises DataError."""
     source, named = SOURCES[data], data_files.named_folder(data_dir)
     if named is None:
-        source.download(data_files.cache_dir(data))
+        source.download(data_files.cache_dir(data), labels=labels)
     for folder in _folders(data, named):
         if splits := source.find(folder):
             return splits

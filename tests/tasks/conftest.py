@@ -49,13 +49,17 @@ class SmallMnist:
         self.files = {
             "train-images-idx3-ubyte": idx(self.train),
             "t10k-images-idx3-ubyte": idx(self.test),
+        }
+        self.label_files = {
             "train-labels-idx1-ubyte": idx_labels(self.labels["train"]),
             "t10k-labels-idx1-ubyte": idx_labels(self.labels["test"]),
         }
-        self.zipped = {f"{name}.gz": gzip.compress(content) for name, content in self.files.items()}
-        sums = {
-            name: hashlib.sha256(content).hexdigest() for name, content in (self.files | self.zipped).items()
-        }
+        self.zipped, self.zipped_labels = (
+            {f"{name}.gz": gzip.compress(content) for name, content in files.items()}
+            for files in (self.files, self.label_files)
+        )
+        every = self.files | self.label_files | self.zipped | self.zipped_labels
+        sums = {name: hashlib.sha256(content).hexdigest() for name, content in every.items()}
         monkeypatch.setattr(mnist, "_SHA256", sums)
         monkeypatch.setattr(mnist, "TRAIN_IMAGES", 5)
         monkeypatch.setattr(mnist, "TEST_IMAGES", 3)

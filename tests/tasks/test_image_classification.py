@@ -10,7 +10,7 @@ from tests.tasks.conftest import assert_a_step_lowers_the_loss
 
 @pytest.fixture
 def task(small_mnist):
-    small_mnist.write(small_mnist.zipped)
+    small_mnist.write(small_mnist.zipped | small_mnist.zipped_labels)
     config = image_classification.Config(data="mnist", data_dir=str(small_mnist.folder), validate_images=2)
     return config.build()
 

@@ -55,8 +55,8 @@ def find(folder: Path) -> data_files.Splits | None:
     return None
 
 
-def download(folder: Path) -> None:
-    """Make sure that `folder` holds the data set. Raises DataError."""
+def download(folder: Path, *, labels: bool = False) -> None:
+    """Make sure that `folder` holds the data set, the labels in any case. Raises DataError."""
     data_files.fetch(f"{SOURCE}/{_ARCHIVE}", _ARCHIVE_SHA256, folder)
 
 

@@ -12,25 +12,26 @@ from lintra.tasks.base import DataError
 
 def images(content: bytes, name: Path) -> np.ndarray:
     """Return the grey images [n h w] uint8 that an unpacked file holds. Raises DataError."""
-    header = struct.Struct(">4s3I")
-    if len(content) < header.size or content[:4] != b"\0\0\x08\x03":
-        raise DataError(f"{name} is no IDX file of images: it starts with {content[:4]!r}, not 00 00 08 03")
-    sizes = header.unpack_from(content)[1:]
-    if not math.prod(sizes):
-        raise DataError(f"{name} holds no pixels: it says images x rows x columns {sizes}")
-    values = np.frombuffer(content, np.uint8, offset=header.size)
-    if values.size != math.prod(sizes):
-        raise DataError(f"{name} holds {values.size} values, {math.prod(sizes)} expected; fetch it again")
-    return values.reshape(sizes)
+    found = _array(content, name, "images", "values", axes=3)
+    if not found.size:
+        raise DataError(f"{name} holds no pixels: it says images x rows x columns {found.shape}")
+    return found
 
 
 def labels(content: bytes, name: Path) -> np.ndarray:
     """Return the classes [n] uint8 that an unpacked file holds. Raises DataError."""
-    header = struct.Struct(">4sI")
-    if len(content) < header.size or content[:4] != b"\0\0\x08\x01":
-        raise DataError(f"{name} is no IDX file of labels: it starts with {content[:4]!r}, not 00 00 08 01")
-    (count,) = header.unpack_from(content)[1:]
+    return _array(content, name, "labels", "labels", axes=1)
+
+
+def _array(content: bytes, name: Path, kind: str, unit: str, *, axes: int) -> np.ndarray:
+    """The bytes of a file of this kind and so many axes. Raises DataError."""
+    header = struct.Struct(f">4s{axes}I")
+    if len(content) < header.size or content[:4] != bytes((0, 0, 8, axes)):
+        raise DataError(
+            f"{name} is no IDX file of {kind}: it starts with {content[:4]!r}, not 00 00 08 0{axes}"
+        )
+    sizes = header.unpack_from(content)[1:]
     values = np.frombuffer(content, np.uint8, offset=header.size)
-    if values.size != count:
-        raise DataError(f"{name} holds {values.size} labels, {count} expected; fetch it again")
-    return values
+    if values.size != math.prod(sizes):
+        raise DataError(f"{name} holds {values.size} {unit}, {math.prod(sizes)} expected; fetch it again")
+    return values.reshape(sizes)

@@ -29,7 +29,7 @@ _SHA256 = {  # of the unpacked files, so that any compression of them will do, a
 
 def find(folder: Path) -> data_files.Splits | None:
     """The data set in this folder, None if there is nothing of it. Raises DataError."""
-    names = [name if (folder / name).is_file() else f"{name}.gz" for name in _NAMES]
+    names = [_plain_or_gz(folder, name) for name in _NAMES]
     if paths := data_files.all_or_none(folder, names):
         train, test = paths
         shards = [partial(_read, train, TRAIN_IMAGES)], [partial(_read, test, TEST_IMAGES)]
@@ -37,10 +37,14 @@ def find(folder: Path) -> data_files.Splits | None:
     return None
 
 
-def download(folder: Path) -> None:
-    """Make sure that `folder` holds the data set. Raises DataError."""
-    for name in (*_NAMES, *_LABELS.values()):
+def download(folder: Path, *, labels: bool = False) -> None:
+    """Make sure that `folder` holds the images, and their labels too if asked. Raises DataError."""
+    for name in (*_NAMES, *(_LABELS.values() if labels else ())):
         data_files.fetch(f"{SOURCE}/{name}.gz", _SHA256[f"{name}.gz"], folder)
+
+
+def _plain_or_gz(folder: Path, name: str) -> str:
+    return name if (folder / name).is_file() else f"{name}.gz"
 
 
 def _read(path: Path, count: int) -> np.ndarray:
@@ -55,8 +59,7 @@ def _read(path: Path, count: int) -> np.ndarray:
 
 def _labels(folder: Path, split: str) -> np.ndarray:
     """The digits of a split -> [n] uint8. Raises DataError."""
-    plain = folder / _LABELS[split]
-    path = plain if plain.is_file() else plain.with_name(f"{plain.name}.gz")
+    path = folder / _plain_or_gz(folder, _LABELS[split])
     if not path.is_file():
         raise DataError(f"{path} is missing, the labels of {split} images: fetch it")
     content = data_files.unpack(path)

@@ -19,7 +19,8 @@ def found(folder) -> Splits:
 
 @pytest.mark.parametrize("form", ["files", "zipped"])
 def test_both_forms_are_read(small_mnist, form):
-    small_mnist.write(getattr(small_mnist, form))
+    labels = {"files": small_mnist.label_files, "zipped": small_mnist.zipped_labels}[form]
+    small_mnist.write(getattr(small_mnist, form) | labels)
     splits = found(small_mnist.folder)
     np.testing.assert_array_equal(splits.train[0](), small_mnist.train[..., None])
     np.testing.assert_array_equal(splits.test[0](), small_mnist.test[..., None])
@@ -37,7 +38,7 @@ def test_both_forms_are_read(small_mnist, form):
     ],
 )
 def test_bad_labels_are_named(small_mnist, change, message):
-    changed = change(small_mnist.files.pop("train-labels-idx1-ubyte"))
+    changed = change(small_mnist.label_files["train-labels-idx1-ubyte"])
     small_mnist.write(small_mnist.files | ({} if changed is None else {"train-labels-idx1-ubyte": changed}))
     with pytest.raises(DataError, match=f"train-labels-idx1-ubyte.*{message}"):
         found(small_mnist.folder).labels("train")
@@ -90,3 +91,7 @@ def test_download(small_mnist, server, tmp_path):
     server.files = small_mnist.zipped
     mnist.download(tmp_path / "here")
     np.testing.assert_array_equal(found(tmp_path / "here").test[0](), small_mnist.test[..., None])
+    assert not set(server.asked) & set(small_mnist.zipped_labels)  # which nobody reads
+    server.files |= small_mnist.zipped_labels
+    mnist.download(tmp_path / "here", labels=True)
+    np.testing.assert_array_equal(found(tmp_path / "here").labels("test"), small_mnist.labels["test"])
