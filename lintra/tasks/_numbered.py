@@ -1,10 +1,10 @@
 """Samples made up on the spot: each follows from a seed and its number, so that no order matters."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from lintra.tasks.base import Samples
+from lintra.tasks.base import Samples, Task
 
 FIRST_VALIDATION = 2**32  # samples are numbered: training from 0, validation from here
 
@@ -31,6 +31,24 @@ class NumberedSamples(Samples):
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+
+class NumberedTask(Task):
+    """A task on numbered samples, whose configuration says how many there are of each split."""
+
+    samples: ClassVar[type[NumberedSamples]]
+    validates_all = True
+
+    def __init__(self, config: Any):
+        self.config = config
+
+    @property
+    def train(self) -> NumberedSamples:
+        return self.samples.train(self.config)
+
+    @property
+    def validate(self) -> NumberedSamples:
+        return self.samples.validate(self.config)
 
 
 def check(train_samples: int, validate_samples: int, data_seed: int) -> None:

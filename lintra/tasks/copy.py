@@ -14,7 +14,7 @@ import torch
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 SEPARATOR = 0  # the symbols are 1 .. n; the separator also fills what is left behind the second s
@@ -66,24 +66,13 @@ class CopySamples(NumberedSamples):
         return draw.integers(1, self.config.symbols + 1, size)
 
 
-class Copy(AccuracyTask):
+class Copy(NumberedTask, AccuracyTask):
     name = "copy"
-    validates_all = True
-
-    def __init__(self, config: Config):
-        self.config = config
+    samples = CopySamples
 
     @property
     def length(self) -> int:
         return self.config.length
-
-    @property
-    def train(self) -> CopySamples:
-        return CopySamples.train(self.config)
-
-    @property
-    def validate(self) -> CopySamples:
-        return CopySamples.validate(self.config)
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """The paper's: 4 layers, 8 heads of 32, feed-forward 4x."""

@@ -19,7 +19,7 @@ from lintra.config import fields
 from lintra.models import encoder
 from lintra.nn.mask import padded
 from lintra.tasks._classes import ClassificationTask
-from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import Batch, TaskConfig
 
 DIGITS = 10  # the tokens below are these
@@ -154,27 +154,16 @@ class ListOpsSamples(NumberedSamples):
         return {"tokens": tokens, "mask": mask, "label": torch.tensor([value for _, value in drawn])}
 
 
-class ListOps(ClassificationTask):
+class ListOps(NumberedTask, ClassificationTask):
     """Ten classes, the values."""
 
     name = "listops"
     loss_unit = "nats an expression"
-    validates_all = True
-
-    def __init__(self, config: Config):
-        self.config = config
+    samples = ListOpsSamples
 
     @property
     def length(self) -> int:
         return self.config.longest - 1
-
-    @property
-    def train(self) -> ListOpsSamples:
-        return ListOpsSamples.train(self.config)
-
-    @property
-    def validate(self) -> ListOpsSamples:
-        return ListOpsSamples.validate(self.config)
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all tokens."""

@@ -20,7 +20,7 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import encoder
 from lintra.tasks._classes import ClassificationTask
-from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import Batch, TaskConfig
 
 GAP = 2  # the larger of the steps along rows and columns from one dash to the next, and within one
@@ -159,27 +159,16 @@ class PathfinderSamples(NumberedSamples):
         return {"tokens": torch.from_numpy(pixels.astype(np.int64)), "label": labels}
 
 
-class Pathfinder(ClassificationTask):
+class Pathfinder(NumberedTask, ClassificationTask):
     """Two classes: 1 where a path joins the circles."""
 
     name = "pathfinder"
     loss_unit = "nats an image"
-    validates_all = True
-
-    def __init__(self, config: Config):
-        self.config = config
+    samples = PathfinderSamples
 
     @property
     def length(self) -> int:
         return self.config.size**2
-
-    @property
-    def train(self) -> PathfinderSamples:
-        return PathfinderSamples.train(self.config)
-
-    @property
-    def validate(self) -> PathfinderSamples:
-        return PathfinderSamples.validate(self.config)
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all pixels."""

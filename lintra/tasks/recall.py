@@ -23,7 +23,7 @@ import torch
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 
@@ -108,24 +108,13 @@ def vocabulary(config: Config) -> int:
     return config.keys + config.values + joined + (config.length is not None)
 
 
-class Recall(AccuracyTask):
+class Recall(NumberedTask, AccuracyTask):
     name = "recall"
-    validates_all = True
-
-    def __init__(self, config: Config):
-        self.config = config
+    samples = RecallSamples
 
     @property
     def length(self) -> int:
         return self.config.packed_length if self.config.length is None else self.config.length
-
-    @property
-    def train(self) -> RecallSamples:
-        return RecallSamples.train(self.config)
-
-    @property
-    def validate(self) -> RecallSamples:
-        return RecallSamples.validate(self.config)
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """2 layers, 2 heads of 32: finding a key takes one layer to join pairs and one to look them up."""

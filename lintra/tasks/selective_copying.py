@@ -15,7 +15,7 @@ import torch
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._numbered import NumberedSamples, check, generator
+from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 NOISE, SEPARATOR = 0, 1  # the symbols are numbered from 2
@@ -64,24 +64,13 @@ class SelectiveCopyingSamples(NumberedSamples):
         return {"tokens": torch.from_numpy(tokens), "counted": torch.from_numpy(counted)}
 
 
-class SelectiveCopying(AccuracyTask):
+class SelectiveCopying(NumberedTask, AccuracyTask):
     name = "selective_copying"
-    validates_all = True
-
-    def __init__(self, config: Config):
-        self.config = config
+    samples = SelectiveCopyingSamples
 
     @property
     def length(self) -> int:
         return self.config.length + 1 + self.config.copied
-
-    @property
-    def train(self) -> SelectiveCopyingSamples:
-        return SelectiveCopyingSamples.train(self.config)
-
-    @property
-    def validate(self) -> SelectiveCopyingSamples:
-        return SelectiveCopyingSamples.validate(self.config)
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """2 layers, 2 heads of 32."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import Decoder, decoder
-from lintra.tasks._numbered import NumberedSamples, check, generator
-from lintra.tasks.base import Batch, Task, TaskConfig
+from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
+from lintra.tasks.base import Batch, TaskConfig
 
 MOST_POINTS = 5  # 120 permutations
 
@@ -92,26 +92,15 @@ class StateSamples(NumberedSamples):
         return {"tokens": torch.from_numpy(tokens), "states": torch.from_numpy(states)}
 
 
-class StateTracking(Task):
+class StateTracking(NumberedTask):
     """The state after every symbol, read off where the symbol stands: the answers are never shown."""
 
     name = "state_tracking"
-    validates_all = True
-
-    def __init__(self, config: Config):
-        self.config = config
+    samples = StateSamples
 
     @property
     def length(self) -> int:
         return self.config.length
-
-    @property
-    def train(self) -> StateSamples:
-        return StateSamples.train(self.config)
-
-    @property
-    def validate(self) -> StateSamples:
-        return StateSamples.validate(self.config)
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """2 layers, 2 heads of 32, no positions."""
