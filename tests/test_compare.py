@@ -247,6 +247,11 @@ def test_a_preset_has_problems_of_its_own(capsys):
     )
 
 
+def test_a_problem_of_another_preset_is_refused():
+    with pytest.raises(SystemExit, match="listops-paper is of the preset paper, not small"):
+        arena.main(["--task", "listops-paper", "--list"])
+
+
 def test_the_command_refuses(capsys):
     for words, message in (
         (["--minutes", "0"], "--minutes must be above 0"),

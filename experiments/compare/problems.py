@@ -63,7 +63,10 @@ class Problem:
         return self.settings
 
     def judge(self, data: Path | None) -> Judge:
-        """Return the test set, which nothing was chosen by."""
+        """Return the test set, which nothing was chosen by: that of the files, or samples of another seed."""
+        if self.settings is None:
+            task = self.task(data).build()
+            return Judged(task, task.test)
         task = dataclasses.replace(self.settings, data_seed=TESTED).build()
         return Judged(task, task.validate)
 
@@ -113,10 +116,6 @@ class Reviews(Problem):
     def task(self, data: Path | None) -> Any:
         train, test = (None if data is None else str(data / name) for name in self.files)
         return text_classification.Config(data=train, test=test, length=self.length, classes=("0", "1"))
-
-    def judge(self, data: Path | None) -> Judge:
-        task = self.task(data).build()
-        return Judged(task, task.test)
 
     def model(self, attention: Any, network: dict[str, Any]) -> Any:
         """As the task's own, which reads its data to count the classes."""
@@ -205,9 +204,16 @@ class Study:
         return self.folder / "outcomes"
 
     def of_preset(self, preset: Preset, names: Sequence[str] | None) -> list[Problem]:
-        """Return the problems of a preset, or those of these names; a preset may have one as NAME-PRESET."""
+        """Return the problems of a preset, or those of these names; a preset may have one as NAME-PRESET.
+
+        Ends the program for one that the preset has no steps for.
+        """
         known = self.by_name
-        return [known.get(f"{name}-{preset}", known[name]) for name in names or self.presets[preset]]
+        found = [known.get(f"{name}-{preset}", known[name]) for name in names or self.presets[preset]]
+        for problem in found:
+            if preset not in problem.steps:
+                sys.exit(f"{problem.name} is of the preset {', '.join(problem.steps)}, not {preset}")
+        return found
 
 
 # The order is that of what they tell for their hours.

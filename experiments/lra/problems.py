@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from experiments.compare.problems import Judged, Problem, Reviews, Study
+from experiments.compare.problems import Problem, Reviews, Study
 from lintra.tasks import image_classification, listops, pathfinder
 
 TASKS = ("listops", "text", "image", "pathfinder")
@@ -24,10 +24,6 @@ class Images(Problem):
 
     def task(self, data: Path | None) -> Any:
         return image_classification.Config(data_dir=None if data is None else str(data))
-
-    def judge(self, data: Path | None) -> Any:
-        task = self.task(data).build()
-        return Judged(task, task.test)
 
 
 PROBLEMS = (
