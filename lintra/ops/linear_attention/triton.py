@@ -78,9 +78,8 @@ class _Call:
         self.causal, self.normalize, self.eps = causal, normalize, eps
         self.map = feature_map or "none"
         half = q.dtype != torch.float32
-        if (
-            half and not INTERPRETED
-        ):  # the interpreter multiplies the bits of bfloat16 as if they were integers
+        # The interpreter multiplies the bits of bfloat16 as if they were integers.
+        if half and not INTERPRETED:
             self.precision = "split"
         else:
             self.precision = "tf32" if half or tf32_allowed() else "ieee"

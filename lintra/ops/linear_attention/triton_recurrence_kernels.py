@@ -43,6 +43,8 @@ from lintra.ops.linear_attention.triton_kernels import (
     locate_sequence,
     locate_span,
     locate_tokens,
+    narrowed,
+    product,
     tuned,
 )
 
@@ -177,11 +179,10 @@ def chunk_scores(
                 read = tl.where(late, 0.0, keys * left)
                 pairs = tl.dot(reading, tl.trans(read), input_precision=PRECISION)
                 total += across(pairs, level, C)
-        elif EXACT:
-            kind: tl.constexpr = x.dtype.element_ty
-            total += tl.dot(readers.to(kind), tl.trans(keys.to(kind)))
         else:
-            total += tl.dot(readers, tl.trans(keys), input_precision=PRECISION)
+            kind = x.dtype.element_ty
+            readers, keys = narrowed(readers, kind, EXACT), narrowed(keys, kind, EXACT)
+            total = product(readers, keys, total, False, True, "split" if EXACT else PRECISION)
     if DECAY == "head":
         total *= between(load_decay(log_decay, at, real, G, place, 0, F, C, DECAY), C)
     if SOLVE:
