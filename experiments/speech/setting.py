@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from lintra.attention import linear, lsh, softmax
+from lintra.attention import delta, linear, lsh, softmax
 from lintra.tasks import speech
 
 HERE = Path(__file__).parent
@@ -17,6 +17,7 @@ MODELS = {
     "softmax": softmax.Config(),
     "LSH-4": lsh.Config(rounds=4, chunk=32, redraw_every=None),
     "linear": linear.Config(),
+    "delta": delta.Config(),  # hears only what was said so far
 }
 BEST, WITH_NGRAMS = "best path", "with 6-grams"  # how a text is searched
 COMMAND = "python experiments/speech/run.py --data DIR"

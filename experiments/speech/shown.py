@@ -26,7 +26,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
         title = f"{CORPORA[corpus]}, mean of {len(of['linear']['curves'])} seeds"
         pictures.curves(files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=title)
     if rows := times():
-        against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in MODELS}
+        against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in timed(rows)}
         files.append(HERE / "length.png")
         title = "The paper's models, an epoch of AN4 in joined utterances"
         pictures.logarithmic(
@@ -66,7 +66,8 @@ def table(report: dict[str, Any], corpus: str) -> str:
             cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
         cells.append(", ".join(f"{100 * seed[UNIT[corpus]]['rate']:.1f}" for seed in of["seeds"]))
         if rows:
-            cells.append(f"{rows[f'{CORPORA[corpus]}: {model}, an epoch']:.1f}")
+            seconds = rows.get(f"{CORPORA[corpus]}: {model}, an epoch")
+            cells.append("" if seconds is None else f"{seconds:.1f}")
         lines.append(cells)
     return _markdown(lines)
 
@@ -100,12 +101,17 @@ def against_length(rows: dict[str, float]) -> str:
     """A row for each model: seconds an epoch by the frames of an utterance, beside softmax, and memory."""
     heads = ["model", *(f"{n:,} frames" for n in LENGTHS), "MB of 2,400 frames"]
     lines = [heads, ["---"] * len(heads)]
-    for model in MODELS:
+    for model in timed(rows):
         times = [rows[f"{n} frames: {model}, an epoch"] for n in LENGTHS]
         least = [rows[f"{n} frames: softmax, an epoch"] for n in LENGTHS]
         cells = [f"{x:,.0f} s ({y / x:.1f} x)" for x, y in zip(times, least, strict=True)]
         lines.append([model, *cells, f"{rows[f'2400 frames: {model}, memory']:,.0f}"])
     return _markdown(lines)
+
+
+def timed(rows: dict[str, float]) -> list[str]:
+    """The models that were there when times were measured."""
+    return [model for model in MODELS if f"{LENGTHS[0]} frames: {model}, an epoch" in rows]
 
 
 def _markdown(lines: list[list[str]]) -> str:
