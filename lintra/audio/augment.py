@@ -1,10 +1,11 @@
-"""SpecAugment: bands and spans of features are hidden while a recogniser learns.
+"""Changes of features that make more of little speech: SpecAugment, and other tempos.
 
-Park et al. 2019, arXiv:1904.08779, without the time warping, of which they say that it helps least. They put
-zeros into features whose mean is zero; here the utterance's own mean of each bin is put in, which is the same
-once features are normalised.
+SpecAugment hides bands and spans of features while a recogniser learns: Park et al. 2019, arXiv:1904.08779,
+without the time warping, of which they say that it helps least. They put zeros into features whose mean is
+zero; here the utterance's own mean of each bin is put in, which is the same once features are normalised.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,6 +52,25 @@ def spec_augment(
     total = zero_padding(real, x)[0].to(checks.sum_dtype(x.dtype)).sum(1)
     mean = (total / frames.clamp(min=1)[:, None]).to(x.dtype)[:, None]
     return torch.where(hidden & real[..., None], mean, x)
+
+
+def frames_at(frames: int, speed: float) -> int:
+    """Return how many of so many frames are left at a speed, 1.1 for a tenth faster: at least one."""
+    return max(1, round(frames / speed))
+
+
+def changed_tempo(x: np.ndarray, speed: float) -> np.ndarray:
+    """Features x [t i] at another tempo, float32 [t / speed i]: interpolated linearly between frames.
+
+    The pitch stays, which a waveform played at another speed changes too.
+    """
+    if speed == 1 or not len(x):
+        return x
+    places = np.linspace(0, len(x) - 1, frames_at(len(x), speed))
+    before = np.minimum(places.astype(int), max(len(x) - 2, 0))
+    after = np.minimum(before + 1, len(x) - 1)
+    part = (places - before)[:, None]
+    return ((1 - part) * x[before] + part * x[after]).astype(np.float32)
 
 
 def _intervals(longest: Tensor, room: Tensor, number: int, size: int, generator: torch.Generator) -> Tensor:

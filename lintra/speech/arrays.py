@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lintra.audio import features, waveform
+from lintra.audio.augment import changed_tempo
 from lintra.audio.errors import SpeechError
 from lintra.io.files import refuse_irregular
 from lintra.speech.manifest import Utterance
@@ -15,7 +16,8 @@ from lintra.speech.manifest import Utterance
 def arrays(utterance: Utterance, config: features.Config, speeds: Sequence[float]) -> list[np.ndarray]:
     """The features of an utterance at each speed, float32 [t bins]. Raises SpeechError."""
     if config.kind == "given":
-        return [given(utterance.features, config.bins)]
+        frames = given(utterance.features, config.bins)
+        return [changed_tempo(frames, speed) for speed in speeds]
     if utterance.audio is None:
         raise SpeechError("there is no audio, from which features could be computed")
     samples = waveform.read(utterance.audio, config.rate, start=utterance.start, duration=utterance.duration)

@@ -80,8 +80,9 @@ def prepare(
 
     cache: a file *.safetensors to keep them in, from which they are then mapped into memory, however many;
     one that was made of other audio or settings, or is damaged, is computed again. speeds: each utterance is
-    there once for each, called id@1.1 and so on. report: is called with how many utterances are done. Raises
-    SpeechError if no utterance can be used, files.Error if the cache cannot be written.
+    there once for each, called id@1.1 and so on; of features that are given the tempo alone changes. report:
+    is called with how many utterances are done. Raises SpeechError if no utterance can be used, files.Error
+    if the cache cannot be written.
     """
     check_speeds(speeds, config)
     if cache is None:
@@ -111,8 +112,6 @@ def check_speeds(speeds: Sequence[float], config: features.Config) -> None:
     """Raise ValueError unless utterances can be heard at each of these speeds."""
     if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):
         raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")
-    if config.kind == "given" and tuple(speeds) != (1.0,):
-        raise ValueError(f"speeds are for audio, not for features that are given; got {tuple(speeds)}")
 
 
 def _corpus(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lintra.audio import features, waveform
+from lintra.audio.augment import frames_at
 from lintra.audio.errors import SpeechError
 from lintra.speech.arrays import arrays, given
 from lintra.speech.corpus import Skipped, check_speeds
@@ -103,7 +104,7 @@ def computed(
 def _frames(utterance: Utterance, config: features.Config, speed: float) -> int:
     """Return how many frames an utterance has. Raises SpeechError for none."""
     if config.kind == "given":
-        return len(given(utterance.features, config.bins))
+        return frames_at(len(given(utterance.features, config.bins)), speed)
     if utterance.audio is None:
         raise SpeechError("there is no audio, from which features could be computed")
     section = {"start": utterance.start, "duration": utterance.duration}

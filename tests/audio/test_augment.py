@@ -1,12 +1,13 @@
-"""SpecAugment: what is hidden, how much at most, and that padding has no part in it."""
+"""SpecAugment: what is hidden, how much at most, and that padding has no part in it. Tempos."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra.audio.augment import spec_augment
+from lintra.audio.augment import changed_tempo, spec_augment
 from lintra.nn import lengths_to_mask
 
 NOTHING = {"bands": 0, "spans": 0}
@@ -138,3 +139,18 @@ def test_narrow_numbers(dtype):
 def test_what_is_refused(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         spec_augment(**{"x": features(), "mask": None, "generator": draw(), **options})
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.9, 1.0, 1.1, 3.0, 100.0])
+@pytest.mark.parametrize("t", [1, 2, 7, 100])
+def test_what_rises_evenly_does_so_at_any_tempo(t, speed):
+    """From the first frame to the last, in as many steps as the tempo leaves."""
+    x = (np.arange(t)[:, None] * np.array([1.0, -2.0]) + 3).astype(np.float32)
+    y = changed_tempo(x, speed)
+    frames = max(1, round(t / speed))
+    assert (y.shape, y.dtype) == ((frames, 2), np.float32)
+    np.testing.assert_allclose(y, np.linspace(x[0], x[-1], frames), rtol=1e-6, atol=1e-5)
+
+
+def test_no_frames_have_no_tempo():
+    assert changed_tempo(np.zeros((0, 3), np.float32), 2.0).shape == (0, 3)

@@ -473,7 +473,6 @@ def test_an_utterance_too_long_for_a_mechanism_does_not_end_an_evaluation(
         (["--kaldi", "kaldi", "--bins", "80"], "bins is for audio, and these are features"),
         (["--kaldi", "kaldi", "--rate", "8000"], "rate is for audio, and these are features"),
         (["--kaldi", "kaldi", "--batch", "4"], "batch is in frames here: take --batch-frames instead"),
-        (["--kaldi", "kaldi", "--speeds", "1", "1.1"], "speeds are for audio"),
         (["--manifest", "bad.jsonl"], "bad.jsonl, line 2 is no JSON"),
         (["--kaldi", "nowhere"], "nowhere is no Kaldi folder"),
     ],

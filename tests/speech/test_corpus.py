@@ -19,6 +19,7 @@ from lintra.io import files
 from lintra.speech import cache, corpus
 from lintra.speech.corpus import Skipped, prepare
 from lintra.speech.manifest import Utterance
+from lintra.speech.on_the_fly import computed
 
 CONFIG = features.Config(rate=8_000, bins=8)
 GIVEN = features.Config(kind="given", bins=3)
@@ -415,6 +416,16 @@ def test_speeds_that_are_none(utterances, speeds):
         prepare(utterances, CONFIG, cache=None, speeds=speeds)
 
 
-def test_given_features_have_one_speed():
-    with pytest.raises(ValueError, match="speeds are for audio, not for features that are given"):
-        prepare([Utterance(id="a", features=GOOD)], GIVEN, cache=None, speeds=(1.0, 1.1))
+def test_given_features_at_other_tempos():
+    """Each is there at each, prepared or computed when it is heard; at the utterance's own as it came."""
+    sources = [Utterance(id="a", text="A", features=GOOD), Utterance(id="b", features=GOOD[:1])]
+    speeds = (0.8, 1.0, 1.25)
+    corpus, skipped = prepare(sources, GIVEN, cache=None, speeds=speeds)
+    assert (corpus.ids, skipped) == (["a@0.8", "a", "a@1.25", "b@0.8", "b", "b@1.25"], [])
+    frames = [corpus.frames(i) for i in range(len(corpus))]
+    assert frames == [round(len(GOOD) / speed) for speed in speeds] + [1, 1, 1]
+    np.testing.assert_array_equal(corpus.array(1), GOOD.astype(np.float32))
+    later, _ = computed(sources, GIVEN, speeds=speeds)
+    for i, count in enumerate(frames):
+        assert later.frames(i) == count
+        np.testing.assert_array_equal(later.array(i), corpus.array(i))
