@@ -55,7 +55,7 @@ def test_the_better_half_of_rates():
 def test_halving_asks_for_what_is_missing_and_nothing_else(contest):
     """From 4 rates to 2 to 1, then three seeds that were not searched with; at any moment what files say."""
     first = contest.ready()
-    assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 2) for rate in search.RATES]
+    assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 2) for rate in problems.RATES]
     assert not any(one.final for one in first)
     for one, score in zip(first[:3], (0.2, 0.8, 0.6), strict=True):
         write(one, score)
@@ -72,6 +72,16 @@ def test_halving_asks_for_what_is_missing_and_nothing_else(contest):
     for one in last:
         write(one, 0.9, test=0.8)
     assert contest.ready() == []
+
+
+def test_a_search_of_one_halving_leaves_the_best_rate(contest):
+    problem = dataclasses.replace(TINY, rates=(1e-3, 3e-3, 1e-2), halvings=1)
+    contest = dataclasses.replace(contest, problem=problem)
+    first = contest.ready()
+    assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 4) for rate in problem.rates]
+    for one, score in zip(first, (0.2, 0.8, 0.6), strict=True):
+        write(one, score)
+    assert [(one.training.lr, one.training.steps) for one in contest.ready()] == 3 * [(3e-3, 8)]
 
 
 def test_a_contest_whose_trainings_all_diverge_ends(contest):
@@ -188,6 +198,12 @@ def test_every_contestant_fits_the_problem(problem):
     for contestant in contestants.CONTESTANTS:
         if contestant.takes(problem):
             assert contestant.model(problem).width == problem.width
+
+
+def test_no_network_is_convolved_twice():
+    convolved = contestants.BY_NAME["delta-convolved"]
+    assert convolved.takes(problems.BY_NAME["parity"])
+    assert not convolved.takes(problems.BY_NAME["mqar-64-16-64"])
 
 
 @pytest.mark.parametrize("width", [64, 128, 256])

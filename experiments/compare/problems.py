@@ -15,6 +15,7 @@ from lintra.tasks import recall, selective_copying, state_tracking, text, text_c
 from lintra.tasks.base import Samples
 
 HERE = Path(__file__).parent
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 TESTED = 2**20  # the seed of synthetic test data: nothing was trained on it or chosen by it
 Preset = Literal["small", "whole", "paper"]
 
@@ -55,6 +56,8 @@ class Problem:
     causal: bool = True
     files: Sequence[str] = ()  # of FILES
     batch: int = 32
+    rates: Sequence[float] = RATES  # that are searched
+    halvings: int = 2  # of the steps that the search begins with: 2, a quarter of them
     network: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of the model's Config
     settings: Any = None  # the task's Config; a problem of files makes its own
 
@@ -124,13 +127,19 @@ class Reviews(Problem):
 
 
 def mqar(length: int, pairs: int, width: int) -> Problem:
-    """Multi-query associative recall, Arora et al. 2023, with 128 keys and 128 values."""
+    """Multi-query associative recall, Arora et al. 2023, with 64 keys and 16 values.
+
+    A convolution of four tokens joins a value to its key, without which no mechanism begins to learn it in
+    thousands of steps, and a search that begins with fewer than half of the steps tells rates apart badly.
+    """
     return Problem(
         name=f"mqar-{length}-{pairs}-{width}",
         title=f"recall of {pairs} pairs in {length} tokens, width {width}",
         steps={"small": 1_000, "whole": 8_000},
-        settings=recall.Config(pairs=pairs, keys=128, values=128, length=length),
-        network={"layers": 2, "width": width, "heads": width // 32, "position": "none"},
+        settings=recall.Config(pairs=pairs, keys=64, values=16, length=length),
+        rates=(1e-3, 3e-3, 1e-2, 3e-2),
+        halvings=1,
+        network={"layers": 2, "width": width, "heads": width // 32, "position": "none", "conv": 4},
     )
 
 

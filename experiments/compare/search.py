@@ -1,9 +1,9 @@
 """Successive halving over learning rates, each training a file: what is there is never trained again.
 
 Jamieson and Talwalkar 2016, arXiv:1502.07943, figure 1. All rates are trained with a part of the steps, the
-better half with twice as many, until one is left; that one is trained with all steps and other seeds than the
-search had. A rung is trained from its beginning with a schedule of its own length: a rate is judged by what
-it reaches when a schedule ends, not half way down one.
+better half with twice as many, and so on; the best with half of the steps is trained with all of them and
+other seeds than the search had. A rung is trained from its beginning with a schedule of its own length: a rate
+is judged by what it reaches when a schedule ends, not half way down one.
 """
 
 import dataclasses
@@ -11,7 +11,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from lintra.models import Decoder
 from lintra.train.curve import MINUTES
 from lintra.train.learner import Diverged
 
-RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SEARCHED = 0  # the seed of the search
 SEEDS = (1, 2, 3)  # of the trainings that are tested
 VALIDATED, TESTED = 1_000, 2_000  # samples, or all if there are fewer
@@ -161,16 +159,14 @@ class Contest:
 
     def ready(self) -> list[Attempt]:
         """The trainings that can begin now: the rest of a rung, then the seeds of the best."""
-        rates: Sequence[float] = RATES
-        rungs = math.ceil(math.log2(len(RATES)))
-        for rung in range(rungs, 0, -1):
+        rates = self.problem.rates
+        for rung in range(self.problem.halvings, 0, -1):
             attempts = {rate: self.attempt(rate, self.steps // 2**rung, SEARCHED) for rate in rates}
             scores = {rate: one.scored() for rate, one in attempts.items()}
             if missing := [one for rate, one in attempts.items() if scores[rate] is None]:
                 return missing
-            rates = better_half(scores, lower_is_better=self.problem.lower_is_better)
-            if len(rates) <= 1:
-                break
+            left = better_half(scores, lower_is_better=self.problem.lower_is_better)
+            rates = left if rung > 1 else left[:1]
         finals = [self.attempt(rate, self.steps, seed) for rate in rates for seed in SEEDS]
         return [one for one in finals if one.scored() is None]
 

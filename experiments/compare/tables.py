@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.compare import contestants, problems
 from experiments.compare.problems import COMPARISON, Study
-from experiments.compare.search import RATES, SEEDS, read_outcomes
+from experiments.compare.search import SEEDS, read_outcomes
 from lintra import pictures
 from lintra.bench import reports
 
@@ -84,8 +84,8 @@ def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> st
         searched = [x for x in mine if not x["final"]]
         for steps in sorted({x["steps"] for x in searched}):
             at = {x["rate"]: x for x in searched if x["steps"] == steps}
-            rows.append([who, f"{steps:,}", *(_point(at.get(rate), scale) for rate in RATES)])
-    heads = ["contestant", "steps", *(f"rate {rate:g}" for rate in RATES)]
+            rows.append([who, f"{steps:,}", *(_point(at.get(rate), scale) for rate in problem.rates)])
+    heads = ["contestant", "steps", *(f"rate {rate:g}" for rate in problem.rates)]
     return _table(heads, rows) if rows else ""
 
 
