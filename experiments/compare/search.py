@@ -2,8 +2,8 @@
 
 Jamieson and Talwalkar 2016, arXiv:1502.07943, figure 1. All rates are trained with a part of the steps, the
 better half with twice as many, and so on; the best with half of the steps is trained with all of them and
-other seeds than the search had. A rung is trained from its beginning with a schedule of its own length: a rate
-is judged by what it reaches when a schedule ends, not half way down one.
+other seeds than the search had. A rung is trained from its beginning with a schedule of its own length: what
+counts is what a rate reaches when a schedule ends, not half way down one.
 """
 
 import dataclasses
