@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ ARRANGEMENTS = "arrangements.json"
 # The RUN of the training that the weights were of before this one, its EVALUATION, and its own BEFORE.
 BEFORE = "before"
 Curves = Mapping[str, Mapping[int, float]]
+Card = Callable[[str, Any, dict[str, Any]], str]
 
 
 def pack(
@@ -48,13 +49,20 @@ def pack(
     hours: float | None = None,
     grown_from: str | None = None,
     gpu: str | None = None,
+    *,
+    model: Any = None,
+    card: Card | None = None,
 ) -> None:
     """Write FOLDER again; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
-    where there is something else."""
+    where there is something else.
+
+    model: what was made of the trained one, None: itself. card: its beginning, of FOLDER's name, the model
+    and the evaluation; None: that of images or of digits."""
     checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
     if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.steps:
         raise SystemExit(f"{run.folder} has done {step:,} of {run.steps:,} steps: resume it")
-    model, curves, before = checkpoint.load(run.folder), train.curves(run.folder), _before(run)
+    model = checkpoint.load(run.folder) if model is None else model
+    curves, before = train.curves(run.folder), _before(run)
     earlier = [] if before is None else _stages(before)
     if before is not None:
         if before.resolve() == folder.resolve():
@@ -69,7 +77,7 @@ def pack(
         raise SystemExit(f"{evaluation} is of a part of the test samples: evaluate all of them")
     arranged = folder / ARRANGEMENTS
     strings = arranged.read_text() if arranged.exists() else None
-    if scores is not None and strings is None and isinstance(run.task, speech.Config):
+    if scores is not None and strings is None and card is None and isinstance(run.task, speech.Config):
         raise SystemExit(f"{arranged} is missing: experiments/speech/arrangements.py writes it")
     # Where the data was is nobody else's.
     gone = {name: None for name in ("data_dir", "cache") if hasattr(run.task, name)}
@@ -82,7 +90,7 @@ def pack(
                 raise SystemExit(
                     f"{name}={getattr(config, name)} is a place of this machine: it is not published"
                 )
-    run = dataclasses.replace(run, task=task, train=training)
+    run = dataclasses.replace(run, task=task, model=model.config, train=training)
     stages = [*earlier, run]
 
     def write(place: Path) -> None:
@@ -104,7 +112,9 @@ def pack(
         if scores is not None:
             (place / EVALUATION).write_text(scores)
             name = folder.name if folder.resolve().parent == checkpoint.SHIPPED else folder.as_posix()
-            if isinstance(task, speech.Config):
+            if card is not None:
+                text = card(name, model, json.loads(scores))
+            elif isinstance(task, speech.Config):
                 assert strings is not None
                 (place / ARRANGEMENTS).write_text(strings)
                 text = of_speech(name, model, json.loads(scores), json.loads(strings))
@@ -177,7 +187,7 @@ def of_images(name: str, trained_on: int, epochs: float, model: Any, evaluation:
     return f"""# {Path(name).name}
 
 A linear transformer that draws 28 x 28 grey handwritten digits value by value.
-{_size(model.config, model)} a sequence, from the first value to the last.
+{size(model.config, model)} a sequence, from the first value to the last.
 
 ```sh
 lintra generate --model {name}
@@ -206,18 +216,13 @@ def _readable(name: str) -> str:
 
 
 def of_speech(name: str, model: Any, evaluation: dict[str, Any], arrangements: dict[str, Any]) -> str:
-    config, rates = model.config, evaluation["scores"]
-    rows = "\n".join(
-        f"| {kind} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} | {x['substitutions']} | "
-        f"{x['insertions']} | {x['deletions']} | {x['length']:,} |"
-        for kind, x in rates.items()
-    )
-    attention = to_json(_mechanism(config.encoder))["name"]
+    config = model.config
+    attention = mechanism_name(config.encoder)
     return f"""# {name}
 
 A causal transformer (attention `{attention}`) that writes down spoken English digits while it listens, from
 {config.features.bins} mel filters at {config.features.rate:,} Hz, {config.subsample} frames made one.
-{_size(config.encoder, model)}, however long one speaks.
+{size(config.encoder, model)}, however long one speaks.
 
 ```sh
 lintra transcribe --model {name} FILE.wav            # --stream writes while it hears
@@ -225,9 +230,7 @@ lintra transcribe --model {name} FILE.wav            # --stream writes while it 
 
 {_arranged(arrangements)} One of them in full:
 
-| {evaluation["test_samples"]:,} test strings | rate | 95 % interval | substituted | inserted | deleted | of |
-| --- | --- | --- | --- | --- | --- | --- |
-{rows}
+{rates_table(evaluation, "strings")}
 
 From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these figures.
 
@@ -236,6 +239,17 @@ From [{EVALUATION}]({EVALUATION}): `lintra evaluate --model {name}` prints these
 - **Meant for** trying the library. It has heard six people say ten words, and writes these words whatever
   else is said.
 """
+
+
+def rates_table(evaluation: dict[str, Any], samples: str) -> str:
+    """The error rates of the test set, whose samples are called so."""
+    head = f"| {evaluation['test_samples']:,} test {samples} | rate | 95 % interval | substituted | inserted "
+    rows = (
+        f"| {kind} errors | {x['rate']:.2%} | {x['low']:.2%} to {x['high']:.2%} | {x['substitutions']} | "
+        f"{x['insertions']} | {x['deletions']} | {x['length']:,} |"
+        for kind, x in evaluation["scores"].items()
+    )
+    return "\n".join([f"{head}| deleted | of |", "| --- | --- | --- | --- | --- | --- | --- |", *rows])
 
 
 def _arranged(arrangements: dict[str, Any]) -> str:
@@ -326,6 +340,11 @@ def _mechanism(config: Any) -> Any:
     return config.attention
 
 
+def mechanism_name(config: Any) -> str:
+    """The name of a network's mechanism, as the command line has it. Raises ValueError for several."""
+    return to_json(_mechanism(config))["name"]
+
+
 def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, list[str]]:
     """The fields of one that are others than the preset's, as words of the command line."""
     fields = {x.name: getattr(config, x.name) for x in dataclasses.fields(config) if x.name not in leave}
@@ -336,7 +355,7 @@ def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, l
     }
 
 
-def _size(config: Any, model: Any) -> str:
+def size(config: Any, model: Any) -> str:
     """Return the part of a card that decoders and encoders whose state is constant share."""
     state = sum(x.nbytes for x in leaves(model.start(1))) / 1024
     return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {config.dim},
