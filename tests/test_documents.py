@@ -584,7 +584,7 @@ def test_the_error_rates_of_speech_are_those_of_its_outcomes():
             outcomes = [json.loads(x.read_text()) for x in sorted((SPEECH / "outcomes").glob(of))]
             rate = [told["settings"]["train"]["lr"] for told in outcomes]
             seed = [told["settings"]["train"]["seed"] for told in outcomes]
-            if model in run["RATES"]:
+            if (corpus, model) in run["RATES"] and found["searched"]:
                 last = {
                     f"{lr:g}": list(told["curve"].values())[-1]
                     for lr, of, told in zip(rate, seed, outcomes, strict=True)
@@ -596,6 +596,18 @@ def test_the_error_rates_of_speech_are_those_of_its_outcomes():
             unit = run["UNIT"][corpus]
             counted = [evaluate.error_rates(run["heard"](x, run["BEST"]), unit)[unit].rate for x in taken]
             assert counted == [each[unit]["rate"] for each in found["seeds"]]
+
+
+def test_the_table_of_changes_is_that_of_their_files():
+    """Each change was trained for as long, and none was judged by the test set."""
+    run = runpy.run_path(str(SPEECH / "changes.py"))
+    files = [run["kept"](name) for name in run["CHANGES"]]
+    assert sorted(files) == sorted((SPEECH / "changes").glob("*.json"))
+    assert run["table"]() in (SPEECH / "README.md").read_text()
+    for file in files:
+        outcome = json.loads(file.read_text())
+        assert max(map(int, outcome["curve"])) == outcome["settings"]["train"]["steps"] == run["STEPS"]
+        assert "found" not in outcome
 
 
 def steps(report: dict) -> list[str]:

@@ -61,7 +61,6 @@ def trial(name: str, data: Path) -> Trial:
         model=dataclasses.replace(model, encoder=dataclasses.replace(model.encoder, **fields)),
         training=train.Config(**training),
         score="symbol_errors",
-        samples=1,  # what counts is the curve, which is of all samples to validate on
         split="validate",
         kept=kept(name),
     )
