@@ -2,9 +2,9 @@
 
 A file has lines `label TAB ... TAB text`, without a heading: the label is the first column, the text the last
 one, and columns between them are not looked at. Or it is CSV (.csv) or JSON lines (.jsonl) with a column of
-labels and one of texts, in UTF-8. It may be compressed (.xz, .gz). Every tenth text is held out for
-validation. The Long Range Arena's text task (Tay et al. 2021, arXiv:2011.04006) is this with
-IMDB reviews.
+labels and one of texts, in UTF-8. It may be compressed (.xz, .gz). A tenth of the texts, drawn, is held out
+for validation. The text task of the Long Range Arena (Tay et al. 2021, arXiv:2011.04006) is this with IMDB's
+reviews.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ from lintra.tasks.base import Batch, DataError, Samples, TaskConfig
 from lintra.tasks.datasets import tables, text_files
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
-_HELD_BACK = 10  # one line of so many is validated on
+_HELD_BACK = 10  # one line of so many is validated on, drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Config(TaskConfig):
 
     PATHS: ClassVar = ("data", "test")
     COPIES: ClassVar = COPIES
-    # Version 0.1 held no lines out where it was given a test file, and validated on that one.
+    # Version 0.1 validated on the test file where it had one, and else on every tenth line.
     ABSENT: ClassVar = {"validate_on": "test"}
 
     data: str | None = None  # lines label TAB text, .csv or .jsonl (.gz, .xz)
@@ -56,7 +56,7 @@ class Config(TaskConfig):
 
     def with_data(self, data: str) -> "Config":
         """This configuration with its file to test on at `data`, or, where it has none, with the file there
-        whose every tenth line is held out."""
+        of which a tenth is held out."""
         return replace(self, **{"data" if self.test is None else "test": data})
 
     def training_preset(self) -> dict[str, Any]:
@@ -176,8 +176,12 @@ class TextClassification(ClassificationTask, TextTask):
                 f"{_HELD_BACK} is held out to validate on"
             )
         else:
-            held_out = range(_HELD_BACK - 1, len(lines.labels), _HELD_BACK)
-            train = _only(lines, [i for i in range(len(lines.labels)) if i not in held_out])
+            number = len(lines.labels)
+            if self.config.validate_on == "test":  # without one: a run of version 0.1
+                held_out = np.arange(_HELD_BACK - 1, number, _HELD_BACK)
+            else:  # drawn: where labels take turns, every tenth line has the same one
+                held_out = np.random.default_rng(0).permutation(number)[: number // _HELD_BACK]
+            train = _only(lines, np.setdiff1d(np.arange(number), held_out))
             validate = _shuffled(_only(lines, held_out))
         known = list(self.config.classes) or sorted(set(train.labels))
         if len(known) < 2:

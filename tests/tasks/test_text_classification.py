@@ -47,12 +47,24 @@ def expected(lines, length=30):
     return [(x[-1][:length], int(x[0] == b"good")) for x in split]
 
 
-def test_every_tenth_line_is_kept_back(file):
+def test_a_tenth_is_held_out(file):
+    """The same lines each time; training has the others in the order of the file."""
     built = task(file)
-    kept = LINES[9::10]
-    assert contents(built.train) == expected([x for x in LINES if x not in kept])
-    assert sorted(contents(built.validate)) == sorted(expected(kept))
+    kept = contents(built.validate)
+    assert len(kept) == len(LINES) // 10
+    assert contents(built.train) == [x for x in expected(LINES) if x not in kept]
+    assert sorted(contents(built.train) + kept) == sorted(expected(LINES))
+    assert contents(task(file).validate) == kept
     assert built.classes == ["bad", "good"]
+
+
+@pytest.mark.parametrize("period", [2, 5, 10])
+def test_what_is_held_out_has_all_labels_where_they_take_turns(tmp_path, period):
+    """Every tenth line would have one and the same."""
+    (tmp_path / "x").write_bytes(b"".join(line(f"{i % period}", f"text {i}") for i in range(1_000)))
+    counts = torch.bincount(task(tmp_path / "x").validate.labels, minlength=period)
+    assert counts.sum() == 100
+    assert (counts > 0.4 * 100 / period).all()
 
 
 @pytest.fixture
@@ -82,7 +94,7 @@ def test_a_run_of_version_0_1_validates_on_what_it_did(file, other, named):
     content = to_json(text_classification.Config(data=str(file), length=30, test=path if named else None))
     del content["validate_on"]
     built = from_json(text_classification.Config, content, "task").build()
-    assert contents(built.train) == (expected(LINES) if named else contents(task(file).train))
+    assert contents(built.train) == expected(LINES if named else [x for x in LINES if x not in LINES[9::10]])
     assert sorted(contents(built.validate)) == sorted(expected(lines if named else LINES[9::10]))
     assert contents(built.test) == contents(built.validate)
 
@@ -154,6 +166,7 @@ def test_a_batch_is_its_samples(file):
 def test_loss_and_score(file):
     built = task(file)
     batch = built.train.__getitems__(range(6))
+    good = batch["label"].sum().item()
     model = built.model(linear.Config()).build().eval()
     assert model.config.outputs == 2
     assert built.loss(model, batch).isfinite()
@@ -162,8 +175,9 @@ def test_loss_and_score(file):
         model.head.bias.copy_(torch.tensor([0.0, math.log(3)]))
     score = built.score(model, batch)
     assert score["weight"].item() == 6
-    assert score["accuracy"].item() == pytest.approx(4 / 6)
-    assert score["loss"].item() == pytest.approx(-(4 * math.log(3 / 4) + 2 * math.log(1 / 4)) / 6, rel=1e-5)
+    assert score["accuracy"].item() == pytest.approx(good / 6)
+    loss = -(good * math.log(3 / 4) + (6 - good) * math.log(1 / 4)) / 6
+    assert score["loss"].item() == pytest.approx(loss, rel=1e-5)
     assert built.loss(model, batch).item() == pytest.approx(score["loss"].item())
     assert built.loss_unit == "nats a text"
     own = built.per_sample(model, batch)
@@ -197,7 +211,10 @@ def test_the_baseline_takes_the_same_batches(file):
             line("label", "text") + b"".join(LINES),
             r"line 1: 'label' is the label of no other line: take a head",
         ),
-        (b"".join(LINES[:9]) + line("awful", "x"), r"has the label 'awful', which is none of the 2 to learn"),
+        (  # a line that is held out
+            b"".join(LINES[:4]) + line("awful", "x") + b"".join(LINES[4:9]),
+            r"has the label 'awful', which is none of the 2 to learn",
+        ),
         (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
     ],
 )
@@ -266,8 +283,9 @@ def test_named_columns(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     built = task(tmp_path / name, label_column="sentiment", text_column="review", length=500)
     expected = [(text.encode()[:500], int(label == "good")) for label, text in ROWS]
-    assert contents(built.train) == [x for i, x in enumerate(expected) if i % 10 != 9]
-    assert sorted(contents(built.validate)) == sorted(expected[9::10])
+    held_out = contents(built.validate)
+    assert len(held_out) == 4
+    assert contents(built.train) == [x for x in expected if x not in held_out]
     with pytest.raises(DataError, match=r"'label'"):
         _ = task(tmp_path / name).train
 
