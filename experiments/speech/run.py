@@ -1,4 +1,4 @@
-"""Speech recognition with CTC, four models: see README.md beside this file.
+"""Speech recognition with CTC, six models: see README.md beside this file.
 
     python experiments/speech/run.py --data DIR          train what is not trained yet, then measure and draw
     python experiments/speech/run.py --data DIR --list   what there is to train and what is done
@@ -34,6 +34,7 @@ from setting import (  # noqa: E402 (from this folder)
     SPELLED,
     UNIT,
     WITH_NGRAMS,
+    network,
     problem,
     task,
 )
@@ -50,6 +51,7 @@ RATES = {
     ("an4", "softmax"): _MUON,
     ("an4", "linear"): _MUON,
     ("an4", "delta"): _MUON,
+    ("an4", "alternating delta"): _MUON,
     ("fsdd", "Bi-LSTM"): (3e-4, 1e-3, 2e-3, 3e-3),
 }
 STEPS = {"an4": 4_000, "fsdd": 1_500}
@@ -65,7 +67,7 @@ def trial(corpus: str, model: str, seed: int, data: Path, lr: float | None = Non
         name=", ".join([CORPORA[corpus], *names]),
         folder=Path(HERE, "runs", corpus, *(name.replace(" ", "-") for name in names)),
         task=config,
-        model=problem(config).model(MODELS[model]),
+        model=network(problem(config), model),
         training=train.Config(**{**preset, "precision": "32", "save_every": 100, "seed": seed}),
         score="symbol_errors",
         kept=HERE / "outcomes" / f"{'-'.join([CORPORA[corpus], *names])}.json".replace(" ", "-"),
@@ -195,7 +197,7 @@ def alignment(data: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Speech recognition with CTC, four models.")
+    parser = argparse.ArgumentParser(description="Speech recognition with CTC, six models.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the corpora README.md names")
     add_options(parser, minutes=170.0)
     parser.add_argument("--no-times", action="store_true", help="leave the times that are there")

@@ -16,7 +16,7 @@ from lintra.train.batches import LengthSampler
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from setting import CORPORA, MODELS, problem, task  # noqa: E402 (from this folder)
+from setting import CORPORA, MODELS, network, problem, task  # noqa: E402 (from this folder)
 from trials import updates  # noqa: E402 (from the folder above)
 
 TIMES = HERE / "times.json"
@@ -33,7 +33,7 @@ def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]
     batches.sort(key=lambda places: sum(one.train.lengths[i] for i in places))
     chosen = [batches[(2 * i + 1) * len(batches) // (2 * SAMPLED)] for i in range(SAMPLED)]
     loaded = [one.train.__getitems__(places) for places in chosen]
-    return updates(one, one.model(MODELS[model]), loaded), len(batches)
+    return updates(one, network(one, model), loaded), len(batches)
 
 
 def long(model: str, length: int, data: Path) -> Callable[[], None]:
@@ -54,7 +54,7 @@ def long(model: str, length: int, data: Path) -> Callable[[], None]:
         "mask": torch.ones(len(rows), length, dtype=torch.bool),
         "targets": torch.nn.utils.rnn.pad_sequence(targets, batch_first=True),
     }
-    return updates(one, one.model(MODELS[model]), [batch])
+    return updates(one, network(one, model), [batch])
 
 
 def measure(data: Path) -> tuple[list[Row], dict[str, Any]]:

@@ -39,6 +39,7 @@ class Model:
     width: int | None = None  # numbers that stand for a token
     dropout: float | None = None  # part of the activations set to 0 in training
     tie_embeddings: bool = False  # predict symbols by the vectors they are read as
+    alternating: bool = False  # causal layers, every second one from the end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Resume:
 
 
 _SIZES = ("layers", "heads", "head_dim", "width", "dropout")
+_SWITCHES = ("tie_embeddings", "alternating")
 _CHANGEABLE = ("steps", "max_minutes", "lr", "nodes", "devices", "strategy")
 
 
@@ -153,7 +155,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
         kind = mechanism(options.model.attention, options.model.attention_options, problem.length)
         own = network or problem.model(kind[0] if isinstance(kind, tuple) else kind)
     changes = {name: getattr(options.model, name) for name in _SIZES}
-    changes["tie_embeddings"] = options.model.tie_embeddings or None
+    changes |= {name: getattr(options.model, name) or None for name in _SWITCHES}
     if network is not None or isinstance(kind, tuple):  # the task's own layers need not be a multiple of them
         changes["attention"] = kind
     if options.model.paper_block and "," in options.model.attention:
@@ -241,14 +243,14 @@ def _weights(model: Any) -> int:
     built."""
     body, counts = model.encoder if isinstance(model, ctc.Config) else model, []
     period = len(getattr(body, "mechanisms", (None,)))
-    for layers in (period, 2 * period):
+    for layers in (2 * period, 3 * period):  # which alternate where one layer could not
         try:
             with torch.device("meta"):
                 built = _changed(model, {"layers": layers}).build()
         except (RuntimeError, OverflowError, TypeError) as error:  # PyTorch's, its calls in the lines below
             raise UsageError(f"the model cannot be built: {error}".splitlines()[0]) from error
         counts.append(sum(x.numel() for x in built.parameters()))
-    return counts[0] + (body.layers // period - 1) * (counts[1] - counts[0])
+    return counts[0] + (body.layers // period - 2) * (counts[1] - counts[0])
 
 
 def _given(values: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any, get_args
 import torch
 
 import lintra
+from lintra.attention import Attention
 from lintra.checkpoint import to_json, write_atomically
 from lintra.export import _onnx_models
 from lintra.export._onnx_description import FORMAT, describe
@@ -60,7 +61,8 @@ def why_not(model: Any, form: Form, *, opset: Opset = 20, domain: Domain = "ai.o
         return "its encoder is a BiLSTM, which packs sequences by lengths that a graph cannot know"
     if form != "step" and not target.has_operators:
         chunk, longest = _onnx_models.longest_chunk(blocks), _onnx_models.longest_sequence(blocks)
-        if (form == "parallel" or blocks.causal) and longest is not None and longest < chunk + 4:
+        causal = any(x.causal for x in blocks.modules() if isinstance(x, Attention))
+        if causal and longest is not None and longest < chunk + 4:
             return f"a chunk of {chunk} tokens must be shorter than max_length={longest}"
     for module in model.modules():
         if isinstance(module, AttentionLayer) and (reason := _foreign(module.attention, form, target)):

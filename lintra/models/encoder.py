@@ -2,9 +2,11 @@
 
     tokens [b t] or features [b t i] -> x [b t c] -> blocks -> norm -> pooled or per token -> [b o] or [b t o]
 
-Bidirectional where the mechanism can be. With a mask, sequences of different lengths make a batch in which
-each gives what it gives alone; with `cu_seqlens` [n+1] they make a row without padding, [1 t] or [1 t i], and
-predictions are [n o] or [1 t o]. Causal and without a pool it also reads piece by piece, with `extend`.
+Bidirectional where the mechanism can be, or by causal layers of which every second reads from the end
+(`alternating`: Alkin et al. 2024, arXiv:2406.04303). With a mask, sequences of different lengths make a batch
+in which each gives what it gives alone; with `cu_seqlens` [n+1] they make a row without padding, [1 t] or
+[1 t i], and predictions are [n o] or [1 t o]. Causal and without a pool it also reads piece by piece, with
+`extend`.
 """
 
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ class Config(EncoderIOConfig, TransformerConfig):
     """An encoder of any mechanism, or of several."""
 
     causal: bool | None = None  # None: bidirectional where all mechanisms can be
+    alternating: bool = False  # causal layers, of which every second reads from the end
     token_types: int | None = None  # kinds of tokens, each with an embedding that is added; None: one kind
     embedding_norm: bool = False  # a norm before the first block
     head_activation: HeadActivation | None = None  # of a layer before the one of outputs; None: there is none
@@ -44,6 +47,11 @@ class Config(EncoderIOConfig, TransformerConfig):
         TransformerConfig.__post_init__(self)
         EncoderIOConfig.__post_init__(self)
         fields.at_least(self, token_types=1)
+        if self.alternating and (self.causal or self.layers < 2):
+            raise ValueError(
+                "alternating layers read in both directions: they need layers=2 or more and causal=None, got "
+                f"layers={self.layers}, causal={self.causal}"
+            )
         if self.head_activation is not None and self.outputs is None:
             raise ValueError(f"head_activation needs outputs, got {self.head_activation!r} without")
         if self.head_norm and self.head_activation is None:
@@ -66,7 +74,7 @@ class Encoder(TransformerBase):
     def __init__(self, config: Config):
         causal = _causal(config)
         embedding = _io.input_embedding(config, config.embedded)
-        super().__init__(config, embedding, blocks(config, causal=causal))
+        super().__init__(config, embedding, blocks(config, causal=causal or config.alternating))
         self.causal = causal
         self.token_types = (
             None if config.token_types is None else nn.Embedding(config.token_types, config.width)
@@ -118,8 +126,13 @@ class Encoder(TransformerBase):
         warn_if_inverted(layout.mask)
         x = self._embed(x, layout, extra.pop("token_types", None))
         run = self.block_runner()
-        for block in self.blocks:
-            x = run(block, x, layout=layout, **self.extra_of(block, extra))
+        for number, block in enumerate(self.blocks):
+            own = self.extra_of(block, extra)
+            if self.config.alternating and number % 2:
+                own = {name: each.flip(1) for name, each in own.items()}
+                x = run(block, x.flip(1), layout=layout.reversed(), **own).flip(1)
+            else:
+                x = run(block, x, layout=layout, **own)
         return layout.zero(self.norm(layout.zero(x)))
 
     def _embed(self, x: Tensor, layout: Layout, token_types: Int[Tensor, "b t"] | None) -> Tensor:
@@ -184,8 +197,8 @@ def _head(config: Config) -> nn.Module:
 
 
 def _causal(config: Config) -> bool:
-    if config.causal is not None:
-        return config.causal
+    if config.causal is not None or config.alternating:
+        return bool(config.causal)
     shape: dict[str, Any] = {
         "heads": config.heads,
         "kv_heads": config.kv_heads,

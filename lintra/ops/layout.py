@@ -91,6 +91,20 @@ class Layout:
         layout._laid, layout.begun, layout.unfinished = self._laid, self.begun, self.unfinished
         return layout
 
+    def reversed(self) -> "Layout":
+        """Return the layout of x.flip(1), in which each sequence is read from its end. Raises ValueError
+        behind tokens that were seen."""
+        if self.seen is not None or self.piece is not None:
+            raise ValueError("a sequence is read from its end as a whole, not behind a state or in pieces")
+        return self._once(self._laid, "reversed", self._reversed)
+
+    def _reversed(self) -> "Layout":
+        places = {
+            "mask": None if self.mask is None else self.mask.flip(1),
+            "cu_seqlens": None if self.cu_seqlens is None else self.time - self.cu_seqlens.flip(0),
+        }
+        return Layout(self.rows, self.time, self.device, **places)
+
     def check(self, name: str, x: Tensor) -> None:
         """Raise ValueError unless x [b t ...] has these rows, this time and this device."""
         if x.shape[:2] != (self.rows, self.time) or x.device != self.device:

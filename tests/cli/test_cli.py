@@ -584,6 +584,24 @@ def test_heads_of_another_size_and_one_table(lintra_says, tmp_path, monkeypatch,
 
 
 @pytest.mark.usefixtures("one_thread")
+def test_layers_that_alternate(lintra_says, tmp_path, monkeypatch, reviews):
+    """An encoder of a mechanism that is causal alone reads both sides; a decoder has no such layers."""
+    monkeypatch.chdir(tmp_path)
+    learn = ["train", "text-classification", "--data", str(reviews), "--length", "12", *FEW]
+    code, _, err = lintra_says(*learn, "--alternating", "--attention", "gated", "--layers", "2")
+    assert (code, err) == (0, "")
+    assert checkpoint.load("run").config.alternating
+    assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
+    code, _, err = lintra_says(*learn, "--alternating", "--layers", "1")
+    assert code == 2
+    assert "alternating layers read in both directions: they need layers=2 or more" in err
+    (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
+    code, _, err = lintra_says("train", "text", "--data", "words.txt", "--length", "24", "--alternating")
+    assert code == 2
+    assert "alternating is nothing this model has: leave --alternating out" in err
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_text_is_written(lintra_says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)

@@ -84,6 +84,8 @@ def check(model, content):
         pytest.param(kda.Config(rank=4), {}, CONTRIB, marks=slow),
         pytest.param(linear.Config(), {"causal": True, "conv": 3}, CONTRIB, marks=slow),
         pytest.param(performer.Config(), {"causal": True}, OPERATORS, marks=slow),
+        pytest.param(gated.Config(chunk=8), {"alternating": True, "layers": 2}, PLAIN, marks=slow),
+        pytest.param(delta.Config(), {"alternating": True, "layers": 2}, CONTRIB, marks=slow),
         pytest.param(softmax.Config(), {"causal": True}, OPERATORS, marks=slow),
     ],
 )

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu
 from torch.testing import assert_close
 
 from lintra import attention
-from lintra.attention import linear, longformer, softmax
+from lintra.attention import gated, linear, longformer, softmax
 from lintra.models import encoder
 from tests.models import kinds
 
@@ -59,6 +59,11 @@ PARTS = [
     {"pool": "mean", "position": "rotary", "kv_heads": 2, "activation": "swiglu", "norm_kind": "rms"},
     {"pool": None, **WHOLE},
     {"pool": "mean", "heads": 3, "head_dim": 6},
+]
+
+ALTERNATING = [
+    {"alternating": True, "pool": "mean", "position": "rotary", "conv": 3, "layers": 4},
+    {"alternating": True, "pool": None, "position": "learned", "max_length": LONGEST},
 ]
 
 
@@ -112,7 +117,7 @@ def is_itself_alone(model, x, junk):
         assert (found[~MASK] == 0).all()
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize("parts", [*PARTS, *ALTERNATING], ids=str)
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("inputs", [None, 5])
 def test_packed_sequences_are_each_alone(parts, mechanism, inputs):
@@ -157,7 +162,7 @@ def test_what_a_mechanism_takes_by_token_is_packed_too():
         model(x, cu_seqlens=torch.tensor([0, 14]), global_mask=chosen[:, :3])
 
 
-@pytest.mark.parametrize("parts", PARTS, ids=str)
+@pytest.mark.parametrize("parts", [*PARTS, *ALTERNATING], ids=str)
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_ragged_batches_are_their_sequences_alone(parts, mechanism):
     x = torch.randint(0, 11, (3, 9))
@@ -169,6 +174,38 @@ def test_ragged_features_by_every_mechanism(name):
     model = build(attention=kinds.configs(LONGEST)[name], vocabulary=None, inputs=5, pool="mean")
     x = torch.randn(3, 9, 5, dtype=torch.float64)
     is_itself_alone(model, x, x.masked_fill(~MASK[..., None], torch.nan))
+
+
+@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).can.causal])
+def test_every_second_layer_reads_from_the_end(name):
+    """Written out, by every mechanism that has a causal form; a sequence of a batch as it is alone."""
+    model = build(attention=kinds.configs(LONGEST)[name], alternating=True, pool=None, layers=3)
+    assert not model.causal
+    x = torch.randint(0, 11, (3, 9))
+    is_itself_alone(model, x, x.masked_fill(~MASK, -100))
+    y = model.embedding(x)
+    y = y + model.position(torch.arange(9)[None]).to(y.dtype)
+    first, second, third = model.blocks
+    y = third(second(first(y).flip(1)).flip(1))
+    assert_close(model(x), model.head(model.norm(y)), **EXACT)
+
+
+def test_a_token_sees_both_sides_through_alternating_layers():
+    """The first layer reads from the start and the second from the end: what is said of one needs all."""
+    model = build(vocabulary=None, inputs=5, attention=gated.Config(), alternating=True, pool=None)
+    x = torch.randn(1, 9, 5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(model(x)[:, 4].sum(), x)
+    assert (gradient != 0).any(-1).all()
+
+
+def test_what_a_mechanism_takes_by_token_is_read_from_the_end_too():
+    model = build(attention=longformer.Config(window=2, global_projections=True), alternating=True, pool=None)
+    x, chosen = torch.randint(0, 11, (2, 9)), torch.rand(2, 9) < 0.3
+    y = model.embedding(x)
+    y = y + model.position(torch.arange(9)[None]).to(y.dtype)
+    first, second = model.blocks
+    y = second(first(y, global_mask=chosen).flip(1), global_mask=chosen.flip(1)).flip(1)
+    assert_close(model(x, global_mask=chosen), model.head(model.norm(y)), **EXACT)
 
 
 def test_nan_in_padding_has_no_gradient():
@@ -290,6 +327,8 @@ def test_a_mechanism_gets_what_it_takes_at_each_call():
         ({"norm_eps": 0.0}, "norm_eps must be above 0 and finite, got 0.0"),
         ({"outputs": None, "head_activation": "tanh"}, "head_activation needs outputs, got 'tanh' without"),
         ({"head_norm": True}, "head_norm comes after head_activation, which is None"),
+        ({"alternating": True, "causal": True}, "alternating layers read in both directions: .* causal=True"),
+        ({"alternating": True, "layers": 1}, "need layers=2 or more and causal=None, got layers=1"),
         ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
     ],
 )
@@ -382,6 +421,8 @@ def test_what_cannot_go_on_is_refused():
     x = torch.randint(0, 11, (2, 9))
     with pytest.raises(ValueError, match=r"extend needs an encoder that sees no future: .* causal=True"):
         build().extend(x)
+    with pytest.raises(ValueError, match="extend needs an encoder that sees no future"):
+        build(alternating=True).extend(x)
     with pytest.raises(ValueError, match="extend predicts for each token, so pool must be None, got 'mean'"):
         build(causal=True, pool="mean").extend(x)
     model = build(causal=True)
