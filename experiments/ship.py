@@ -324,7 +324,10 @@ def _command(run: train.Run) -> str:
     task = tasks.load(to_json(run.task)["name"])
     flags = _changed(run.task, task.Config(), leave=("data_dir",))
     flags |= _changed(run.train, train.Config(**run.task.training_preset()))
-    attention = _mechanism(getattr(run.model, "encoder", None) or run.model)
+    network = getattr(run.model, "encoder", None) or run.model
+    if getattr(network, "alternating", False):
+        flags["alternating"] = []
+    attention = _mechanism(network)
     if (name := to_json(attention)["name"]) != "linear":
         flags["attention"] = [name]
     if options := _changed(attention, load(name).Config()):
@@ -358,9 +361,13 @@ def _changed(config: Any, preset: Any, leave: Sequence[str] = ()) -> dict[str, l
 def size(config: Any, model: Any) -> str:
     """Return the part of a card that decoders and encoders whose state is constant share."""
     state = sum(x.nbytes for x in leaves(model.start(1))) / 1024
+    return f"{shape(config, model)} Its\nrecurrent state is {state:.0f} KiB"
+
+
+def shape(config: Any, model: Any) -> str:
+    """Return the part of a card that all models share."""
     return f"""{config.layers} layers of width {config.width}, {config.heads} heads of {config.dim},
-{sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32. Its
-recurrent state is {state:.0f} KiB"""
+{sum(x.numel() for x in model.parameters()):,} parameters, stored in 16 bits and computed with in 32."""
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """Makes a recogniser of AN4's letters and numbers hear audio, and packs it to come with the library.
 
-    lintra train speech --data an4 --streaming --attention delta --precision 32 --steps 10000 --dir RUN
+    lintra train speech --data an4 --normalize global --alternating --attention delta \\
+        --speeds 0.85 0.925 1.0 1.075 1.15 --precision 32 --steps 10000 --lr 0.002 --dir RUN
     python experiments/speech/letters.py RUN FOLDER --data DIR
 
 AN4 comes as mel cepstra without its audio: 13 numbers a frame, each a mean over log-mel energies weighted by
@@ -95,13 +96,13 @@ def card(name: str, model: CTC, evaluation: dict[str, Any]) -> str:
     shown = ", ".join(f"{levels[str(x)]['character']['rate']:.1%} at {x:+} dB" for x in LEVELS if x)
     return f"""# {name}
 
-A causal transformer (attention `{ship.mechanism_name(model.config.encoder)}`) that writes down spelled names,
-spoken numbers and a few words of command in English while it listens, from {AUDIO.bins} mel filters at
-{AUDIO.rate:,} Hz, {model.config.subsample} frames made one.
-{ship.size(model.config.encoder, model)}, however long one speaks.
+A transformer (attention `{ship.mechanism_name(model.config.encoder)}`, every second layer from the end) that
+writes down spelled names, spoken numbers and a few words of command in English, from {AUDIO.bins} mel filters
+at {AUDIO.rate:,} Hz, {model.config.subsample} frames made one.
+{ship.shape(model.config.encoder, model)}
 
 ```sh
-lintra transcribe --model {name} FILE.wav            # --stream writes while it hears
+lintra transcribe --model {name} FILE.wav
 ```
 
 {ship.rates_table(evaluation, "utterances")}
@@ -132,7 +133,7 @@ def main() -> None:
     made.half().float()  # as it is stored
     corpus, _ = prepare(task.tested, task.features, cache=None)
     levels = {str(level): errors(made, corpus, level) for level in LEVELS}
-    options.folder.mkdir(parents=True, exist_ok=True)
+    ship.pack(run, options.folder, model=made, card=card)
     reports.save(
         options.folder / "evaluation.json",
         command=COMMAND,
@@ -140,7 +141,7 @@ def main() -> None:
         scores=levels["0"],
         levels=levels,
     )
-    ship.pack(run, options.folder, model=made, card=card)
+    ship.pack(run, options.folder, model=made, card=card)  # with the card that the evaluation makes
     print(json.dumps({level: of["character"]["rate"] for level, of in levels.items()}, indent=1))
 
 
