@@ -40,6 +40,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "gated, convolution of 4": (gated.Config(), {"conv": 4}),
     "delta, no convolution": (delta.Config(conv=None), {}),
     "delta": (delta.Config(), {}),
+    "delta, alternating": (delta.Config(), {"alternating": True}),
 }
 
 
