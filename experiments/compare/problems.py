@@ -126,7 +126,7 @@ class Reviews(Problem):
         return encoder.Config(attention=attention, **{**fields, **self.network, **network})
 
 
-def mqar(length: int, pairs: int, width: int, *, steps: int = 1_000) -> Problem:
+def mqar(length: int, pairs: int, width: int) -> Problem:
     """Multi-query associative recall, Arora et al. 2023, with 64 keys and 16 values.
 
     A convolution of four tokens joins a value to its key, without which no mechanism begins to learn it in
@@ -135,7 +135,7 @@ def mqar(length: int, pairs: int, width: int, *, steps: int = 1_000) -> Problem:
     return Problem(
         name=f"mqar-{length}-{pairs}-{width}",
         title=f"recall of {pairs} pairs in {length} tokens, width {width}",
-        steps={"small": steps, "whole": 8 * steps},
+        steps={"small": 1_000, "whole": 8_000},
         settings=recall.Config(pairs=pairs, keys=64, values=16, length=length),
         rates=(1e-3, 3e-3, 1e-2, 3e-2),
         halvings=1,
@@ -188,7 +188,7 @@ PROBLEMS: tuple[Problem, ...] = (
         network={"layers": 1, "width": 64, "heads": 2, "dropout": 0.0},
     ),
     *(
-        mqar(length, pairs, width, steps=600)
+        mqar(length, pairs, width)
         for length, pairs in ((256, 64), (64, 4), (128, 8), (128, 32), (256, 16), (512, 64))
         for width in (128, 64, 256)
     ),

@@ -38,8 +38,8 @@ class Model:
     head_dim: int | None = None  # numbers of a head; else width / heads
     width: int | None = None  # numbers that stand for a token
     dropout: float | None = None  # part of the activations set to 0 in training
-    tie_embeddings: bool = False  # predict symbols by the vectors they are read as
-    alternating: bool = False  # causal layers, every second one from the end
+    tie_embeddings: bool = False  # predict symbols by their input vectors
+    alternating: bool = False  # every second causal layer reads backwards
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
