@@ -135,7 +135,7 @@ def mqar(length: int, pairs: int, width: int) -> Problem:
     return Problem(
         name=f"mqar-{length}-{pairs}-{width}",
         title=f"recall of {pairs} pairs in {length} tokens, width {width}",
-        steps={"small": 1_000, "whole": 8_000},
+        steps={"small": 1_000, "whole": 4_000},
         settings=recall.Config(pairs=pairs, keys=64, values=16, length=length),
         rates=(1e-3, 3e-3, 1e-2, 3e-2),
         halvings=1,
