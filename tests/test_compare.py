@@ -32,7 +32,11 @@ def contest(tmp_path, one_thread, monkeypatch):
     monkeypatch.setattr(search, "VALIDATED", 10)
     monkeypatch.setattr(search, "TESTED", 10)
     linear = contestants.BY_NAME["linear"]
-    return Contest(TINY, linear, study=dataclasses.replace(problems.COMPARISON, folder=tmp_path))
+    return Contest(TINY, linear, study=of(tmp_path, TINY))
+
+
+def of(folder, *tasks):
+    return dataclasses.replace(problems.COMPARISON, folder=folder, problems=tasks)
 
 
 def write(attempt, validation, **more):
@@ -248,8 +252,46 @@ def test_a_contest_that_is_not_done_has_no_row(contest):
 
 @pytest.mark.slow
 def test_pictures_are_drawn_of_what_there_is(contest, tmp_path):
-    tables.draw(outcomes(contest), tmp_path)
+    tables.draw(outcomes(contest), tmp_path, contest.study)
     assert [file.name for file in tmp_path.glob("*.png")] == ["rates-parity.png"]
+
+
+@pytest.fixture
+def recalls(tmp_path):
+    """Recall at two budgets: two contestants of the short one, one of the long one."""
+    problem = dataclasses.replace(TINY, name="mqar-6-2-32", title="recall", steps={"small": 8, "whole": 16})
+    study = of(tmp_path, problem)
+    for name, preset, score in (("linear", "small", 0.5), ("gated", "small", 0.6), ("linear", "whole", 0.9)):
+        outcomes(Contest(problem, contestants.BY_NAME[name], preset, study=study), [score] * 3)
+    return study
+
+
+def test_budgets_are_not_mixed(recalls):
+    rows = tables.problem_table(search.read_outcomes(recalls), "mqar-6-2-32", recalls).splitlines()[2:]
+    cells = [[cell.strip() for cell in row.split("|")[1:5]] for row in rows]
+    assert [(who, score, steps) for who, score, _, steps in cells] == [
+        ("gated", "60.0 ± 0.0", "8"),
+        ("linear", "50.0 ± 0.0", "8"),
+        ("linear", "90.0 ± 0.0", "16"),
+    ]
+
+
+def test_maps_are_compared_where_all_have_the_same_steps(recalls, monkeypatch):
+    monkeypatch.setattr(contestants, "MAPS", ("linear", "gated"))
+    found = search.read_outcomes(recalls)
+    assert tables.maps_table(found, recalls).splitlines() == [
+        "| feature map | mqar-6-2-32, 8 steps |",
+        "| --- | --- |",
+        "| linear | 50.0 ± 0.0 |",
+        "| gated | 60.0 ± 0.0 |",
+    ]
+
+
+@pytest.mark.slow
+def test_a_frontier_is_drawn_of_two_contestants_or_more(recalls, tmp_path):
+    tables.draw(search.read_outcomes(recalls), tmp_path, recalls)
+    drawn = {file.name for file in tmp_path.glob("*.png")}
+    assert drawn == {"frontier-6-2-8.png", "rates-mqar-6-2-32.png"}
 
 
 def test_a_preset_has_problems_of_its_own(capsys):

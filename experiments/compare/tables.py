@@ -26,11 +26,13 @@ def by_contest(outcomes: Outcomes, study: Study = COMPARISON) -> dict[tuple[str,
     return found
 
 
-def finals(outcomes: Outcomes) -> list[dict[str, Any]]:
-    """The tested trainings of the most steps, if all seeds are there and none diverged; else none."""
-    most = max((x["steps"] for x in outcomes if x["final"]), default=0)
-    found = [x for x in outcomes if x["final"] and x["steps"] == most and not x["diverged"]]
-    return found if {x["seed"] for x in found} == set(SEEDS) else []
+def finals(outcomes: Outcomes) -> dict[int, list[dict[str, Any]]]:
+    """The tested trainings of a contest by their steps, where all seeds are there and none diverged."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for x in sorted(outcomes, key=lambda x: x["steps"]):
+        if x["final"] and not x["diverged"]:
+            found.setdefault(x["steps"], []).append(x)
+    return {steps: mine for steps, mine in found.items() if {x["seed"] for x in mine} == set(SEEDS)}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -47,7 +49,7 @@ def told(values: Sequence[float], problem: problems.Problem) -> str:
 
 
 def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
-    """A row for each contestant whose search is done, the best first."""
+    """A row for each contestant and number of steps whose search is done: few steps first, then the best."""
     problem = study.by_name[name]
     unit = "%" if problem.score == "accuracy" else "bits/byte"
     heads = [
@@ -59,18 +61,19 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
         "parameters",
         "minutes a training",
     ]
-    rows: list[tuple[float, list[str]]] = []
+    sign = 1 if problem.lower_is_better else -1
+    rows: list[tuple[int, float, list[str]]] = []
     for (where, who), mine in by_contest(outcomes, study).items():
-        if where != name or not (tested := finals(mine)):
-            continue
-        scores = [x["test"] for x in tested]
-        first = tested[0]
-        state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
-        minutes = statistics.mean(x["seconds"] for x in tested) / 60
-        cells = [who, told(scores, problem), f"{first['rate']:g}", f"{first['steps']:,}", state]
-        rows.append((statistics.mean(scores), [*cells, f"{first['parameters']:,}", f"{minutes:.2f}"]))
-    rows.sort(key=lambda row: row[0], reverse=not problem.lower_is_better)
-    return _table(heads, [cells for _, cells in rows]) if rows else ""
+        for steps, tested in finals(mine).items() if where == name else ():
+            scores = [x["test"] for x in tested]
+            first = tested[0]
+            state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
+            minutes = statistics.mean(x["seconds"] for x in tested) / 60
+            cells = [who, told(scores, problem), f"{first['rate']:g}", f"{steps:,}", state]
+            cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
+            rows.append((steps, sign * statistics.mean(scores), cells))
+    rows.sort(key=lambda row: row[:2])
+    return _table(heads, [cells for _, _, cells in rows]) if rows else ""
 
 
 def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
@@ -96,17 +99,24 @@ def _point(outcome: dict[str, Any] | None, scale: float) -> str:
 
 
 def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
-    """The study of feature maps: a row for each map, a column for each problem where all are done."""
-    done = {key: finals(mine) for key, mine in by_contest(outcomes, study).items()}
-    known = study.by_name
-    columns = [x for x in known if all(done.get((x, who)) for who in contestants.MAPS)]
+    """The study of feature maps: a row for each, a column for each problem and number of steps with all."""
+    done = {
+        (name, who, steps): [x["test"] for x in tested]
+        for (name, who), mine in by_contest(outcomes, study).items()
+        for steps, tested in finals(mine).items()
+    }
+    columns = [
+        (name, steps)
+        for name, steps in dict.fromkeys((name, steps) for name, _, steps in done)
+        if all((name, who, steps) in done for who in contestants.MAPS)
+    ]
     if not columns:
         return ""
     rows = [
-        [who, *(told([x["test"] for x in done[name, who]], known[name]) for name in columns)]
+        [who, *(told(done[name, who, steps], study.by_name[name]) for name, steps in columns)]
         for who in contestants.MAPS
     ]
-    return _table(["feature map", *columns], rows)
+    return _table(["feature map", *(f"{name}, {steps:,} steps" for name, steps in columns)], rows)
 
 
 def core_hours(outcomes: Outcomes) -> float:
@@ -133,38 +143,39 @@ def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
 
 
 def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
-    """The recall-memory frontier, where there is more than one width, and the rates that were searched."""
-    for length, pairs in dict.fromkeys(_mqar(name) for name in study.by_name if name.startswith("mqar")):
-        lines: dict[str, dict[int, float]] = {}
-        for (name, who), mine in by_contest(outcomes, study).items():
-            if name.startswith(f"mqar-{length}-{pairs}-") and (tested := finals(mine)):
-                score = 100 * statistics.mean(x["test"] for x in tested)
-                if tested[0]["state_bytes"] is not None:
-                    lines.setdefault(who, {})[tested[0]["state_bytes"]] = score
-        if any(len(line) > 1 for line in lines.values()):
-            _percentages(
-                folder / f"frontier-{length}-{pairs}.png",
-                {who: dict(sorted(line.items())) for who, line in lines.items()},
-                x="state (bytes)",
-                y="recalled (%)",
-                title=f"{pairs} pairs in {length} tokens: recall against memory",
-            )
+    """Draw the recall-memory frontier of each number of steps, and the rates that were searched."""
+    for (length, pairs, steps), lines in _frontiers(outcomes, study).items():
+        _percentages(
+            folder / f"frontier-{length}-{pairs}-{steps}.png",
+            {who: dict(sorted(line.items())) for who, line in lines.items()},
+            x="state (KiB)",
+            y="recalled (%)",
+            title=f"{pairs} pairs in {length} tokens, {steps:,} steps: recall against memory",
+        )
     for name, problem in study.by_name.items():
-        lines = {}
-        for (where, who), mine in by_contest(outcomes, study).items():
-            searched = [x for x in mine if where == name and not x["final"] and not x["diverged"]]
-            least = min((x["steps"] for x in searched), default=0)
-            for x in sorted(searched, key=lambda x: x["rate"]):
-                if x["steps"] == least:
-                    lines.setdefault(who, {})[x["rate"]] = 100 * x["validation"]
+        first = min(problem.steps.values()) // 2**problem.halvings
+        lines: dict[str, dict[Any, float]] = {}
+        for x in sorted(outcomes, key=lambda x: x["rate"]):
+            if x["problem"] == name and x["steps"] == first and not (x["final"] or x["diverged"]):
+                lines.setdefault(x["contestant"], {})[x["rate"]] = 100 * x["validation"]
         if lines and problem.score == "accuracy":
             _percentages(
                 folder / f"rates-{name}.png",
                 lines,
                 x="learning rate",
                 y="validation accuracy (%)",
-                title=f"{problem.title}: the first rung of the search",
+                title=f"{problem.title}: {first:,} steps, the first of the search",
             )
+
+
+def _frontiers(outcomes: Outcomes, study: Study) -> dict[tuple[int, int, int], dict[str, dict[float, float]]]:
+    """(length, pairs, steps) -> contestant -> KiB of state -> percent recalled, two contestants or more."""
+    found: dict[tuple[int, int, int], dict[str, dict[float, float]]] = {}
+    for (name, who), mine in by_contest(outcomes, study).items():
+        for steps, tested in finals(mine).items() if name.startswith("mqar-") else ():
+            line = found.setdefault((*_mqar(name), steps), {}).setdefault(who, {})
+            line[tested[0]["state_bytes"] / 2**10] = 100 * statistics.mean(x["test"] for x in tested)
+    return {key: lines for key, lines in found.items() if len(lines) > 1}
 
 
 def _percentages(path: Path, lines: dict[str, dict[Any, float]], **words: str) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ Place = tuple[float, float, str]
 Box = tuple[float, float, float, float]
 _MOST = len(COLORS)  # lines of a panel
 _NAME = 8  # points; a letter is about 0.58 times as wide, a line 1.35 times as high
-_FEW = 8  # values of x that can all stand at the axis
+_FEW, _APART = (
+    8,
+    1.2,
+)  # values of x that can all stand at the axis: how many, and the least ratio of neighbours
 
 
 def time_per_token(
@@ -127,7 +131,7 @@ def _panels(
     for axes, _ in drawn:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(plain)
-        if len(measured) <= _FEW:
+        if len(measured) <= _FEW and all(b >= _APART * a for a, b in pairwise(measured)):
             # Every other one where panels are narrow.
             axes.set_xticks(measured if len(drawn) == 1 or len(measured) < 6 else measured[1::2])
             axes.xaxis.set_minor_locator(NullLocator())
