@@ -480,15 +480,6 @@ def test_the_tables_of_a_comparison_are_of_its_outcomes(study):
         assert re.fullmatch("[0-9a-f]{40}", outcome["commit"]), "trained with changes that no commit has"
 
 
-def test_the_table_of_recall_is_that_of_the_file():
-    folder = ROOT / "experiments" / "recall"
-    table = runpy.run_path(str(folder / "run.py"))["table"]
-    assert (
-        table(json.loads((folder / "results.json").read_text())["scores"])
-        in (folder / "README.md").read_text()
-    )
-
-
 def test_the_table_of_copying_is_that_of_its_outcomes():
     table = runpy.run_path(str(COPYING / "run.py"))["table"]
     assert table() in (COPYING / "README.md").read_text()
