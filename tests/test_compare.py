@@ -239,7 +239,7 @@ def test_tables_are_of_outcomes(contest):
         "| linear | 2 | 0.3 | 1.0 | 3.0 | 10.0 |",
         "| linear | 4 |  |  | 3.0 | 10.0 |",
     ]
-    assert "9 trainings, of which 0 diverged, in 0.09 core hours" in tables.sections(found)
+    assert "9 runs, of which 0 diverged, in 0.09 core hours" in tables.sections(found)
     assert tables.maps_table(found) == ""
 
 

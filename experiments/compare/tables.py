@@ -40,7 +40,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(values), STUDENT * statistics.stdev(values) / len(values) ** 0.5
 
 
-def told(values: Sequence[float], problem: problems.Problem) -> str:
+def formatted(values: Sequence[float], problem: problems.Problem) -> str:
     """A mean and its interval as a table shows it: percent of an accuracy."""
     mean, half = interval(values)
     if problem.score == "accuracy":
@@ -59,7 +59,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
         "steps",
         "state, bytes",
         "parameters",
-        "minutes a training",
+        "minutes per run",
     ]
     sign = 1 if problem.lower_is_better else -1
     rows: list[tuple[int, float, list[str]]] = []
@@ -69,7 +69,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
             first = tested[0]
             state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
             minutes = statistics.mean(x["seconds"] for x in tested) / 60
-            cells = [who, told(scores, problem), f"{first['rate']:g}", f"{steps:,}", state]
+            cells = [who, formatted(scores, problem), f"{first['rate']:g}", f"{steps:,}", state]
             cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
             rows.append((steps, sign * statistics.mean(scores), cells))
     rows.sort(key=lambda row: row[:2])
@@ -113,7 +113,7 @@ def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
     if not columns:
         return ""
     rows = [
-        [who, *(told(done[name, who, steps], study.by_name[name]) for name, steps in columns)]
+        [who, *(formatted(done[name, who, steps], study.by_name[name]) for name, steps in columns)]
         for who in contestants.MAPS
     ]
     return _table(["feature map", *(f"{name}, {steps:,} steps" for name, steps in columns)], rows)
@@ -136,7 +136,7 @@ def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
         parts += ["### Feature maps at equal state size", maps]
     diverged = sum(x["diverged"] for x in outcomes)
     parts.append(
-        f"In all: {len(outcomes):,} trainings, of which {diverged} diverged, in "
+        f"In all: {len(outcomes):,} runs, of which {diverged} diverged, in "
         f"{core_hours(outcomes):.2f} core hours."
     )
     return "\n\n".join(parts)
