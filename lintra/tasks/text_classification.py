@@ -36,16 +36,17 @@ class Config(TaskConfig):
 
     PATHS: ClassVar = ("data", "test")
     COPIES: ClassVar = COPIES
-    # Version 0.1 validated on the test file where it had one, and else on every tenth line.
-    ABSENT: ClassVar = {"validate_on": "test"}
+    # Version 0.1 validated on the test file where it had one; 0.1 and 0.2 held out every tenth line.
+    ABSENT: ClassVar = {"validate_on": "test", "held_out": "tenth"}
 
     data: str | None = None  # lines label TAB text, .csv or .jsonl (.gz, .xz)
     test: str | None = None  # such a file to test on; else what is held out
     validate_on: Literal["train", "test"] = "train"  # a held-out tenth, or --test
+    held_out: Literal["drawn", "tenth"] = "drawn"  # lines to validate on; tenth: every tenth
     label_column: str | None = None  # of CSV or JSON lines; None: label
     text_column: str | None = None  # None: text
     tokenizer: str | None = None  # a tokenizer.json, for subwords instead of bytes
-    length: int = 1_024  # bytes of a text that are read at most, or tokens
+    length: int = 1_024  # longest text read, in bytes or tokens
     classes: tuple[str, ...] = ()  # in the order of their numbers; none: --data's
 
     def __post_init__(self):
@@ -177,9 +178,9 @@ class TextClassification(ClassificationTask, TextTask):
             )
         else:
             number = len(lines.labels)
-            if self.config.validate_on == "test":  # without one: a run of version 0.1
+            if self.config.held_out == "tenth":  # of the same label, where labels take turns
                 held_out = np.arange(_HELD_BACK - 1, number, _HELD_BACK)
-            else:  # drawn: where labels take turns, every tenth line has the same one
+            else:
                 held_out = np.random.default_rng(0).permutation(number)[: number // _HELD_BACK]
             train = _only(lines, np.setdiff1d(np.arange(number), held_out))
             validate = _shuffled(_only(lines, held_out))

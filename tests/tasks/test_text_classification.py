@@ -92,11 +92,26 @@ def test_a_run_of_version_0_1_validates_on_what_it_did(file, other, named):
     """Its run.json does not name `validate_on`: the test file if it has one, and training sees every line."""
     lines, path = other
     content = to_json(text_classification.Config(data=str(file), length=30, test=path if named else None))
-    del content["validate_on"]
+    del content["validate_on"], content["held_out"]
     built = from_json(text_classification.Config, content, "task").build()
     assert contents(built.train) == expected(LINES if named else [x for x in LINES if x not in LINES[9::10]])
     assert sorted(contents(built.validate)) == sorted(expected(lines if named else LINES[9::10]))
     assert contents(built.test) == contents(built.validate)
+
+
+def test_a_run_of_version_0_2_holds_out_what_it_did(file, other):
+    """Every tenth line, with a file to test on and without one."""
+    for test in (None, other[1]):
+        content = to_json(text_classification.Config(data=str(file), length=30, test=test))
+        del content["held_out"]
+        built = from_json(text_classification.Config, content, "task").build()
+        assert contents(built.train) == expected([x for x in LINES if x not in LINES[9::10]])
+        assert sorted(contents(built.validate)) == sorted(expected(LINES[9::10]))
+
+
+def test_validating_on_a_test_file_that_is_not_there_is_validating_on_drawn_lines(file):
+    """validate_on="test" without `test` had been every tenth line, of one label where labels take turns."""
+    assert contents(task(file, validate_on="test").validate) == contents(task(file).validate)
 
 
 def test_forms_of_a_line(tmp_path):
