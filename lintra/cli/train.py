@@ -39,7 +39,7 @@ class Model:
     width: int | None = None  # numbers that stand for a token
     dropout: float | None = None  # part of the activations set to 0 in training
     tie_embeddings: bool = False  # predict symbols by their input vectors
-    alternating: bool = False  # every second causal layer reads backwards
+    alternating: bool = False  # causal layers, every second from the end
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -238,12 +238,11 @@ def _with_paper_block(model: Any) -> Any:
 
 
 def _weights(model: Any) -> int:
-    """Return how many numbers a model of this configuration has to learn, however many layers: each but the
-    first has as many; of a hybrid, each repetition of its mechanisms. Raises UsageError where it cannot be
-    built."""
+    """Return how many numbers a model of this configuration has to learn, extrapolated to its layers from two
+    and three repetitions of its mechanisms: each adds as many. Raises UsageError where it cannot be built."""
     body, counts = model.encoder if isinstance(model, ctc.Config) else model, []
     period = len(getattr(body, "mechanisms", (None,)))
-    for layers in (2 * period, 3 * period):  # which alternate where one layer could not
+    for layers in (2 * period, 3 * period):  # an alternating encoder needs two repetitions
         try:
             with torch.device("meta"):
                 built = _changed(model, {"layers": layers}).build()

@@ -166,7 +166,8 @@ class CTC(nn.Module):
         if isinstance(self.encoder, BiLSTM):
             return "an LSTM of both directions begins at the end too"
         if not self.encoder.causal:
-            return "its encoder looks at what comes later; build it with causal=True"
+            remedy = "alternating=False and causal=True" if self.encoder.config.alternating else "causal=True"
+            return f"its encoder looks at what comes later; build it with {remedy}"
         for attention in self._attentions:
             if not attention.can.recurrent:
                 return f"attention {attention.name!r} has no recurrent form"

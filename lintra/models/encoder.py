@@ -37,7 +37,7 @@ class Config(EncoderIOConfig, TransformerConfig):
     """An encoder of any mechanism, or of several."""
 
     causal: bool | None = None  # None: bidirectional where all mechanisms can be
-    alternating: bool = False  # causal layers, of which every second reads from the end
+    alternating: bool = False  # causal layers, of which every second of each mechanism reads from the end
     token_types: int | None = None  # kinds of tokens, each with an embedding that is added; None: one kind
     embedding_norm: bool = False  # a norm before the first block
     head_activation: HeadActivation | None = None  # of a layer before the one of outputs; None: there is none
@@ -47,10 +47,11 @@ class Config(EncoderIOConfig, TransformerConfig):
         TransformerConfig.__post_init__(self)
         EncoderIOConfig.__post_init__(self)
         fields.at_least(self, token_types=1)
-        if self.alternating and (self.causal or self.layers < 2):
+        if self.alternating and (self.causal or self.layers < 2 * len(self.mechanisms)):
             raise ValueError(
-                "alternating layers read in both directions: they need layers=2 or more and causal=None, got "
-                f"layers={self.layers}, causal={self.causal}"
+                "alternating layers read in both directions: they can be neither causal nor streaming, and "
+                f"of each mechanism there are 2 or more, got causal={self.causal}, layers={self.layers} and "
+                f"{len(self.mechanisms)} in attention"
             )
         if self.head_activation is not None and self.outputs is None:
             raise ValueError(f"head_activation needs outputs, got {self.head_activation!r} without")
@@ -128,8 +129,8 @@ class Encoder(TransformerBase):
         run = self.block_runner()
         for number, block in enumerate(self.blocks):
             own = self.extra_of(block, extra)
-            if self.config.alternating and number % 2:
-                own = {name: each.flip(1) for name, each in own.items()}
+            if self.config.alternating and number // len(self.config.mechanisms) % 2:
+                own = {name: _flipped(each) for name, each in own.items()}
                 x = run(block, x.flip(1), layout=layout.reversed(), **own).flip(1)
             else:
                 x = run(block, x, layout=layout, **own)
@@ -153,7 +154,8 @@ class Encoder(TransformerBase):
     def start(self, batch: int) -> EncoderState:
         """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
         if not self.causal:
-            raise ValueError("extend needs an encoder that sees no future: build it with causal=True")
+            remedy = "alternating=False and causal=True" if self.config.alternating else "causal=True"
+            raise ValueError(f"extend needs an encoder that sees no future: build it with {remedy}")
         if self.config.pool is not None:
             raise ValueError(
                 f"extend predicts for each token, so pool must be None, got {self.config.pool!r}"
@@ -184,6 +186,11 @@ class Encoder(TransformerBase):
         hidden, layers = self.run_blocks(x, state.layers, layout, **extra)
         y = _io.predict(None, self.head, hidden, layout)
         return y, EncoderState(layout.seen_after(), layers)
+
+
+def _flipped(x: Tensor | None) -> Tensor | None:
+    """Reverse an input of the mechanism along the tokens; one without them is for the mechanism to refuse."""
+    return x if x is None or x.dim() < 2 else x.flip(1)
 
 
 def _head(config: Config) -> nn.Module:

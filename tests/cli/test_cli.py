@@ -594,7 +594,7 @@ def test_layers_that_alternate(lintra_says, tmp_path, monkeypatch, reviews):
     assert lintra_says("train", "--resume", "run", "--steps", "3")[0] == 0
     code, _, err = lintra_says(*learn, "--alternating", "--layers", "1")
     assert code == 2
-    assert "alternating layers read in both directions: they need layers=2 or more" in err
+    assert "alternating layers read in both directions: they can be neither" in err
     (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
     code, _, err = lintra_says("train", "text", "--data", "words.txt", "--length", "24", "--alternating")
     assert code == 2

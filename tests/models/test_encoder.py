@@ -63,7 +63,7 @@ PARTS = [
 
 ALTERNATING = [
     {"alternating": True, "pool": "mean", "position": "rotary", "conv": 3, "layers": 4},
-    {"alternating": True, "pool": None, "position": "learned", "max_length": LONGEST},
+    {"alternating": True, "pool": None, "position": "learned", "max_length": LONGEST, "layers": 4},
 ]
 
 
@@ -198,6 +198,27 @@ def test_a_token_sees_both_sides_through_alternating_layers():
     assert (gradient != 0).any(-1).all()
 
 
+def test_each_mechanism_of_a_hybrid_reads_in_both_directions():
+    hybrid = (gated.Config(), linear.Config())
+    model = build(attention=hybrid, alternating=True, pool=None, layers=4)
+    x = torch.randint(0, 11, (2, 9))
+    y = model.embedding(x)
+    y = y + model.position(torch.arange(9)[None]).to(y.dtype)
+    first, second, third, fourth = model.blocks
+    y = fourth(third(second(first(y)).flip(1))).flip(1)
+    assert_close(model(x), model.head(model.norm(y)), **EXACT)
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(9, dtype=torch.bool), torch.tensor(True)], ids=["t", "scalar"])
+def test_what_is_not_of_tokens_is_refused_where_layers_alternate(wrong):
+    mechanism = longformer.Config(window=2, global_projections=True)
+    model = build(attention=(linear.Config(), mechanism), alternating=True, pool=None, layers=4)
+    x = torch.randint(0, 11, (2, 9))
+    assert_close(model(x, global_mask=None), model(x), **EXACT)
+    with pytest.raises(ValueError, match="global_mask must be"):
+        model(x, global_mask=wrong)
+
+
 def test_what_a_mechanism_takes_by_token_is_read_from_the_end_too():
     model = build(attention=longformer.Config(window=2, global_projections=True), alternating=True, pool=None)
     x, chosen = torch.randint(0, 11, (2, 9)), torch.rand(2, 9) < 0.3
@@ -328,7 +349,14 @@ def test_a_mechanism_gets_what_it_takes_at_each_call():
         ({"outputs": None, "head_activation": "tanh"}, "head_activation needs outputs, got 'tanh' without"),
         ({"head_norm": True}, "head_norm comes after head_activation, which is None"),
         ({"alternating": True, "causal": True}, "alternating layers read in both directions: .* causal=True"),
-        ({"alternating": True, "layers": 1}, "need layers=2 or more and causal=None, got layers=1"),
+        (
+            {"alternating": True, "layers": 1},
+            "of each mechanism there are 2 or more, got .* layers=1 and 1 in",
+        ),
+        (
+            {"alternating": True, "layers": 2, "attention": (gated.Config(), linear.Config())},
+            "of each mechanism there are 2 or more, got .* layers=2 and 2 in attention",
+        ),
         ({"width": 30}, "width must be a multiple of heads, got 30 and 4"),
     ],
 )
