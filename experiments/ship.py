@@ -34,6 +34,7 @@ from lintra.train.curve import MINUTES
 sys.path.insert(0, str(Path(__file__).parent / "images"))
 import readability
 
+TRAINED = "runs/trained"  # a training whose model another command reads
 GROWN = "runs/grown"  # the first weights, as the documentation of images/grow.py calls them
 CARD, EVALUATION, RUN, LOG, CURVE = "README.md", "evaluation.json", "run.json", "log.csv", "curve.png"
 ARRANGEMENTS = "arrangements.json"
@@ -51,14 +52,17 @@ def pack(
     gpu: str | None = None,
     *,
     model: Any = None,
+    scores: str | None = None,
     card: Card | None = None,
+    after: str | None = None,
 ) -> None:
     """Write FOLDER again; the evaluation that is there stays, and makes the card. Raises checkpoint.Error
     where there is something else.
 
-    model: what was made of the trained one, None: itself. card: its beginning, of FOLDER's name, the model
-    and the evaluation; None: that of images or of digits."""
-    checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
+    model: what was made of the trained one, None: itself. scores: an evaluation in place of the one there.
+    card: its beginning, of FOLDER's name, the model and the evaluation; None: that of images or of digits.
+    after: a command that makes the model of the trained one, which it calls TRAINED."""
+    refuse_others(folder)
     if (step := checkpoint.step_of(run.checkpoints()[-1])) < run.steps:
         raise SystemExit(f"{run.folder} has done {step:,} of {run.steps:,} steps: resume it")
     model = checkpoint.load(run.folder) if model is None else model
@@ -72,7 +76,8 @@ def pack(
         raise SystemExit("the log does not count minutes: --hours says how long the training took")
     hours = curves[MINUTES][max(curves[MINUTES])] / 60 if hours is None else hours
     evaluation = folder / EVALUATION
-    scores = evaluation.read_text() if evaluation.exists() else None
+    if scores is None and evaluation.exists():
+        scores = evaluation.read_text()
     if scores is not None and not _of_all(json.loads(scores)):
         raise SystemExit(f"{evaluation} is of a part of the test samples: evaluate all of them")
     arranged = folder / ARRANGEMENTS
@@ -121,9 +126,14 @@ def pack(
             else:
                 seen = len(task.build().train), _seen(stages, grown_from)
                 text = of_images(name, *seen, model, json.loads(scores))
-            (place / CARD).write_text(text + _training(stages, hours, grown_from, gpu))
+            (place / CARD).write_text(text + _training(stages, hours, grown_from, gpu, after))
 
     checkpoint.write_atomically(folder, write)
+
+
+def refuse_others(folder: Path) -> None:
+    """Raise checkpoint.Error where FOLDER holds something else than a packed model."""
+    checkpoint.refuse_others(folder, CARD, EVALUATION, ARRANGEMENTS, RUN, LOG, CURVE, BEFORE)
 
 
 def _of_all(evaluation: dict[str, Any]) -> bool:
@@ -265,7 +275,11 @@ standard deviation of {deviation} ([{ARRANGEMENTS}]({ARRANGEMENTS}))."""
 
 
 def _training(
-    stages: Sequence[train.Run], hours: float, grown_from: str | None, gpu: str | None = None
+    stages: Sequence[train.Run],
+    hours: float,
+    grown_from: str | None,
+    gpu: str | None = None,
+    after: str | None = None,
 ) -> str:
     """How it was trained, on the GPU that has scored it too where there was one, and how to do it again."""
     amounts = ", then\n  ".join(f"{run.steps:,} steps of {_amount(run)}" for run in stages)
@@ -277,6 +291,9 @@ def _training(
     if grown_from:
         before = f",\n  from weights made of those of {grown_from}"
         commands.insert(0, f"python experiments/images/grow.py {grown_from} {GROWN}")
+    if after:
+        commands[-1] += f" --dir {TRAINED}"
+        commands.append(after)
     again = ", then\n  ".join(f"`{command}`" for command in commands)
     earlier = f" and, of what came before, [{BEFORE}]({BEFORE})" if len(stages) > 1 else ""
     return f"""- **Training**: {amounts}{before}; {_time(hours, gpu)}. Every setting is
@@ -378,7 +395,10 @@ def main() -> None:
     parser.add_argument("--grown-from", help="the model that the first weights were grown of")
     parser.add_argument("--gpu", help="the GPU it was trained on, as its maker names it")
     options = parser.parse_args()
-    pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from, options.gpu)
+    try:
+        pack(train.Run.read(options.run), options.folder, options.hours, options.grown_from, options.gpu)
+    except checkpoint.Error as error:
+        sys.exit(str(error))
     print(f"packed in {options.folder}")
 
 

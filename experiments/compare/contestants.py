@@ -44,7 +44,7 @@ class Contestant:
     def takes(self, problem: Problem) -> bool:
         """Whether it has the causal form that the problem needs, and no convolution beside the network's."""
         config = attention.load(self.mechanism).Config
-        convolved = getattr(config, "conv", None) is not None and "conv" not in self.options
+        convolved = self.options.get("conv", getattr(config, "conv", None)) is not None
         if convolved and problem.network.get("conv") is not None:
             return False
         return attention.mechanism(self.mechanism).can.causal or not problem.causal

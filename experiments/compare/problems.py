@@ -57,7 +57,7 @@ class Problem:
     files: Sequence[str] = ()  # of FILES
     batch: int = 32
     rates: Sequence[float] = RATES  # that are searched
-    halvings: int = 2  # of the steps that the search begins with: 2, a quarter of them
+    halvings: int = 2  # rungs of the search, the first of steps / 2^halvings
     network: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of the model's Config
     settings: Any = None  # the task's Config; a problem of files makes its own
 

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,18 @@ import torch
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 from lintra.audio import features
+from lintra.audio.errors import SpeechError
 from lintra.bench import reports
-from lintra.models import CTC, ctc
+from lintra.models import CTC
 from lintra.speech import Search
-from lintra.speech.corpus import Corpus, prepare
-from lintra.tasks.speech import Speech
+from lintra.speech.corpus import Corpus, describe_skipped, prepare
+from lintra.tasks import speech
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import ship
 
 COMMAND = "python experiments/speech/letters.py RUN FOLDER --data DIR"
+AGAIN = COMMAND.replace("RUN", ship.TRAINED)
 CEPSTRA = 13
 AUDIO = features.Config(rate=16_000, bins=40, frame_ms=25.625, shift_ms=10.0, low_hz=130.0, high_hz=6_800.0)
 LEVELS = (-12, -6, 0, 6, 12)  # decibels by which test utterances are made louder
@@ -69,7 +72,7 @@ def hearing(model: CTC) -> CTC:
         )
     if not model.stages:
         raise ValueError(f"needs a convolution to put the cosines in, got subsample={old.subsample}")
-    made = ctc.Config(**{**vars(old), "features": AUDIO}).build()
+    made = dataclasses.replace(old, features=AUDIO).build()
     state = dict(model.state_dict())
     matrix = torch.from_numpy(cosines()) * state["scale"].double()[:, None]  # [cepstra bins]
     kernel = state["stages.0.weight"]  # [o cepstra 3]
@@ -82,10 +85,14 @@ def hearing(model: CTC) -> CTC:
 
 
 def errors(model: CTC, corpus: Corpus, decibels: float = 0.0) -> dict[str, Any]:
-    """The error rates of a recogniser of log-mel energies in a corpus of cepstra, made so much louder."""
+    """The error rates of a recogniser of log-mel energies in a corpus of cepstra, made so much louder.
+
+    Ends the program where an utterance cannot be used."""
     louder = lifted(corpus.features) + np.float32(decibels * np.log(10) / 10)
     heard = dataclasses.replace(corpus, features=louder)
-    texts, _ = evaluate.transcripts(model, heard, range(len(heard)), Search(), batch=8)
+    texts, skipped = evaluate.transcripts(model, heard, range(len(heard)), Search(), batch=8)
+    if skipped:
+        sys.exit(describe_skipped(skipped))
     rates = evaluate.error_rates(texts, model.config.symbols.unit)
     return {unit: dataclasses.asdict(rate) for unit, rate in rates.items()}
 
@@ -126,22 +133,26 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     torch.set_num_threads(1)
-    run = train.Run.read(options.run)
-    task = dataclasses.replace(run.task, data_dir=str(options.data)).build()
-    assert isinstance(task, Speech)
-    made = hearing(checkpoint.load(run.folder))
-    made.half().float()  # as it is stored
-    corpus, _ = prepare(task.tested, task.features, cache=None)
+    try:
+        ship.refuse_others(options.folder)
+        run = train.Run.read(options.run)
+        if not isinstance(run.task, speech.Config) or run.task.data != "an4":
+            parser.error(f"RUN must be a training with --data an4, {options.run} is another")
+        made = hearing(checkpoint.load(run.folder))
+        made.half().float()  # as it is stored
+        task = dataclasses.replace(run.task, data_dir=str(options.data)).build()
+        corpus, skipped = prepare(task.tested, task.features, cache=None)
+    except (checkpoint.Error, SpeechError, ValueError) as error:
+        sys.exit(str(error))
+    if skipped:
+        sys.exit(describe_skipped(skipped))
     levels = {str(level): errors(made, corpus, level) for level in LEVELS}
-    ship.pack(run, options.folder, model=made, card=card)
-    reports.save(
-        options.folder / "evaluation.json",
-        command=COMMAND,
-        test_samples=len(corpus),
-        scores=levels["0"],
-        levels=levels,
-    )
-    ship.pack(run, options.folder, model=made, card=card)  # with the card that the evaluation makes
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, ship.EVALUATION)
+        found = {"test_samples": len(corpus), "scores": levels["0"], "levels": levels}
+        reports.save(file, command=COMMAND, **found)
+        scores = file.read_text()
+    ship.pack(run, options.folder, model=made, scores=scores, card=card, after=AGAIN)
     print(json.dumps({level: of["character"]["rate"] for level, of in levels.items()}, indent=1))
 
 

@@ -65,7 +65,7 @@ def changed_tempo(x: np.ndarray, speed: float) -> np.ndarray:
     The pitch stays, which a waveform played at another speed changes too.
     """
     if speed == 1 or not len(x):
-        return x
+        return x.astype(np.float32, copy=False)
     places = np.linspace(0, len(x) - 1, frames_at(len(x), speed))
     before = np.minimum(places.astype(int), max(len(x) - 2, 0))
     after = np.minimum(before + 1, len(x) - 1)

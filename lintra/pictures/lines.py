@@ -21,10 +21,8 @@ Place = tuple[float, float, str]
 Box = tuple[float, float, float, float]
 _MOST = len(COLORS)  # lines of a panel
 _NAME = 8  # points; a letter is about 0.58 times as wide, a line 1.35 times as high
-_FEW, _APART = (
-    8,
-    1.2,
-)  # values of x that can all stand at the axis: how many, and the least ratio of neighbours
+_FEW = 8  # values of x that can all stand at the axis
+_APART = 1.2  # the least ratio of neighbours among them
 
 
 def time_per_token(

@@ -84,7 +84,7 @@ def prepare(
     is called with how many utterances are done. Raises SpeechError if no utterance can be used, files.Error
     if the cache cannot be written.
     """
-    check_speeds(speeds, config)
+    check_speeds(speeds)
     if cache is None:
         pieces: list[np.ndarray] = []
         parts = _compute(utterances, config, speeds, report, pieces.append)
@@ -108,7 +108,7 @@ def prepare(
     return _corpus(*found, utterances, speeds)
 
 
-def check_speeds(speeds: Sequence[float], config: features.Config) -> None:
+def check_speeds(speeds: Sequence[float]) -> None:
     """Raise ValueError unless utterances can be heard at each of these speeds."""
     if not speeds or len(set(speeds)) < len(speeds) or not all(0.1 <= speed <= 10 for speed in speeds):
         raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")

@@ -84,7 +84,7 @@ def computed(
     speeds and report are those of `prepare`, and so are the errors. Damage inside a recording is seen when
     it is heard.
     """
-    check_speeds(speeds, config)
+    check_speeds(speeds)
     used, frames, skipped = [], [], []
     for number, utterance in enumerate(utterances, 1):
         try:
