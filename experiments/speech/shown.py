@@ -23,7 +23,7 @@ def draw(report: dict[str, Any]) -> list[Path]:
             steps = [int(step) for step in found["curves"][0]]
             lines[model] = {s: 100 * statistics.mean(c[str(s)] for c in found["curves"]) for s in steps}
         files.append(HERE / f"{corpus}.png")
-        title = f"{CORPORA[corpus]}, mean of {len(of['linear']['curves'])} seeds"
+        title = f"{CORPORA[corpus]}, mean of {len(next(iter(of.values()))['curves'])} seeds"
         pictures.curves(files[-1], lines, x="step", y=f"{UNIT[corpus]} errors in validation (%)", title=title)
     if rows := times():
         against = {m: {n: rows[f"{n} frames: {m}, an epoch"] for n in LENGTHS} for m in timed(rows)}
