@@ -223,10 +223,10 @@ def test_states_of_feature_maps_are_about_equal(width):
     assert all(abs(size - sizes[0]) <= 0.1 * sizes[0] for size in sizes)
 
 
-def outcomes(contest, tests=(0.7, 0.8, 0.9)):
+def outcomes(contest, tests=(0.7, 0.8, 0.9), **more):
     while ready := contest.ready():
         for one, test in zip(ready, (*tests, None), strict=False):
-            write(one, one.training.lr * 10, test=test if one.final else None)
+            write(one, one.training.lr * 10, test=test if one.final else None, **more)
     return search.read_outcomes(contest.study)
 
 
@@ -261,8 +261,10 @@ def recalls(tmp_path):
     """Recall at two budgets: two contestants of the short one, one of the long one."""
     problem = dataclasses.replace(TINY, name="mqar-6-2-32", title="recall", steps={"small": 8, "whole": 16})
     study = of(tmp_path, problem)
-    for name, preset, score in (("linear", "small", 0.5), ("gated", "small", 0.6), ("linear", "whole", 0.9)):
-        outcomes(Contest(problem, contestants.BY_NAME[name], preset, study=study), [score] * 3)
+    trained = (("linear", "small", 0.5, 64), ("gated", "small", 0.6, 128), ("linear", "whole", 0.9, 64))
+    for name, preset, score, state in trained:
+        contest = Contest(problem, contestants.BY_NAME[name], preset, study=study)
+        outcomes(contest, [score] * 3, state_bytes=state)
     return study
 
 
@@ -288,7 +290,7 @@ def test_maps_are_compared_where_all_have_the_same_steps(recalls, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_frontier_is_drawn_of_two_contestants_or_more(recalls, tmp_path):
+def test_a_frontier_is_drawn_where_memory_differs(recalls, tmp_path):
     tables.draw(search.read_outcomes(recalls), tmp_path, recalls)
     drawn = {file.name for file in tmp_path.glob("*.png")}
     assert drawn == {"frontier-6-2-8.png", "rates-mqar-6-2-32.png"}

@@ -169,13 +169,14 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
 
 
 def _frontiers(outcomes: Outcomes, study: Study) -> dict[tuple[int, int, int], dict[str, dict[float, float]]]:
-    """(length, pairs, steps) -> contestant -> KiB of state -> percent recalled, two contestants or more."""
+    """(length, pairs, steps) -> contestant -> KiB of state -> % recalled; where one is twice another."""
     found: dict[tuple[int, int, int], dict[str, dict[float, float]]] = {}
     for (name, who), mine in by_contest(outcomes, study).items():
         for steps, tested in finals(mine).items() if name.startswith("mqar-") else ():
             line = found.setdefault((*_mqar(name), steps), {}).setdefault(who, {})
             line[tested[0]["state_bytes"] / 2**10] = 100 * statistics.mean(x["test"] for x in tested)
-    return {key: lines for key, lines in found.items() if len(lines) > 1}
+    sizes = {key: [size for line in lines.values() for size in line] for key, lines in found.items()}
+    return {key: lines for key, lines in found.items() if max(sizes[key]) >= 2 * min(sizes[key])}
 
 
 def _percentages(path: Path, lines: dict[str, dict[Any, float]], **words: str) -> None:
