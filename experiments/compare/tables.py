@@ -26,13 +26,14 @@ def by_contest(outcomes: Outcomes, study: Study = COMPARISON) -> dict[tuple[str,
     return found
 
 
-def finals(outcomes: Outcomes) -> dict[int, list[dict[str, Any]]]:
-    """The tested trainings of a contest by their steps, where all seeds are there and none diverged."""
-    found: dict[int, list[dict[str, Any]]] = {}
-    for x in sorted(outcomes, key=lambda x: x["steps"]):
-        if x["final"] and not x["diverged"]:
-            found.setdefault(x["steps"], []).append(x)
-    return {steps: mine for steps, mine in found.items() if {x["seed"] for x in mine} == set(SEEDS)}
+def finals(outcomes: Outcomes, study: Study) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
+    """The tested trainings of each (problem, contestant, steps) with all seeds, none of which diverged."""
+    found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for (name, who), mine in by_contest(outcomes, study).items():
+        for x in sorted(mine, key=lambda x: x["steps"]):
+            if x["final"] and not x["diverged"]:
+                found.setdefault((name, who, x["steps"]), []).append(x)
+    return {key: mine for key, mine in found.items() if {x["seed"] for x in mine} == set(SEEDS)}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -40,9 +41,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return statistics.mean(values), STUDENT * statistics.stdev(values) / len(values) ** 0.5
 
 
-def formatted(values: Sequence[float], problem: problems.Problem) -> str:
-    """A mean and its interval as a table shows it: percent of an accuracy."""
-    mean, half = interval(values)
+def formatted(runs: Outcomes, problem: problems.Problem) -> str:
+    """The mean test score and its interval as a table shows them: percent of an accuracy."""
+    mean, half = interval([x["test"] for x in runs])
     if problem.score == "accuracy":
         return f"{100 * mean:.1f} ± {100 * half:.1f}"
     return f"{mean:.3f} ± {half:.3f}"
@@ -63,15 +64,15 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
     ]
     sign = 1 if problem.lower_is_better else -1
     rows: list[tuple[int, float, list[str]]] = []
-    for (where, who), mine in by_contest(outcomes, study).items():
-        for steps, tested in finals(mine).items() if where == name else ():
-            scores = [x["test"] for x in tested]
-            first = tested[0]
-            state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
-            minutes = statistics.mean(x["seconds"] for x in tested) / 60
-            cells = [who, formatted(scores, problem), f"{first['rate']:g}", f"{steps:,}", state]
-            cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
-            rows.append((steps, sign * statistics.mean(scores), cells))
+    for (where, who, steps), mine in finals(outcomes, study).items():
+        if where != name:
+            continue
+        first = mine[0]
+        state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
+        minutes = statistics.mean(x["seconds"] for x in mine) / 60
+        cells = [who, formatted(mine, problem), f"{first['rate']:g}", f"{steps:,}", state]
+        cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
+        rows.append((steps, sign * statistics.mean(x["test"] for x in mine), cells))
     rows.sort(key=lambda row: row[:2])
     return _table(heads, [cells for _, _, cells in rows]) if rows else ""
 
@@ -100,11 +101,7 @@ def _point(outcome: dict[str, Any] | None, scale: float) -> str:
 
 def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
     """The study of feature maps: a row for each, a column for each problem and number of steps with all."""
-    done = {
-        (name, who, steps): [x["test"] for x in tested]
-        for (name, who), mine in by_contest(outcomes, study).items()
-        for steps, tested in finals(mine).items()
-    }
+    done = finals(outcomes, study)
     columns = [
         (name, steps)
         for name, steps in dict.fromkeys((name, steps) for name, _, steps in done)
@@ -171,10 +168,11 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
 def _frontiers(outcomes: Outcomes, study: Study) -> dict[tuple[int, int, int], dict[str, dict[float, float]]]:
     """(length, pairs, steps) -> contestant -> KiB of state -> % recalled; where one is twice another."""
     found: dict[tuple[int, int, int], dict[str, dict[float, float]]] = {}
-    for (name, who), mine in by_contest(outcomes, study).items():
-        for steps, tested in finals(mine).items() if name.startswith("mqar-") else ():
+    for (name, who, steps), mine in finals(outcomes, study).items():
+        size = mine[0]["state_bytes"]
+        if name.startswith("mqar-") and size is not None:
             line = found.setdefault((*_mqar(name), steps), {}).setdefault(who, {})
-            line[tested[0]["state_bytes"] / 2**10] = 100 * statistics.mean(x["test"] for x in tested)
+            line[size / 2**10] = 100 * statistics.mean(x["test"] for x in mine)
     sizes = {key: [size for line in lines.values() for size in line] for key, lines in found.items()}
     return {key: lines for key, lines in found.items() if max(sizes[key]) >= 2 * min(sizes[key])}
 

@@ -25,7 +25,6 @@ import torch
 from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 from lintra.audio import features
-from lintra.audio.errors import SpeechError
 from lintra.bench import reports
 from lintra.models import CTC
 from lintra.speech import Search
@@ -142,7 +141,7 @@ def main() -> None:
         made.half().float()  # as it is stored
         task = dataclasses.replace(run.task, data_dir=str(options.data)).build()
         corpus, skipped = prepare(task.tested, task.features, cache=None)
-    except (checkpoint.Error, SpeechError, ValueError) as error:
+    except (checkpoint.Error, ValueError) as error:
         sys.exit(str(error))
     if skipped:
         sys.exit(describe_skipped(skipped))

@@ -58,6 +58,10 @@ class Config(EncoderIOConfig, TransformerConfig):
         if self.head_norm and self.head_activation is None:
             raise ValueError("head_norm comes after head_activation, which is None")
 
+    def to_see_no_future(self) -> str:
+        """Return the arguments that make this encoder causal, for messages."""
+        return "alternating=False and causal=True" if self.alternating else "causal=True"
+
     def build(self) -> "Encoder":
         return Encoder(self)
 
@@ -154,8 +158,9 @@ class Encoder(TransformerBase):
     def start(self, batch: int) -> EncoderState:
         """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
         if not self.causal:
-            remedy = "alternating=False and causal=True" if self.config.alternating else "causal=True"
-            raise ValueError(f"extend needs an encoder that sees no future: build it with {remedy}")
+            raise ValueError(
+                f"extend needs an encoder that sees no future: build it with {self.config.to_see_no_future()}"
+            )
         if self.config.pool is not None:
             raise ValueError(
                 f"extend predicts for each token, so pool must be None, got {self.config.pool!r}"
