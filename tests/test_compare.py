@@ -210,6 +210,11 @@ def test_no_network_is_convolved_twice():
     assert not convolved.takes(problems.BY_NAME["mqar-64-16-64"])
 
 
+def test_a_contestant_without_a_recurrent_form_has_no_state():
+    problem = problems.BY_NAME["mqar-64-16-64"]
+    assert search.state_bytes(contestants.BY_NAME["aft"].model(problem).build(), 64) is None
+
+
 @pytest.mark.parametrize("width", [64, 128, 256])
 def test_states_of_feature_maps_are_about_equal(width):
     """The state of the second-order expansion is within a tenth, for a head is a whole one."""

@@ -96,8 +96,9 @@ class Attempt(Trial):
 
 @torch.no_grad()
 def state_bytes(network: Any, length: int) -> int | None:
-    """Return the bytes that so many tokens leave behind in a decoder; None of an encoder."""
-    if not isinstance(network, Decoder):
+    """Return the bytes that so many tokens leave behind in a decoder; None of an encoder, and of one whose
+    attention has no recurrent form."""
+    if not isinstance(network, Decoder) or not all(x.attn.attention.can.recurrent for x in network.blocks):
         return None
     tokens = torch.zeros(1, length, dtype=torch.int64)
     _, state = network.eval().extend(tokens)
