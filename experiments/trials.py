@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import multiprocessing
 import os
 import sys
@@ -24,6 +25,7 @@ from lintra.bench import reports
 from lintra.checkpoint import from_json, to_json
 from lintra.train.callbacks import Interrupted
 from lintra.train.curve import MINUTES
+from lintra.train.learner import Diverged
 from lintra.train.optimizer import optimizer
 from lintra.train.run import Run, from_anywhere
 
@@ -54,16 +56,25 @@ class Trial:
         return self.folder / "result.json"
 
     def scored(self) -> float | None:
-        """The score, once it is trained."""
-        return json.loads(self.result.read_text())[self.score] if self.result.exists() else None
+        """The score, once it is trained; NaN of a training that diverged."""
+        if not self.result.exists():
+            return None
+        score = json.loads(self.result.read_text())[self.score]
+        return math.nan if score is None else score
 
     def train(self) -> None:
-        """To the end, from wherever it is, and its score. Raises checkpoint.Error for a folder of another."""
+        """To the end, or to where it diverges, from wherever it is, and its score. Raises checkpoint.Error for
+        a folder of another."""
         run = self._begun()
         if run is None:
             run = Run.create(self.folder, task=self.task, model=self.model, train=self.training)
-        train.fit(run)
-        text = json.dumps({"steps": self.training.steps, self.score: self._evaluate()}, indent=1)
+        found: dict[str, Any] = {"steps": self.training.steps}
+        try:
+            train.fit(run)
+            found[self.score] = self._evaluate()
+        except Diverged as error:
+            found |= {self.score: None, "why": str(error)}
+        text = json.dumps(found, indent=1)
         checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
 
     def check(self) -> None:
@@ -114,19 +125,28 @@ class Trial:
         return saved
 
     def conclude(self, command: str, found: Callable[["Trial"], dict[str, Any]]) -> None:
-        """Writes the kept file, if it is trained and has none: how it learned, and what is `found` of it."""
-        if self.kept is None or self.concluded() is not None or self.scored() is None:
+        """Writes the kept file, if it is trained and has none: how it learned, and what is `found` of it, or
+        why it diverged."""
+        if self.kept is None or self.concluded() is not None or (score := self.scored()) is None:
             return
         curves = train.curves(self.folder)
         # By the clock, whatever else the machine did meanwhile; None where nothing was logged.
         minutes = max(curves.get(MINUTES, {}).values(), default=None)
-        more = {"curve": curves[f"validate_{self.score}"], "minutes_by_the_clock": minutes, **found(self)}
+        more = {"curve": curves.get(f"validate_{self.score}", {}), "minutes_by_the_clock": minutes}
+        if math.isnan(score):
+            more |= {"diverged": True, "why": json.loads(self.result.read_text())["why"]}
+        else:
+            more |= found(self)
         reports.save(self.kept, command=command, settings=self.settings(), **more)
 
     def _evaluate(self) -> float:
+        """Raises Diverged where the score is no number."""
         task, model = self.task.build(), checkpoint.load(self.folder)
         places = range(min(self.samples, len(getattr(task, self.split))))
-        return evaluate.scores(model, task, places, batch=BATCH, split=self.split)[self.score].mean
+        score = evaluate.scores(model, task, places, batch=BATCH, split=self.split)[self.score].mean
+        if not math.isfinite(score):
+            raise Diverged(f"the score on {self.split} samples is not finite")
+        return score
 
 
 def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -> None:

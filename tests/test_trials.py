@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -104,6 +105,18 @@ def test_what_came_of_a_training_is_kept_once(trial, tmp_path):
     assert told["minutes_by_the_clock"] == max(train.curves(kept.folder)["minutes"].values()) > 0
     kept.conclude("train", lambda one: {"score": None})
     assert kept.concluded() == told
+
+
+def test_one_that_diverges_is_kept_as_such(trial, tmp_path):
+    training = dataclasses.replace(trial.training, steps=10, warmup=0, optimizer="adamw", lr=1e29, clip=None)
+    kept = dataclasses.replace(trial, training=training, kept=tmp_path / "kept.json")
+    kept.train()
+    assert math.isnan(kept.scored())
+    kept.conclude("train", lambda one: pytest.fail("there is nothing to find in it"))
+    told = kept.concluded()
+    assert told["diverged"] is True
+    assert "not finite" in told["why"]
+    train_all([kept], workers=1, minutes=1)  # which is not trained again
 
 
 def test_where_the_data_lies_is_no_setting(trial):

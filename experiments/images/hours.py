@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,14 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
-    """name -> the steps of its training, its score, and the validations by step, of all that are trained."""
+    """name -> the steps of its training, its score (NaN of one that diverged), and the validations by step, of
+    all that are trained."""
     found = {}
     for name in TRAINED:
         if outcome(name).exists():
             saved = json.loads(outcome(name).read_text())
             curve = {int(step): value for step, value in saved["curve"].items()}
-            found[name] = saved["settings"]["train"]["steps"], saved["score"], curve
+            found[name] = saved["settings"]["train"]["steps"], saved.get("score", math.nan), curve
     return found
 
 
@@ -116,7 +118,7 @@ def table(report: dict[str, Any]) -> str:
             f"{steps:,}",
             f"{steps * batch:,}",
             f"{minutes:.0f}",
-            f"{score:.3f}",
+            "diverged" if math.isnan(score) else f"{score:.3f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -11,6 +11,7 @@ nothing else may run beside it, nor while `hours` first finds out what a step ta
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
@@ -106,13 +107,13 @@ def ablation(data: Path) -> list[Trial]:
 
 
 def summary(trials: list[Trial]) -> dict[str, list[float]]:
-    """name -> the score of each seed that is done."""
+    """name -> the score of each seed that is done; of a change with which one diverged, none."""
     found: dict[str, list[float]] = {}
     for trial in trials:
         value = trial.scored()
         if value is not None:
             found.setdefault(trial.name, []).append(value)
-    return found
+    return {name: [] if any(map(math.isnan, values)) else values for name, values in found.items()}
 
 
 def ablation_tables(report: dict[str, Any]) -> list[str]:
@@ -127,6 +128,9 @@ def ablation_tables(report: dict[str, Any]) -> list[str]:
     for head, names in parts.items():
         lines = [f"| {head} | bits/dim | standard deviation |", "| --- | --- | --- |"]
         for name in names:
+            if not scores[name]:
+                lines.append(f"| {name} | diverged | |")
+                continue
             mean, spread = statistics.mean(scores[name]), statistics.stdev(scores[name])
             lines.append(f"| {name} | {mean:.3f} | {spread:.3f} |")
         tables.append("\n".join(lines))
@@ -179,7 +183,7 @@ def main() -> None:
         return
     if trials:
         found = scores | summary(trials)
-        rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items()]
+        rows = [Row(name, statistics.mean(values), "bits/dim") for name, values in found.items() if values]
         command = "python experiments/images/run.py ablation --data DIR"
         reports.write(ABLATION, rows, {}, command=command, scores=found, earlier=earlier(saved))
     print(*ablation_tables(json.loads(ABLATION.read_text())), sep="\n\n")

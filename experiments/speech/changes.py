@@ -69,11 +69,13 @@ def trial(name: str, data: Path) -> Trial:
 
 def table() -> str:
     """The table of README.md: the share of wrong symbols after the last step, the least first."""
-    done = {name: json.loads(kept(name).read_text()) for name in CHANGES if kept(name).exists()}
+    kept_ones = {name: json.loads(kept(name).read_text()) for name in CHANGES if kept(name).exists()}
+    done = {name: found for name, found in kept_ones.items() if not found.get("diverged")}
     lines = ["| encoder | parameters | wrong symbols in validation, % |", "| --- | --- | --- |"]
     for name, found in sorted(done.items(), key=lambda item: item[1]["curve"][str(STEPS)]):
         errors = 100 * found["curve"][str(STEPS)]
         lines.append(f"| {name} | {found['parameters'] / 1e6:.2f} M | {errors:.1f} |")
+    lines += [f"| {name} | | diverged |" for name in kept_ones if name not in done]
     return "\n".join(lines)
 
 

@@ -80,19 +80,29 @@ def searches(data: Path) -> list[Trial]:
     return [trial(corpus, model, SEEDS[0], data, lr) for corpus, model, lr in each]
 
 
-def searched(corpus: str, model: str, data: Path) -> dict[float, float]:
+def searched(corpus: str, model: str, data: Path) -> dict[float, float | None]:
     """Learning rate -> the share of wrong symbols in validation after the last step, with the first seed, of
-    those that are trained; empty for a model whose rate is not searched."""
+    those that are trained, None of one that diverged; empty for a model whose rate is not searched."""
     done = {lr: trial(corpus, model, SEEDS[0], data, lr).concluded() for lr in RATES.get((corpus, model), ())}
-    return {lr: outcome["curve"][str(STEPS[corpus])] for lr, outcome in done.items() if outcome}
+    return {
+        lr: None if outcome.get("diverged") else outcome["curve"][str(STEPS[corpus])]
+        for lr, outcome in done.items()
+        if outcome
+    }
 
 
 def seeds(corpus: str, model: str, data: Path) -> list[Trial]:
-    """A model with each seed: at its preset's learning rate, or once all are searched at the best of them."""
+    """A model with each seed: at its preset's learning rate, or once all are searched at the best of them;
+    none where all of them diverged."""
     rates = searched(corpus, model, data)
     if len(rates) < len(RATES.get((corpus, model), ())):
         return []
-    best = min(rates, key=rates.__getitem__) if rates else None
+    best = None
+    if rates:
+        errors = {lr: found for lr, found in rates.items() if found is not None}
+        if not errors:
+            return []
+        best = min(errors, key=errors.__getitem__)
     return [trial(corpus, model, seed, data, best) for seed in SEEDS]
 
 
@@ -132,7 +142,8 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """corpus -> model -> the error rates of each seed, of all seeds together, and the curve of each."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for corpus, model in itertools.product(CORPORA, MODELS):
-        done = [outcome for one in seeds(corpus, model, data) if (outcome := one.concluded()) is not None]
+        kept = [one.concluded() for one in seeds(corpus, model, data)]
+        done = [outcome for outcome in kept if outcome is not None and not outcome.get("diverged")]
         if not done:
             continue
         texts = [heard(outcome, BEST) for outcome in done]
@@ -142,6 +153,7 @@ def scores(data: Path) -> dict[str, dict[str, dict[str, Any]]]:
             "seeds": [{unit: dataclasses.asdict(rate) for unit, rate in of.items()} for of in rates],
             BEST: _of_all(texts, UNIT[corpus]),
             "curves": [outcome["curve"] for outcome in done],
+            "diverged": sum(outcome is not None for outcome in kept) - len(done),
             "lr": done[0]["settings"]["train"]["lr"],
             "searched": {f"{lr:g}": errors for lr, errors in searched(corpus, model, data).items()},
         }

@@ -64,7 +64,8 @@ def table(report: dict[str, Any], corpus: str) -> str:
         for kind in kinds:
             rate = ErrorRate(**of[kind][UNIT[corpus]])
             cells.append(f"{100 * rate.rate:.1f} % ({100 * rate.low:.1f} to {100 * rate.high:.1f})")
-        cells.append(", ".join(f"{100 * seed[UNIT[corpus]]['rate']:.1f}" for seed in of["seeds"]))
+        each = [f"{100 * seed[UNIT[corpus]]['rate']:.1f}" for seed in of["seeds"]]
+        cells.append(", ".join(each + ["diverged"] * of.get("diverged", 0)))
         if rows:
             seconds = rows.get(f"{CORPORA[corpus]}: {model}, an epoch")
             cells.append("" if seconds is None else f"{seconds:.1f}")
@@ -83,7 +84,7 @@ def searches(report: dict[str, Any]) -> str:
     rates = sorted({rate for of in found.values() for rate in of}, key=float)
     lines = [["learning rate", *rates], ["---"] * (1 + len(rates))]
     for what, of in found.items():
-        lines.append([what, *(f"{100 * of[rate]:.1f} %" if rate in of else "" for rate in rates)])
+        lines.append([what, *(_share(of[rate]) if rate in of else "" for rate in rates)])
     return _markdown(lines)
 
 
@@ -112,6 +113,10 @@ def against_length(rows: dict[str, float]) -> str:
 def timed(rows: dict[str, float]) -> list[str]:
     """The models that were there when times were measured."""
     return [model for model in MODELS if f"{LENGTHS[0]} frames: {model}, an epoch" in rows]
+
+
+def _share(found: float | None) -> str:
+    return "diverged" if found is None else f"{100 * found:.1f} %"
 
 
 def _markdown(lines: list[list[str]]) -> str:
