@@ -63,8 +63,8 @@ class Trial:
         return math.nan if score is None else score
 
     def train(self) -> None:
-        """To the end, or to where it diverges, from wherever it is, and its score. Raises checkpoint.Error for
-        a folder of another."""
+        """Train to the end, or to where it diverges, and score it. Raises checkpoint.Error for a folder of
+        another."""
         run = self._begun()
         if run is None:
             run = Run.create(self.folder, task=self.task, model=self.model, train=self.training)

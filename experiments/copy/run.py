@@ -3,7 +3,9 @@
     python experiments/copy/run.py          train what is not trained yet, then measure and draw
     python experiments/copy/run.py --list   what there is to train and what is done
 
-A run is a folder of `lintra train`; killed at any moment, the same command resumes it.
+Each way is trained briefly at every learning rate, then for the paper's number of steps with three more seeds
+at the rate that was best in validation. A run is a folder of `lintra train`; killed at any moment, the same
+command resumes it.
 """
 
 import argparse
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lintra import pictures, train
+from lintra import checkpoint, evaluate, pictures, train
 from lintra.allocator import keep_freed_memory
 from lintra.attention import linear, lsh, softmax
 from lintra.bench import reports
@@ -27,7 +29,7 @@ from lintra.tasks import copy
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from trials import Trial, add_options, tell, train_and_keep, updates  # noqa: E402 (from the folder above)
+from trials import BATCH, Trial, add_options, tell, train_and_keep, updates  # noqa: E402 (from the folder above)
 
 TIMES = HERE / "times.json"
 MODELS = {
@@ -35,49 +37,84 @@ MODELS = {
     "softmax": softmax.Config(),
     "LSH-4": lsh.Config(rounds=4, chunk=16, redraw_every=None),  # a quarter of the sequence, as in the paper
 }
-SEEDS = (0,)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+SEARCHED = 0  # the seed of the search
+SEEDS = (1, 2, 3)
+SEARCH_STEPS, STEPS = 2_000, 10_000  # the latter is the paper's
 # Half the paper's length, width and batch.
 TASK = copy.Config(length=64)
+TESTED = dataclasses.replace(TASK, data_seed=2**20)  # sequences that nothing was trained on or chosen by
 SIZE = {"width": 128, "heads": 4}
 TRAINING = train.Config(
-    steps=2_000,
     batch=32,
     optimizer="radam",
-    lr=1e-3,
     schedule="step",
-    drop_at=1_500,
     precision="bf16",
     validate_every=100,
     save_every=500,
 )
 ROUNDS = 7
-STEPS_TIMED = "minutes (steps x the time of one)"
 COMMAND = "python experiments/copy/run.py"
+Outcome = dict[str, Any]
 
 
-def trial(model: str, seed: int) -> Trial:
+def trial(model: str, rate: float, steps: int, seed: int) -> Trial:
+    """One training; the rate falls to a tenth at three quarters of the steps."""
+    name = f"{model}-{rate:g}-{steps}-{seed}"
     task = TASK.build()
     return Trial(
-        f"{model}, seed {seed}",
-        HERE / "runs" / model / f"seed-{seed}",
-        TASK,
-        dataclasses.replace(task.model(MODELS[model]), **SIZE),
-        dataclasses.replace(TRAINING, seed=seed),
-        "loss",
+        name=name,
+        folder=HERE / "runs" / name,
+        task=TASK,
+        model=dataclasses.replace(task.model(MODELS[model]), **SIZE),
+        training=dataclasses.replace(TRAINING, lr=rate, steps=steps, drop_at=steps * 3 // 4, seed=seed),
+        score="loss",
         samples=TASK.validate_samples,
-        kept=HERE / "outcomes" / f"{model}-{seed}.json",
+        split="validate",
+        kept=HERE / "outcomes" / f"{name}.json",
     )
 
 
+def search(model: str) -> dict[float, Trial]:
+    """rate -> its short training."""
+    return {rate: trial(model, rate, SEARCH_STEPS, SEARCHED) for rate in RATES}
+
+
+def searched(model: str) -> dict[float, Outcome]:
+    """rate -> what came of its short training, of those that are done."""
+    found = {rate: one.concluded() for rate, one in search(model).items()}
+    return {rate: outcome for rate, outcome in found.items() if outcome is not None}
+
+
+def finals(model: str) -> list[Trial]:
+    """The long trainings at the rate of the least loss in validation; none before all rates are tried."""
+    found = searched(model)
+    losses = {rate: one["loss"] for rate, one in found.items() if not one.get("diverged")}
+    if len(found) < len(RATES) or not losses:
+        return []
+    best = min(losses, key=losses.__getitem__)
+    return [trial(model, best, STEPS, seed) for seed in SEEDS]
+
+
+def searches() -> list[Trial]:
+    """All short trainings."""
+    return [one for model in MODELS for one in search(model).values()]
+
+
 def trials() -> list[Trial]:
-    """Everything there is to train, the first seed of all before the second of any."""
-    return [trial(model, seed) for seed in SEEDS for model in MODELS]
+    """All long trainings, as far as they are known, the first seed of all before the second of any."""
+    return [one for of in zip(*filter(None, map(finals, MODELS)), strict=True) for one in of]
 
 
-def outcome(one: Trial) -> dict[str, Any]:
-    """Return what is kept of a training beside its curve."""
+def outcome(one: Trial) -> Outcome:
+    """Return what is kept of a training beside its curve; of a long one, its score on test sequences too."""
     right = train.curves(one.folder)["validate_accuracy"]
-    return {"loss": one.scored(), "accuracy": right[max(right)]}
+    found = {"loss": one.scored(), "accuracy": right[max(right)]}
+    if one.training.steps == STEPS:
+        task, places = TESTED.build(), range(TESTED.validate_samples)
+        scores = evaluate.scores(checkpoint.load(one.folder), task, places, batch=BATCH, split="validate")
+        found["test"] = {name: scores[name].mean for name in ("loss", "accuracy")}
+    return found
 
 
 def measure() -> None:
@@ -86,17 +123,18 @@ def measure() -> None:
     task = TASK.build()
     batch = task.train.__getitems__(range(TRAINING.batch))
     steps: dict[str, Callable[[], None]] = {
-        model: updates(task, trial(model, 0).model, [batch], TRAINING) for model in MODELS
+        model: updates(task, trial(model, RATES[0], STEPS, 0).model, [batch], TRAINING) for model in MODELS
     }
     found = interleaved(steps, rounds=ROUNDS, at_least=0)
     rows = [Row(model, timing.median, "s") for model, timing in found.items()]
     reports.write(TIMES, rows, found, command=COMMAND)
 
 
-def learned() -> dict[str, list[dict[str, Any]]]:
-    """model -> what came of each of its trainings."""
-    found = {model: [trial(model, seed).concluded() for seed in SEEDS] for model in MODELS}
-    return {model: trained for model, every in found.items() if (trained := [one for one in every if one])}
+def learned() -> dict[str, list[Outcome]]:
+    """model -> what came of its long trainings, of all that have one that did not diverge."""
+    found = {model: [one.concluded() for one in finals(model)] for model in MODELS}
+    whole = {model: [one for one in each if one and not one.get("diverged")] for model, each in found.items()}
+    return {model: each for model, each in whole.items() if each}
 
 
 def seconds() -> dict[str, float]:
@@ -104,29 +142,42 @@ def seconds() -> dict[str, float]:
     return by_name(json.loads(TIMES.read_text()))
 
 
+def search_table() -> str:
+    """A row for each model: its loss in validation after the short training at each rate."""
+    lines = [["nats a symbol", *(f"rate {rate:g}" for rate in RATES)], ["---"] * (1 + len(RATES))]
+    for model in MODELS:
+        found = searched(model)
+        losses = ("diverged" if one.get("diverged") else f"{one['loss']:.3f}" for one in found.values())
+        of_rate = dict(zip(found, losses, strict=True))
+        lines.append([model, *(of_rate.get(rate, "") for rate in RATES)])
+    return _markdown(lines)
+
+
 def table() -> str:
-    """A row for each model: what it has learned, and in what time."""
-    heads = ["model", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", STEPS_TIMED]
+    """A row for each model: what it has learned in the long trainings, and in what time."""
+    heads = ["model", "rate", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", "minutes"]
     lines = [heads, ["---"] * len(heads)]
     for model, trained in learned().items():
-        loss, right = ([one[name] for one in trained] for name in ("loss", "accuracy"))
+        loss, right = ([one["test"][name] for one in trained] for name in ("loss", "accuracy"))
+        gone = len(SEEDS) - len(trained)
         lines.append(
             [
                 model,
-                f"{statistics.mean(loss):.3f}",
-                ", ".join(f"{x:.3f}" for x in loss),
-                f"{100 * statistics.mean(right):.1f}",
+                f"{trained[0]['settings']['train']['lr']:g}",
+                f"{statistics.mean(loss):.4f}",
+                ", ".join([*(f"{x:.4f}" for x in loss), *["missing"] * gone]),
+                f"{100 * statistics.mean(right):.2f}",
                 f"{seconds()[model]:.3f}",
-                f"{TRAINING.steps * seconds()[model] / 60:.1f}",
+                f"{STEPS * seconds()[model] / 60:.1f}",
             ]
         )
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return _markdown(lines)
 
 
 def draw() -> list[Path]:
     """The loss in validation, the mean over the seeds, by the steps and by the minutes that these take."""
     taken, files = seconds(), []
-    for name, x in (("loss", "steps"), ("loss-time", STEPS_TIMED)):
+    for name, x in (("loss", "steps"), ("loss-time", "minutes (steps x the time of one)")):
         lines = {}
         for model, trained in learned().items():
             unit = taken[model] / 60 if name == "loss-time" else 1
@@ -144,15 +195,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The copy task, three ways to attend.")
     add_options(parser, minutes=170.0)
     options = parser.parse_args()
-    every = trials()
     if options.list:
-        tell(every)
+        tell([*searches(), *trials()])
         return
     keep_freed_memory()
-    train_and_keep(every, COMMAND, outcome, workers=options.workers, minutes=options.minutes)
+    for part in (searches, trials):  # which of the second there are is known after the first
+        train_and_keep(part(), COMMAND, outcome, workers=options.workers, minutes=options.minutes)
     if not TIMES.exists():
         measure()
-    print(table(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
+    print(search_table(), table(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

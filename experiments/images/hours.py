@@ -94,8 +94,8 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
-    """name -> the steps of its training, its score (NaN of one that diverged), and the validations by step, of
-    all that are trained."""
+    """name -> the steps of its training, its score (NaN where it diverged) and its validations by step, of all
+    that are trained."""
     found = {}
     for name in TRAINED:
         if outcome(name).exists():
