@@ -94,8 +94,7 @@ def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
 
 
 def learned() -> dict[str, tuple[int, float, dict[int, float]]]:
-    """name -> the steps of its training, its score (NaN where it diverged) and its validations by step, of all
-    that are trained."""
+    """name -> the steps of a training, its score (NaN where it diverged) and its validations by step."""
     found = {}
     for name in TRAINED:
         if outcome(name).exists():
