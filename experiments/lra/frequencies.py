@@ -24,7 +24,7 @@ from lintra.bench.reports import Row
 HERE = Path(__file__).parent
 FOUND = HERE / "frequencies.json"
 COMMAND = "python -m experiments.lra.frequencies --data DIR"
-PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2)
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 PAIRED = 63  # the commonest bytes, which have pairs of their own; all others are one
 
 
