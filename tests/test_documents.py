@@ -480,6 +480,15 @@ def test_the_tables_of_a_comparison_are_of_its_outcomes(study):
         assert re.fullmatch("[0-9a-f]{40}", outcome["commit"]), "trained with changes that no commit has"
 
 
+def test_what_is_said_of_byte_frequencies_is_measured():
+    report = json.loads((ARENA.folder / "frequencies.json").read_text())
+    page = " ".join((ARENA.folder / "README.md").read_text().split())
+    single, paired = (report["scores"][name]["test"] for name in ("bytes", "pairs of bytes"))
+    assert f"is right on {100 * single:.1f} % of the 25,000 test reviews" in page
+    assert f"each pair of neighbouring bytes occurs, on {100 * paired:.1f} %" in page
+    assert report["scores"]["bytes"]["reviews"]["test"] == 25_000
+
+
 def test_the_table_of_copying_is_that_of_its_outcomes():
     table = runpy.run_path(str(COPYING / "run.py"))["table"]
     assert table() in (COPYING / "README.md").read_text()
