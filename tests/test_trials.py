@@ -4,9 +4,11 @@ import dataclasses
 import json
 import math
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,8 @@ from lintra.train.callbacks import Interrupted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 from trials import Trial, tell, train_all
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
 @pytest.fixture
@@ -117,6 +121,22 @@ def test_one_that_diverges_is_kept_as_such(trial, tmp_path):
     assert told["diverged"] is True
     assert "not finite" in told["why"]
     train_all([kept], workers=1, minutes=1)  # which is not trained again
+
+
+def test_a_rate_with_which_speech_diverges_loses_its_search(monkeypatch, tmp_path):
+    run = runpy.run_path(str(EXPERIMENTS / "speech" / "run.py"))
+    rates = run["RATES"]["an4", "softmax"]
+    gone = {"curve": {}, "diverged": True}
+    kept = {lr: {"curve": {"4000": 0.1 * lr}} for lr in rates} | {rates[0]: gone}
+    monkeypatch.setitem(
+        run["searched"].__globals__,
+        "trial",
+        lambda corpus, model, seed, data, lr: SimpleNamespace(concluded=lambda: kept[lr], seed=seed, lr=lr),
+    )
+    assert run["searched"]("an4", "softmax", tmp_path)[rates[0]] is None
+    assert {one.lr for one in run["seeds"]("an4", "softmax", tmp_path)} == {rates[1]}
+    kept |= dict.fromkeys(rates, gone)
+    assert run["seeds"]("an4", "softmax", tmp_path) == []
 
 
 def test_where_the_data_lies_is_no_setting(trial):
