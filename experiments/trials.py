@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, Literal
@@ -71,7 +71,7 @@ class Trial:
         found: dict[str, Any] = {"steps": self.training.steps}
         try:
             train.fit(run)
-            found[self.score] = self._evaluate()
+            found[self.score] = self._scored_on(self.task.build(), self.split, self.samples)
         except Diverged as error:
             found |= {self.score: None, "why": str(error)}
         text = json.dumps(found, indent=1)
@@ -139,13 +139,13 @@ class Trial:
             more |= found(self)
         reports.save(self.kept, command=command, settings=self.settings(), **more)
 
-    def _evaluate(self) -> float:
-        """Raises Diverged where the score is no number."""
-        task, model = self.task.build(), checkpoint.load(self.folder)
-        places = range(min(self.samples, len(getattr(task, self.split))))
-        score = evaluate.scores(model, task, places, batch=BATCH, split=self.split)[self.score].mean
+    def _scored_on(self, judge: Any, split: Any, most: int) -> float:
+        """The score of its model on the first samples of a split. Raises Diverged where it is no number."""
+        places = range(min(most, len(getattr(judge, split))))
+        model = checkpoint.load(self.folder)
+        score = evaluate.scores(model, judge, places, batch=BATCH, split=split)[self.score].mean
         if not math.isfinite(score):
-            raise Diverged(f"the score on {self.split} samples is not finite")
+            raise Diverged(f"the score on {split} samples is not finite")
         return score
 
 
@@ -158,51 +158,45 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
     trials = [trial for trial in trials if trial.concluded() is None]
     _end_with([failure for trial in trials if (failure := _failure(trial.check))])
     todo = [trial for trial in trials if trial.scored() is None]
-    end = time.time() + 60 * minutes
-    failed = []
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
-        work = [pool.submit(_train_one, trial, end) for trial in todo]
-        try:
-            for done, each in enumerate(as_completed(work), 1):
-                report, failure = each.result()
-                print(f"{done} of {len(todo)}: {report}", flush=True)
-                failed += [report] if failure else []
-        except (KeyboardInterrupt, BrokenProcessPool):
-            pool.shutdown(cancel_futures=True)
-            sys.exit("a training was stopped or killed: the same command resumes")
-    _end_with(failed)
+    train_ready(lambda: todo, workers=workers, minutes=minutes, of=f" of {len(todo)}")
 
 
-def train_ready(ready: Callable[[], Iterable[Trial]], *, workers: int | None, minutes: float) -> None:
+def train_ready(
+    ready: Callable[[], Iterable[Trial]], *, workers: int | None, minutes: float, of: str = ""
+) -> None:
     """Trains what is ready, a core to each, and looks again whenever one is done, for others may be ready
     then; begins no further one after so many minutes.
 
-    ready: the trials that can begin, the most urgent first; those in training may be among them. Ends the
-    program with exit code 1 and the reasons if any failed, after all the others.
+    ready: the trials that can begin, the most urgent first; those in training may be among them. of: how many
+    there are, where that is known. Ends the program with exit code 1 and the reasons if any failed, after all
+    the others.
     """
     workers = workers or os.cpu_count() or 1
     end = time.time() + 60 * minutes
-    began: set[str] = set()
+    began: set[Path] = set()
+    ended = 0
     failed = []
     running: set[Future[tuple[str, bool]]] = set()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_worker) as pool:
         try:
             while True:
-                if len(running) < workers and time.time() < end:
-                    for trial in ready():
-                        if trial.name not in began:
-                            began.add(trial.name)
-                            running.add(pool.submit(_train_one, trial, end))
-                            if len(running) == workers:
-                                break
+                for trial in ready():
+                    if len(running) == workers:
+                        break
+                    if trial.folder in began:
+                        continue
+                    if time.time() > end:
+                        break
+                    began.add(trial.folder)
+                    running.add(pool.submit(_train_one, trial))
                 if not running:
                     break
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for each in done:
                     report, failure = each.result()
-                    print(report, flush=True)
+                    ended += 1
+                    print(f"{ended}{of}: {report}", flush=True)
                     failed += [report] if failure else []
         except (KeyboardInterrupt, BrokenProcessPool):
             pool.shutdown(cancel_futures=True)
@@ -211,19 +205,29 @@ def train_ready(ready: Callable[[], Iterable[Trial]], *, workers: int | None, mi
 
 
 def train_and_keep(
-    trials: Sequence[Trial],
+    parts: Iterable[Callable[[], Sequence[Trial]]],
     command: str,
     found: Callable[[Trial], dict[str, Any]],
     *,
     workers: int | None,
     minutes: float,
-) -> None:
-    """Train all, and save the kept file of each that is trained, even where others have failed."""
-    try:
-        train_all(trials, workers=workers, minutes=minutes)
-    finally:
-        for one in trials:
-            one.conclude(command, found)
+) -> bool:
+    """Train each part and save the kept file of each trial that is trained, even where others have failed ->
+    whether all are. What a part holds may follow from the outcomes of those before it; begins no training
+    after so many minutes.
+    """
+    end = time.time() + 60 * minutes
+    for part in parts:
+        trials = part()
+        try:
+            train_all(trials, workers=workers, minutes=(end - time.time()) / 60)
+        finally:
+            for one in trials:
+                one.conclude(command, found)
+        if any(one.concluded() is None for one in trials):
+            print("no time left: the same command resumes")
+            return False
+    return True
 
 
 def add_options(parser: argparse.ArgumentParser, *, minutes: float) -> None:
@@ -320,12 +324,10 @@ def _worker() -> None:
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def _train_one(trial: Trial, end: float) -> tuple[str, bool]:
-    """One trial to its end, unless the time is up -> what there is to say of it, and whether it failed. One
-    that is stopped ends the process, and with it all the others.
+def _train_one(trial: Trial) -> tuple[str, bool]:
+    """One trial to its end -> what there is to say of it, and whether it failed. One that is stopped ends the
+    process, and with it all the others.
     """
-    if time.time() > end:
-        return f"{trial.name}: no time left, the same command resumes", False
     began = time.monotonic()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:

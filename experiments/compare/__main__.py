@@ -9,7 +9,6 @@ Killed at any moment, the same command resumes.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from pathlib import Path
 from experiments.compare import contestants, problems, tables
 from experiments.compare.problems import COMPARISON, Study
 from experiments.compare.search import Attempt, Contest
-from experiments.trials import train_ready
+from experiments.trials import add_options, train_ready
 from lintra.allocator import keep_freed_memory
 
 
@@ -28,13 +27,11 @@ class Queue:
         self.contests = list(contests)
 
     def __call__(self) -> Iterator[Attempt]:
-        done = []
-        for contest in self.contests:
+        for contest in tuple(self.contests):
             if ready := contest.ready():
                 yield from ready
             else:
-                done.append(contest)
-        self.contests = [contest for contest in self.contests if contest not in done]
+                self.contests.remove(contest)
 
 
 def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
@@ -77,9 +74,7 @@ def main(arguments: Sequence[str] | None = None, study: Study = COMPARISON) -> N
         help="these contestants only",
     )
     parser.add_argument("--data", type=Path, help="folder with the texts that README.md names")
-    parser.add_argument("--minutes", type=float, default=240.0, help="begin no training after so many")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
-    parser.add_argument("--list", action="store_true", help="what is done and what is not")
+    add_options(parser, minutes=240.0)
     parser.add_argument("--tables", action="store_true", help="write and draw what the outcomes say")
     options = parser.parse_args(arguments)
     if not 0 < options.minutes < 1e6:

@@ -18,8 +18,8 @@ import torch
 
 from experiments.compare.contestants import Contestant
 from experiments.compare.problems import COMPARISON, Preset, Problem, Study
-from experiments.trials import BATCH, Trial
-from lintra import attention, checkpoint, evaluate, train
+from experiments.trials import Trial
+from lintra import attention, train
 from lintra.bench import reports
 from lintra.models import Decoder
 from lintra.train.curve import MINUTES
@@ -39,11 +39,6 @@ class Attempt(Trial):
     problem: Problem | None = None
     data: Path | None = None
     final: bool = False  # whether the test set is looked at
-
-    @property
-    def outcome(self) -> dict[str, Any] | None:
-        """What came of it; None before. Ends the program for a file of other settings."""
-        return self.concluded()
 
     def scored(self) -> float | None:
         """The validation score; NaN of one that diverged, None before it is trained."""
@@ -83,15 +78,6 @@ class Attempt(Trial):
             state_bytes=state_bytes(network, self.task.build().length),
         )
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _scored_on(self, judge: Any, split: Any, most: int) -> float | None:
-        """The score on the first samples of a split. Raises Diverged where it is no number."""
-        places = range(min(most, len(getattr(judge, split))))
-        model = checkpoint.load(self.folder)
-        score = evaluate.scores(model, judge, places, batch=BATCH, split=split)[self.score].mean
-        if not math.isfinite(score):
-            raise Diverged(f"the score on {split} samples is not finite")
-        return score
 
 
 @torch.no_grad()

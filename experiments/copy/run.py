@@ -147,9 +147,8 @@ def search_table() -> str:
     lines = [["nats a symbol", *(f"rate {rate:g}" for rate in RATES)], ["---"] * (1 + len(RATES))]
     for model in MODELS:
         found = searched(model)
-        losses = ("diverged" if one.get("diverged") else f"{one['loss']:.3f}" for one in found.values())
-        of_rate = dict(zip(found, losses, strict=True))
-        lines.append([model, *(of_rate.get(rate, "") for rate in RATES)])
+        losses = {rate: "diverged" if x.get("diverged") else f"{x['loss']:.3f}" for rate, x in found.items()}
+        lines.append([model, *(losses.get(rate, "") for rate in RATES)])
     return _markdown(lines)
 
 
@@ -175,7 +174,10 @@ def table() -> str:
 
 
 def draw() -> list[Path]:
-    """The loss in validation, the mean over the seeds, by the steps and by the minutes that these take."""
+    """The loss in validation, the mean over the seeds, by the steps and by the minutes that these take; no
+    picture before a long training is done."""
+    if not learned():
+        return []
     taken, files = seconds(), []
     for name, x in (("loss", "steps"), ("loss-time", "minutes (steps x the time of one)")):
         lines = {}
@@ -194,14 +196,15 @@ def draw() -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The copy task, three ways to attend.")
     add_options(parser, minutes=170.0)
+    parser.add_argument("--times", action="store_true", help="time a step again: nothing else may run")
     options = parser.parse_args()
     if options.list:
         tell([*searches(), *trials()])
         return
     keep_freed_memory()
-    for part in (searches, trials):  # which of the second there are is known after the first
-        train_and_keep(part(), COMMAND, outcome, workers=options.workers, minutes=options.minutes)
-    if not TIMES.exists():
+    limits = {"workers": options.workers, "minutes": options.minutes}
+    train_and_keep((searches, trials), COMMAND, outcome, **limits)
+    if options.times or not TIMES.exists():
         measure()
     print(search_table(), table(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
 

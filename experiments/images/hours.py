@@ -88,7 +88,9 @@ def outcome(name: str) -> Path:
 
 def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
     """Trains what is not trained yet of `trials`, keeps what came of it, and draws the curves."""
-    train_and_keep(every, COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes)
+    train_and_keep(
+        [lambda: every], COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes
+    )
     report = json.loads(TIMES.read_text())
     print(table(report), *(f"chart saved in {file}" for file in draw(report)), sep="\n\n")
 

@@ -8,7 +8,6 @@ test file is scored once.
 """
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +27,17 @@ PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 PAIRED = 63  # the commonest bytes, which have pairs of their own; all others are one
 
 
-def singles(texts: list[Tensor], common: Tensor) -> Tensor:
+def singles(texts: list[Tensor]) -> Tensor:
     """The frequency of each byte, [n 256]."""
     return torch.stack([torch.bincount(x, minlength=256) / max(1, len(x)) for x in texts])
 
 
 def pairs(texts: list[Tensor], common: Tensor) -> Tensor:
-    """The frequency of each pair of neighbours, [n (PAIRED + 1)^2]."""
+    """The frequency of each pair of neighbours of the bytes [PAIRED] and others, [n (PAIRED + 1)^2]."""
     number = torch.full((256,), PAIRED)
     number[common] = torch.arange(PAIRED)
-    each = (PAIRED + 1) * number
-    counted = (torch.bincount(each[x[:-1]] + number[x[1:]], minlength=(PAIRED + 1) ** 2) for x in texts)
+    first = (PAIRED + 1) * number
+    counted = (torch.bincount(first[x[:-1]] + number[x[1:]], minlength=(PAIRED + 1) ** 2) for x in texts)
     return torch.stack([row / max(1, len(x) - 1) for row, x in zip(counted, texts, strict=True)])
 
 
@@ -63,13 +62,8 @@ def right(x: Tensor, labels: Tensor, weights: Tensor) -> float:
     return ((x @ weights[:-1] + weights[-1] > 0) == labels.bool()).double().mean().item()
 
 
-def measure(data: Path, features: Callable[[list[Tensor], Tensor], Tensor]) -> dict[str, Any]:
+def measure(x: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, Any]:
     """The penalty that is best in validation, and the shares it tells right there and in the test file."""
-    task = ARENA.by_name["text"].task(data).build()
-    texts = {name: task.encode(getattr(task, name).texts) for name in ("train", "validate", "test")}
-    labels = {name: getattr(task, name).labels.float() for name in texts}
-    common = torch.bincount(torch.cat(texts["train"]), minlength=256).argsort(descending=True)[:PAIRED]
-    x = {name: features(of, common) for name, of in texts.items()}
     mean, spread = x["train"].mean(0), x["train"].std(0).clamp(min=1e-6)
     x = {name: (of - mean) / spread for name, of in x.items()}
     found = {penalty: regression(x["train"], labels["train"], penalty) for penalty in PENALTIES}
@@ -89,9 +83,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with the texts that README.md names")
     options = parser.parse_args()
     check_files([ARENA.by_name["text"]], options.data)
+    task = ARENA.by_name["text"].task(options.data).build()
+    splits: dict[str, Any] = {name: getattr(task, name) for name in ("train", "validate", "test")}
+    labels = {name: split.labels.float() for name, split in splits.items()}
+    texts = {name: task.encode(split.texts) for name, split in splits.items()}
+    common = torch.bincount(torch.cat(texts["train"]), minlength=256).argsort(descending=True)[:PAIRED]
     scores = {
-        "bytes": measure(options.data, singles),
-        "pairs of bytes": measure(options.data, pairs),
+        "bytes": measure({name: singles(of) for name, of in texts.items()}, labels),
+        "pairs of bytes": measure({name: pairs(of, common) for name, of in texts.items()}, labels),
     }
     rows = [Row(name, 100 * found["test"], "%") for name, found in scores.items()]
     reports.write(FOUND, rows, {}, command=COMMAND, scores=scores)

@@ -94,7 +94,7 @@ def main() -> None:
         tell(trials)
         return
     keep_freed_memory()
-    train_and_keep(trials, COMMAND, counted, workers=options.workers, minutes=options.minutes)
+    train_and_keep([lambda: trials], COMMAND, counted, workers=options.workers, minutes=options.minutes)
     print(table())
 
 

@@ -212,16 +212,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Speech recognition with CTC, six models.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the corpora README.md names")
     add_options(parser, minutes=170.0)
-    parser.add_argument("--no-times", action="store_true", help="leave the times that are there")
+    parser.add_argument("--times", action="store_true", help="measure times again: nothing else may run")
     options = parser.parse_args()
     if options.list:
         every = {one.name: one for one in (*searches(options.data), *trials(options.data))}
         tell(list(every.values()))
         return
     keep_freed_memory()
-    for part in (searches, trials):  # which of the second there are is known after the first
-        train_and_keep(part(options.data), COMMAND, written, workers=options.workers, minutes=options.minutes)
-    if not options.no_times:
+    parts = (lambda: searches(options.data), lambda: trials(options.data))
+    train_and_keep(parts, COMMAND, written, workers=options.workers, minutes=options.minutes)
+    if options.times or not TIMES.exists():
         reports.write(TIMES, *measure(options.data), command=COMMAND)
     found = scores(options.data)
     results = HERE / "results.json"
