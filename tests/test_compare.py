@@ -239,7 +239,7 @@ def test_tables_are_of_outcomes(contest):
     found = outcomes(contest)
     table = tables.problem_table(found, "parity")
     # Mean 0.8, deviation 0.1: 4.303 x 0.1 / sqrt 3.
-    assert table.splitlines()[2] == "| linear | 80.0 ± 24.8 | 0.01 | 8 | 64 | 7 | 0.60 |"
+    assert table.splitlines()[2] == "| linear | 80.0 ± 24.8 | 70.0, 80.0, 90.0 | 0.01 | 8 | 64 | 7 | 0.60 |"
     assert tables.points_table(found, "parity").splitlines()[2:] == [
         "| linear | 2 | 0.3 | 1.0 | 3.0 | 10.0 |",
         "| linear | 4 |  |  | 3.0 | 10.0 |",
@@ -275,12 +275,32 @@ def recalls(tmp_path):
 
 def test_budgets_are_not_mixed(recalls):
     rows = tables.problem_table(search.read_outcomes(recalls), "mqar-6-2-32", recalls).splitlines()[2:]
-    cells = [[cell.strip() for cell in row.split("|")[1:5]] for row in rows]
-    assert [(who, score, steps) for who, score, _, steps in cells] == [
+    cells = [[cell.strip() for cell in row.split("|")[1:6]] for row in rows]
+    assert [(who, score, steps) for who, score, _, _, steps in cells] == [
         ("gated", "60.0 ± 0.0", "8"),
         ("linear", "50.0 ± 0.0", "8"),
         ("linear", "90.0 ± 0.0", "16"),
     ]
+
+
+def test_a_seed_that_diverged_is_in_the_table(contest):
+    found = [x | {"diverged": x["seed"] == 2} for x in outcomes(contest)]
+    row = tables.problem_table(found, "parity").splitlines()[2]
+    assert row == "| linear | diverged | 70.0, diverged, 90.0 | 0.01 | 8 | 64 | 7 | 0.60 |"
+
+
+def test_a_table_of_encoders_has_no_column_for_states(contest):
+    found = [x | {"state_bytes": None} for x in outcomes(contest)]
+    head, _, row = tables.problem_table(found, "parity").splitlines()
+    assert "state" not in head
+    assert row == "| linear | 80.0 ± 24.8 | 70.0, 80.0, 90.0 | 0.01 | 8 | 7 | 0.60 |"
+
+
+def test_seeds_of_two_rates_are_not_mixed(contest):
+    found = outcomes(contest)
+    moved = [x | {"rate": 0.003} for x in found if x["final"]]
+    with pytest.raises(ValueError, match=r"^parity, linear, 8 steps: tested at several rates"):
+        tables.problem_table([*found, *moved], "parity")
 
 
 def test_maps_are_compared_where_all_have_the_same_steps(recalls, monkeypatch):

@@ -8,6 +8,7 @@ from experiments.compare.problems import Problem
 from lintra import attention
 from lintra.attention import linear
 
+_LENGTH = object()  # an option that is the tokens of the problem
 _SUMMED = 8  # numbers of a head where features are a second-order expansion of it
 
 
@@ -38,7 +39,8 @@ class Contestant:
     def model(self, problem: Problem) -> Any:
         """Return the Config of its network for a problem."""
         length = problem.task(None).build().length
-        config = attention.for_length(attention.load(self.mechanism).Config, length, **self.options)
+        options = {name: length if value is _LENGTH else value for name, value in self.options.items()}
+        config = attention.for_length(attention.load(self.mechanism).Config, length, **options)
         return problem.model(config, self.heads(problem.width))
 
     def takes(self, problem: Problem) -> bool:
@@ -75,7 +77,7 @@ CONTESTANTS = (
     Contestant("performer", "performer", {"features": 32, "redraw_every": 100}),
     Contestant("rfa", "rfa"),
     Contestant("cosformer", "cosformer"),
-    Contestant("aft", "aft", {"window": 16, "max_length": 1_024}),
+    Contestant("aft", "aft", {"window": 16, "max_length": _LENGTH}),
     Contestant("longformer", "longformer", {"window": 16}),
     Contestant("longshort", "longshort", {"window": 16, "rank": 8}),
     Contestant("bigbird", "bigbird", {"block": 16}),

@@ -1,5 +1,6 @@
 """Tables and pictures of the comparison, of outcomes alone."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,13 +28,21 @@ def by_contest(outcomes: Outcomes, study: Study = COMPARISON) -> dict[tuple[str,
 
 
 def finals(outcomes: Outcomes, study: Study) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
-    """The tested trainings of each (problem, contestant, steps) with all seeds, none of which diverged."""
+    """The tested trainings of each (problem, contestant, steps) whose seeds are all done, in their order.
+
+    Raises ValueError where two rates have them: the search was repeated, and the outcomes of one are old.
+    """
     found: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for (name, who), mine in by_contest(outcomes, study).items():
-        for x in sorted(mine, key=lambda x: x["steps"]):
-            if x["final"] and not x["diverged"]:
+        for x in sorted(mine, key=lambda x: (x["steps"], x["rate"], x["seed"])):
+            if x["final"]:
                 found.setdefault((name, who, x["steps"]), []).append(x)
-    return {key: mine for key, mine in found.items() if {x["seed"] for x in mine} == set(SEEDS)}
+    for key, mine in found.items():
+        if len({x["rate"] for x in mine}) > 1:
+            raise ValueError(
+                f"{', '.join(map(str, key))} steps: tested at several rates; delete the old outcomes"
+            )
+    return {key: mine for key, mine in found.items() if len(mine) == len(SEEDS)}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -43,10 +52,19 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def formatted(runs: Outcomes, problem: problems.Problem) -> str:
     """The mean test score and its interval as a table shows them: percent of an accuracy."""
+    if any(x["diverged"] for x in runs):
+        return "diverged"
     mean, half = interval([x["test"] for x in runs])
-    if problem.score == "accuracy":
-        return f"{100 * mean:.1f} ± {100 * half:.1f}"
-    return f"{mean:.3f} ± {half:.3f}"
+    return f"{_shown(mean, problem)} ± {_shown(half, problem)}"
+
+
+def _shown(score: float, problem: problems.Problem) -> str:
+    return f"{100 * score:.1f}" if problem.score == "accuracy" else f"{score:.3f}"
+
+
+def _each(runs: Outcomes, problem: problems.Problem) -> str:
+    """The test score of each seed."""
+    return ", ".join("diverged" if x["diverged"] else _shown(x["test"], problem) for x in runs)
 
 
 def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
@@ -56,6 +74,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
     heads = [
         "contestant",
         f"test, {unit}",
+        "each seed",
         "rate",
         "steps",
         "state, bytes",
@@ -70,17 +89,29 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
         first = mine[0]
         state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
         minutes = statistics.mean(x["seconds"] for x in mine) / 60
-        cells = [who, formatted(mine, problem), f"{first['rate']:g}", f"{steps:,}", state]
+        cells = [
+            who,
+            formatted(mine, problem),
+            _each(mine, problem),
+            f"{first['rate']:g}",
+            f"{steps:,}",
+            state,
+        ]
         cells += [f"{first['parameters']:,}", f"{minutes:.2f}"]
-        rows.append((steps, sign * statistics.mean(x["test"] for x in mine), cells))
+        scores = [x["test"] for x in mine if not x["diverged"]]
+        lost = len(scores) < len(mine)
+        rows.append((steps, math.inf if lost else sign * statistics.mean(scores), cells))
     rows.sort(key=lambda row: row[:2])
-    return _table(heads, [cells for _, _, cells in rows]) if rows else ""
+    table = [heads, *(cells for _, _, cells in rows)]
+    place = heads.index("state, bytes")
+    if not any(cells[place] for cells in table[1:]):  # encoders keep none
+        table = [[*cells[:place], *cells[place + 1 :]] for cells in table]
+    return _table(table[0], table[1:]) if rows else ""
 
 
 def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
     """All validation scores of the search of a problem: a row for each contestant and number of steps."""
     problem = study.by_name[name]
-    scale = 100 if problem.score == "accuracy" else 1
     rows = []
     for (where, who), mine in by_contest(outcomes, study).items():
         if where != name:
@@ -88,15 +119,15 @@ def points_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> st
         searched = [x for x in mine if not x["final"]]
         for steps in sorted({x["steps"] for x in searched}):
             at = {x["rate"]: x for x in searched if x["steps"] == steps}
-            rows.append([who, f"{steps:,}", *(_point(at.get(rate), scale) for rate in problem.rates)])
+            rows.append([who, f"{steps:,}", *(_point(at.get(rate), problem) for rate in problem.rates)])
     heads = ["contestant", "steps", *(f"rate {rate:g}" for rate in problem.rates)]
     return _table(heads, rows) if rows else ""
 
 
-def _point(outcome: dict[str, Any] | None, scale: float) -> str:
+def _point(outcome: dict[str, Any] | None, problem: problems.Problem) -> str:
     if outcome is None:
         return ""
-    return "diverged" if outcome["diverged"] else f"{scale * outcome['validation']:.{1 if scale > 1 else 3}f}"
+    return "diverged" if outcome["diverged"] else _shown(outcome["validation"], problem)
 
 
 def maps_table(outcomes: Outcomes, study: Study = COMPARISON) -> str:
@@ -170,7 +201,7 @@ def _frontiers(outcomes: Outcomes, study: Study) -> dict[tuple[int, int, int], d
     found: dict[tuple[int, int, int], dict[str, dict[float, float]]] = {}
     for (name, who, steps), mine in finals(outcomes, study).items():
         size = mine[0]["state_bytes"]
-        if name.startswith("mqar-") and size is not None:
+        if name.startswith("mqar-") and size is not None and not any(x["diverged"] for x in mine):
             line = found.setdefault((*_mqar(name), steps), {}).setdefault(who, {})
             line[size / 2**10] = 100 * statistics.mean(x["test"] for x in mine)
     sizes = {key: [size for line in lines.values() for size in line] for key, lines in found.items()}
@@ -179,8 +210,9 @@ def _frontiers(outcomes: Outcomes, study: Study) -> dict[tuple[int, int, int], d
 
 def _percentages(path: Path, lines: dict[str, dict[Any, float]], **words: str) -> None:
     """Lines in panels by family, softmax in every panel where not all find room in one."""
-    before = {name: lines.pop(name) for name in ("softmax",) if name in lines}
-    pictures.percentages(path, before, others=pictures.families(lines), **words)
+    softmax = {name: line for name, line in lines.items() if name == "softmax"}
+    others = {name: line for name, line in lines.items() if name not in softmax}
+    pictures.percentages(path, softmax, others=pictures.families(others), **words)
 
 
 def _mqar(name: str) -> tuple[int, int]:
