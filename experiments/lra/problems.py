@@ -38,7 +38,7 @@ PROBLEMS = (
     Reviews(
         name="text",
         title=f"Text, the first {_LONG_TEXT:,} bytes of IMDB reviews",
-        steps={"small": 4_000},  # after 1,000 all rates are at chance
+        steps={"small": 4_000},  # after 1,000 linear attention is at chance
         causal=False,
         batch=16,
         halvings=1,
