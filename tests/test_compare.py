@@ -4,8 +4,10 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from experiments.lra import problems as lra
 from experiments.trials import train_ready
 from lintra.bench.reports import checksum
 from lintra.tasks import listops, state_tracking
+from lintra.tasks.datasets import cifar10
 
 TINY = dataclasses.replace(
     problems.BY_NAME["parity"],
@@ -171,16 +174,36 @@ def test_nothing_is_begun_when_the_time_is_up(contest):
 
 
 def test_other_data_is_refused_by_its_hash(tmp_path):
-    shakespeare = [problems.BY_NAME["shakespeare"]]
+    shakespeare = problems.BY_NAME["shakespeare"]
     with pytest.raises(SystemExit, match=r"shakespeare reads tinyshakespeare\.txt: give its folder"):
-        problems.check_files(shakespeare, None)
+        shakespeare.check(None)
     with pytest.raises(SystemExit, match=r"tinyshakespeare\.txt is missing: README\.md says"):
-        problems.check_files(shakespeare, tmp_path)
+        shakespeare.check(tmp_path)
     (tmp_path / "tinyshakespeare.txt").write_bytes(b"other")
     found, asked = hashlib.sha256(b"other").hexdigest(), problems.FILES["tinyshakespeare.txt"]
     with pytest.raises(SystemExit, match=f"is other data: its SHA-256 is {found} and should be {asked}"):
-        problems.check_files(shakespeare, tmp_path)
-    problems.check_files([problems.BY_NAME["parity"]], None)
+        shakespeare.check(tmp_path)
+    problems.BY_NAME["parity"].check(None)
+
+
+def test_other_images_are_refused_by_their_hash(tmp_path, monkeypatch):
+    image = lra.ARENA.by_name["image"]
+    with pytest.raises(SystemExit, match=r"image reads CIFAR-10: give its folder"):
+        image.check(None)
+    with pytest.raises(SystemExit, match=r"holds no cifar10 files"):
+        image.check(tmp_path)
+    draw = np.random.default_rng(0)
+    monkeypatch.setattr(cifar10, "_SHARD", 10)
+    for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
+        records = np.column_stack([draw.integers(10, size=10), draw.integers(256, size=(10, 3_072))])
+        (tmp_path / name).write_bytes(records.astype(np.uint8).tobytes())
+    with pytest.raises(
+        SystemExit, match=r"CIFAR-10 in .* is other data: its SHA-256 is [0-9a-f]{64}"
+    ) as refused:
+        image.check(tmp_path)
+    found = re.search("is ([0-9a-f]{64}) and", str(refused.value))[1]
+    monkeypatch.setattr(lra, "CIFAR_10", found)
+    image.check(tmp_path)
 
 
 def test_the_text_that_is_tested_on_is_no_part_of_what_is_trained_on(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.compare import contestants, problems, tables
+from experiments.compare import contestants, tables
 from experiments.compare.problems import COMPARISON, Study
 from experiments.compare.search import Attempt, Contest
 from experiments.trials import add_options, train_ready
@@ -38,7 +38,8 @@ def contests_of(study: Study, options: argparse.Namespace) -> list[Contest]:
     """All that was asked for, problem by problem; ends the program for other data than the problems need."""
     chosen = study.of_preset(options.preset, options.problem)
     if not options.list:
-        problems.check_files(chosen, options.data)
+        for problem in chosen:
+            problem.check(options.data)
     who = [contestants.BY_NAME[name] for name in options.attention or contestants.BY_NAME]
     data = None if options.list else options.data
     return [

@@ -65,6 +65,20 @@ class Problem:
         """Return the task's Config; data: the folder of the files, None where only its settings matter."""
         return self.settings
 
+    def check(self, data: Path | None) -> None:
+        """End the program unless the files that are read lie in `data` and are those that are meant."""
+        for name in self.files:
+            place = self.folder(name, data) / name
+            if not place.is_file():
+                sys.exit(f"{place} is missing: README.md says where {name} is from")
+            refuse_others(str(place), hashlib.sha256(place.read_bytes()).hexdigest(), FILES[name])
+
+    def folder(self, what: str, data: Path | None) -> Path:
+        """Return `data`; ends the program where there is none."""
+        if data is None:
+            sys.exit(f"{self.name} reads {what}: give its folder with --data")
+        return data
+
     def judge(self, data: Path | None) -> Judge:
         """Return the test set, which nothing was chosen by: that of the files, or samples of another seed."""
         if self.settings is None:
@@ -236,18 +250,10 @@ COMPARISON = Study(
 BY_NAME = COMPARISON.by_name
 
 
-def check_files(problems: Sequence[Problem], data: Path | None) -> None:
-    """End the program unless the files that the problems read are in `data` and are those that are meant."""
-    for problem in problems:
-        for name in problem.files:
-            if data is None:
-                sys.exit(f"{problem.name} reads {name}: give its folder with --data")
-            place = data / name
-            if not place.is_file():
-                sys.exit(f"{place} is missing: README.md says where {name} is from")
-            found = hashlib.sha256(place.read_bytes()).hexdigest()
-            if found != FILES[name]:
-                sys.exit(f"{place} is other data: its SHA-256 is {found} and should be {FILES[name]}")
+def refuse_others(what: str, found: str, meant: str) -> None:
+    """End the program unless two SHA-256 are the same."""
+    if found != meant:
+        sys.exit(f"{what} is other data: its SHA-256 is {found} and should be {meant}")
 
 
 def _nine_tenths(whole: bytes) -> int:

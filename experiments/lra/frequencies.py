@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from experiments.compare.problems import check_files
 from experiments.lra.problems import ARENA
 from lintra.bench import reports
 from lintra.bench.reports import Row
@@ -82,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Reviews told apart by the frequencies of their bytes.")
     parser.add_argument("--data", type=Path, required=True, help="folder with the texts that README.md names")
     options = parser.parse_args()
-    check_files([ARENA.by_name["text"]], options.data)
+    ARENA.by_name["text"].check(options.data)
     task = ARENA.by_name["text"].task(options.data).build()
     splits: dict[str, Any] = {name: getattr(task, name) for name in ("train", "validate", "test")}
     labels = {name: split.labels.float() for name, split in splits.items()}

@@ -7,14 +7,19 @@ the class.
 """
 
 import dataclasses
+import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.compare.problems import Problem, Reviews, Study
-from lintra.tasks import image_classification, listops, pathfinder
+from experiments.compare.problems import Problem, Reviews, Study, refuse_others
+from lintra.tasks import image_classification, images, listops, pathfinder
+from lintra.tasks.base import DataError
 
 TASKS = ("listops", "text", "image", "pathfinder")
 _SMALL: dict[str, Any] = {"layers": 2, "width": 64, "heads": 2, "dropout": 0.0}
+# SHA-256 of the pixels of the training images, [50000 32 32 3], their classes, and those of the test images.
+CIFAR_10 = "4f137dd014ac9e7d7771e008a0b7aa67bbb2438abac0a7711eb0b71afadfb430"
 _LONG_TEXT = 1_000  # bytes of a review, of the released configuration
 
 
@@ -24,6 +29,18 @@ class Images(Problem):
 
     def task(self, data: Path | None) -> Any:
         return image_classification.Config(data_dir=None if data is None else str(data))
+
+    def check(self, data: Path | None) -> None:
+        """As that of files, but of the images and their classes, which are read from several forms."""
+        try:
+            splits = images.locate("cifar10", str(self.folder("CIFAR-10", data)), labels=True)
+            found = hashlib.sha256()
+            for name in ("train", "test"):
+                found.update(images.first(None, getattr(splits, name)))
+                found.update(splits.labels(name))
+        except DataError as error:
+            sys.exit(str(error))
+        refuse_others(f"CIFAR-10 in {data}", found.hexdigest(), CIFAR_10)
 
 
 PROBLEMS = (
