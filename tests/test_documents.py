@@ -489,9 +489,11 @@ def test_what_is_said_of_byte_frequencies_is_measured():
     assert report["scores"]["bytes"]["reviews"]["test"] == 25_000
 
 
-def test_the_table_of_copying_is_that_of_its_outcomes():
-    table = runpy.run_path(str(COPYING / "run.py"))["table"]
-    assert table() in (COPYING / "README.md").read_text()
+def test_the_tables_of_copying_are_those_of_its_outcomes():
+    run = runpy.run_path(str(COPYING / "run.py"))
+    page = (COPYING / "README.md").read_text()
+    assert run["search_table"]() in page
+    assert run["table"]() in page
 
 
 @pytest.mark.parametrize("folder", [COPYING, SPEECH], ids=lambda folder: folder.name)

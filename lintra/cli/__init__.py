@@ -4,6 +4,7 @@
 import what they need when they are called.
 """
 
+import io
 import os
 import re
 import sys
@@ -102,6 +103,8 @@ def run(
     args = [arg for arg in args if arg != "--debug"]
     keep_freed_memory()
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # what its encoding lacks is no reason to lose a result
     try:
         code = command(args)
         sys.stdout.flush()

@@ -39,8 +39,12 @@ class Options:
 def export_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra export", description=Options.__doc__ or "")
     model = checkpoint.load(options.model)
+    tokenizer = _tokenizer(options)
+    place = None if tokenizer is None else _place(options, "-tokenizer.json", tokenizer)
     {"runtime": _runtime, "onnx": _onnx, "safetensors": _safetensors}[options.to](model, options)
-    _tokenizer(options)
+    if tokenizer is not None and place is not None:
+        write_atomically(place, lambda temporary: temporary.write_bytes(tokenizer))
+        print(f"{place}: the tokenizer")
     return 0
 
 
@@ -78,28 +82,26 @@ def _safetensors(model: Any, options: Options) -> None:
     print(f"{out}: {', '.join(f'{x.name} {_size(x)}' for x in parts)}")
 
 
-def _tokenizer(options: Options) -> None:
-    """The tokenizer of a run that has one, beside what was exported, in which symbols are numbers."""
+def _tokenizer(options: Options) -> bytes | None:
+    """The tokenizer of a run that has one, to stand beside what is exported, in which symbols are numbers."""
     try:
         run = train.Run.of(options.model)
-    except Error as error:  # what was exported is whole without it
+    except Error as error:  # what is exported is whole without it
         print(f"lintra: no tokenizer beside it: {error}", file=sys.stderr)
-        return
+        return None
     file = getattr(run and run.task, "tokenizer", None)
-    if file is not None:
-        out, content = _place(options, "-tokenizer.json"), Path(file).read_bytes()
-        write_atomically(out, lambda place: place.write_bytes(content))
-        print(f"{out}: the tokenizer")
+    return None if file is None else Path(file).read_bytes()
 
 
-def _place(options: Options, ending: str) -> Path:
-    """The file to write. Raises UsageError where nobody named it and it is there."""
+def _place(options: Options, ending: str, content: bytes | None = None) -> Path:
+    """The file to write. Raises UsageError where nobody named it and it is there with other content."""
     if options.out is not None:
         name = options.out.name.removesuffix(".onnx").removesuffix(".lrt")
         return options.out if ending in (".lrt", "-model") else options.out.with_name(name + ending)
     out = Path(f"{options.model.resolve().name}{ending}")
-    if out.exists():
-        name = out.name.removesuffix(ending) + ".onnx" if options.to == "onnx" else out
+    if out.exists() and (content is None or not out.is_file() or out.read_bytes() != content):
+        endings = {"onnx": ".onnx", "runtime": ".lrt", "safetensors": "-model"}
+        name = out.name.removesuffix(ending) + endings[options.to]
         raise UsageError(f"{out} exists: say --out {name} to replace it")
     return out
 

@@ -243,13 +243,14 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
     from lintra import pictures
 
     complete = options.complete
-    if complete is None:
-        complete = COMPLETE if options.given(*OF_COMPLETIONS) or _at_hand(task) else 0
-    if not complete:
+    if complete is None and not (options.given(*OF_COMPLETIONS) or _at_hand(task)):
         return None
-    if isinstance(complete, int):
+    if complete == 0:
+        return None
+    if complete is None or isinstance(complete, int):
         try:
-            return task.prompts(complete, options.fraction)
+            count = min(COMPLETE, len(task.test)) if complete is None else complete
+            return task.prompts(count, options.fraction)
         except DataError as error:
             raise DataError(f"{error}; --complete 0 draws without test images") from error
     files = [pictures.read(file, task.image_shape) for file in complete]

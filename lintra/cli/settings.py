@@ -54,5 +54,5 @@ def _yaml(file: Path) -> Any:
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _POWERS_OF_TEN, list("-+.0123456789"))
     try:
         return yaml.load(file.read_text(encoding="utf-8-sig"), Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} is damaged: {error}") from error

@@ -129,6 +129,8 @@ def normalisation(model: Decoder, tokens: Tensor, *, places: int = 1024, seed: i
         params = predict(model, {"tokens": tokens.to(reference_param(model).device, torch.int64)})[0].flatten(
             0, 1
         )
+        if not len(params):  # a single symbol, which nothing comes before
+            return 0.0
         chosen = torch.randperm(len(params), generator=torch.Generator().manual_seed(seed))[:places]
         total = model.output.log_probs(params[chosen.to(params.device)]).double().exp().sum(-1)
     return float((total - 1).abs().max())

@@ -126,11 +126,8 @@ class ImageFolder(PixelTask):
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Yield the images in a folder and its subfolders, but for what is hidden."""
-    for path in folder.rglob("*"):
-        hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if path.suffix.lower() in SUFFIXES and not hidden and not path.is_dir():
-            yield path
+    """Yield the images in a folder and its subfolders, but for what is hidden, and runs and models."""
+    yield from (path for path in data_files.walk(folder) if path.suffix.lower() in SUFFIXES)
 
 
 def _open(path: Path) -> Image.Image:

@@ -120,7 +120,7 @@ class StateTracking(NumberedTask):
         return -model.output.log_prob(model(batch["tokens"]), batch["states"]).mean()
 
     def weight(self, batch: Batch) -> Tensor:
-        return torch.tensor(batch["states"].numel())
+        return torch.tensor(batch["states"].numel(), device=batch["states"].device)
 
     @torch.no_grad()
     def per_sample(self, model: Decoder, batch: Batch) -> dict[str, Tensor]:

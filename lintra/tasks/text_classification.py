@@ -192,8 +192,8 @@ class TextClassification(ClassificationTask, TextTask):
                 f"{path} has {len(known):,} different labels, more than {_MOST_LABELS:,}: the label must be "
                 "the first column, the text the last"
             )
-        first = lines.labels[0]
-        if not self.config.classes and lines.labels.count(first) == 1:
+        first, headed = lines.labels[0], tables.suffix(path) in tables.SUFFIXES
+        if not self.config.classes and not headed and lines.labels.count(first) == 1:
             raise DataError(
                 f"{path}, line 1: {first!r} is the label of no other line: take a heading away, or name all "
                 "labels with --classes"
@@ -201,8 +201,9 @@ class TextClassification(ClassificationTask, TextTask):
         parts = [(path, lines)] if test is None else [(path, lines), (self.config.test, test)]
         for file, part in parts:
             if unknown := sorted(set(part.labels) - set(known)):
+                held = " but held out, every line of it: add lines" if part is lines else ""
                 raise DataError(
-                    f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn"
+                    f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn{held}"
                 )
         return Lines(known, train, validate, validate if test is None else test)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import signal
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,7 +29,20 @@ VALIDATION_BATCHES = 16  # a validation looks at no more of them, where the task
 
 def _loader(samples: Samples, batches: Iterable[list[int]]) -> DataLoader[Batch]:
     """The batches of samples, read ahead where the samples ask for it."""
-    return DataLoader(samples, batch_sampler=batches, collate_fn=_whole, num_workers=samples.workers)
+    return DataLoader(
+        samples,
+        batch_sampler=batches,
+        collate_fn=_whole,
+        num_workers=samples.workers,
+        worker_init_fn=_outlive_first_signal,
+    )
+
+
+def _outlive_first_signal(worker: int) -> None:
+    """Let the first signal to all processes of a training pass: the main one ends its step and saves, for
+    which it waits for a batch. Ctrl-C always comes to all; of SIGTERM the second one ends a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _whole(batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -57,8 +58,16 @@ def fit_checked(run: Run, task: Task, says: Says = "progress") -> None:
         _fit(run, task, says, is_first_process())
 
 
+class _Console(Console):
+    """Where training is reported; once nobody reads that any more, as behind `| head`, training goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())  # for what is still to be flushed
+
+
 def _console(quiet: bool) -> Console:
-    return Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False)
+    return _Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False)
 
 
 def _fit(run: Run, task: Task, says: Says, first: bool) -> None:

@@ -203,10 +203,13 @@ class Run:
 
         handle = os.open(self.folder, os.O_RDONLY)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with the process, however that ends
+            try:
+                fcntl.flock(
+                    handle, fcntl.LOCK_EX | fcntl.LOCK_NB
+                )  # it ends with the process, however that ends
+            except BlockingIOError as error:
+                raise Error(f"{self.folder} is being trained by another process") from error
             yield
-        except BlockingIOError as error:
-            raise Error(f"{self.folder} is being trained by another process") from error
         finally:
             os.close(handle)
 

@@ -477,7 +477,7 @@ def test_images_of_a_folder_are_learned_drawn_and_scored(lintra_says, tmp_path, 
     code, out, err = lintra_says("evaluate", "--model", "run")
     assert (code, err) == (0, "")
     assert "all 2 validation samples" in out
-    code, _, err = lintra_says("generate", "--model", "run", "--samples", "2", "--complete", "2")
+    code, _, err = lintra_says("generate", "--model", "run", "--samples", "2")  # and both that are held out
     assert (code, err) == (0, "")
     assert {"samples.png", "samples-completions.png"} <= {path.name for path in Path().iterdir()}
     Path("own/05.png").write_bytes(b"no image")

@@ -154,6 +154,18 @@ def test_a_tokenizer_is_exported_beside_the_model(lintra_says, prepared, to, fla
     assert (prepared / out).read_bytes() == (prepared / "t.json").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_run_is_exported_twice_with_one_tokenizer(lintra_says, prepared):
+    assert lintra_says(*LEARN, "--dir", "run")[0] == 0
+    for to in ("runtime", "safetensors"):
+        assert lintra_says("export", "--to", to, "--model", "run")[::2] == (0, "")
+    Path("run-tokenizer.json").write_text("another")
+    shutil.rmtree("run-model")
+    code, _, err = lintra_says("export", "--to", "safetensors", "--model", "run")
+    assert (code, err) == (2, "lintra: run-tokenizer.json exists: say --out run-model to replace it\n")
+    assert not Path("run-model").exists()
+
+
 def test_texts_are_classified(lintra_says, prepared):
     lines = "".join(f"{('no', 'yes')[i % 2]}\t{('bad', 'good')[i % 2] * 3}\n" for i in range(40))
     (prepared / "texts.tsv").write_text(lines)

@@ -47,6 +47,14 @@ def test_images_of_any_size_and_mode_become_squares(folder):
     assert gray.images("train").shape == (len(MODES), 8, 8, 1)
 
 
+def test_pictures_of_a_run_among_the_images_are_not_read(folder):
+    run = folder / "runs" / "image-folder"
+    (run / "logs").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    gradient(9, 9).save(run / "logs" / "curve.png")
+    assert len(image_folder.Config(data=str(folder), size=8).build().images("train")) == len(MODES)
+
+
 def test_the_middle_square_is_kept_and_turned_as_the_camera_says(tmp_path):
     image = np.zeros((8, 24, 3), np.uint8)
     image[:, 8:16] = 255

@@ -228,7 +228,7 @@ def test_the_baseline_takes_the_same_batches(file):
         ),
         (  # a line that is held out
             b"".join(LINES[:4]) + line("awful", "x") + b"".join(LINES[4:9]),
-            r"has the label 'awful', which is none of the 2 to learn",
+            r"the label 'awful', which is none of the 2 to learn but held out, every line of it: add",
         ),
         (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
     ],
@@ -335,6 +335,11 @@ def test_labels_may_be_numbers_and_texts_long(tmp_path):
             r"line 1 has 'label', 'text', and no text or number as",
         ),
         ("a.jsonl", b'\n{"label": 1,', r"line 2 is no JSON: "),
+        (
+            "a.jsonl",
+            b'\n{"label": 1, "text": "\\ud800"}',
+            r"line 2 is no text: it has half of a surrogate pair",
+        ),
         ("a.jsonl", b"[1, 2]", r"line 1: expected an object with label and text"),
         ("a.tsv", b"".join(LINES), r"columns have names in files that end in \.csv or \.jsonl or \.ndjson"),
     ],

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from lintra import checkpoint, train
 from lintra.io import files, tensors
 from lintra.io.files import read_json
-from lintra.tasks import Samples, copy, digits, text
+from lintra.tasks import Samples, copy, digits, pathfinder, text
 from lintra.tasks.datasets.documents import Document
 from lintra.tasks.datasets.shard_writer import write_shards
 from lintra.train.batches import seed_of
@@ -333,12 +333,12 @@ def by_one_and_by_two(new_run, **settings) -> tuple[train.Run, train.Run, str]:
     return one, two, output
 
 
-def start(run: train.Run) -> subprocess.Popen[str]:
+def start(run: train.Run, **options) -> subprocess.Popen[str]:
     """The command line that goes on with a run, once it has begun to train."""
     command = [sys.executable, "-m", "lintra.cli", "train", "--resume", str(run.folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
     assert process.stdout is not None
     for line in process.stdout:
@@ -376,6 +376,28 @@ def test_the_command_line_stopped_by_a_signal(new_run, signum, code):
         rf"lintra: stopped by {signal.Signals(signum).name} after step .* --resume .*\n", errors
     )
     assert len(run.checkpoints()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_the_processes_that_read_ahead_loses_no_run(new_run, signum, code):
+    """A terminal and a batch system send it to all of them; here the one that trains waits for the others."""
+    task = pathfinder.Config(size=32)
+    assert task.build().train.workers
+    run = new_run(task=task, steps=100_000, save_every=100_000, batch=16)
+    process = start(run, start_new_session=True)
+    os.killpg(process.pid, signum)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, len(run.checkpoints())) == (code, 1), errors
+
+
+@pytest.mark.slow
+def test_training_goes_on_when_nobody_reads_its_lines(new_run):
+    run = new_run(steps=200, save_every=1_000)
+    with start(run) as process:
+        process.stdout.close()
+        assert process.wait(timeout=120) == 0
+    assert [x.name for x in run.checkpoints()] == ["step-00000200"]
 
 
 def test_the_faster_precision_is_found_once(new_run):

@@ -66,7 +66,7 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a file to read -> its content, decompressed if its name ends in .gz or .xz, and the file itself,
     whose place says how much of it is read. Raises DataError, while it is read too."""
     refuse_irregular(path, DataError)
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, contextlib.nullcontext)
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix.lower(), contextlib.nullcontext)
     try:
         with open(path, "rb") as raw, opener(raw) as content:
             yield content, raw
@@ -78,6 +78,18 @@ def unpack(path: Path) -> bytes:
     """Return the content of a file, decompressed if its name ends in .gz or .xz. Raises DataError."""
     with opened(path) as (content, _):
         return content.read()
+
+
+def walk(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder that are not hidden, but for those of runs and models, which may lie
+    among the data that they were trained on."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = [x for x in folders if not x.startswith(".") and not _is_trained(Path(place, x))]
+        yield from (Path(place, name) for name in names if not name.startswith("."))
+
+
+def _is_trained(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("run.json", "model.safetensors"))
 
 
 def all_or_none(folder: Path, names: Sequence[str]) -> list[Path] | None:

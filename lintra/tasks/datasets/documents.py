@@ -4,6 +4,7 @@ A line of a file *.jsonl is a document, any other file is one. What is longer is
 ends. Files whose names end in .gz or .xz are decompressed on the way.
 """
 
+import codecs
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +46,7 @@ def documents(
     done = 0
     for path in files:
         with opened(path) as (content, raw):
-            unpacked = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
+            unpacked = path.with_suffix("") if path.suffix.lower() in (".gz", ".xz") else path
             if unpacked.suffix == ".jsonl":
                 found = _lines(path, content, field, longest)
             else:
@@ -61,6 +62,8 @@ def _texts(path: Path, content: BinaryIO, longest: int, utf8: bool) -> Iterator[
     """Yield a text file, cut where it is long. Raises DataError for what is no text."""
     line, empty = 1, True
     for text, ends in _cut(content, longest):
+        if empty:
+            text = text.removeprefix(codecs.BOM_UTF8)
         if (where := text.find(b"\0")) >= 0:
             at = line + text.count(b"\n", 0, where)
             raise DataError(f"{path}, line {at:,} is no text: it has a byte 0. Name text files only")

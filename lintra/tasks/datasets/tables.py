@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def _csv(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int
 
 
 def _reader(content: str) -> Any:
-    csv.field_size_limit(sys.maxsize)  # a text may be long
+    csv.field_size_limit(2**31 - 1)  # a text may be long; more does not fit into a C long everywhere
     heading = content.partition("\n")[0]
     separator = max(",;\t", key=heading.count)
     return csv.reader(io.StringIO(content, newline=""), delimiter=separator, strict=True)
@@ -83,6 +82,9 @@ def _json(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[in
 def _object(line: str, path: Path, number: int, expected: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
+        json.dumps(row, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}, line {number:,} is no text: it has half of a surrogate pair") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {number:,} is no JSON: {error}") from error
     if not isinstance(row, dict):

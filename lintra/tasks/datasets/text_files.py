@@ -1,12 +1,11 @@
 """Text as bytes: what a user's files hold, and what may be wrong with them."""
 
 import codecs
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 from lintra.tasks.base import DataError
-from lintra.tasks.datasets.data_files import unpack
+from lintra.tasks.datasets.data_files import unpack, walk
 from lintra.tokenizer import character_start
 
 BYTES = 256  # symbols
@@ -72,14 +71,11 @@ def decoded(content: bytes, path: Path) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return a file itself, or all files below a folder that are not hidden, in the order of their names.
-    Raises DataError."""
+    """Return a file itself, or those that `walk` finds below a folder in the order of their names. Raises
+    DataError."""
     if not path.is_dir():
         return [path]
-    found = []
-    for place, folders, names in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place) / name for name in names if not name.startswith(".")]
+    found = list(walk(path))
     if not found:
         raise DataError(f"{path} holds no files: name a text file or a folder of them")
     return sorted(found)

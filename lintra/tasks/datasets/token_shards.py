@@ -235,9 +235,9 @@ class Shards:
 
 def is_shards(folder: Path) -> bool:
     """Return whether there is a folder of shards at a path: one whose index.json has a vocabulary, or is
-    missing or cannot be read, of which `Shards` says why."""
-    if not (folder / INDEX).is_file():
-        return any(folder.glob("*.tokens"))
+    missing beside shards or cannot be read, of which `Shards` says why."""
+    if not (folder / INDEX).is_file():  # texts, too, may be named *.tokens, as those of WikiText
+        return any(file.with_suffix(".ends").is_file() for file in folder.glob("*.tokens"))
     try:
         content = read_json(folder / INDEX)
     except Error:

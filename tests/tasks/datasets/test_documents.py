@@ -1,5 +1,6 @@
 """Documents of files: whole, cut where they are long, and the line of what is wrong."""
 
+import codecs
 import gzip
 import json
 import lzma
@@ -39,6 +40,16 @@ def test_a_file_or_a_line_of_json_is_a_document(write):
     of_json = [row["text"].encode() for row in rows]
     assert texts(*files) == [LINES, LINES, *of_json, *of_json, b""]
     assert texts(write("f.jsonl", b'{"body": "x"}'), field="body") == [b"x"]
+
+
+def test_a_byte_order_mark_is_no_text(write):
+    mark = codecs.BOM_UTF8
+    assert texts(write("a.txt", mark + LINES), write("B.TXT.GZ", gzip.compress(mark + LINES))) == [
+        LINES,
+        LINES,
+    ]
+    assert b"".join(texts(write("a.txt", mark + LINES), longest=50)) == LINES
+    assert texts(write("c.txt", LINES + mark)) == [LINES + mark]
 
 
 @pytest.mark.parametrize("longest", [7, 50, 1000])

@@ -30,6 +30,14 @@ def shards(tmp_path):
     return tmp_path / "s"
 
 
+def test_texts_may_be_named_as_shards_are(tmp_path, shards):
+    """As those of WikiText: only what stands beside its ends is a shard whose index is missing."""
+    (tmp_path / "wiki.train.tokens").write_bytes(b"text")
+    assert not is_shards(tmp_path)
+    (shards / "index.json").unlink()
+    assert is_shards(shards)
+
+
 def split_up(line):
     """The documents of a line, by their numbers."""
     tokens, documents = line.read(0, len(line))
