@@ -232,9 +232,9 @@ class Attention(nn.Module):
         self.check_causal()
         if layout.time != 1:
             raise ValueError(f"step takes one token, got t={layout.time}: more go through extend")
-        self.check_state(state, layout.n, q, narrow=False)
         if in_autocast(q):
             return self._out_of_autocast(self.step, q, k, v, state, rope=rope, **extra)
+        self.check_state(state, layout.n, q, narrow=False)
         q, k, v, extra = self._prepare(q, k, v, layout, rope, extra)
         return self._step(q, k, v, state, **extra)
 

@@ -63,7 +63,7 @@ class Attention(nn.Module):
         widths = self.attention.extra_inputs()
         self.extra_proj = nn.ModuleDict({x: nn.Linear(inputs, n, bias) for x, n in widths.items()})
         if widths:
-            self.attention.initialize(nn.Linear(inputs, outputs, bias, device="meta"), self.extra_proj)
+            self.attention.initialize(self.qkv, self.extra_proj)
         self.attention.to(self.qkv.weight)
         self.extra_proj.to(self.qkv.weight)
         self.train(replaced.training)

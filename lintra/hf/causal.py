@@ -72,7 +72,8 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if packed is not None:  # nothing precedes the first token of a sequence
-                labels = labels.index_fill(1, packed[:-1].long(), -100)
+                first = packed[:-1][packed.diff() > 0].long()  # an empty sequence has none
+                labels = labels.index_fill(1, first, -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **given)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
 

@@ -99,7 +99,8 @@ def predict(pool: Pool | None, head: nn.Module, hidden: Tensor, layout: Layout) 
         return head((hidden if left is None else left.gather(hidden))[:, :1].sum(1))
     mask = layout.mask
     count = max(1, hidden.shape[1]) if mask is None else mask.sum(1, keepdim=True).clamp(min=1)
-    return head(hidden.sum(1) / count)
+    total = hidden.sum(1, dtype=checks.sum_dtype(hidden.dtype))  # a sum of many may be beyond float16
+    return head((total / count).to(hidden.dtype))
 
 
 def check_tokens(tokens: Tensor) -> None:

@@ -239,12 +239,15 @@ def forward(
     g, e = v.shape[2:]
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
-    den = torch.empty((b, t, h), dtype=total)
+    den = torch.empty((b, t, h), dtype=total, device="cpu")
     cu_seqlens = places(cu_seqlens)
     n = _sequences(q, cu_seqlens)
-    kv_out = torch.empty((n, g, f, e), dtype=total)
-    z_out = torch.empty((n, g, f), dtype=total)
+    kv_out = torch.empty((n, g, f, e), dtype=total, device="cpu")
+    z_out = torch.empty((n, g, f), dtype=total, device="cpu")
     q, k, v = rows(q), rows(k), rows(v)
+    same_shape("kv", kv, (n, g, f, e))
+    same_shape("z", z, (n, g, f))
+    same_dtype(total, kv=kv, z=z)
     kv, z = (None if x is None else x.contiguous() for x in (kv, z))
     library, instruction_set = chosen()
     call = _FORWARD.pack(
@@ -288,13 +291,13 @@ def backward(
     log_input are None where the input is. Raises MemoryError.
     """
     total = den.dtype
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-    dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total)
-    dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total)
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))
+    dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total, device="cpu")
+    dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total, device="cpu")
     cu_seqlens = places(cu_seqlens)
     n, g = _sequences(q, cu_seqlens), k.shape[2]
-    dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total)
-    dz_in = torch.empty((n, g, q.shape[3]), dtype=total)
+    dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total, device="cpu")
+    dz_in = torch.empty((n, g, q.shape[3]), dtype=total, device="cpu")
     q, k, v, dy = rows(q), rows(k), rows(v), rows(dy)
     y, den = y.contiguous(), den.contiguous()
     kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
@@ -342,6 +345,13 @@ def same_shape(name: str, x: Tensor | None, shape: tuple[int, ...]) -> None:
     caller hands its layout down, nothing else has looked."""
     if x is not None and tuple(x.shape) != shape:
         raise ValueError(f"{name} must be {list(shape)}, got {list(x.shape)}")
+
+
+def same_dtype(dtype: torch.dtype, **tensors: Tensor | None) -> None:
+    """Raise TypeError unless all tensors have the dtype that the library reads them in."""
+    for name, x in tensors.items():
+        if x is not None and x.dtype is not dtype:
+            raise TypeError(f"{name} must be {dtype}, got {x.dtype}")
 
 
 def strided(x: Tensor | None) -> tuple[int, int, int, int]:

@@ -28,8 +28,8 @@ def forward(
     cu_seqlens [n+1] b is 1. `out` receives the last inputs and may be `state` itself. Raises MemoryError.
     """
     call = _Call(x, weight, bias, state, mask, cu_seqlens, silu)
-    y = torch.empty(x.shape, dtype=x.dtype)
-    after = out if out is not None else torch.empty(call.state_shape, dtype=weight.dtype)
+    y = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    after = out if out is not None else torch.empty(call.state_shape, dtype=weight.dtype, device="cpu")
     call.run("lintra_conv1d_forward", y, after, None, None, (None,) * 4)
     return y, after
 
@@ -49,11 +49,11 @@ def backward(
 
     `dy` and `dstate` (None: zero) are those of what `forward` returned. Raises MemoryError."""
     call = _Call(x, weight, bias, state, mask, cu_seqlens, silu)
-    dx = torch.empty(x.shape, dtype=x.dtype)
+    dx = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     width, channels = call.weight.shape
-    dweight = torch.empty(call.groups, width, channels, dtype=weight.dtype)
-    dbias = torch.empty(call.groups, channels, dtype=weight.dtype)
-    before = None if state is None else torch.empty(call.state_shape, dtype=weight.dtype)
+    dweight = torch.empty(call.groups, width, channels, dtype=weight.dtype, device="cpu")
+    dbias = torch.empty(call.groups, channels, dtype=weight.dtype, device="cpu")
+    before = None if state is None else torch.empty(call.state_shape, dtype=weight.dtype, device="cpu")
     dstate = None if dstate is None else dstate.contiguous()
     call.run("lintra_conv1d_backward", None, None, native.rows(dy), dstate, (dx, dweight, dbias, before))
     return dx, dweight.sum(0).mT.contiguous(), None if bias is None else dbias.sum(0), before
@@ -79,7 +79,7 @@ def step(
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     rows, starts = native.places(indices), native.places(starts)
-    y = torch.empty(b, t, c, dtype=x.dtype)
+    y = torch.empty(b, t, c, dtype=x.dtype, device="cpu")
     loaded, instruction_set = native.chosen()
     call = native.CONV1D_STEP.pack(
         instruction_set,

@@ -104,7 +104,7 @@ class Decoder:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Raises MemoryError."""
-        params = torch.empty(self.shape.batch, pad_to_panels(self.outputs), dtype=torch.float32)
+        params = torch.empty(self.shape.batch, pad_to_panels(self.outputs), dtype=torch.float32, device="cpu")
         library, instruction_set = native.chosen()
         threads = self.pace.threads(torch.get_num_threads())
         call = _CALL.pack(instruction_set, threads, x.data_ptr(), params.data_ptr())

@@ -4,6 +4,7 @@
 `lintra/native/recurrence.h` has the formulas. Arguments are trusted: the caller has checked them.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -39,8 +40,8 @@ def forward(
     call = _Call(q, k, v, log_decay, beta, mask, cu_seqlens)
     native.same_shape("state", state, call.states)
     y = q.new_empty(*q.shape[:2], call.h, v.shape[3])
-    after = out if out is not None else torch.empty(call.states, dtype=call.total)
-    saved = torch.empty(call.saved if save else 0, dtype=call.total)
+    after = out if out is not None else torch.empty(call.states, dtype=call.total, device="cpu")
+    saved = torch.empty(call.saved if save else 0, dtype=call.total, device="cpu")
     state = None if state is None else state.contiguous()
     results = (state, y, after, saved if save else None)
     call.run("lintra_recurrence_forward", scale, results, None, (None,) * 7)
@@ -68,7 +69,7 @@ def backward(
     call = _Call(q, k, v, log_decay, beta, mask, cu_seqlens)
     b, t, _, f = q.shape
     parts = call.parts
-    new = torch.empty
+    new = functools.partial(torch.empty, device="cpu")
     dq, dk = (new(parts, b, t, heads, f, dtype=call.total) for heads in (call.h, call.g))
     dlog_decay, dbeta = (
         None if x is None else new(parts, *x.shape, dtype=call.total) for x in (log_decay, beta)

@@ -4,6 +4,7 @@
 formulas. Arguments are trusted: the caller has checked them.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -41,8 +42,8 @@ def forward(
     """
     call = _Call(u, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, cu_seqlens)
     y = like(u)
-    after = out if out is not None else torch.empty(call.states, dtype=A.dtype)
-    saved = torch.empty(call.saved if save else 0, dtype=A.dtype)
+    after = out if out is not None else torch.empty(call.states, dtype=A.dtype, device="cpu")
+    saved = torch.empty(call.saved if save else 0, dtype=A.dtype, device="cpu")
     native.same_shape("state", state, call.states)
     state = None if state is None else state.contiguous()
     call.run("lintra_scan_forward", state, y, after, saved if save else None)
@@ -75,10 +76,10 @@ def backward(
     b, t, g, _ = B.shape
     parts = -(-c // g // _CHANNELS)
     du, ddt, dz = (None if x is None else like(x) for x in (u, dt, z))
-    dA = torch.empty(m, c, n, dtype=A.dtype)
-    dD, ddt_bias = (None if x is None else torch.empty(m, c, dtype=A.dtype) for x in (D, dt_bias))
-    dB, dC = (torch.empty(parts, b, t, g, n, dtype=A.dtype) for _ in range(2))
-    before = torch.empty(call.states, dtype=A.dtype)
+    new = functools.partial(torch.empty, dtype=A.dtype, device="cpu")
+    dA, before = new(m, c, n), new(call.states)
+    dD, ddt_bias = (None if x is None else new(m, c) for x in (D, dt_bias))
+    dB, dC = (new(parts, b, t, g, n) for _ in range(2))
     dstate = None if dstate is None else dstate.contiguous()
     sums = (dA, dD, ddt_bias, dB, dC)
     call.run("lintra_scan_backward", None, None, None, saved, (dy, dstate, (du, ddt, dz), (*sums, before)))

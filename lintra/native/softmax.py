@@ -94,8 +94,8 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, where: tuple[Any, ...], order: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
-    o = torch.empty(*q.shape[:3], v.shape[3], dtype=total)
-    logsumexp = torch.empty(q.shape[:3], dtype=total)
+    o = torch.empty(*q.shape[:3], v.shape[3], dtype=total, device="cpu")
+    logsumexp = torch.empty(q.shape[:3], dtype=total, device="cpu")
     _run("lintra_softmax_forward", q, k, v, where, order, (o, logsumexp), None, (None,) * 4)
     return o, logsumexp
 
@@ -111,7 +111,7 @@ def _backward(
     where: tuple[Any, ...],
     order: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))
     dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
     results, given = (o.contiguous(), logsumexp.contiguous()), (dlogsumexp, dq, dk, dv)
     _run("lintra_softmax_backward", q, k, v, where, order, results, native.rows(do), given)
@@ -146,12 +146,14 @@ def _run(
     s, g, e = k.shape[1], *v.shape[2:]
     native.same_shape("k", k, (b, s, g, d))
     native.same_shape("v", v, (b, s, g, e))
+    native.same_dtype(q.dtype, k=k, v=v)
     native.same_shape("visible", visible, (b, s))
     entries, lists = 0, (native.strided(None),) * 3
     if blocks is not None:
         n, entries = blocks.shape[2:]
-        blocks = blocks.to(torch.int64).expand(b, g, n, entries)
-        listed = listed.expand(b, g, n, entries)
+        # Here and not in `_list`: what is copied has to live as long as the call.
+        blocks = _lined(blocks.to(torch.int64)).expand(b, g, n, entries)
+        listed = _lined(listed).expand(b, g, n, entries)
         own = None if own is None else own.to(torch.int64).expand(b, n)
         lists = (_list(blocks), _list(listed), native.strided(own))
     if kind == "all":
@@ -178,7 +180,11 @@ def _run(
     native.check(getattr(loaded, function)(call))
 
 
+def _lined(x: Tensor) -> Tensor:
+    """A tensor whose last axis is contiguous."""
+    return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
+
+
 def _list(x: Tensor) -> tuple[int, int, int, int]:
-    """A tensor [b g n l] as a lintra_tensor of b, n and g, its last axis contiguous."""
-    x = x if x.stride(3) == 1 or x.shape[3] < 2 else x.contiguous()
+    """A tensor [b g n l], its last axis contiguous, as a lintra_tensor of b, n and g."""
     return x.data_ptr(), x.stride(0), x.stride(2), x.stride(1)

@@ -261,6 +261,8 @@ class AttentionLayer(nn.Module):
             return layout.zero(self.cross_attend(layout.zero(x), memory, layout=layout))
         (q,) = self._parts(x, slice(0, 1))
         self.attention.check_memory(memory, q)
+        if memory[0].shape[0] != x.shape[0]:
+            raise ValueError(f"memory must be of {x.shape[0]} sequences, as x is, got {memory[0].shape[0]}")
         return self._out(x, self.attention.cross_attend(self._normed(q), memory, layout=layout))
 
     def _check_cross(self) -> None:

@@ -209,7 +209,7 @@ def _positive(x: Tensor) -> Tensor:
 def _uniform(params: Tensor, generator: torch.Generator | None) -> Tensor:
     """Numbers above 0 and below 1, in float32 too, one for each distribution of params [*b p]; from the CPU,
     so that every device has the same."""
-    number = torch.rand(params.shape[:-1], generator=generator, dtype=torch.float64)
+    number = torch.rand(params.shape[:-1], generator=generator, dtype=torch.float64, device="cpu")
     return number.clamp(2.0**-24, 1 - 2.0**-24).to(params.device)
 
 

@@ -238,6 +238,11 @@ def lsh_attention(
     round sees; otherwise a key seen in n rounds has n times the weight. `scale` multiplies the scores and has
     no unit. What stands in padded places of u and v must be finite.
     """
+    if not u.dtype == v.dtype or not u.shape[:3] == v.shape[:3] == bucket.shape[:3]:
+        raise ValueError(
+            f"u, v and bucket must share b, t and h, and u and v their dtype, got {list(u.shape)} {u.dtype}, "
+            f"{list(v.shape)} {v.dtype} and {list(bucket.shape)}"
+        )
     time, chunk = u.shape[1], pattern.chunk
     if u.numel() == 0 or v.numel() == 0:
         return torch.zeros_like(v)

@@ -41,6 +41,18 @@ def test_a_step_takes_a_state_of_its_own(case: Case):
         mechanism.step(q, k, v, mechanism.start(1, dtype=torch.float64), **given)
 
 
+@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).can.recurrent])
+def test_steps_under_autocast_take_the_state_of_the_last(name):
+    torch.manual_seed(0)
+    mechanism = attention.for_length(attention.load(name).Config, 8).build(heads=2, dim=8, causal=True)
+    given = {x: torch.randn(2, 1, width) for x, width in mechanism.extra_inputs().items()}
+    q, state = torch.randn(2, 1, 2, 8), mechanism.start(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            y, state = mechanism.step(q, q, q, state, **given)
+    assert y.dtype == torch.bfloat16
+
+
 def test_the_loop_over_steps_refuses_a_mask_where_the_state_grows():
     """Padding would leave a token out for some samples alone."""
     kind = attention.load("softmax")

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from lintra.attention import aft, delta, linear, lsh, nystromformer, retention, rfa, softmax
+from lintra.attention import aft, delta, linear, longformer, lsh, nystromformer, retention, rfa, softmax
 from lintra.compat.timm import Attention, replace_attention
 from lintra.nn import AttentionLayer
 
@@ -102,6 +102,16 @@ def test_a_mechanism_is_that_of_an_attention_layer(config):
     assert_close(attn(X, PAIRS), layer(X, mask=REAL))
     model(X).square().sum().backward()
     assert all(x.grad is not None for x in model.parameters() if x.requires_grad)
+
+
+def test_extra_projections_begin_as_those_of_qkv():
+    model, config = VisionTransformer(), longformer.Config(window=4, global_tokens=1)
+    expected = VisionTransformer().blocks[0].attn.qkv.weight.chunk(3)
+    replace_attention(model, config)
+    projections = [x.weight for x in model.blocks[0].attn.extra_proj.values()]
+    assert projections
+    assert all(any(torch.equal(x, part) for part in expected) for x in projections)
+    assert model(X).isfinite().all()
 
 
 def test_a_model_in_half_precision_and_evaluation_stays_so():

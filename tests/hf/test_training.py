@@ -71,6 +71,13 @@ def test_packed_sequences_do_not_see_each_other(given):
     assert_close(model(**batch).loss, sum(losses) / 9)
 
 
+def test_empty_packed_sequences_have_no_loss():
+    model, row = build(), tokens(6, seed=0)[None]
+    expected = model(row, labels=row, cu_seq_lens_q=torch.tensor([0, 2, 6])).loss
+    for bounds in ([0, 2, 6, 6], [0, 0, 2, 2, 6, 6, 6]):
+        assert_close(model(row, labels=row, cu_seq_lens_q=torch.tensor(bounds)).loss, expected)
+
+
 def arguments(folder, **changes):
     options = {
         "max_steps": 6,

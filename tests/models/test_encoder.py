@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from lintra import attention
 from lintra.attention import gated, linear, longformer, softmax
-from lintra.models import encoder
+from lintra.models import _io, encoder
+from lintra.ops import Layout
 from tests.models import kinds
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers
@@ -262,6 +263,12 @@ def test_a_sequence_of_nothing_is_predicted_from_zeros(pool):
     expected = model.head.bias if pool else torch.zeros(4, 3, dtype=torch.float64)
     assert_close(found, expected, **EXACT)
     assert model(torch.zeros(2, 0, dtype=torch.int64)).shape == ((2, 3) if pool else (2, 0, 3))
+
+
+def test_a_mean_of_many_is_within_float16():
+    hidden = torch.full((1, 20_000, 2), 4.0, dtype=torch.float16)
+    layout = Layout.of("hidden", hidden)
+    assert _io.predict("mean", torch.nn.Identity(), hidden, layout).tolist() == [[4.0, 4.0]]
 
 
 def test_bidirectional_where_the_mechanism_can_be():

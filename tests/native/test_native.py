@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lintra import native
+from lintra import native, ops
 
 pytestmark = pytest.mark.skipif(
     not native.instruction_sets(), reason=f"no native library: {native.why_not()}"
@@ -334,6 +334,28 @@ def test_steps_are_the_sequence(instruction_set, dtype):
         rows.append(y)
     close("y", torch.cat(rows, 1), whole[0].double(), TOLERANCE[dtype])
     close("kv", state["kv"], whole[1].double(), TOLERANCE[total])
+
+
+@pytest.mark.parametrize("wrong", ["batch", "heads", "dtype"])
+def test_a_state_of_other_sequences_is_not_read(instruction_set, wrong):
+    q, k, v = (torch.randn(3, 5, 2, 4) for _ in range(3))
+    kv, z = torch.zeros(3, 2, 4, 4), torch.zeros(3, 2, 4)
+    kv = {"batch": kv[:1], "heads": kv[:, :1], "dtype": kv.double()}[wrong]
+    with native.use(instruction_set), pytest.raises((ValueError, TypeError), match=r"^kv must be "):
+        native.forward(q, k, v, kv=kv, z=z)
+
+
+@torch.no_grad()
+def test_kernels_write_to_the_cpu_whatever_the_default_device():
+    q, beta = torch.randn(1, 5, 2, 8), torch.rand(1, 5, 2)
+
+    def found():
+        delta = ops.linear_attention(q, q, q, beta=beta, normalize=False)
+        return ops.linear_attention(q, q, q), delta
+
+    expected = found()
+    with torch.device("meta"):
+        torch.testing.assert_close(found(), expected)
 
 
 def test_feature_map_at_its_limits(instruction_set):

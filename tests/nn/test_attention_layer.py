@@ -91,6 +91,18 @@ def test_cross_attention_has_the_norms():
     assert_close(layer.cross_attend(x, layer.encode_memory(x)), layer(x), **EXACT)
 
 
+@pytest.mark.parametrize("config", [linear.Config(), softmax.Config()], ids=str)
+def test_a_memory_of_other_sequences_is_refused(config):
+    layer = AttentionLayer(8, config, heads=2, causal=False)
+    memory = layer.encode_memory(torch.randn(1, 7, 8))
+    with pytest.raises(ValueError, match="memory must be of 4 sequences, as x is, got 1"):
+        layer.cross_attend(torch.randn(4, 5, 8), memory)
+    expanded = attention.map_state(lambda part: part.expand(4, *part.shape[1:]), memory)
+    x = torch.randn(4, 5, 8)
+    alone = torch.cat([layer.cross_attend(row[None], memory) for row in x])
+    assert_close(layer.cross_attend(x, expanded), alone)
+
+
 def test_a_network_has_them_and_keeps_them(tmp_path):
     torch.manual_seed(0)
     config = decoder.Config(vocabulary=11, layers=2, heads=2, width=16, attention=delta.Config(), **PARTS)

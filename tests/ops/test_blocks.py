@@ -55,6 +55,10 @@ def test_equals_its_definition(n, m, entries, padded, causal):
     same(draw(n, m), *lists(n, m, entries), own=own, visible=visible, scale=0.7)
 
 
+def test_lists_may_lie_in_any_order():
+    same(draw(6, 6), *(x.mT.contiguous().mT for x in lists(6, 6, 4)))
+
+
 @pytest.mark.parametrize(("batch", "heads"), [(1, 2), (2, 1), (1, 1)])
 def test_lists_may_be_shared(batch, heads):
     """By the samples, by the heads: one list is as good as copies of it."""

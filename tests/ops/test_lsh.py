@@ -77,6 +77,14 @@ def test_pairs_may_be_forbidden(pattern):
         assert_close(lsh_attention(u, v, bucket, pattern, **everybody), whole, **EXACT)
 
 
+def test_what_does_not_go_together_is_refused():
+    u = torch.randn(2, 8, 2, 4)
+    bucket, pattern = torch.zeros(2, 8, 2, 1, dtype=torch.int64), Pattern(chunk=4, causal=True)
+    for v, of in ((u.double(), bucket), (u[:, :7], bucket), (u, bucket[:1])):
+        with pytest.raises(ValueError, match="u, v and bucket must share"):
+            lsh_attention(u, v, of, pattern)
+
+
 def test_gradcheck():
     u, v, bucket = (x[:1, :, :1].detach() for x in draw(7, 2))
     u, v = u.requires_grad_(), v.requires_grad_()

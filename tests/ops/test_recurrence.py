@@ -162,6 +162,17 @@ def test_one_token_may_be_added_in_place(kind, dtype):
     assert torch.equal(state.kv, after)
 
 
+@pytest.mark.skipif(not native.available(), reason="no C++")
+def test_a_token_in_place_has_the_dtype_of_the_values():
+    q, k, v = (torch.randn(1, 1, 2, 4).bfloat16() for _ in range(3))
+    options = {"beta": torch.rand(1, 1, 2), "feature_map": "relu", "normalize": False}
+    with torch.no_grad():
+        state = linear_attention(q, k, v, **options)[1]
+        for inplace in (False, True):
+            y, _ = linear_attention(q, k, v, state=state, inplace=inplace, **options)
+            assert y.dtype == torch.bfloat16
+
+
 @every
 @pytest.mark.parametrize(("t", "inplace"), [(2, True), (0, True), (1, False)])
 def test_a_state_is_written_over_by_one_token_alone(kind, t, inplace):

@@ -63,7 +63,7 @@ def recur(
         y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False, out=out)
         if out is not None:
             torch.autograd.graph.increment_version(out)  # what a graph kept of it is refused, not misread
-            return y, state
+            return y.to(dtype), state
     elif (chosen := dispatch.choose("recurrence", impl, *given)) in _OPERATORS:
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         y, kv, _ = _OPERATORS[chosen](q, k, v, log_decay, beta, kv, *places, inner, save)
