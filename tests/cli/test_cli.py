@@ -376,6 +376,15 @@ def test_settings_in_yaml(lintra_says, tmp_path, monkeypatch):
     assert run.train.schedule == copy.Config(length=8).training_preset()["schedule"]
 
 
+@pytest.mark.parametrize("content", ["train: {steps: 2024-13-45}", "[" * 3_000, "a: b: c"])
+def test_damaged_yaml_is_named(lintra_says, tmp_path, content):
+    pytest.importorskip("yaml")
+    (tmp_path / "mine.yaml").write_text(content)
+    code, _, err = lintra_says("train", "copy", "--config", str(tmp_path / "mine.yaml"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "mine.yaml is damaged" in err
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -1,5 +1,6 @@
 """How much commands print: errors and the result, how far they are, or what is chosen too."""
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -126,6 +127,13 @@ def test_weights_and_biases_without_its_package(lintra_says, tmp_path, monkeypat
     code, _, err = lintra_says("train", "--resume", "run", "--wandb", "tests")
     assert code == 2
     assert "a run keeps its wandb, and --resume changes only" in err
+
+
+def test_what_the_outputs_encoding_lacks_is_replaced(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "cp1252", write_through=True))
+    assert cli.run(lambda args: print("naïve \ufffd 日") or 0, []) == 0
+    assert written.getvalue() == "naïve ? ?\n".encode("cp1252")
 
 
 def test_an_error_of_a_process_that_reads_ahead_is_one_sentence():

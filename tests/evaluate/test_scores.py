@@ -117,3 +117,7 @@ def test_probabilities_that_do_not_sum_to_one_are_seen(output, monkeypatch):
     assert evaluate.normalisation(model, images) == pytest.approx(1e-3, rel=0.1)
     monkeypatch.setattr(model.output, "log_probs", lambda params: exact(params)[..., 1:])
     assert evaluate.normalisation(model, images) > 1e-3
+
+
+def test_where_nothing_is_predicted_nothing_is_wrong():
+    assert evaluate.normalisation(small(start=False), torch.zeros(3, 1, dtype=torch.int64)) == 0.0

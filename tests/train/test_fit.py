@@ -421,6 +421,11 @@ def test_a_run_is_trained_by_one_process_at_a_time(new_run):
         train.fit(run)
 
 
+def test_what_would_block_while_a_run_is_locked_is_not_its_lock(new_run):
+    with pytest.raises(BlockingIOError, match="a full pipe"), new_run().locked():
+        raise BlockingIOError("a full pipe")
+
+
 def test_weights_that_are_not_finite_are_not_saved(new_run, monkeypatch):
     """A last update may spoil them without any gradient after it to tell."""
     run = new_run(steps=1)
