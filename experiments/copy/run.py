@@ -147,7 +147,7 @@ def search_table() -> str:
     lines = [["nats a symbol", *(f"rate {rate:g}" for rate in RATES)], ["---"] * (1 + len(RATES))]
     for model in MODELS:
         found = searched(model)
-        losses = {rate: "diverged" if x.get("diverged") else f"{x['loss']:.3f}" for rate, x in found.items()}
+        losses = {rate: "diverged" if x.get("diverged") else f"{x['loss']:.2g}" for rate, x in found.items()}
         lines.append([model, *(losses.get(rate, "") for rate in RATES)])
     return _markdown(lines)
 
@@ -163,9 +163,9 @@ def table() -> str:
             [
                 model,
                 f"{trained[0]['settings']['train']['lr']:g}",
-                f"{statistics.mean(loss):.4f}",
-                ", ".join([*(f"{x:.4f}" for x in loss), *["missing"] * gone]),
-                f"{100 * statistics.mean(right):.2f}",
+                f"{statistics.mean(loss):.2g}",
+                ", ".join([*(f"{x:.2g}" for x in loss), *["missing"] * gone]),
+                f"{100 * statistics.mean(right):.3f}",
                 f"{seconds()[model]:.3f}",
                 f"{STEPS * seconds()[model] / 60:.1f}",
             ]
