@@ -12,7 +12,7 @@ from lintra.cli.json_lines import say
 from lintra.models import BiLSTM, Encoder
 from lintra.tasks import DataError
 from lintra.tasks.datasets import tables, text_files
-from lintra.tasks.text_classification import TextClassification, as_json
+from lintra.tasks.text_classification import HALF_PAIR, TextClassification, as_json
 
 Unread = tuple[str, Exception]  # where, and why
 
@@ -64,7 +64,10 @@ def _in_file(task: TextClassification, file: Path, options: Any) -> Iterator[Tex
     elif table:
         column = options.text_column or task.config.text_column or "text"
         for number, (text,) in tables.rows(text_files.decoded(content, file), file, [column]):
-            yield _in_line(text.encode(), number, str(file))
+            try:
+                yield _in_line(text.encode(), number, str(file))
+            except UnicodeEncodeError:
+                yield f"{file}, line {number:,}", ValueError(HALF_PAIR)
     else:
         yield Text({"file": str(file)}, content)
 

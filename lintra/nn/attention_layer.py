@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.attention import AttentionConfig, State
+from lintra.attention import AttentionConfig, State, map_state
 from lintra.config import fields
 from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.context import Context
@@ -253,7 +253,7 @@ class AttentionLayer(nn.Module):
         *,
         layout: Layout | None = None,
     ) -> Float[Tensor, "b t c"]:
-        """Return what every token of x reads of a memory; 0 where x is padded."""
+        """Return what every token of x reads of a memory of as many sequences, or of one; 0 where padded."""
         self._check_cross()
         if layout is None:
             layout = enter(x, self.width, mask, None)
@@ -261,8 +261,10 @@ class AttentionLayer(nn.Module):
             return layout.zero(self.cross_attend(layout.zero(x), memory, layout=layout))
         (q,) = self._parts(x, slice(0, 1))
         self.attention.check_memory(memory, q)
-        if memory[0].shape[0] != x.shape[0]:
-            raise ValueError(f"memory must be of {x.shape[0]} sequences, as x is, got {memory[0].shape[0]}")
+        if (n := memory[0].shape[0]) != x.shape[0]:
+            if n != 1:
+                raise ValueError(f"memory must be of {x.shape[0]} sequences, as x is, or of one, got {n}")
+            memory = map_state(lambda part: part.expand(x.shape[0], *part.shape[1:]), memory)
         return self._out(x, self.attention.cross_attend(self._normed(q), memory, layout=layout))
 
     def _check_cross(self) -> None:

@@ -242,6 +242,9 @@ class TextClassification(ClassificationTask, TextTask):
         return [{label: x[label] for label in sorted(x, key=x.__getitem__, reverse=True)} for x in scores]
 
 
+HALF_PAIR = "it has half of a surrogate pair"  # which JSON can say, and no encoding
+
+
 def as_json(ranked: dict[str, float]) -> dict[str, Any]:
     """Return the most probable label and all scores, rounded, for JSON."""
     scores = {label: round(score, 6) for label, score in ranked.items()}
@@ -261,7 +264,10 @@ def _read(path: Path, config: Config) -> Labelled:
             if not label.strip():
                 raise DataError(f"{path}, line {number:,} has no label")
             labels.append(label.strip())
-            texts.append(text.encode()[:kept])
+            try:
+                texts.append(text.encode()[:kept])
+            except UnicodeEncodeError as error:
+                raise DataError(f"{path}, line {number:,} is no text: {HALF_PAIR}") from error
         if not labels:
             raise DataError(f"{path} holds no texts")
         return Labelled(labels, texts)

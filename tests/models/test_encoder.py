@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from lintra import attention
 from lintra.attention import gated, linear, longformer, softmax
-from lintra.models import _io, encoder
-from lintra.ops import Layout
+from lintra.models import encoder
 from tests.models import kinds
 
 EXACT = {"rtol": 1e-8, "atol": 1e-10}  # float64 through two layers
@@ -266,9 +265,15 @@ def test_a_sequence_of_nothing_is_predicted_from_zeros(pool):
 
 
 def test_a_mean_of_many_is_within_float16():
-    hidden = torch.full((1, 20_000, 2), 4.0, dtype=torch.float16)
-    layout = Layout.of("hidden", hidden)
-    assert _io.predict("mean", torch.nn.Identity(), hidden, layout).tolist() == [[4.0, 4.0]]
+    config = encoder.Config(
+        vocabulary=3, layers=1, heads=1, width=4, outputs=2, pool="mean", attention=linear.Config()
+    )
+    model = config.build().half()
+    with torch.no_grad():
+        model.norm.weight.zero_()
+        model.norm.bias.fill_(4)  # the hidden vector of every token
+        short, long = (model(torch.zeros(1, n, dtype=torch.int64)) for n in (10, 20_000))
+    assert_close(short, long)
 
 
 def test_bidirectional_where_the_mechanism_can_be():

@@ -94,13 +94,21 @@ def test_cross_attention_has_the_norms():
 @pytest.mark.parametrize("config", [linear.Config(), softmax.Config()], ids=str)
 def test_a_memory_of_other_sequences_is_refused(config):
     layer = AttentionLayer(8, config, heads=2, causal=False)
-    memory = layer.encode_memory(torch.randn(1, 7, 8))
-    with pytest.raises(ValueError, match="memory must be of 4 sequences, as x is, got 1"):
-        layer.cross_attend(torch.randn(4, 5, 8), memory)
-    expanded = attention.map_state(lambda part: part.expand(4, *part.shape[1:]), memory)
-    x = torch.randn(4, 5, 8)
+    with pytest.raises(ValueError, match="memory must be of 4 sequences, as x is, or of one, got 2"):
+        layer.cross_attend(torch.randn(4, 5, 8), layer.encode_memory(torch.randn(2, 7, 8)))
+
+
+@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).can.cross])
+def test_a_memory_of_one_sequence_is_read_by_all(name):
+    options = {"window": 0} if name == "longshort" else {}  # which has no cross form with one
+    config = attention.for_length(attention.load(name).Config, 8, **options)
+    layer = AttentionLayer(8, config, heads=2, causal=False, rotary=None).double()
+    memory = layer.encode_memory(torch.randn(1, 7, 8, dtype=torch.float64))
+    x = torch.randn(4, 5, 8, dtype=torch.float64, requires_grad=True)
     alone = torch.cat([layer.cross_attend(row[None], memory) for row in x])
-    assert_close(layer.cross_attend(x, expanded), alone)
+    together = layer.cross_attend(x, memory)
+    assert_close(together, alone, **EXACT)
+    assert_close(gradients(together, [x]), gradients(alone, [x]), **EXACT)
 
 
 def test_a_network_has_them_and_keeps_them(tmp_path):
