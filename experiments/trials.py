@@ -182,14 +182,11 @@ def train_ready(
         try:
             while True:
                 for trial in ready():
-                    if len(running) == workers:
+                    if len(running) == workers or time.time() >= end:
                         break
-                    if trial.folder in began:
-                        continue
-                    if time.time() > end:
-                        break
-                    began.add(trial.folder)
-                    running.add(pool.submit(_train_one, trial))
+                    if trial.folder not in began:
+                        began.add(trial.folder)
+                        running.add(pool.submit(_train_one, trial))
                 if not running:
                     break
                 done, running = wait(running, return_when=FIRST_COMPLETED)
@@ -211,10 +208,10 @@ def train_and_keep(
     *,
     workers: int | None,
     minutes: float,
-) -> bool:
-    """Train each part and save the kept file of each trial that is trained, even where others have failed ->
-    whether all are. What a part holds may follow from the outcomes of those before it; begins no training
-    after so many minutes.
+) -> None:
+    """Train each part and save the kept file of each trial that is trained, even where others have failed. A
+    part may follow from the outcomes of those before it, and waits for all of them. Begins no training after
+    so many minutes.
     """
     end = time.time() + 60 * minutes
     for part in parts:
@@ -226,8 +223,7 @@ def train_and_keep(
                 one.conclude(command, found)
         if any(one.concluded() is None for one in trials):
             print("no time left: the same command resumes")
-            return False
-    return True
+            return
 
 
 def add_options(parser: argparse.ArgumentParser, *, minutes: float) -> None:
@@ -276,6 +272,11 @@ def tell(trials: Sequence[Trial]) -> None:
             continue
         other = _failure(trial.check)
         print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
+
+
+def markdown(lines: Iterable[Iterable[str]]) -> str:
+    """A table of these cells, of which the second line is that of dashes."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _of_the_place(training: Any) -> dict[str, Any]:

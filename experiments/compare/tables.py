@@ -1,5 +1,6 @@
 """Tables and pictures of the comparison, of outcomes alone."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 from experiments.compare import contestants, problems
 from experiments.compare.problems import COMPARISON, Study
 from experiments.compare.search import SEEDS, read_outcomes
+from experiments.trials import markdown
 from lintra import pictures
 from lintra.bench import reports
 
@@ -19,12 +21,10 @@ Outcomes = Sequence[dict[str, Any]]
 def by_contest(outcomes: Outcomes, study: Study = COMPARISON) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The outcomes of each (problem, contestant), in the order of problems and contestants."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for problem in study.by_name:
-        for contestant in contestants.BY_NAME:
-            mine = [x for x in outcomes if (x["problem"], x["contestant"]) == (problem, contestant)]
-            if mine:
-                found[problem, contestant] = mine
-    return found
+    for x in outcomes:
+        found.setdefault((x["problem"], x["contestant"]), []).append(x)
+    ordered = itertools.product(study.by_name, contestants.BY_NAME)
+    return {key: found[key] for key in ordered if key in found}
 
 
 def finals(outcomes: Outcomes, study: Study) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
@@ -239,5 +239,4 @@ def points(outcomes: Outcomes) -> list[dict[str, Any]]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown([heads, ["---"] * len(heads), *rows])

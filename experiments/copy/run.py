@@ -29,7 +29,15 @@ from lintra.tasks import copy
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from trials import BATCH, Trial, add_options, tell, train_and_keep, updates  # noqa: E402 (from the folder above)
+from trials import (  # noqa: E402 (from the folder above)
+    BATCH,
+    Trial,
+    add_options,
+    markdown,
+    tell,
+    train_and_keep,
+    updates,
+)
 
 TIMES = HERE / "times.json"
 MODELS = {
@@ -149,7 +157,7 @@ def search_table() -> str:
         found = searched(model)
         losses = {rate: "diverged" if x.get("diverged") else f"{x['loss']:.2g}" for rate, x in found.items()}
         lines.append([model, *(losses.get(rate, "") for rate in RATES)])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def table() -> str:
@@ -170,7 +178,7 @@ def table() -> str:
                 f"{STEPS * seconds()[model] / 60:.1f}",
             ]
         )
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def draw() -> list[Path]:
@@ -207,10 +215,6 @@ def main() -> None:
     if options.times or not TIMES.exists():
         measure()
     print(search_table(), table(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

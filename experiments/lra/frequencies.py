@@ -1,4 +1,4 @@
-"""What the frequencies of bytes alone say of a review, without their order: a baseline of the task `text`.
+"""Tells reviews apart by the frequencies of their bytes, without their order: a baseline of the task `text`.
 
     python -m experiments.lra.frequencies --data DIR
 

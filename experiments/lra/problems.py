@@ -31,7 +31,7 @@ class Images(Problem):
         return image_classification.Config(data_dir=None if data is None else str(data))
 
     def check(self, data: Path | None) -> None:
-        """As that of files, but of the images and their classes, which are read from several forms."""
+        """End the program unless `data` holds CIFAR-10, in any form that is read: its pixels and classes."""
         try:
             splits = images.locate("cifar10", str(self.folder("CIFAR-10", data)), labels=True)
             found = hashlib.sha256()

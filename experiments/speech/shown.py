@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from setting import BEST, CORPORA, HERE, MODELS, UNIT, WITH_NGRAMS
 from timing import LENGTHS, ratios, times
+from trials import markdown
 
 from lintra import pictures
 from lintra.bench.reports import Row
@@ -70,7 +71,7 @@ def table(report: dict[str, Any], corpus: str) -> str:
             seconds = rows.get(f"{CORPORA[corpus]}: {model}, an epoch")
             cells.append("" if seconds is None else f"{seconds:.1f}")
         lines.append(cells)
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def searches(report: dict[str, Any]) -> str:
@@ -85,7 +86,7 @@ def searches(report: dict[str, Any]) -> str:
     lines = [["learning rate", *rates], ["---"] * (1 + len(rates))]
     for what, of in found.items():
         lines.append([what, *(_share(of[rate]) if rate in of else "" for rate in rates)])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def targets(report: dict[str, Any]) -> str:
@@ -95,7 +96,7 @@ def targets(report: dict[str, Any]) -> str:
     for row in [*rows, *(ratios(found) if (found := times()) else [])]:
         met = "met" if row.met else "**missed**"
         lines.append([row.what, f"{row.figure:.3g} {row.unit}", row.target, met])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def against_length(rows: dict[str, float]) -> str:
@@ -107,7 +108,7 @@ def against_length(rows: dict[str, float]) -> str:
         least = [rows[f"{n} frames: softmax, an epoch"] for n in LENGTHS]
         cells = [f"{x:,.0f} s ({y / x:.1f} x)" for x, y in zip(times, least, strict=True)]
         lines.append([model, *cells, f"{rows[f'2400 frames: {model}, memory']:,.0f}"])
-    return _markdown(lines)
+    return markdown(lines)
 
 
 def timed(rows: dict[str, float]) -> list[str]:
@@ -117,7 +118,3 @@ def timed(rows: dict[str, float]) -> list[str]:
 
 def _share(found: float | None) -> str:
     return "diverged" if found is None else f"{100 * found:.1f} %"
-
-
-def _markdown(lines: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

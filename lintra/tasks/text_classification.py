@@ -201,7 +201,8 @@ class TextClassification(ClassificationTask, TextTask):
         parts = [(path, lines)] if test is None else [(path, lines), (self.config.test, test)]
         for file, part in parts:
             if unknown := sorted(set(part.labels) - set(known)):
-                held = " but held out, every line of it: add lines" if part is lines else ""
+                trained = part is not lines or unknown[0] in train.labels
+                held = "" if trained else " but held out, every line of it: add lines"
                 raise DataError(
                     f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn{held}"
                 )

@@ -203,10 +203,8 @@ class Run:
 
         handle = os.open(self.folder, os.O_RDONLY)
         try:
-            try:
-                fcntl.flock(
-                    handle, fcntl.LOCK_EX | fcntl.LOCK_NB
-                )  # it ends with the process, however that ends
+            try:  # the lock ends with the process, however that ends
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise Error(f"{self.folder} is being trained by another process") from error
             yield

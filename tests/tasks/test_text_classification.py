@@ -228,7 +228,8 @@ def test_the_baseline_takes_the_same_batches(file):
         ),
         (  # a line that is held out
             b"".join(LINES[:4]) + line("awful", "x") + b"".join(LINES[4:9]),
-            r"the label 'awful', which is none of the 2 to learn but held out, every line of it: add",
+            r"has the label 'awful', which is none of the 2 to learn "
+            r"but held out, every line of it: add lines$",
         ),
         (b"good\t\0\n", r"train\.tsv is no text: byte 6 is 0"),
     ],
@@ -238,6 +239,13 @@ def test_bad_files_are_named(file, content, message):
     for split in ("train", "validate"):
         with pytest.raises(DataError, match=message):
             getattr(task(file), split)
+
+
+def test_a_label_beside_those_that_are_named_is_not_called_held_out(file):
+    file.write_bytes(b"".join(LINES) + 20 * line("other", "x"))
+    named = tuple(sorted({each.split(b"\t")[0].decode() for each in LINES}))
+    with pytest.raises(DataError, match=rf"the label 'other', which is none of the {len(named)} to learn$"):
+        _ = task(file, classes=named).train
 
 
 def test_missing_and_damaged(file, tmp_path):
