@@ -243,9 +243,7 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
     from lintra import pictures
 
     complete = options.complete
-    if complete is None and not (options.given(*OF_COMPLETIONS) or _at_hand(task)):
-        return None
-    if complete == 0:
+    if not (options.given(*OF_COMPLETIONS) or _at_hand(task) if complete is None else complete):
         return None
     if complete is None or isinstance(complete, int):
         try:

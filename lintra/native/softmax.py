@@ -152,8 +152,8 @@ def _run(
     if blocks is not None:
         n, entries = blocks.shape[2:]
         # Here and not in `_list`: what is copied has to live as long as the call.
-        blocks = _lined(blocks.to(torch.int64)).expand(b, g, n, entries)
-        listed = _lined(listed).expand(b, g, n, entries)
+        blocks = native.rows(blocks.to(torch.int64)).expand(b, g, n, entries)
+        listed = native.rows(listed).expand(b, g, n, entries)
         own = None if own is None else own.to(torch.int64).expand(b, n)
         lists = (_list(blocks), _list(listed), native.strided(own))
     if kind == "all":
@@ -178,11 +178,6 @@ def _run(
         *map(native.address, gradients),
     )
     native.check(getattr(loaded, function)(call))
-
-
-def _lined(x: Tensor) -> Tensor:
-    """A tensor whose last axis is contiguous."""
-    return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
 
 
 def _list(x: Tensor) -> tuple[int, int, int, int]:

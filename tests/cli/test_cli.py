@@ -489,6 +489,9 @@ def test_images_of_a_folder_are_learned_drawn_and_scored(lintra_says, tmp_path, 
     code, _, err = lintra_says("generate", "--model", "run", "--samples", "2")  # and both that are held out
     assert (code, err) == (0, "")
     assert {"samples.png", "samples-completions.png"} <= {path.name for path in Path().iterdir()}
+    code, out, err = lintra_says("generate", "--model", "run", "--samples", "1", "--complete")  # of no file
+    assert (code, err) == (0, "")
+    assert "completions" not in out
     Path("own/05.png").write_bytes(b"no image")
     code, _, err = lintra_says("evaluate", "--model", "run")
     assert (code, err.count("\n")) == (2, 1)
