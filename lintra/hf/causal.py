@@ -72,8 +72,9 @@ class LintraForCausalLM(LintraPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             if packed is not None:  # nothing precedes the first token of a sequence
-                first = packed[:-1][packed.diff() > 0].long()  # an empty sequence has none
-                labels = labels.index_fill(1, first, -100)
+                first = labels.new_zeros(labels.shape[1] + 1, dtype=torch.bool)  # an empty one may begin at t
+                first = first.index_fill(0, packed.long(), True)[:-1]
+                labels = labels.masked_fill(first, -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **given)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
 
