@@ -149,6 +149,14 @@ class Attention(nn.Module):
     def redraw(self, generator: torch.Generator) -> None:
         """Sample random features, hashes or blocks again; for training, between steps. Nothing by default."""
 
+    def _register_sampled(self, **sampled: Tensor | None) -> None:
+        """Register buffers that were sampled on the CPU, the same for a seed wherever they are put: on
+        PyTorch's default device and, unless they are integers, in its default dtype."""
+        default = torch.empty(0)
+        for name, x in sampled.items():
+            like = default if x is not None and x.is_floating_point() else default.device
+            self.register_buffer(name, None if x is None else x.to(like))
+
     def exchange(self) -> Exchange | None:
         """Return how `_forward` gets what stands before a rank's piece of longer sequences, `layout.piece`
         (`lintra.distributed`); None: not by itself, so that ranks wait for the state of the one before."""

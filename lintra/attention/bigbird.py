@@ -94,7 +94,7 @@ class BigBirdAttention(ScoredAttention):
         self.full = config.left_blocks + self.right + self.side + 1 + config.random_blocks
         if config.random_limit is not None:
             self.full = 1
-        self.register_buffer("seeds", self._draw(torch.Generator("cpu").manual_seed(config.seed)))
+        self._register_sampled(seeds=self._draw(torch.Generator("cpu").manual_seed(config.seed)))
 
     def redraw(self, generator: torch.Generator) -> None:
         self.seeds.copy_(self._draw(generator))

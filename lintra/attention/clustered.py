@@ -97,9 +97,7 @@ class ClusteredAttention(ScoredAttention):
         super().__init__(config, causal=causal, **shape)
         generator = torch.Generator(device="cpu").manual_seed(config.seed)
         planes, draws, bias = self._draw(generator)
-        self.register_buffer("planes", planes.to(torch.get_default_dtype()))
-        self.register_buffer("draws", draws)
-        self.register_buffer("bias", bias.to(torch.get_default_dtype()) if config.hash_bias else None)
+        self._register_sampled(planes=planes, draws=draws, bias=bias if config.hash_bias else None)
 
     def redraw(self, generator: torch.Generator) -> None:
         for buffer, sampled in zip((self.planes, self.draws, self.bias), self._draw(generator), strict=True):

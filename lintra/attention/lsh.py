@@ -117,7 +117,7 @@ class LshAttention(ScoredAttention):
         sizes = [lsh.columns(level) for level in self.levels]
         self.shape = (self.heads, config.rounds, max(map(len, sizes)), self.dim, max(map(max, sizes)))
         sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self.register_buffer("rotations", sampled.to(torch.get_default_dtype()))
+        self._register_sampled(rotations=sampled)
 
     def redraw(self, generator: torch.Generator) -> None:
         """New hashes, between sequences: the keys in a state keep the buckets they were put into."""

@@ -119,7 +119,7 @@ class Performer(KernelAttention):
         self.rows = max(1, int(self.dim * math.log(self.dim))) if rows is None else rows
         self.features = 2 * self.rows if config.kernel == "hyperbolic" else self.rows
         sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self.register_buffer("weight", sampled.to(torch.get_default_dtype()))
+        self._register_sampled(weight=sampled)
 
     def redraw(self, generator: torch.Generator) -> None:
         self.weight.copy_(self._draw(generator))

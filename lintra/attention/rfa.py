@@ -108,7 +108,7 @@ class RandomFeatureAttention(KernelAttention):
         self.features = 2 * config.features if config.kernel == "trig" else config.features
         self.den_eps = (2 * config.features) ** -0.5 if config.den_eps is None else config.den_eps
         sampled = self._draw(torch.Generator(device="cpu").manual_seed(config.seed))
-        self.register_buffer("rows", sampled.to(torch.get_default_dtype()))
+        self._register_sampled(rows=sampled)
         self.sigma = nn.Parameter(torch.ones(self.kv_heads, self.dim)) if config.learn_sigma else None
         self.gate_bias = (
             nn.Parameter(torch.full((self.kv_heads,), float(config.gate_bias))) if config.gate else None

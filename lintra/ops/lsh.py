@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.native.softmax import MOST_ROUNDS, RULES
+from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.padding import real_tokens
@@ -238,11 +239,13 @@ def lsh_attention(
     round sees; otherwise a key seen in n rounds has n times the weight. `scale` multiplies the scores and has
     no unit. What stands in padded places of u and v must be finite.
     """
-    if not u.dtype == v.dtype or not u.shape[:3] == v.shape[:3] == bucket.shape[:3]:
-        raise ValueError(
-            f"u, v and bucket must share b, t and h, and u and v their dtype, got {list(u.shape)} {u.dtype}, "
-            f"{list(v.shape)} {v.dtype} and {list(bucket.shape)}"
-        )
+    sizes: dict[str, int] = {}
+    for name, x, letters in (("u", u, "b t h d"), ("v", v, "b t h e"), ("bucket", bucket, "b t h r")):
+        checks.shape(name, x, letters, sizes)
+    checks.floating("u", u)
+    checks.alike("v", v, "u", u)
+    if mask is not None:
+        checks.mask(mask, "b t", sizes, u.device)
     time, chunk = u.shape[1], pattern.chunk
     if u.numel() == 0 or v.numel() == 0:
         return torch.zeros_like(v)
@@ -251,8 +254,8 @@ def lsh_attention(
     few = allowed is None and bucket.shape[3] <= MOST_ROUNDS
     if few and runs_natively(u, keys, v, dropout):
         real = None if mask is None else order.real[:, :time]
-        sizes = (pattern.rule(exact_union), chunk, pattern.look_back, pattern.look_ahead, scale)
-        piece = PartialAttention(*_operator(u, keys, v, real, order.token, order.place, order.bucket, *sizes))
+        rule = (pattern.rule(exact_union), chunk, pattern.look_back, pattern.look_ahead, scale)
+        piece = PartialAttention(*_operator(u, keys, v, real, order.token, order.place, order.bucket, *rule))
     else:
         piece = _rounds(u, keys, v, order, pattern, exact_union, allowed, scale=scale, dropout=dropout)
     own = v

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lintra import attention
-from lintra.attention import AttentionConfig, clustered, delta, linear, lsh, performer, rfa, ssd
+from lintra.attention import AttentionConfig, bigbird, clustered, delta, linear, lsh, performer, rfa, ssd
 from lintra.checkpoint import from_json, to_json
 from lintra.nn import AttentionLayer
 
@@ -54,6 +54,16 @@ def test_models_from_before_hashes_were_redrawn_keep_theirs(module):
     older = to_json(module.Config())
     del older["redraw_every"]
     assert from_json(AttentionConfig, older, "attention") == module.Config(redraw_every=None)
+
+
+@pytest.mark.parametrize("module", [bigbird, clustered, lsh, performer, rfa])
+def test_what_is_sampled_is_on_the_default_device(module):
+    with torch.device("meta"):
+        layer = AttentionLayer(16, module.Config(), heads=2, causal=False)
+    assert all(x.is_meta for x in layer.buffers())
+    assert [x.dtype for x in layer.buffers()] == [
+        x.dtype for x in AttentionLayer(16, module.Config(), heads=2, causal=False).buffers()
+    ]
 
 
 def test_the_same_generator_draws_the_same():

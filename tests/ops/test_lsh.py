@@ -80,9 +80,15 @@ def test_pairs_may_be_forbidden(pattern):
 def test_what_does_not_go_together_is_refused():
     u = torch.randn(2, 8, 2, 4)
     bucket, pattern = torch.zeros(2, 8, 2, 1, dtype=torch.int64), Pattern(chunk=4, causal=True)
-    for v, of in ((u.double(), bucket), (u[:, :7], bucket), (u, bucket[:1])):
-        with pytest.raises(ValueError, match="u, v and bucket must share"):
-            lsh_attention(u, v, of, pattern)
+    for wrong, kind, says in (
+        ({"v": u.double()}, TypeError, "v must have the dtype of u"),
+        ({"v": u[:, :7]}, ValueError, "v must be .*: t is 8 elsewhere"),
+        ({"bucket": bucket[:1]}, ValueError, "bucket must be .*: b is 2 elsewhere"),
+        ({"bucket": bucket[..., 0]}, ValueError, "bucket must have the 4 axes"),
+        ({"mask": torch.ones(2, 8)}, TypeError, "mask must be boolean"),
+    ):
+        with pytest.raises(kind, match=says):
+            lsh_attention(**{"u": u, "v": u, "bucket": bucket, "pattern": pattern, **wrong})
 
 
 def test_gradcheck():
