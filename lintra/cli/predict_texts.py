@@ -56,7 +56,7 @@ def _in_file(task: TextClassification, file: Path, options: Any) -> Iterator[Tex
         raise DataError(f"{file} does not exist")
     if file.is_dir():
         raise DataError(f"{file} is a folder: name the files in it")
-    content, table = text_files.content(file), tables.suffix(file) in tables.SUFFIXES
+    content, table = text_files.content(file), tables.is_table(file)
     if options.text_column and not table:
         raise DataError(f"{file}: columns have names in files that end in {' or '.join(tables.SUFFIXES)}")
     if options.lines:

@@ -41,7 +41,7 @@ class Options:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """Write texts of any size as shards of tokens, which lintra train text --data reads from the disk. A line
-    of a file *.jsonl is a document, any other file is one; .gz and .xz are decompressed."""
+    of a file *.jsonl or *.ndjson is a document, any other file is one; .gz and .xz are decompressed."""
 
     files: Sources = ()  # text files, JSON lines, folders of them
     tokenizer: str = "bytes"  # a tokenizer.json; or bytes

@@ -192,7 +192,7 @@ class TextClassification(ClassificationTask, TextTask):
                 f"{path} has {len(known):,} different labels, more than {_MOST_LABELS:,}: the label must be "
                 "the first column, the text the last"
             )
-        first, headed = lines.labels[0], tables.suffix(path) in tables.SUFFIXES
+        first, headed = lines.labels[0], tables.is_table(path)
         if not self.config.classes and not headed and lines.labels.count(first) == 1:
             raise DataError(
                 f"{path}, line 1: {first!r} is the label of no other line: take a heading away, or name all "
@@ -259,7 +259,7 @@ def _read(path: Path, config: Config) -> Labelled:
     content = text_files.content(path)
     labels, texts = [], []
     kept = config.length if config.tokenizer is None else None  # bytes of a text
-    if tables.suffix(path) in tables.SUFFIXES:
+    if tables.is_table(path):
         columns = (config.label_column or "label", config.text_column or "text")
         for number, (label, text) in tables.rows(text_files.decoded(content, path), path, columns):
             if not label.strip():

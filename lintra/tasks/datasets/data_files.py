@@ -18,6 +18,8 @@ from lintra.tasks.base import DataError
 
 Shards = Sequence[Callable[[], np.ndarray]]  # each reads some of the images, [n h w ch] uint8
 
+JSON_LINES = (".jsonl", ".ndjson")
+
 # Every command reads $LINTRA_DATA; the flag is that of training alone.
 NAME_THE_FOLDER = "name their folder in $LINTRA_DATA, or with lintra train --data-dir"
 
@@ -59,6 +61,11 @@ def fetch(url: str, sha256: str, folder: Path) -> Path:
             f"cannot download {url} to {folder}: {reason}. Try again, or fetch the files by other means: "
             f"{NAME_THE_FOLDER}"
         ) from error
+
+
+def suffix(path: Path) -> str:
+    """Return the last suffix of a file's name, that of its compression left out, in lower case."""
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".xz")).suffix
 
 
 @contextlib.contextmanager

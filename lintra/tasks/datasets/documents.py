@@ -1,7 +1,7 @@
 """Documents of text files and JSON lines, one after the other, however large the files are.
 
-A line of a file *.jsonl is a document, any other file is one. What is longer is cut into documents at line
-ends. Files whose names end in .gz or .xz are decompressed on the way.
+A line of a file *.jsonl or *.ndjson is a document, any other file is one. What is longer is cut
+into documents at line ends. Files whose names end in .gz or .xz are decompressed on the way.
 """
 
 import codecs
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from lintra.tasks.base import DataError
-from lintra.tasks.datasets.data_files import opened
+from lintra.tasks.datasets.data_files import JSON_LINES, opened, suffix
 from lintra.tokenizer import cut
 
 LONGEST = 2**20  # bytes of a document, about
@@ -46,8 +46,7 @@ def documents(
     done = 0
     for path in files:
         with opened(path) as (content, raw):
-            unpacked = path.with_suffix("") if path.suffix.lower() in (".gz", ".xz") else path
-            if unpacked.suffix == ".jsonl":
+            if suffix(path) in JSON_LINES:
                 found = _lines(path, content, field, longest)
             else:
                 found = _texts(path, content, longest, utf8)

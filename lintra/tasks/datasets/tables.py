@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from lintra.tasks.base import DataError
+from lintra.tasks.datasets.data_files import JSON_LINES, suffix
 
-SUFFIXES = (".csv", ".jsonl", ".ndjson")
+SUFFIXES = (".csv", *JSON_LINES)
 
 
-def suffix(path: Path) -> str:
-    """Return the last suffix of a file's name, that of its compression left out, in lower case."""
-    return Path(path.name.lower().removesuffix(".gz").removesuffix(".xz")).suffix
+def is_table(path: Path) -> bool:
+    """Return whether a file of this name has columns with names."""
+    return suffix(path) in SUFFIXES
 
 
 def rows(content: str, path: Path, columns: Sequence[str]) -> Iterator[tuple[int, list[str]]]:

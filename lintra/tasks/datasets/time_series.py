@@ -40,7 +40,7 @@ def read(path: Path, columns: Columns) -> list[Series]:
     where there are several; rows of different ids may alternate. Raises DataError, with the line, for what
     is no number up to LARGEST and for times that are irregular, unsorted or double.
     """
-    if path.is_dir() or tables.suffix(path) not in tables.SUFFIXES:
+    if path.is_dir() or not tables.is_table(path):
         raise DataError(f"{path} must be a file that ends in {' or '.join(tables.SUFFIXES)}")
     content = text_files.decoded(text_files.content(path), path)
     there = tables.names(content, path)

@@ -34,11 +34,12 @@ def test_a_file_or_a_line_of_json_is_a_document(write):
         write("a.txt", LINES),
         write("b.txt.xz", lzma.compress(LINES)),
         write("c.jsonl", lines),
-        write("d.jsonl.gz", gzip.compress(lines + b"\n")),
+        write("d.JSONL.gz", gzip.compress(lines + b"\n")),
+        write("e.ndjson", lines),
         write("e", b""),
     ]
     of_json = [row["text"].encode() for row in rows]
-    assert texts(*files) == [LINES, LINES, *of_json, *of_json, b""]
+    assert texts(*files) == [LINES, LINES, *of_json, *of_json, *of_json, b""]
     assert texts(write("f.jsonl", b'{"body": "x"}'), field="body") == [b"x"]
 
 
