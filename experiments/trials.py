@@ -23,6 +23,7 @@ from lintra import checkpoint, evaluate, legacy, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import reports
 from lintra.checkpoint import from_json, to_json
+from lintra.io.files import locked
 from lintra.train.callbacks import Interrupted
 from lintra.train.curve import MINUTES
 from lintra.train.learner import Diverged
@@ -64,7 +65,16 @@ class Trial:
 
     def train(self) -> None:
         """Train to the end, or to where it diverges, and score it. Raises checkpoint.Error for a folder of
-        another."""
+        another, and where another process is at it."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = self.folder.with_name(f".{self.folder.name}.lock")  # beside the folder, which may be removed
+        lock.touch()
+        with locked(lock):
+            self.check()
+            if self.scored() is None:
+                self._train()
+
+    def _train(self) -> None:
         run = self._begun()
         if run is None:
             run = Run.create(self.folder, task=self.task, model=self.model, train=self.training)

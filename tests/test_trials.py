@@ -14,6 +14,7 @@ import pytest
 
 from lintra import checkpoint, train
 from lintra.attention import linear
+from lintra.io.files import locked
 from lintra.tasks import digits, images
 from lintra.train.callbacks import Interrupted
 
@@ -52,6 +53,16 @@ def test_a_trial_is_scored_on_what_it_is_for(trial, tmp_path):
         task, model = one.task.build(), checkpoint.load(one.folder)
         expected = task.score(model, getattr(task, split).__getitems__(range(4)))["bits_per_dim"]
         assert one.scored() == pytest.approx(expected.item(), rel=1e-5)  # float32
+
+
+def test_one_process_trains_it_at_a_time(trial):
+    trial.train()
+    before = trial.result.stat().st_mtime_ns
+    lock = trial.folder.with_name(".one.lock")
+    with locked(lock), pytest.raises(checkpoint.Error, match="another process"):
+        trial.train()
+    trial.train()  # it is done
+    assert trial.result.stat().st_mtime_ns == before
 
 
 def test_fields_that_a_run_lacks_have_their_defaults(trial):

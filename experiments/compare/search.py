@@ -47,7 +47,7 @@ class Attempt(Trial):
             return None
         return math.nan if found["diverged"] else found["validation"]
 
-    def train(self) -> None:
+    def _train(self) -> None:
         """Train to the end or to where it diverges, and write the outcome. Raises checkpoint.Error."""
         began = time.monotonic()
         found: dict[str, Any] = {"diverged": False, "validation": None, "test": None}

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,26 @@ def read_json(file: Path) -> Any:
         raise Error(f"{file} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise Error(f"{file} is damaged: {error}") from error
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file or folder of a training, for one process at a time. Raises Error if another holds it.
+    (Windows: not held.)"""
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:  # the lock ends with the process, however that ends
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise Error(f"{path} is being trained by another process") from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:

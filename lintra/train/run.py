@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from lintra.checkpoint import (
 )
 from lintra.config import registry
 from lintra.config.fields import check_one, shown
-from lintra.io.files import leftovers
+from lintra.io.files import leftovers, locked
 from lintra.train import launch
 from lintra.train.config import Config
 from lintra.train.copies import Sums, copied, find_copies, keep_copies, refuse_others
@@ -196,20 +195,8 @@ class Run:
         """Held by the one program that trains the run, by its first process for all. Raises Error if another
         holds it. (Windows: not held.)
         """
-        if os.name == "nt" or not launch.is_first_process():
+        with locked(self.folder) if launch.is_first_process() else contextlib.nullcontext():
             yield
-            return
-        import fcntl
-
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            try:  # the lock ends with the process, however that ends
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise Error(f"{self.folder} is being trained by another process") from error
-            yield
-        finally:
-            os.close(handle)
 
     def sweep(self) -> None:
         """Removes what a killed process left half written or half removed."""
