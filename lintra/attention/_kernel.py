@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from lintra.attention._state import State
+from lintra.attention._state import State, check_form
 from lintra.attention.base import Attention
 from lintra.ops.layout import Layout
 
@@ -36,6 +37,12 @@ class KernelAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: State, layout: Layout, **extra: Any
     ) -> tuple[Tensor, State]:
         return self._sum(q, k, v, state, layout, **extra)
+
+    def check_memory(self, memory: State, q: Tensor) -> None:
+        """Raise as for any mechanism, and unless it has the shapes of a state."""
+        super().check_memory(memory, q)
+        if not torch.compiler.is_compiling():
+            check_form(self._form(q.dtype), memory, memory[0].shape[0], self.grows_apart, "memory")
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> State:
         nobody = k.new_zeros(k.shape[0], 0, self.heads, self.dim)

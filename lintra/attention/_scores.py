@@ -69,8 +69,12 @@ class ScoredAttention(Attention):
         return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
 
     def check_memory(self, memory: State, q: Tensor) -> None:
-        """Raise as for any mechanism, and unless q has the device and dtype of the keys that are kept."""
+        """Raise as for any mechanism, and unless the keys and values that are kept have this one's heads and
+        widths, and the device and dtype of q."""
         super().check_memory(memory, q)
+        sizes = self.sizes()
+        checks.shape("memory.k", memory.k, "b s g d", sizes)
+        checks.shape("memory.v", memory.v, "b s g e", sizes)
         checks.alike("q", q, "the memory", memory.k)
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> State:

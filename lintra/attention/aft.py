@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lintra.attention._state import State, map_state
 from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
 from lintra.ops.near_far import near_and_far
+from lintra.ops.padding import connected_zeros
 from lintra.ops.running import ExpSums, no_sums, running_sums, total_sums
 
 
@@ -101,7 +103,7 @@ class AttentionFree(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, layout: Layout, **_: Any
     ) -> tuple[Tensor, ExpSums]:
         if not q.shape[1]:
-            return torch.zeros_like(q), state
+            return connected_zeros(q.shape, q, k, v), map_state(torch.clone, state)
         k, v = widened(k, v)
         state = state if layout.piece is None else self._sums_before(k, v, state, layout)
         sums = running_sums(k, v, layout.mask, state)
@@ -134,6 +136,11 @@ class AttentionFree(Attention):
         kept, weight = (state.highest - highest).exp(), (k - highest).exp()
         after = ExpSums(kept * state.numerator + weight * v, kept * state.denominator + weight, highest)
         return self._gate(q, after.mean()[:, None]), after
+
+    def check_memory(self, memory: State, q: Tensor) -> None:
+        """Raise as for any mechanism, and unless it has the heads and widths of this one."""
+        super().check_memory(memory, q)
+        checks.parts("memory", memory, ExpSums, ("b g d",) * 3, self.sizes())
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> ExpSums:
         k, v = widened(k, v)

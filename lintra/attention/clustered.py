@@ -38,7 +38,7 @@ from lintra.ops.autocast import no_autocast
 from lintra.ops.blocks import block_attention
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
-from lintra.ops.padding import real_tokens
+from lintra.ops.padding import connected_zeros, real_tokens
 
 BLOCK = 16  # queries of a cluster to a block, at least, unless they look at fewer keys
 
@@ -122,7 +122,7 @@ class ClusteredAttention(ScoredAttention):
         """Queries q [b t h d] with their mask [b t], keys and values with theirs, real [b s]."""
         config = self.config
         if q.numel() == 0 or v.numel() == 0:
-            return v.new_zeros(*q.shape[:3], self.value_dim)
+            return connected_zeros((*q.shape[:3], self.value_dim), q, k, v)
         codes = clustering.sign_codes(q, self.planes, self.bias)
         cluster = clustering.cluster(codes, self.draws, iterations=config.iterations, mask=mask)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -31,13 +31,13 @@ from torch.nn import functional
 
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.attention._scores import ScoredAttention
-from lintra.attention._state import append
+from lintra.attention._state import append, map_state
 from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops.banded import banded_attention
 from lintra.ops.checks import sum_dtype
 from lintra.ops.layout import Layout
-from lintra.ops.padding import LeftAlign, take, zero_padding
+from lintra.ops.padding import LeftAlign, connected_zeros, take, zero_padding
 from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import PartialAttention, merge_lse
@@ -177,7 +177,8 @@ class LongShortAttention(ScoredAttention):
         rope: RotaryEmbedding | None = None,
     ) -> tuple[Tensor, LongShortState]:
         if not q.shape[1]:
-            return v.new_zeros(*q.shape[:3], self.value_dim), state
+            y = connected_zeros((*q.shape[:3], self.value_dim), q, k, v)
+            return y, map_state(torch.clone, state)
         left, q, k, v, rope = _left(layout, q, k, v, rope)
         count = torch.full_like(state.seen, q.shape[1]) if left is None else left.mask.sum(1)
         near, last_k, last_v = self._slide(q, k, v, state, count, rope)

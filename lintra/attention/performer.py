@@ -142,7 +142,7 @@ class Performer(KernelAttention):
         q, k = (x.to(z.dtype) if rope is None else rope(x.to(z.dtype)) for x in (q, k))
         q = apply_feature_map(self._map, self._queries(q))
         if self.config.kernel == "generalized":
-            k = self._activated(k)
+            k, c = self._activated(k), c.clone()
         else:
             exponents = (self._projection(k) - softmax_offset(k)[..., None])[:, 0]
             now = torch.maximum(c, exponents.detach().amax(-1))
@@ -197,7 +197,7 @@ class Performer(KernelAttention):
     def _keys(self, k: Tensor, before: Tensor, layout: Layout) -> Keys:
         """Return [b s g f] of k [b s g d] for `_map` after keys whose largest exponent was `before` [b g]."""
         if self.config.kernel == "generalized":
-            return Keys(self._activated(k), None, before)
+            return Keys(self._activated(k), None, before.clone())
         projection, offset = self._projection(k), softmax_offset(k)
         with torch.no_grad():  # c cancels in every ratio
             largest = projection.amax(-1) - offset

@@ -21,8 +21,9 @@ class Hypotheses(NamedTuple):
     """Texts that a beam found for each prompt or source, the best first.
 
     tokens [b k t]: what follows the prompt, filled up with the end symbol; length [b k]: how many of them it
-    has, its own end symbol included; log_prob [b k]: of all of them together, in nats, without the penalty;
-    -inf where there were fewer hypotheses than the beam is wide.
+    has, its own end symbol included; log_prob [b k]: of all of them together, in nats, without the penalty.
+    k is the width of the beam, or less where there are not so many hypotheses of that length; log_prob is
+    -inf of those that only fill it up.
     """
 
     tokens: Tensor

@@ -115,14 +115,14 @@ def _recurrent(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
         for uniform in begun.uniforms:
             params, state = extend(tokens, state, mask=mask)
             token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
+            following = token.clamp(min=0)  # of a filler, whatever the model says to it
             yield token
             if ending.all():
                 return
-            token = token.clamp(min=0)  # of a filler, whatever the model says to it
             if tokens is begun.tokens and begun.options.steps > 1:  # all behind the prompt are alike
                 state = cast_state(model, state, begun.options.state_dtype)
-                extend = _one_by_one(model, token[:, None], state, begun)
-            tokens, mask = token[:, None], None
+                extend = _one_by_one(model, following[:, None], state, begun)
+            tokens, mask = following[:, None], None
 
 
 def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: GenerationInputs) -> cuda_graph.Extend:
@@ -147,10 +147,11 @@ def _recomputed(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
         for uniform in begun.uniforms:
             params = model(tokens, *memory, mask=mask)
             token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
+            following = token.clamp(min=0)
             yield token
             if ending.all():
                 return
-            tokens = torch.cat((tokens, token.clamp(min=0)[:, None]), 1)
+            tokens = torch.cat((tokens, following[:, None]), 1)
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
 
 

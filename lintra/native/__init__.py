@@ -394,4 +394,7 @@ def check(status: int) -> None:
     if status == _NO_MEMORY:
         raise MemoryError("the native kernel could not allocate its working memory")
     if status != _OK:
-        raise RuntimeError(f"the native library refused the call (status {status})")
+        raise RuntimeError(
+            f"the native library refused the call (status {status}): its arguments do not go together, such "
+            "as cu_seqlens that end elsewhere than the tokens. Without torch.compile the error says which"
+        )

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lintra.nn.parameters import reference_param
+from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast, widened
 
 
 class TokenEmbedding(nn.Module):
@@ -76,8 +76,12 @@ class ValueEmbedding(nn.Module):
         self.first = nn.Parameter(torch.randn(width) * 0.5) if start else None
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        value = tokens.to(reference_param(self).dtype) * (2 / max(1, self.vocabulary - 1)) - 1
-        x = self.linear(value[..., None])
+        own = self.linear.weight.dtype
+        weight, bias = widened(self.linear.weight, self.linear.bias)  # 16 bits do not tell 1,024 levels apart
+        value = tokens.to(weight.dtype) * (2 / max(1, self.vocabulary - 1)) - 1
+        with no_autocast(tokens):
+            x = functional.linear(value[..., None], weight, bias)
+        x = follow_autocast(x)[0] if in_autocast(tokens) else x.to(own)
         if self.first is None:
             return x
         return torch.where((tokens == self.vocabulary)[..., None], self.first.to(x.dtype), x)

@@ -23,7 +23,7 @@ from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.operator import differentiable
-from lintra.ops.padding import real_tokens
+from lintra.ops.padding import connected_zeros, real_tokens
 from lintra.ops.softmax_attention import PartialAttention, softmax_attention
 from lintra.ops.softmax_native import by_all_scores, runs_natively, softmax_native
 
@@ -62,7 +62,7 @@ def banded_attention(
         return _each(dilations, q, k, v, before=before, after=after, **options)
     dilation = min(dilations[0], k.shape[1])
     if not b * t:
-        o = q.new_zeros(b, t, h, v.shape[3], dtype=sum_dtype(v.dtype))
+        o = connected_zeros((b, t, h, v.shape[3]), q, k, v).to(sum_dtype(v.dtype))
         return PartialAttention(o, o.sum(-1))
     where: dict[str, Any] = {"before": before, "after": after, "visible": visible}
     where |= {"dilation": dilation, "scale": scale}

@@ -22,7 +22,7 @@ from lintra.native.softmax import MOST_ROUNDS, RULES
 from lintra.ops import checks
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
-from lintra.ops.padding import real_tokens
+from lintra.ops.padding import connected_zeros, real_tokens
 from lintra.ops.softmax_attention import PartialAttention, merge_lse, softmax_attention
 from lintra.ops.softmax_native import register_sorted, runs_natively
 
@@ -248,7 +248,7 @@ def lsh_attention(
         checks.mask(mask, "b t", sizes, u.device)
     time, chunk = u.shape[1], pattern.chunk
     if u.numel() == 0 or v.numel() == 0:
-        return torch.zeros_like(v)
+        return connected_zeros(v.shape, u, v)
     order = Order.of(bucket, mask, chunk)
     keys = unit(u)
     few = allowed is None and bucket.shape[3] <= MOST_ROUNDS
@@ -344,7 +344,7 @@ def lsh_attention_newest(
     token."""
     last = slice(u.shape[1] - 1, u.shape[1])
     if u.numel() == 0 or v.numel() == 0:
-        return torch.zeros_like(v[:, last])
+        return connected_zeros(v[:, last].shape, u, v)
     order = Order.of(bucket, mask, pattern.chunk)
     u, v = u.transpose(1, 2), v.transpose(1, 2)
     pieces = []

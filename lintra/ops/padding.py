@@ -1,5 +1,6 @@
 """Padding made zero, or moved behind the real tokens where their places matter: it is then absence."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,15 @@ class LeftAlign(NamedTuple):
     def restore(self, y: Tensor) -> Tensor:
         """y [b t ...] in the places the tokens had; padded places are zero."""
         return take(zero_padding(self.mask, y)[0], self.inverse)
+
+
+def connected_zeros(shape: Sequence[int], *inputs: Tensor) -> Tensor:
+    """Return zeros of the last input's dtype that depend on all inputs, which thus have gradients: training
+    in several processes waits for those of every parameter."""
+    y = inputs[-1].new_zeros(shape)
+    for x in inputs:
+        y = y + x[:0].sum().to(y.dtype)
+    return y
 
 
 def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:

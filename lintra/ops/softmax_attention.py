@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype, transforming
 from lintra.ops.operator import differentiable
+from lintra.ops.padding import connected_zeros
 
 
 class PartialAttention(NamedTuple):
@@ -84,7 +85,7 @@ def fused_attention(
     and in forward mode, of which these kernels know a part, all scores are kept, and in a backward pass that
     is to be differentiated itself: there, with dropout, it is the kernel that refuses."""
     if not q.numel() or not k.numel():
-        return v.new_zeros(*q.shape[:3], v.shape[3])
+        return connected_zeros((*q.shape[:3], v.shape[3]), q, k, v)
     blind = None
     if visible is not None:
         blind = ~visible.any(-1, keepdim=True)

@@ -725,7 +725,8 @@ def long_sequences_do_not_drift(case: Case) -> None:
 
 
 def no_tokens_leave_the_state(case: Case) -> None:
-    """Extending by no tokens, masked or in a row of empty sequences: no outputs, and the state as it was."""
+    """Extending by no tokens, masked or in a row of empty sequences: no outputs, and a state as it was, which
+    shares no memory with it."""
     attention, inputs = case.build(), case.draw()
     fresh, (mask, *_) = attention.start(case.batch, dtype=torch.float64), case.masks()
     states = [fresh]
@@ -741,6 +742,8 @@ def no_tokens_leave_the_state(case: Case) -> None:
             y, after = extend(case, attention, none, state, each, rope)
             assert y.shape == (case.batch, 0, *outputs(case))
             same_states(after, state)
+            before = {x.data_ptr() for x in leaves(state) if x.numel()}
+            assert before.isdisjoint(x.data_ptr() for x in leaves(after))
         cu_seqlens = torch.zeros(case.batch + 1, dtype=torch.int64)
         y, after = attention.extend(*row[:3], state, cu_seqlens=cu_seqlens, rope=of_row, **named)
         assert y.shape == (1, 0, *outputs(case))
@@ -768,7 +771,7 @@ def no_samples_have_states(case: Case) -> None:
 
 
 def empty_sequences_and_batches(case: Case) -> None:
-    """No tokens, or no samples: outputs of that shape."""
+    """No tokens, or no samples: outputs of that shape, and gradients that are empty, not missing."""
     attention, inputs = case.build(), case.draw()
     for part in (slice(0, 0), slice(None)):
         for rows in (slice(0, 0), slice(None)):
@@ -778,6 +781,7 @@ def empty_sequences_and_batches(case: Case) -> None:
                 rope = RotaryEmbedding(torch.arange(few[0].shape[1]).repeat(len(few[0]), 1), 100.0)
             y = attention(*few[:3], rope=rope, **dict(zip(reads(case), few[3:], strict=True)))
             assert y.shape == (*few[0].shape[:2], *outputs(case))
+            torch.autograd.grad(y.sum(), few[0])  # refused where y does not depend on it
 
 
 def extremes_stay_finite(case: Case) -> None:

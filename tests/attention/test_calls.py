@@ -1,5 +1,7 @@
 """How any mechanism is built and called: with sizes that are integers, what it reads and nothing else."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -70,3 +72,20 @@ def test_the_verbs_are_final(verb):
     """What checks, pads and rotates cannot be passed over by a mechanism."""
     with pytest.raises(TypeError, match=rf"Mine\.{verb} is final in Attention: write the hook _{verb}"):
         type("Mine", (attention.Attention,), {verb: lambda self: None})
+
+
+@pytest.mark.parametrize("name", [x for x in attention.names() if attention.mechanism(x).can.cross])
+def test_a_memory_of_other_heads_or_widths_is_refused(name):
+    def built(**sizes):
+        config = attention.for_length(attention.load(name).Config, 8)
+        config = replace(config, window=None) if name == "longshort" else config
+        mechanism = config.build(**{"heads": 4, "dim": 8, "causal": False, **sizes}).double()
+        return mechanism, torch.randn(2, 8, mechanism.kv_heads, mechanism.dim, dtype=torch.float64)
+
+    mechanism, k = built()
+    q = torch.randn(2, 3, 4, 8, dtype=torch.float64)
+    assert mechanism.cross_attend(q, mechanism.encode_memory(k, k)).shape == q.shape
+    for sizes in ({"kv_heads": 2}, {"dim": 4}):
+        other, k = built(**sizes)
+        with pytest.raises(ValueError, match=r"^(memory|state)\..* must be"):
+            mechanism.cross_attend(q, other.encode_memory(k, k))

@@ -226,6 +226,14 @@ def test_stream_yields_as_it_goes_and_restores_the_mode():
     assert torch.equal(torch.stack([first, *rest], 1), generate(model, steps=4, seed=3, batch=2))
 
 
+def test_what_is_yielded_may_be_written_into():
+    kept = []
+    for token in stream(build(), batch=2, steps=6, seed=1):
+        kept.append(token.clone())
+        token.fill_(3)
+    assert torch.equal(torch.stack(kept, 1), generate(build(), batch=2, steps=6, seed=1))
+
+
 def test_streams_of_one_model_leave_each_other_alone():
     """The one that began first ends first: the other draws on as it would alone."""
     model = build(dropout=0.5).train()
