@@ -78,7 +78,7 @@ def test_the_verbs_are_final(verb):
 def test_a_memory_of_other_heads_or_widths_is_refused(name):
     def built(**sizes):
         config = attention.for_length(attention.load(name).Config, 8)
-        config = replace(config, window=None) if name == "longshort" else config
+        config = replace(config, window=0) if name == "longshort" else config
         mechanism = config.build(**{"heads": 4, "dim": 8, "causal": False, **sizes}).double()
         return mechanism, torch.randn(2, 8, mechanism.kv_heads, mechanism.dim, dtype=torch.float64)
 

@@ -30,7 +30,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import find_packed_sequence_indices
 
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
@@ -40,7 +39,10 @@ from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
 
 PREFIX = "lintra"
-_UNSERVED = ("softcap", "s_aux", "position_bias", "head_mask", "cache", "output_attentions")
+_UNSERVED = (
+    *("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache", "output_attentions"),
+    *("indices", "block_indices"),  # of the keys that a sparse attention chose
+)
 REGISTERED: dict[str, AttentionConfig] = {}
 # By module, not on it: a mechanism's buffers must not appear in the model's state dict.
 _built: WeakKeyDictionary[nn.Module, dict[Any, Attention]] = WeakKeyDictionary()
@@ -111,15 +113,18 @@ def attend(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     seen = attention_mask
     if seen is None or (isinstance(seen, Tensor) and seen.dim() == 2):
-        seen = Visible(causal, sliding_window, None if seen is None else seen.bool())
+        real = None if seen is None else seen.bool()
+        seen = Visible(causal, sliding_window, real, masked=real is not None)
     config = configured(name)
     assert config is not None
     if isinstance(seen, Tensor):
         plain = isinstance(config, softmax.Config) and not config.window and owner(key) is None
+        seen = _boolean(seen)
         if not plain or seen.dtype != torch.bool:
             raise NotImplementedError(
                 f"attn_implementation={name!r} takes no mask {list(seen.shape)} of {seen.dtype} that says "
-                "which query sees which key, as of static caches: 'lintra' takes boolean ones"
+                "which query sees which key, as of static caches: 'lintra' takes boolean ones, and those of "
+                "0 and the least number"
             )
         options = {"visible": seen[..., : k.shape[1]], "scale": scaling, "dropout": dropout}
         return fused_attention(query, key, value, **options).transpose(1, 2), None
@@ -135,6 +140,15 @@ def attend(
     elif not seen.causal and _crosses(module, q, k):
         raise NotImplementedError(f"attn_implementation={name!r} does not serve cross-attention")
     return _run(mechanism, q, k, v, seen, packed, layer), None
+
+
+def _boolean(mask: Tensor) -> Tensor:
+    """Return a mask that is added to scores, of 0 and the least numbers alone, as a boolean one; any other as
+    it is."""
+    if not mask.is_floating_point() or torch.compiler.is_compiling():
+        return mask
+    hidden = mask <= torch.finfo(mask.dtype).min / 2
+    return ~hidden if bool((hidden | (mask == 0)).all()) else mask
 
 
 def _run(
@@ -158,13 +172,16 @@ def _run(
 def _packing(
     seen: Visible, q: Tensor, k: Tensor, position_ids: Tensor | None, cu_seqlens: Tensor | None
 ) -> Layout | None:
-    """Return the layout of packed sequences by cu_seqlens, the mask, or positions that begin again."""
+    """Return the layout of packed sequences by cu_seqlens, by what transformers' mask says of them or, where
+    there is no mask, by positions that begin again at 0."""
     if cu_seqlens is not None:
         return Layout.of("query", q, None, cu_seqlens)
-    fresh = seen.causal and seen.mask is seen.sequence is None and q.shape[1] == k.shape[1] > 1
+    fresh = seen.causal and not seen.masked and seen.sequence is None and q.shape[1] == k.shape[1] > 1
     if fresh and position_ids is not None and position_ids.shape[1:] == q.shape[1:2]:
-        sequence = find_packed_sequence_indices(position_ids.expand(q.shape[0], -1))
-        seen = seen._replace(sequence=sequence)
+        # Where no cache is made, transformers' mask has said so, of positions that jump too.
+        begun = (position_ids.expand(q.shape[0], -1) == 0).cumsum(1)
+        if bool((begun[:, -1] > begun[:, 0]).any()):
+            seen = seen._replace(sequence=begun)
     return None if seen.sequence is None else seen.layout(q)
 
 

@@ -17,7 +17,8 @@ class Visible(NamedTuple):
 
     window: keys a query sees, its own included; None: all. mask [b s]: True for real keys; None: all are.
     sequence [b t]: the number of each token's packed sequence, neighbours differ; None: nothing is packed.
-    size: t, s and the device, where a mask function knows them.
+    size: t, s and the device, where a mask function knows them. masked: there was a mask, of real keys alone
+    where `mask` is None.
     """
 
     causal: bool
@@ -25,10 +26,16 @@ class Visible(NamedTuple):
     mask: Tensor | None = None
     sequence: Tensor | None = None
     size: tuple[int, int, Any] | None = None
+    masked: bool = False
+
+    def __getitem__(self, index: Any) -> Any:  # pyright: ignore (a model may slice it as the tensor it is)
+        return self.contiguous()[index] if isinstance(index, tuple) else tuple.__getitem__(self, index)
 
     def contiguous(self) -> Tensor:
         """Return the mask [b or 1, 1, t, s]: who asks, `generate` for a static cache, takes tensors alone."""
         assert self.size is not None, "only what a mask function makes has a size"
+        if self.sequence is not None:
+            raise NotImplementedError("packed sequences have no mask as a tensor: pass them padded")
         return self.pairs(*self.size)[:, None]
 
     def layout(self, q: Tensor) -> Layout:
@@ -74,7 +81,8 @@ def visible(
             real = None if real is None else real[:, kv_offset : kv_offset + kv_length]
             if real is not None and checks.readable(real) and bool(real.all()):
                 real = None
-            return Visible(causal, width, real, size=(q_length, kv_length, device))
+            size = (q_length, kv_length, device)
+            return Visible(causal, width, real, size=size, masked=attention_mask is not None)
         packed = masks.packed_sequence_compatibility_function(function, number, number)
         if causal and attention_mask is None and _alike(mask_function, packed):
             row = torch.arange(batch_size, device=device)[:, None]

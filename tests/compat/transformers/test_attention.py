@@ -131,6 +131,43 @@ def test_packed_sequences_are_separate_ones(implementation):
         model(x, cu_seq_lens_q=bounds[:2])
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "lintra"])
+def test_positions_say_nothing_of_packing_beside_a_mask(implementation):
+    """Not in one row because another has padding, and not by a jump while generating."""
+    model, x = build("Llama", implementation), tokens(2, 10)
+    again = torch.stack((torch.arange(10) % 5, torch.arange(10)))
+    ones = torch.ones_like(x)
+    first = [
+        model(x, attention_mask=mask, position_ids=again, use_cache=False).logits[0]
+        for mask in (ones, padding("left", 2, 10, 3).flip(0))
+    ]
+    assert_close(*first, **SAME)
+    jump = torch.arange(10)[None] + 10 * (torch.arange(10) > 4)
+    options = {"max_new_tokens": 4, "do_sample": False, "position_ids": jump, "attention_mask": ones[:1]}
+    theirs = build("Llama", "sdpa").generate(x[:1], **options)
+    assert torch.equal(model.generate(x[:1], **options), theirs)
+
+
+def test_a_model_that_slices_its_mask():
+    """Gemma 4, whose last layers share keys and values."""
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("this transformers has no Gemma 4")
+    sizes = {**SIZES, "num_hidden_layers": 4, "vocab_size_per_layer_input": 50, "num_key_value_heads": 2}
+    sizes |= {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8, "pad_token_id": 0}
+    sizes |= {"sliding_window": 6, "num_kv_shared_layers": 2}
+    config = transformers.Gemma4TextConfig(**sizes, layer_types=["sliding_attention", "full_attention"] * 2)
+    found = []
+    for implementation in ("sdpa", "lintra"):
+        torch.manual_seed(0)
+        kind = transformers.Gemma4ForCausalLM
+        model = kind._from_config(copy.deepcopy(config), attn_implementation=implementation).eval()
+        found.append(model(tokens(t=12)).logits)
+    assert_close(*found, rtol=1e-4, atol=1e-4)
+    packed = Visible(True, sequence=torch.tensor([[0, 0, 1]]), size=(3, 3, "cpu"))
+    with pytest.raises(NotImplementedError, match="packed sequences have no mask"):
+        packed[:, :, -1:]
+
+
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 @pytest.mark.parametrize(
     ("name", "mechanism"),
@@ -316,7 +353,12 @@ def test_calls_that_cannot_be_served_are_refused():
     with pytest.raises(ValueError, match="drops no weights"):
         build("Llama", "lintra-linear", attention_dropout=0.1).train()(tokens())
     x = torch.zeros(1, 4, 3, 8)
-    for option in ({"softcap": 30.0}, {"s_aux": torch.zeros(4)}, {"output_attentions": True}):
+    for option in (
+        {"softcap": 30.0},
+        {"s_aux": torch.zeros(4)},
+        {"output_attentions": True},
+        {"block_indices": torch.zeros(1, 3, 2)},
+    ):
         with pytest.raises(NotImplementedError, match=f"does not serve {next(iter(option))}"):
             attend("lintra", model, x, x, x, Visible(True), **option)
     exact = build("Llama", "lintra")
@@ -337,6 +379,10 @@ def test_masks_of_any_form_are_served_exactly():
     mask |= torch.eye(20, dtype=torch.bool)
     a, b = (build("Llama", x)(tokens(), attention_mask=mask).logits for x in ("sdpa", "lintra"))
     assert_close(a, b, **SAME)
+    added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+    assert_close(build("Llama", "lintra")(tokens(), attention_mask=added).logits, b, **SAME)
+    with pytest.raises(NotImplementedError, match="0 and the least number"):
+        build("Llama", "lintra")(tokens(), attention_mask=added.clamp(min=-1))
 
 
 def test_softmax_by_name_is_lintra():
