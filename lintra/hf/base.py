@@ -97,8 +97,9 @@ def layout_of(
     """Return mask [b t] and cu_seqlens [n+1], at most one, of a call of `forward` behind `before` tokens.
 
     attention_mask, 1 for real tokens wherever padding is, is [b t] or [b before+t]. Packed sequences [1 t]
-    come with `cu_seq_lens_q`, or with `position_ids` that begin again at 0. What remains in `given` are the
-    keywords of a loss; raises TypeError or ValueError for others.
+    come with `cu_seq_lens_q`, or with `position_ids` that begin again at 0; positions that count the tokens
+    say nothing new. What remains in `given` are the keywords of a loss; raises TypeError or ValueError for
+    others.
     """
     asked = {name: given.pop(name) for name in given.keys() - _LOSS}
     asked = {name: x for name, x in asked.items() if x is not None and x is not False and name not in _AGAIN}
@@ -112,16 +113,27 @@ def layout_of(
         raise ValueError("token_type_ids must be 0: the networks have no embedding of segments")
     if asked:
         raise TypeError(f"forward takes no {', '.join(asked)}")
-    if cu_seqlens is None and position is not None:
-        cu_seqlens = _cu_seqlens(position, input_ids.shape[1])
-    if attention_mask is None:
-        return {"mask": None, "cu_seqlens": cu_seqlens}
     b, t = input_ids.shape
-    if attention_mask.shape not in ((b, t), (b, before + t)):
+    if attention_mask is not None and attention_mask.shape not in ((b, t), (b, before + t)):
         shape = list(attention_mask.shape)
         raise ValueError(f"attention_mask must be [{b} {before + t}], 1 for real tokens, got shape {shape}")
+    if cu_seqlens is None and position is not None and not _counts(position, b, t, before, attention_mask):
+        cu_seqlens = _cu_seqlens(position, t)
+    if attention_mask is None:
+        return {"mask": None, "cu_seqlens": cu_seqlens}
     mask = attention_mask[:, attention_mask.shape[1] - t :] != 0
     return {"mask": None if checks.readable(mask) and bool(mask.all()) else mask, "cu_seqlens": cu_seqlens}
+
+
+def _counts(position: Tensor, b: int, t: int, before: int, attention_mask: Tensor | None) -> bool:
+    """Return whether positions [b or 1, t] are the numbers of real tokens before each, as they are anyway."""
+    if position.shape not in ((b, t), (1, t)):
+        return False
+    if attention_mask is None:
+        return bool((position == torch.arange(before, before + t, device=position.device)).all())
+    real = attention_mask != 0
+    number = real.cumsum(1) - 1 + (before if real.shape[1] == t else 0)
+    return bool((position == number[:, -t:])[real[:, -t:]].all()) if t else True
 
 
 def _cu_seqlens(position: Tensor, time: int) -> Tensor:

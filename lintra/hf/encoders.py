@@ -18,10 +18,13 @@ class LintraModel(LintraPreTrainedModel):
 
     def read(self, input_ids: Tensor | None, attention_mask: Tensor | None, given: dict[str, Any]) -> Tensor:
         """Return hidden vectors [b t c], 0 where padded, or [b c] with a pool. `given` is as in `layout_of`,
-        and `global_attention_mask` [b t], 1 for tokens that see all, where a mechanism has such (Longformer).
+        `token_type_ids` [b t] where the network has types, and `global_attention_mask` [b t], 1 for tokens
+        that see all, where a mechanism has such (Longformer).
         """
         whole = given.pop("global_attention_mask", None)
         extra = {} if whole is None else {"global_mask": whole != 0}
+        if self.config.token_types:
+            extra["token_types"] = given.pop("token_type_ids", None)
         return self.model(input_ids, **layout_of(input_ids, attention_mask, 0, given), **extra)
 
     @can_return_tuple

@@ -46,3 +46,14 @@ def build(name: str = "linear", kind=hf.LintraForCausalLM, dtype=torch.float64, 
 def tokens(*shape: int, seed: int = 0) -> torch.Tensor:
     """Return random symbols."""
     return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def padded(rows, side):
+    """Rows of different lengths as input_ids, the padding no symbol at all, and attention_mask."""
+    longest = max(map(len, rows))
+    ids, mask = torch.full((2, len(rows), longest), 0)
+    ids -= 1
+    for i, row in enumerate(rows):
+        place = slice(longest - len(row), None) if side == "left" else slice(0, len(row))
+        ids[i, place], mask[i, place] = row, 1
+    return {"input_ids": ids, "attention_mask": mask}

@@ -54,6 +54,14 @@ def test_losses_are_those_of_transformers():
     assert_close(found.loss, functional.mse_loss(found.logits[:, 0], level))
 
 
+def test_types_of_tokens_are_those_of_the_network():
+    model = hf.to_hf(encoder.Config(vocabulary=11, width=16, layers=1, heads=2, token_types=2).build())
+    types = (IDS % 2).where(MASK == 1, 0)
+    network = hf.from_hf(model)
+    assert_close(model(IDS, token_type_ids=types)[0], network(IDS, token_types=types))
+    assert_close(model(IDS)[0], network(IDS))
+
+
 def test_tokens_that_see_all_are_those_of_the_mechanism():
     near = longformer.Config(window=1, global_projections=True)
     model = build("longformer", hf.LintraModel, attention=near)

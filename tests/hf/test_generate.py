@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from transformers import GenerationConfig
 
 from lintra import hf
-from tests.hf.kinds import build, names, tokens
+from tests.hf.kinds import build, names, padded, tokens
 
 CAUSAL = names(causal=True)
 STEPS = {"max_new_tokens": 6, "do_sample": False}
@@ -19,17 +19,6 @@ def model(request):
     return build(request.param)
 
 
-def padded(rows, side):
-    """Rows of different lengths as input_ids, the padding no symbol at all, and attention_mask."""
-    longest = max(map(len, rows))
-    ids, mask = torch.full((2, len(rows), longest), 0)
-    ids -= 1
-    for i, row in enumerate(rows):
-        place = slice(longest - len(row), None) if side == "left" else slice(0, len(row))
-        ids[i, place], mask[i, place] = row, 1
-    return {"input_ids": ids, "attention_mask": mask}
-
-
 def test_logits_are_those_of_the_decoder(model):
     ids = tokens(2, 9)
     decoder = hf.from_hf(model)
@@ -38,6 +27,22 @@ def test_logits_are_those_of_the_decoder(model):
     assert_close(model(ids, logits_to_keep=2, use_cache=False).logits, decoder(ids)[:, -2:])
     kept = torch.tensor([0, 3])
     assert_close(model(ids, logits_to_keep=kept, use_cache=False).logits, decoder(ids)[:, kept])
+
+
+def test_positions_that_count_tokens_change_nothing(model):
+    ids = tokens(2, 5)
+    expected = model.generate(ids, **STEPS)
+    assert torch.equal(model.generate(ids, position_ids=torch.arange(5)[None], **STEPS), expected)
+    if not model.model.blocks[0].attn.attention.can.lookahead:
+        assert model(ids, position_ids=torch.arange(5).expand(2, 5)).past_key_values is not None
+    cache = hf.LintraCache()
+    model(ids, past_key_values=cache, use_cache=True)
+    again = model(expected[:, 5:6], past_key_values=cache, position_ids=torch.tensor([[5]]), use_cache=True)
+    assert torch.equal(again.logits[:, -1].argmax(-1), expected[:, 6])
+    batch = padded([tokens(3, seed=1), tokens(7, seed=2)], "left")
+    places = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+    with_places = model(**batch, position_ids=places, use_cache=False).logits
+    assert torch.equal(with_places, model(**batch, use_cache=False).logits)
 
 
 def test_a_cache_changes_no_token(model):

@@ -68,7 +68,7 @@ def test_a_decoder_that_sees_the_future():
         ),
         ({"token_type_ids": torch.ones(2, 5)}, "token_type_ids must be 0"),
         (
-            {"position_ids": torch.arange(5).expand(2, 5)},
+            {"position_ids": torch.arange(1, 6).expand(2, 5)},
             r"position_ids must be \[1 t\], from 0 in each packed",
         ),
         ({"attention_mask": torch.ones(2, 4)}, r"attention_mask must be \[2 5\], .* got shape \[2, 4\]"),

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from lintra import hf
-from tests.hf.kinds import build, names, tokens
+from tests.hf.kinds import build, names, padded, tokens
 
 CAUSAL = names(causal=True)
 # PEFT calls what transformers has renamed
@@ -69,6 +69,16 @@ def test_packed_sequences_do_not_see_each_other(given):
     assert_close(model(**batch).loss, sum(losses) / 9)
     batch["labels"] = batch["input_ids"]  # by someone who does not think of the beginnings
     assert_close(model(**batch).loss, sum(losses) / 9)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_loss_of_a_padded_batch_is_that_of_its_rows(side):
+    """Nothing precedes the first token of a row that begins with padding."""
+    model, rows = build(), [tokens(n, seed=n) for n in (4, 1, 7)]
+    batch = padded(rows, side)
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    losses = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows if len(row) > 1]
+    assert_close(model(**batch, labels=labels).loss, sum(losses) / 9)
 
 
 def test_empty_packed_sequences_have_no_loss():
