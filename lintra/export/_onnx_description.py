@@ -66,14 +66,11 @@ def _of_encoder(model: Encoder) -> dict[str, Any]:
     inputs = f"tokens: symbols 0 .. {config.vocabulary - 1}" if config.vocabulary is not None else ""
     inputs = inputs or f"features: {config.inputs} numbers a time step"
     of = "a sequence" if config.pool else "a token, 0 where it is padded"
-    return {
-        "vocabulary": config.vocabulary,
-        "feed": [
-            inputs,
-            "mask: true for real tokens, false for padding, whose values change nothing",
-            f"predictions: one for {of}",
-        ],
-    }
+    feed = [inputs, "mask: true for real tokens, false for padding, whose values change nothing"]
+    if config.token_types is not None:
+        feed.append(f"token_types: 0 .. {config.token_types - 1}, the type of each token")
+    feed.append(f"predictions: one for {of}")
+    return {"vocabulary": config.vocabulary, "feed": feed}
 
 
 def _of_ctc(model: CTC) -> dict[str, Any]:

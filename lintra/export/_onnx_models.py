@@ -97,15 +97,15 @@ def longest_sequence(model: Any) -> int | None:
 
 
 class _Predict(nn.Module):
-    """An encoder, its mask the second argument."""
+    """An encoder, its mask the second argument, types of tokens the third where it has any."""
 
     def __init__(self, model: Encoder):
         super().__init__()
         self.model = model
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor]:
-        x, mask = inputs
-        return (self.model(x, mask=mask),)
+        x, mask, *types = inputs
+        return (self.model(x, mask=mask, **({"token_types": types[0]} if types else {})),)
 
 
 class _Recognise(nn.Module):
@@ -138,11 +138,13 @@ def whole(model: Encoder | CTC, *, chunked: bool) -> Graph:
     chunk = rate * longest_chunk(encoder) if chunked else rate
     name, time = "tokens" if width is None else "features", chunk + 3 * rate
     x = torch.zeros(_BATCH, time, dtype=torch.int64) if width is None else torch.zeros(_BATCH, time, width)
-    axes = {0: "batch", 1: "time"}
+    inputs = {name: x, "mask": torch.ones(_BATCH, time, dtype=torch.bool)}
+    if encoder.config.token_types is not None and encoder is model:
+        inputs["token_types"] = torch.zeros(_BATCH, time, dtype=torch.int64)
     return Graph(
         module=_Recognise(model) if isinstance(model, CTC) else _Predict(model),
-        inputs={name: x, "mask": torch.ones(_BATCH, time, dtype=torch.bool)},
-        axes={name: axes, "mask": axes},
+        inputs=inputs,
+        axes={key: {0: "batch", 1: "time"} for key in inputs},
         outputs=outputs,
         shortest=chunk + 1,
         longest=None if (most := longest_sequence(encoder)) is None else rate * most,

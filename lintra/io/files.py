@@ -102,10 +102,10 @@ def leftovers(folder: Path, name: str) -> list[Path]:
     return [x for x in folder.glob(f".{name}.*") if x.is_dir()]
 
 
-def remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path, *, of: str | None = None) -> None:
     """Remove what killed programs left of a file or folder that `write_atomically` was to write, which may be
-    large: what nothing was written to for a day."""
-    for work in leftovers(path.parent, glob.escape(path.name)):
+    large: what nothing was written to for a day. of: a pattern of names beside it, instead of its own."""
+    for work in leftovers(path.parent, of or glob.escape(path.name)):
         with contextlib.suppress(OSError):  # perhaps it is another's who has just finished
             if max(x.stat().st_mtime for x in (work, *work.rglob("*"))) < time.time() - _DAY:
                 shutil.rmtree(work)
@@ -138,6 +138,8 @@ def _begin(path: Path) -> tuple[Path, Path]:
     try:
         path = path.resolve()
         refuse_irregular(path)
+        if path in (here := Path.cwd().resolve(), *here.parents):  # it would be exchanged for a new one
+            raise Error(f"{path} cannot be written: this program runs in it, so name another folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path, Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except (FileExistsError, NotADirectoryError) as error:

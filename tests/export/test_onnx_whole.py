@@ -55,9 +55,13 @@ def check(model, content):
         behind = torch.arange(time) < torch.randint(1, time + 1, (batch, 1))
         for mask in (behind, behind.flip(1), torch.rand(batch, time) < 0.6, torch.ones_like(behind)):
             mask[:, time // 2] = True
-            found = runner.run(None, {name: x.numpy(), "mask": mask.numpy()})
+            given = {}
+            if getattr(model.config, "token_types", None) is not None:
+                given["token_types"] = torch.randint(0, model.config.token_types, (batch, time))
+            more = {name: types.numpy() for name, types in given.items()}
+            found = runner.run(None, {name: x.numpy(), "mask": mask.numpy(), **more})
             with torch.no_grad():
-                right = model(x, mask=mask)
+                right = model(x, mask=mask, **given)
             right = right if isinstance(right, tuple) else (right,)
             for mine, its in zip(found, right, strict=True):
                 torch.testing.assert_close(torch.from_numpy(mine), its, **CLOSE)
@@ -67,6 +71,7 @@ def check(model, content):
     ("attention", "changes", "target"),
     [
         (linear.Config(), {"pool": "mean"}, PLAIN),
+        (softmax.Config(), {"token_types": 3}, PLAIN),
         pytest.param(softmax.Config(), {"inputs": 4, "vocabulary": None}, PLAIN, marks=slow),
         pytest.param(performer.Config(), {"pool": "mean"}, PLAIN, marks=slow),
         pytest.param(cosformer.Config(), {"pool": "mean"}, PLAIN, marks=slow),

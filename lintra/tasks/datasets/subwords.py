@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lintra.io.files import Error, write_atomically
+from lintra.io.files import Error, remove_abandoned, write_atomically
 from lintra.tasks.base import Watch, unwatched
 from lintra.tasks.datasets.data_files import cache_dir
 from lintra.tokenizer import Tokenizer, pieces
@@ -25,6 +25,7 @@ def encoded(text: bytes | memoryview, tokenizer: Tokenizer, watch: Watch = unwat
     tokens = _encode(text, tokenizer, watch)
     if file is None:
         return tokens
+    remove_abandoned(file, of="*.npy")  # each text has a name of its own, and may never come again
     with contextlib.suppress(Error):  # a full disk, a home that may not be written: it costs the time again
         write_atomically(file, lambda place: np.save(place, tokens))
     return tokens

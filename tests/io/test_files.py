@@ -1,0 +1,32 @@
+"""Files are written whole, and take the place of nothing that they should not."""
+
+import os
+import time
+
+import pytest
+
+from lintra.io import files
+
+
+@pytest.mark.parametrize("place", [".", "..", "here"])
+def test_the_folder_that_a_program_runs_in_is_not_exchanged(tmp_path, monkeypatch, place):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    path = tmp_path / place if place == "here" else files.Path(place)
+    with pytest.raises(files.Error, match="this program runs in it, so name another folder"):
+        files.write_atomically(path, lambda folder: folder.mkdir())
+    assert os.listdir(tmp_path) == ["here"]
+    assert os.listdir(".") == []
+
+
+def test_what_killed_programs_left_is_removed_after_a_day(tmp_path):
+    old, new, other = (tmp_path / f".{name}.x1" for name in ("a.npy", "b.npy", "c.txt"))
+    for work in (old, new, other):
+        work.mkdir()
+        (work / "part").touch()
+    for path in (old / "part", old, other / "part", other):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    files.remove_abandoned(tmp_path / "d.npy", of="*.npy")
+    assert sorted(os.listdir(tmp_path)) == [".b.npy.x1", ".c.txt.x1"]
+    files.remove_abandoned(tmp_path / "c.txt")
+    assert os.listdir(tmp_path) == [".b.npy.x1"]
