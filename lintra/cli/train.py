@@ -140,10 +140,15 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
     form = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
     problem = _watched(options.task, options.output.says)
-    if problem.batch_tokens is not None and options.train.batch != train.Config.batch:
+    asked = {arg.partition("=")[0] for arg in args}
+    if problem.batch_tokens is not None and "--batch" in asked:
         raise UsageError("batch is in frames here: take --batch-frames instead")
-    if problem.batch is not None and options.train.batch != train.Config.batch:
+    if problem.batch is not None and "--batch" in asked:
         raise UsageError("batch and batch_tokens both say how large a step is: leave one of them out")
+    for flag, schedule in (("--drop-at", "step"), ("--patience", "plateau")):
+        if flag in asked and options.train.schedule != schedule:
+            name = flag.removeprefix("--").replace("-", "_")
+            raise UsageError(f"{name} is for --schedule {schedule}, got {options.train.schedule}")
     options.train.check_batch(problem.batch_tokens, problem.batch)
     if options.train.wandb is not None:
         from lintra.train.logs import check_wandb  # Lightning, as above

@@ -123,11 +123,11 @@ class MetricLogger(Callback):
     def __init__(self, stop: StopCallback):
         self.stop = stop
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.global_step % LOG_EVERY == 0:
             lr = trainer.optimizers[0].param_groups[0]["lr"]
             minutes = self.stop.elapsed() / 60
-            self._log(trainer, {"train_loss": float(outputs["loss"]), "lr": lr, "minutes": minutes})
+            self._log(trainer, {"train_loss": float(pl_module.batch_loss), "lr": lr, "minutes": minutes})
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._log(trainer, {name: float(value) for name, value in trainer.callback_metrics.items()})

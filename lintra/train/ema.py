@@ -35,7 +35,11 @@ class WeightEMA(WeightAveraging):
         """Copies the weights before any are shared out, unless they will be."""
         if stage == "fit" and not isinstance(trainer.strategy, ShardedStrategy):
             self._average_model = AveragedModel(
-                pl_module, pl_module.device, use_buffers=False, multi_avg_fn=self._update
+                # Not yet that of the weights, which are moved after this.
+                pl_module,
+                trainer.strategy.root_device,
+                use_buffers=False,
+                multi_avg_fn=self._update,
             )
 
     @torch.no_grad()

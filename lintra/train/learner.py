@@ -65,6 +65,7 @@ class Learner(pl.LightningModule):
         self.task, self.config = task, config
         self.restored = False  # whether a checkpoint, where there is one, has been read
         self.counted = 0  # batches of a validation, of which this process may repeat another's
+        self.batch_loss = torch.tensor(torch.nan)  # the mean over the latest batch, of all processes
 
     def configure_model(self) -> None:
         """Shares the model out where the strategy does that."""
@@ -136,7 +137,12 @@ class Learner(pl.LightningModule):
         if before:
             self.optimizers().zero_grad()  # pyright: ignore (there is one)
         done = [self._backward(*each, total) for each in before]
-        return sum(done, self._loss(last, weight, total))
+        loss = sum(done, self._loss(last, weight, total))
+        self.batch_loss = loss.detach()
+        if self.trainer.world_size > 1:
+            shares = self.batch_loss.double()  # a copy: it is reduced in place
+            self.batch_loss = self.trainer.strategy.reduce(shares, reduce_op="mean")
+        return loss
 
     def _loss(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
         """The loss that a part adds to that of its batch, where all parts have a weight of `total`."""

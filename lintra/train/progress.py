@@ -41,7 +41,7 @@ class ProgressBar(Callback):
             self.bar.start()
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         samples, tokens = next(iter(batch.values())).shape[:2]  # of features, not how many numbers they are
         self.tokens += samples * tokens * trainer.world_size
@@ -50,10 +50,12 @@ class ProgressBar(Callback):
             return
         step, last = trainer.global_step, self.stop.steps
         if self.bar:
-            self.bar.update(self.task, completed=self._done(step), text=self._text(step, outputs["loss"]))
+            self.bar.update(
+                self.task, completed=self._done(step), text=self._text(step, pl_module.batch_loss)
+            )
         elif step in FIRST_LINES or self.times[-1][0] - self.spoken >= SECONDS_PER_LINE or step == last:
             self.spoken = self.times[-1][0]
-            self.console.print(self._text(step, outputs["loss"]))
+            self.console.print(self._text(step, pl_module.batch_loss))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:

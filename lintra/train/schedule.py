@@ -29,6 +29,22 @@ def learning_rate(config: Config, step: int) -> float:
     return warm
 
 
+def remarks(config: Config) -> list[str]:
+    """Return what a schedule does not come to within the steps there are, a sentence each."""
+    found, steps = [], config.steps
+    if config.warmup >= steps:
+        warmup = f"{config.warmup:,} of {steps:,} steps"
+        found.append(f"The learning rate rises to the last step: --warmup is {warmup}")
+    if config.schedule == "step" and config.drop_at >= steps:
+        found.append(f"The learning rate never drops: --drop-at is {config.drop_at:,} of {steps:,} steps")
+    if config.schedule == "plateau" and config.patience * config.validate_every >= steps:
+        found.append(
+            f"The learning rate is never halved: --patience is {config.patience:,} validations, one every "
+            f"{config.validate_every:,} of {steps:,} steps"
+        )
+    return found
+
+
 class LearningRateSchedule(Callback):
     """The learning rate of every step. Schedule "plateau" halves it where the validation loss has not fallen
     below its lowest value for a number of validations; how far that is goes into the checkpoint.

@@ -11,7 +11,7 @@ from lintra.attention import linear
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
-from lintra.train.schedule import LearningRateSchedule, learning_rate
+from lintra.train.schedule import LearningRateSchedule, learning_rate, remarks
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,27 @@ def test_learning_rates():
     wsd = Config(lr=1.0, schedule="wsd", steps=100)
     assert [learning_rate(wsd, s) for s in (0, 60, 80, 100, 200)] == [1, 1, 0.5, 0, 0]
     assert learning_rate(Config(lr=0.5), 10**6) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"warmup": 100}, []),
+        ({"warmup": 1_000}, ["The learning rate rises to the last step: --warmup is 1,000 of 1,000 steps"]),
+        (
+            {"schedule": "step"},
+            ["The learning rate never drops: --drop-at is 3,000 of 1,000 steps"],
+        ),
+        ({"schedule": "step", "drop_at": 999}, []),
+        (
+            {"schedule": "plateau"},
+            ["The learning rate is never halved: --patience is 3 validations, one every 500 of 1,000 steps"],
+        ),
+        ({"schedule": "plateau", "validate_every": 100}, []),
+    ],
+)
+def test_what_a_schedule_does_not_come_to_is_said(settings, said):
+    assert remarks(train.Config(steps=1_000, **settings)) == said
 
 
 def test_a_plateau_halves_the_learning_rate():

@@ -1,6 +1,7 @@
 """What the optimiser is given."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,6 +32,26 @@ def test_what_a_mechanism_wants_left_alone_does_not_decay():
     assert (decayed[1], others[1]) == (0.1, 0.0)
     (everything,), names = groups(linear.Config())
     assert everything == (set(names.values()), 0.1)
+
+
+def test_the_loss_that_is_shown_is_that_of_all_processes(monkeypatch):
+    """Here of two, whose batches weigh 100 and 300: each has its share, and all see the mean."""
+    learner = Learner(torch.nn.Linear(1, 1), SimpleNamespace(weight=None, loss=None), train.Config())
+    losses, weights = torch.tensor([2.0, 4.0], requires_grad=True), torch.tensor([100, 300])
+    for i, share in enumerate((2.0 * 100 / 200, 4.0 * 300 / 200)):
+        asked = []
+
+        def reduce(x, reduce_op, asked=asked):
+            asked.append(x.item())
+            return torch.tensor([200.0, 3.5][len(asked) - 1])
+
+        strategy = SimpleNamespace(reduce=reduce)
+        monkeypatch.setattr(Learner, "trainer", SimpleNamespace(world_size=2, strategy=strategy))
+        learner.task.weight = lambda batch, i=i: weights[i]
+        learner.task.loss = lambda model, batch, i=i: losses[i] * 1
+        loss = learner.training_step({"tokens": torch.zeros(1)}, 0)
+        assert asked == [weights[i].item(), share]
+        assert (loss.item(), learner.batch_loss.item()) == (share, 3.5)
 
 
 def test_two_groups_are_resumed_exactly(new_run):
