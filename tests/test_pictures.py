@@ -223,6 +223,12 @@ def test_heat_is_where_the_bits_are(tmp_path, channels):
     assert (one != other).any()
 
 
+def test_histograms_of_what_is_not_positive(tmp_path):
+    for i, values in enumerate(([0.0, 0.5, 2.0], [0.0], [-1e-5, 0.0])):
+        pictures.histograms(tmp_path / f"{i}.png", {"a": np.array(values)}, x="bits", title="t")
+        assert (tmp_path / f"{i}.png").stat().st_size
+
+
 def test_histograms_share_an_axis(tmp_path):
     """What is spread alike looks alike, and a single number is a bar of its own."""
     draw = np.random.default_rng(0)

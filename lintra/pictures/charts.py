@@ -48,15 +48,17 @@ def loss_curve(
 
 
 def histograms(path: Path, values: Mapping[str, np.ndarray], *, x: str, title: str) -> None:
-    """Draw how positive numbers [n] are spread, a row for each name, above one logarithmic axis."""
-    low = min(float(each.min()) for each in values.values())
-    high = max(float(each.max()) for each in values.values())
+    """Draw how numbers [n] are spread, a row for each name, above one logarithmic axis; what is not positive
+    stands with the least that is."""
+    every = np.concatenate([each.ravel() for each in values.values()])
+    positive = every[every > 0]
+    low, high = (float(positive.min()), float(positive.max())) if positive.size else (0.5, 1.0)
     bins = np.geomspace(0.8 * low, 1.25 * high, 90)
     figure = Figure(figsize=(7.0, 0.8 + 0.62 * len(values)), dpi=150, facecolor=PAPER, layout="constrained")
     figure.suptitle(title, color=INK, fontsize=11)
     panels = figure.subplots(len(values), 1, sharex=True, squeeze=False)[:, 0]
     for i, (axes, (name, each)) in enumerate(zip(panels, values.items(), strict=True)):
-        axes.hist(each, bins, color=COLORS[i % len(COLORS)])
+        axes.hist(np.maximum(each, low), bins, color=COLORS[i % len(COLORS)])
         axes.set_xscale("log")
         mean = f"mean {each.mean():.2f}" if len(each) > 1 else f"{each.mean():.2f}"
         axes.set_ylabel(f"{name}\n{mean}", rotation=0, ha="right", va="center", color=INK, fontsize=9)

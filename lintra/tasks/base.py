@@ -70,6 +70,13 @@ class TaskConfig(ABC):
         raise DataError(f"data is for tasks that read files, not {self.build().name}: leave --data out")
 
 
+def elsewhere(data: str | None, test: str | None, named: str) -> str | None:
+    """Return what a task with this data, and this to test on (None: a part of the data), tests on where
+    others are named: those, unless they are its data."""
+    same = data is not None and Path(data).expanduser().resolve() == Path(named).expanduser().resolve()
+    return test if same else named
+
+
 class Task(ABC):
     """One problem: its data, the network it is usually solved with, its loss and its score."""
 

@@ -19,7 +19,7 @@ from lintra.config import fields
 from lintra.io.files import refuse_irregular
 from lintra.models import decoder
 from lintra.tasks._pixels import HOURS, PixelTask, Split
-from lintra.tasks.base import DataError, TaskConfig
+from lintra.tasks.base import DataError, TaskConfig, elsewhere
 from lintra.tasks.datasets import data_files, idx
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
@@ -44,9 +44,9 @@ class Config(TaskConfig):
         fields.at_least(self, size=4)
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with the images to test on at `data`, or, where it has none, with the folder
-        there whose every tenth image is held out."""
-        return replace(self, **{"data" if self.test is None else "test": data})
+        """This configuration with the images at `data` to test on; as it is where those are what it learned
+        from, and every tenth was held out."""
+        return replace(self, test=elsewhere(self.data, self.test, data))
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for some hours on two cores; --steps or --max-minutes shorten them."""
@@ -65,7 +65,8 @@ class ImageFolder(PixelTask):
         self.image_shape = (config.size, config.size, 3 if config.color == "rgb" else 1)
 
     def at_hand(self) -> bool:
-        return self.config.data is not None and Path(self.config.data).expanduser().exists()
+        place = self.config.data if self.config.test is None else self.config.test
+        return place is not None and Path(place).expanduser().exists()
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
@@ -136,10 +137,11 @@ def _open(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             image.load()
-            if image.mode in _UNSCALED and image.format != "PNG":  # of which old Pillows make 16 bits 32
+            sixteen = image.mode == "I" and image.format in ("PNG", "PPM")  # 16 bits, scaled to them
+            if image.mode in _UNSCALED and not sixteen:
                 raise ValueError("it has numbers of 32 bits, of which nothing says which one is white")
             return ImageOps.exif_transpose(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's readers raise almost any for damaged files
         reason = " ".join(str(error).split())
         raise DataError(f"{path} cannot be read as an image ({reason}): mend it or take it away") from error
 

@@ -23,7 +23,7 @@ from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
 from lintra.tasks._classes import ClassificationTask, logits
 from lintra.tasks._symbols import COPIES, TextTask
-from lintra.tasks.base import Batch, DataError, Samples, TaskConfig
+from lintra.tasks.base import Batch, DataError, Samples, TaskConfig, elsewhere
 from lintra.tasks.datasets import tables, text_files
 
 _MOST_LABELS = 1_000  # more of them are something else, in the wrong column
@@ -56,9 +56,9 @@ class Config(TaskConfig):
             raise ValueError(f"classes must all be different, got {self.classes}")
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with its file to test on at `data`, or, where it has none, with the file there
-        of which a tenth is held out."""
-        return replace(self, **{"data" if self.test is None else "test": data})
+        """This configuration with the file at `data` to test on; as it is where that is the file that it
+        learned from, and a tenth of it was held out."""
+        return replace(self, test=elsewhere(self.data, self.test, data))
 
     def training_preset(self) -> dict[str, Any]:
         """Settings for about an hour on two cores."""
@@ -88,7 +88,6 @@ class Lines(NamedTuple):
     classes: list[str]
     train: Labelled
     validate: Labelled
-    test: Labelled  # those to validate on where there is no file of them
 
 
 class LabelledSamples(Samples):
@@ -130,7 +129,9 @@ class TextClassification(ClassificationTask, TextTask):
 
     @cached_property
     def test(self) -> LabelledSamples:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return LabelledSamples(self._lines.test, self.classes, self.encode)
+        if self.config.test is None:
+            return self.validate
+        return LabelledSamples(self._tested, self.classes, self.encode)
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
@@ -138,17 +139,18 @@ class TextClassification(ClassificationTask, TextTask):
 
     @property
     def classes(self) -> list[str]:
-        """The labels there are to learn, in alphabetical order unless that is given; class 0 is the first."""
-        return self._lines.classes
+        """The labels there are to learn, in alphabetical order unless that is given; class 0 is the first.
+        Read from the data only where the settings have none."""
+        return list(self.config.classes) or self._lines.classes
 
     def freeze_config(self, config: Config) -> Config:
         return replace(config, classes=tuple(self.classes))
 
     def check(self, model: encoder.Config | bilstm.Config) -> None:
-        if len(self.classes) != model.outputs:
+        if (count := len(self.classes)) != model.outputs:
             raise DataError(
-                f"the data have {len(self.classes)} classes, and the model was made for {model.outputs}: put "
-                "the data back as they were, or begin a new run"
+                f"the data have {count} classes, and the model was made for {model.outputs}: put the data "
+                "back as they were, or begin a new run"
             )
         super().check(model)
 
@@ -165,12 +167,8 @@ class TextClassification(ClassificationTask, TextTask):
         """Return what the files hold. Raises DataError."""
         path = text_files.named("data", self.config.data, "a file of lines label TAB text")
         lines = _read(path, self.config)
-        test = None
-        if self.config.test is not None:
-            held = text_files.named("test", self.config.test, "a file like that of --data")
-            test = _shuffled(_read(held, self.config))
-        if test is not None and self.config.validate_on == "test":
-            train, validate = lines, test
+        if self.config.test is not None and self.config.validate_on == "test":
+            train, validate = lines, self._tested
         elif len(lines.labels) < _HELD_BACK:
             raise DataError(
                 f"{path} holds {len(lines.labels)} lines: take {_HELD_BACK} or more, of which one in "
@@ -198,15 +196,19 @@ class TextClassification(ClassificationTask, TextTask):
                 f"{path}, line 1: {first!r} is the label of no other line: take a heading away, or name all "
                 "labels with --classes"
             )
-        parts = [(path, lines)] if test is None else [(path, lines), (self.config.test, test)]
-        for file, part in parts:
-            if unknown := sorted(set(part.labels) - set(known)):
-                trained = part is not lines or unknown[0] in train.labels
-                held = "" if trained else " but held out, every line of it: add lines"
-                raise DataError(
-                    f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn{held}"
-                )
-        return Lines(known, train, validate, validate if test is None else test)
+        _refuse_unknown(path, lines, known, train)
+        if self.config.test is not None:
+            _refuse_unknown(self.config.test, self._tested, known)
+        return Lines(known, train, validate)
+
+    @cached_property
+    def _tested(self) -> Labelled:
+        """Return what the file to test on holds. Raises DataError."""
+        path = text_files.named("test", self.config.test, "a file like that of --data")
+        lines = _shuffled(_read(path, self.config))
+        if self.config.classes:
+            _refuse_unknown(path, lines, self.config.classes)
+        return lines
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
         """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all symbols."""
@@ -223,11 +225,6 @@ class TextClassification(ClassificationTask, TextTask):
             dropout=0.1,
         )
 
-    @property
-    def known_classes(self) -> list[str]:
-        """The labels in the order of their numbers, read from the data only where the settings have none."""
-        return list(self.config.classes) or self.classes
-
     @torch.no_grad()
     def probabilities(self, model: Encoder | BiLSTM, texts: Sequence[bytes]) -> Tensor:
         """Return the probability of every class for texts that are not empty, cut to the length that was
@@ -239,7 +236,7 @@ class TextClassification(ClassificationTask, TextTask):
     def ranked(self, model: Encoder | BiLSTM, texts: Sequence[bytes]) -> list[dict[str, float]]:
         """Return the labels of each text with their probabilities, the most probable first."""
         found = self.probabilities(model, texts).tolist() if texts else []
-        scores = [dict(zip(self.known_classes, each, strict=True)) for each in found]
+        scores = [dict(zip(self.classes, each, strict=True)) for each in found]
         return [{label: x[label] for label in sorted(x, key=x.__getitem__, reverse=True)} for x in scores]
 
 
@@ -282,6 +279,18 @@ def _read(path: Path, config: Config) -> Labelled:
         labels.append(label.strip().decode(errors="replace"))
         texts.append(rest[-1][:kept])
     return Labelled(labels, texts)
+
+
+def _refuse_unknown(
+    file: str | Path, lines: Labelled, known: Sequence[str], train: Labelled | None = None
+) -> None:
+    """Raise DataError for a label that is not known; train: the lines that labels were to be learned from."""
+    if unknown := sorted(set(lines.labels) - set(known)):
+        trained = train is None or unknown[0] in train.labels
+        held = "" if trained else " but held out, every line of it: add lines"
+        raise DataError(
+            f"{file} has the label {unknown[0]!r}, which is none of the {len(known)} to learn{held}"
+        )
 
 
 def _shuffled(lines: Labelled) -> Labelled:

@@ -50,7 +50,7 @@ def test_standard_input_and_python_give_the_same(lintra_says, run, monkeypatch):
     assert (code, err) == (0, "")
     model, task = checkpoint.load(run), train.Run.around(run).task.build()
     expected = task.probabilities(model, [b"ab", b"bb"])
-    found = [[row["scores"][label] for label in task.known_classes] for row in said(out)]
+    found = [[row["scores"][label] for label in task.classes] for row in said(out)]
     torch.testing.assert_close(torch.tensor(found), expected, rtol=0, atol=1e-6)
 
 

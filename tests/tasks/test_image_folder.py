@@ -1,5 +1,6 @@
 """Images of one's own: of any size and mode, in folders or an IDX file."""
 
+import dataclasses
 import gzip
 import os
 import struct
@@ -76,6 +77,21 @@ def test_transparent_places_are_white_and_sixteen_bits_are_scaled(tmp_path):
     assert (task.images("validate") == 128).all()
 
 
+def test_sixteen_bits_of_a_pgm_are_scaled(tmp_path):
+    for name, most, value in (("1.pgm", 65_535, 0x8000), ("2.pgm", 4_095, 2_048)):
+        (tmp_path / name).write_bytes(f"P5 8 8 {most}\n".encode() + value.to_bytes(2, "big") * 64)
+    task = image_folder.Config(data=str(tmp_path), size=8, color="gray").build()
+    assert (task.images("train") == 128).all()
+    assert (task.images("validate") == 128).all()
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp"])
+def test_a_damaged_orientation_is_told_by_name(tmp_path, suffix):
+    Image.new("RGB", (8, 8)).save(tmp_path / f"1.{suffix}", exif=b"Exif\0\0MM\0*")
+    with pytest.raises(DataError, match=rf"1\.{suffix} cannot be read as an image"):
+        image_folder.Config(data=str(tmp_path)).build().images("train")
+
+
 @pytest.mark.parametrize(("dtype", "white"), [(np.float32, 1.0), (np.int32, 70_000)])
 def test_numbers_of_32_bits_have_no_white(tmp_path, dtype, white):
     """Taken for bytes, these images would be black and white throughout."""
@@ -92,6 +108,9 @@ def test_every_tenth_image_is_held_out(tmp_path):
     assert len(task.images("train")) == 22
     tested = image_folder.Config(data=str(tmp_path), test=str(tmp_path), size=4, color="gray").build()
     assert (len(tested.images("test")), tested.judged_by) == (25, "test")
+    config = image_folder.Config(data=str(tmp_path))
+    assert config.with_data(str(tmp_path)) == config
+    assert config.with_data("new") == dataclasses.replace(config, test="new")
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -9,6 +9,7 @@ import torch
 
 from lintra.attention import linear
 from lintra.tasks import DataError, text
+from lintra.tasks.datasets import text_files
 
 WORDS = bytes(32 + i % 90 for i in range(1_000))
 
@@ -128,3 +129,14 @@ def test_missing_and_damaged(tmp_path):
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         text.Config(**settings)
+
+
+def test_empty_files_of_a_folder_are_left_out(tmp_path):
+    for name, content in (("a.py", b"x" * 100), ("__init__.py", b""), ("b.py", b"y" * 100)):
+        (tmp_path / name).write_bytes(content)
+    _, train, validate = text_files.split(str(tmp_path))
+    assert bytes(train) + bytes(validate) == b"x" * 100 + b"y" * 100
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=r"holds no text: all of its 3 files are empty"):
+        text_files.split(str(tmp_path))

@@ -13,7 +13,7 @@ import torch
 
 from lintra.attention import linear
 from lintra.checkpoint import from_json, to_json
-from lintra.models import bilstm
+from lintra.models import bilstm, encoder
 from lintra.tasks import DataError, text_classification
 
 
@@ -155,10 +155,18 @@ def test_a_run_keeps_its_classes(file):
 
 
 def test_its_files_elsewhere(file):
-    config = text_classification.Config(data="old.tsv")
-    assert config.with_data("new.tsv") == dataclasses.replace(config, data="new.tsv")
-    config = dataclasses.replace(config, test="old-test.tsv")
-    assert config.with_data("new.tsv") == dataclasses.replace(config, test="new.tsv")
+    """Another file is tested on as a whole, and what was learned from is not needed for it."""
+    config = text_classification.Config(data="old.tsv", classes=("a", "b"))
+    assert config.with_data("./old.tsv") == config
+    for known in (config, dataclasses.replace(config, test="old-test.tsv")):
+        assert known.with_data("new.tsv") == dataclasses.replace(config, test="new.tsv")
+    file.write_bytes(line("a", "one") + line("b", "two"))
+    elsewhere = config.with_data(str(file)).build()
+    elsewhere.check(encoder.Config(vocabulary=256, pool="mean", outputs=2))
+    assert (len(elsewhere.test), elsewhere.judged_by) == (2, "test")
+    file.write_bytes(line("a", "one") + line("c", "two"))
+    with pytest.raises(DataError, match=r"has the label 'c', which is none of the 2 to learn"):
+        _ = config.with_data(str(file)).build().test
 
 
 def test_padding_is_at_the_end_and_masked(file):

@@ -89,9 +89,19 @@ def unpack(path: Path) -> bytes:
 
 def walk(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder that are not hidden, but for those of runs and models, which may lie
-    among the data that they were trained on."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [x for x in folders if not x.startswith(".") and not _is_trained(Path(place, x))]
+    among the data that they were trained on. Links are followed, to each folder once. Raises DataError for a
+    folder that cannot be read."""
+
+    def refused(error: OSError) -> None:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    seen: set[str] = set()
+    for place, folders, names in os.walk(folder, onerror=refused, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(x for x in folders if not x.startswith(".") and not _is_trained(Path(place, x)))
         yield from (Path(place, name) for name in names if not name.startswith("."))
 
 

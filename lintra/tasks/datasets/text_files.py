@@ -20,16 +20,19 @@ class Split(NamedTuple):
 
 
 def split(data: str | None, *, utf8: bool = False) -> Split:
-    """Return the text of a file, or of all files of a folder in the order of their names.
+    """Return the text of a file, or of all files of a folder in the order of their names, of which some may
+    be empty.
 
     utf8: cut it between two characters. Raises DataError, and then also where a file is not in UTF-8.
     """
     path = named("data", data, "a text file or a folder of them")
-    parts = []
-    for file in files_of(path):
-        parts.append(content(file))
+    parts, files = [], files_of(path)
+    for file in files:
+        parts.append(content(file, may_be_empty=len(files) > 1))
         if utf8:
             decoded(parts[-1], file)
+    if not any(parts):
+        raise DataError(f"{path} holds no text: all of its {len(files):,} files are empty")
     text = parts[0] if len(parts) == 1 else b"".join(parts)
     cut = len(text) - len(text) // 10
     cut = character_start(text, cut) if utf8 else cut
@@ -47,11 +50,11 @@ def named(flag: str, path: str | None, what: str) -> Path:
     return place
 
 
-def content(path: Path) -> bytes:
+def content(path: Path, *, may_be_empty: bool = False) -> bytes:
     """The bytes of a text file without a byte order mark, decompressed if its name ends in .gz or .xz. Raises
     DataError."""
     found = unpack(path).removeprefix(codecs.BOM_UTF8)
-    if not found:
+    if not found and not may_be_empty:
         raise DataError(f"{path} is empty")
     if (where := found.find(b"\0")) >= 0:
         if found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

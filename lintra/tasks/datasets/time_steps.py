@@ -2,6 +2,7 @@
 
 import calendar
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -9,6 +10,8 @@ from itertools import pairwise
 from statistics import median
 
 Time = float | datetime
+
+_OFFSET = re.compile(r"\d(Z|[+-]\d\d:?\d\d)$", re.IGNORECASE)  # from UTC, behind an hour
 
 
 class TimeError(ValueError):
@@ -56,7 +59,16 @@ def time_steps(texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
     """
     dates = _compact(texts)
     if dates is None:
-        return _steps([_parse(text, line) for text, line in zip(texts, lines, strict=True)], texts, lines)
+        times = [_parse(text, line) for text, line in zip(texts, lines, strict=True)]
+        try:
+            return _steps(times, texts, lines)
+        except TimeError as error:
+            if len({found[1] for text in texts if (found := _OFFSET.search(text.strip()))}) < 2:
+                raise
+            raise TimeError(
+                f"{error}. Their offset from UTC changes, as for daylight saving: write local times without "
+                "it"
+            ) from error
     try:
         return _steps(dates, texts, lines)
     except TimeError:

@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import lzma
+import os
 import sys
 
 import pytest
@@ -102,6 +103,24 @@ def test_damaged_files_are_named(tmp_path, suffix, pack):
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"file\{suffix} cannot be read.*fetch it again"):
             data_files.unpack(path)
+
+
+def test_linked_folders_are_read_once(tmp_path):
+    for name in ("all/a.txt", "far/b.txt", "far/deep/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "all" / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "all" / "other").symlink_to(tmp_path / "far" / "deep")
+    (tmp_path / "far" / "round").symlink_to(tmp_path / "all")
+    found = sorted(str(x.relative_to(tmp_path / "all")) for x in data_files.walk(tmp_path / "all"))
+    assert found == ["a.txt", "link/b.txt", "link/deep/c.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
+def test_a_folder_that_may_not_be_read_is_named(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(DataError, match=r"closed cannot be read: Permission denied"):
+        list(data_files.walk(tmp_path))
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -169,6 +169,16 @@ def test_a_missing_day_is_told_as_of_dates():
         time_steps(texts, range(2, 7))
 
 
+def test_daylight_saving_is_told():
+    days = ["2024-03-30T00:00:00+01:00", "2024-03-31T00:00:00+01:00", "2024-04-01T00:00:00+02:00"]
+    with pytest.raises(TimeError, match=r"Their offset from UTC changes.*write local times without it"):
+        time_steps(days, [2, 3, 4])
+    hours = ["2024-03-31T01:00:00+01:00", "2024-03-31T03:00:00+02:00", "2024-03-31T04:00:00+02:00"]
+    assert time_steps(hours, [2, 3, 4]).step == 3_600
+    with pytest.raises(TimeError, match=r"resample the series$"):
+        time_steps([*hours[1:], "2024-03-31T06:00:00+02:00"], [2, 3, 4])
+
+
 def test_a_missing_hour_is_told():
     texts = [f"2024-01-01T{hour:02}:00" for hour in (0, 1, 2, 4, 5)]
     with pytest.raises(
