@@ -489,6 +489,15 @@ def test_what_is_said_of_byte_frequencies_is_measured():
     assert report["scores"]["bytes"]["reviews"]["test"] == 25_000
 
 
+def test_what_is_said_of_first_operators_is_measured():
+    scores = json.loads((ARENA.folder / "operators.json").read_text())["scores"]
+    page = " ".join((ARENA.folder / "README.md").read_text().split())
+    own, arena = scores["ListOps of 51 to 199 tokens"], scores["ListOps of 501 to 1,999 tokens"]
+    assert f"is right on {100 * own['test']:.1f} % of the test expressions" in page
+    assert f"{100 * own['validation']:.1f} % of those to validate on" in page
+    assert f"on {100 * arena['validation']:.1f} % of expressions as long as the arena's" in page
+
+
 def test_the_tables_of_copying_are_those_of_its_outcomes():
     run = runpy.run_path(str(COPYING / "run.py"))
     page = (COPYING / "README.md").read_text()

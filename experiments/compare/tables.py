@@ -67,6 +67,12 @@ def _each(runs: Outcomes, problem: problems.Problem) -> str:
     return ", ".join("diverged" if x["diverged"] else _shown(x["test"], problem) for x in runs)
 
 
+def _rate(rate: float, problem: problems.Problem) -> str:
+    """A learning rate, and whether it is the last one of those that were tried."""
+    ends = {min(problem.rates): " (lowest)", max(problem.rates): " (highest)"}
+    return f"{rate:g}{ends.get(rate, '')}"
+
+
 def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> str:
     """A row for each contestant and number of steps whose search is done: few steps first, then the best."""
     problem = study.by_name[name]
@@ -79,7 +85,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
         "steps",
         "state, bytes",
         "parameters",
-        "minutes per run",
+        "minutes, fastest run",
     ]
     sign = 1 if problem.lower_is_better else -1
     rows: list[tuple[int, float, list[str]]] = []
@@ -88,12 +94,12 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
             continue
         first = mine[0]
         state = "" if first["state_bytes"] is None else f"{first['state_bytes']:,}"
-        minutes = statistics.mean(x["seconds"] for x in mine) / 60
+        minutes = min(x["seconds"] for x in mine) / 60  # the others had more beside them
         cells = [
             who,
             formatted(mine, problem),
             _each(mine, problem),
-            f"{first['rate']:g}",
+            _rate(first["rate"], problem),
             f"{steps:,}",
             state,
         ]

@@ -1,0 +1,72 @@
+"""Guesses the value of an expression by its first operator alone: a baseline of the task `listops`.
+
+    python -m experiments.lra.operators
+
+For each operator the commonest value of training expressions that begin with it; then the expressions that
+mechanisms are validated and tested on are scored, and others of the lengths that the arena has.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from experiments.compare.search import TESTED, VALIDATED
+from experiments.lra.problems import ARENA
+from lintra.bench import reports
+from lintra.bench.reports import Row
+from lintra.tasks import listops
+from lintra.tasks.base import Samples
+
+FOUND = Path(__file__).parent / "operators.json"
+COMMAND = "python -m experiments.lra.operators"
+LEARNED = 10_000  # training expressions
+NAMES = list(listops.OPERATORS)
+
+
+def pairs(samples: Samples, count: int) -> list[tuple[str, int]]:
+    """The first operator and the value of each of the first samples."""
+    batch = samples.__getitems__(range(count))
+    first = (batch["tokens"][:, 0] - listops.DIGITS).tolist()
+    return [(NAMES[i], value) for i, value in zip(first, batch["label"].tolist(), strict=True)]
+
+
+def guesses(learned: list[tuple[str, int]]) -> dict[str, int]:
+    """The commonest value behind each first operator."""
+    values = {name: Counter(value for first, value in learned if first == name) for name in NAMES}
+    return {name: counted.most_common(1)[0][0] for name, counted in values.items()}
+
+
+def right(guess: dict[str, int], scored: list[tuple[str, int]]) -> float:
+    """The share of expressions whose value is guessed."""
+    return sum(guess[first] == value for first, value in scored) / len(scored)
+
+
+def main() -> None:
+    problem = ARENA.by_name["listops"]
+    own, arena = problem.task(None).build(), listops.Config().build()
+    scores: dict[str, Any] = {}
+    guess = guesses(pairs(own.train, LEARNED))
+    validated, tested = pairs(own.validate, VALIDATED), pairs(problem.judge(None).test, TESTED)
+    scores[problem.title] = {
+        "guess": guess,
+        "validation": right(guess, validated),
+        "test": right(guess, tested),
+    }
+    guess = guesses(pairs(arena.train, LEARNED))
+    scores["ListOps of 501 to 1,999 tokens"] = {
+        "guess": guess,
+        "validation": right(guess, pairs(arena.validate, TESTED)),
+    }
+    rows = [
+        Row(f"{title}, {split}", 100 * found[split], "%")
+        for title, found in scores.items()
+        for split in ("validation", "test")
+        if split in found
+    ]
+    reports.write(FOUND, rows, {}, command=COMMAND, scores=scores, learned=LEARNED)
+    for row in rows:
+        print(f"{row.what}: {row.figure:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
