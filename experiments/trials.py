@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import statistics
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from lintra.train.learner import Diverged
 from lintra.train.optimizer import optimizer
 from lintra.train.run import Run, from_anywhere
 
+STUDENT = 4.303  # 97.5 % quantile of Student's t with 2 degrees of freedom
 SAMPLES = 2_000  # a trial is judged by, or by all if there are fewer
 BATCH = 50
 OF_THE_PLACE = ("nodes", "devices", "timeout")  # settings of training that say where it is done, not what
@@ -282,6 +284,13 @@ def tell(trials: Sequence[Trial]) -> None:
             continue
         other = _failure(trial.check)
         print(other or f"{'to do' if trial.scored() is None else 'done '} {trial.name}")
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of three seeds and half of its 95 % confidence interval, Student's t."""
+    if len(values) != 3:
+        raise ValueError(f"the quantile is that of three values, got {len(values)}")
+    return statistics.mean(values), STUDENT * statistics.stdev(values) / 3**0.5
 
 
 def markdown(lines: Iterable[Iterable[str]]) -> str:

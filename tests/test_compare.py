@@ -262,7 +262,10 @@ def test_tables_are_of_outcomes(contest):
     found = outcomes(contest)
     table = tables.problem_table(found, "parity")
     # Mean 0.8, deviation 0.1: 4.303 x 0.1 / sqrt 3.
-    assert table.splitlines()[2] == "| linear | 80.0 ± 24.8 | 70.0, 80.0, 90.0 | 0.01 (highest) | 8 | 64 | 7 | 0.60 |"
+    assert (
+        table.splitlines()[2]
+        == "| linear | 80.0 ± 24.8 | 70.0, 80.0, 90.0 | 0.01 (highest) | 8 | 64 | 7 | 0.60 |"
+    )
     assert tables.points_table(found, "parity").splitlines()[2:] == [
         "| linear | 2 | 0.3 | 1.0 | 3.0 | 10.0 |",
         "| linear | 4 |  |  | 3.0 | 10.0 |",

@@ -503,6 +503,7 @@ def test_the_tables_of_copying_are_those_of_its_outcomes():
     page = (COPYING / "README.md").read_text()
     assert run["search_table"]() in page
     assert run["table"]() in page
+    assert run["hours"]() in page
 
 
 @pytest.mark.parametrize("folder", [COPYING, SPEECH], ids=lambda folder: folder.name)

@@ -10,11 +10,10 @@ from typing import Any
 from experiments.compare import contestants, problems
 from experiments.compare.problems import COMPARISON, Study
 from experiments.compare.search import SEEDS, read_outcomes
-from experiments.trials import markdown
+from experiments.trials import interval, markdown
 from lintra import pictures
 from lintra.bench import reports
 
-STUDENT = 4.303  # 97.5 % quantile of Student's t with len(SEEDS) - 1 = 2 degrees of freedom
 Outcomes = Sequence[dict[str, Any]]
 
 
@@ -43,11 +42,6 @@ def finals(outcomes: Outcomes, study: Study) -> dict[tuple[str, str, int], list[
                 f"{', '.join(map(str, key))} steps: tested at several rates; delete the old outcomes"
             )
     return {key: mine for key, mine in found.items() if len(mine) == len(SEEDS)}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of its 95 % confidence interval, Student's t over the seeds."""
-    return statistics.mean(values), STUDENT * statistics.stdev(values) / len(values) ** 0.5
 
 
 def formatted(runs: Outcomes, problem: problems.Problem) -> str:

@@ -33,6 +33,7 @@ from trials import (  # noqa: E402 (from the folder above)
     BATCH,
     Trial,
     add_options,
+    interval,
     markdown,
     tell,
     train_and_keep,
@@ -45,7 +46,7 @@ MODELS = {
     "softmax": softmax.Config(),
     "LSH-4": lsh.Config(rounds=4, chunk=16, redraw_every=None),  # a quarter of the sequence, as in the paper
 }
-RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 SEARCHED = 0  # the seed of the search
 SEEDS = (1, 2, 3)
 SEARCH_STEPS, STEPS = 2_000, 10_000  # the latter is the paper's
@@ -139,10 +140,10 @@ def measure() -> None:
 
 
 def learned() -> dict[str, list[Outcome]]:
-    """model -> what came of its long trainings, of all that have one that did not diverge."""
+    """model -> what came of its long trainings, of all that have one."""
     found = {model: [one.concluded() for one in finals(model)] for model in MODELS}
-    whole = {model: [one for one in each if one and not one.get("diverged")] for model, each in found.items()}
-    return {model: each for model, each in whole.items() if each}
+    done = {model: [one for one in each if one] for model, each in found.items()}
+    return {model: each for model, each in done.items() if each}
 
 
 def seconds() -> dict[str, float]:
@@ -165,20 +166,38 @@ def table() -> str:
     heads = ["model", "rate", "loss, nats a symbol", "each seed", "symbols right, %", "a step, s", "minutes"]
     lines = [heads, ["---"] * len(heads)]
     for model, trained in learned().items():
-        loss, right = ([one["test"][name] for one in trained] for name in ("loss", "accuracy"))
-        gone = len(SEEDS) - len(trained)
+        kept = [one["test"] for one in trained if not one.get("diverged")]
+        each = ["diverged" if one.get("diverged") else f"{one['test']['loss']:.2g}" for one in trained]
+        whole = len(kept) == len(trained)
+        loss, right = ([one[name] for one in kept] for name in ("loss", "accuracy"))
         lines.append(
             [
                 model,
                 f"{trained[0]['settings']['train']['lr']:g}",
-                f"{statistics.mean(loss):.2g}",
-                ", ".join([*(f"{x:.2g}" for x in loss), *["missing"] * gone]),
-                f"{100 * statistics.mean(right):.3f}",
+                _mean(loss) if whole else "diverged",
+                ", ".join([*each, *["missing"] * (len(SEEDS) - len(trained))]),
+                f"{100 * statistics.mean(right):.3f}" if whole else "",
                 f"{seconds()[model]:.3f}",
                 f"{STEPS * seconds()[model] / 60:.1f}",
             ]
         )
     return markdown(lines)
+
+
+def _mean(losses: list[float]) -> str:
+    """The mean, and of all seeds half of its 95 % confidence interval, Student's t."""
+    if len(losses) < len(SEEDS):
+        return f"{statistics.mean(losses):.2g}"
+    mean, half = interval(losses)
+    return f"{mean:.2g} ± {half:.1g}"
+
+
+def hours() -> str:
+    """How many trainings there are, and how long they took."""
+    every = [one for one in (x.concluded() for x in [*searches(), *trials()]) if one]
+    diverged = sum(bool(one.get("diverged")) for one in every)
+    total = sum(one["minutes_by_the_clock"] or 0.0 for one in every) / 60
+    return f"In all: {len(every)} trainings, of which {diverged} diverged, in {total:.1f} core hours."
 
 
 def draw() -> list[Path]:
@@ -190,6 +209,9 @@ def draw() -> list[Path]:
     for name, x in (("loss", "steps"), ("loss-time", "minutes (steps x the time of one)")):
         lines = {}
         for model, trained in learned().items():
+            trained = [one for one in trained if not one.get("diverged")]
+            if not trained:
+                continue
             unit = taken[model] / 60 if name == "loss-time" else 1
             steps = map(int, trained[0]["curve"])
             lines[model] = {
@@ -214,7 +236,7 @@ def main() -> None:
     train_and_keep((searches, trials), COMMAND, outcome, **limits)
     if options.times or not TIMES.exists():
         measure()
-    print(search_table(), table(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
+    print(search_table(), table(), hours(), *(f"chart saved in {file}" for file in draw()), sep="\n\n")
 
 
 if __name__ == "__main__":
