@@ -49,9 +49,7 @@ class Options:
     limit: int | None = None  # only so many samples, chosen at random
     batch: int = 32  # samples at once: changes memory and time, not the result
     seed: int = 0  # of that choice
-    data: str | None = (
-        None  # file or folder to score it on (speech: JSON lines, Kaldi); else the run's own
-    )
+    data: str | None = None  # file or folder to score it on (speech: JSON lines, Kaldi); else the run's own
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)
     json: Path | None = None  # a file for the result, with machine and versions

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from lintra.config import fields
 from lintra.models import Decoder, decoder
 from lintra.tasks._numbered import generator
 from lintra.tasks._symbols import COPIES, TextTask
-from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig
+from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig, elsewhere
 from lintra.tasks.datasets import subwords, text_files, token_shards
 from lintra.tasks.datasets.packed import Packed
 from lintra.tokenizer import Tokenizer
@@ -37,14 +37,15 @@ _TRIED = 10_000  # tokens that are decoded, to see whether the text comes back
 class Config(TaskConfig):
     """Write text, by bytes or tokens (your own: --data PATH)."""
 
-    PATHS: ClassVar = ("data",)
+    PATHS: ClassVar = ("data", "test")
     COPIES: ClassVar = COPIES
 
     data: str | None = None  # a text file (.gz, .xz), a folder of them, or of shards
-    tokenizer: str | None = None  # a tokenizer.json, for subwords; else that of the shards
+    test: str | None = None  # a text to test on; else what is held out
+    tokenizer: str | None = None  # a tokenizer.json; else that of shards
     vocabulary: int | None = None  # of shards without a tokenizer; None: theirs
     length: int = 256  # bytes of a sequence, or tokens
-    batch_tokens: int | None = None  # in a step, instead of --batch: a multiple of length
+    batch_tokens: int | None = None  # in a step, instead of --batch; a multiple of length
     data_seed: int = 0  # other pieces of a text (of shards: --seed)
 
     def __post_init__(self):
@@ -76,7 +77,11 @@ class Config(TaskConfig):
         }
 
     def with_data(self, data: str) -> "Config":
-        return replace(self, data=data)
+        """This configuration with the text at `data` to test on; as it is where that is the text that it
+        learned from, and with the shards there, of which a part is held out."""
+        if token_shards.is_shards(Path(data).expanduser()):
+            return replace(self, data=data)
+        return replace(self, test=elsewhere(self.data, self.test, data))
 
     def build(self) -> "Text":
         return Text(self)
@@ -101,16 +106,20 @@ class Crops(Samples):
 
 
 class Consecutive(Samples):
-    """A text cut into pieces {"tokens": [length] int64}; what is left at its end is left out."""
+    """A text cut into pieces {"tokens": [length] int64}; what is left at its end is left out. With
+    `bytes_per_symbol`, pieces say that of the whole text, too."""
 
-    def __init__(self, text: np.ndarray, length: int):
-        self.text, self.length = text, length
+    def __init__(self, text: np.ndarray, length: int, bytes_per_symbol: float | None = None):
+        self.text, self.length, self.bytes_per_symbol = text, length, bytes_per_symbol
 
     def __len__(self) -> int:
         return len(self.text) // self.length
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        return _pieces(self.text, [range(len(self))[i] * self.length for i in indices], self.length)
+        pieces = _pieces(self.text, [range(len(self))[i] * self.length for i in indices], self.length)
+        if self.bytes_per_symbol is not None:
+            pieces["bytes_per_symbol"] = torch.full((len(indices),), self.bytes_per_symbol)
+        return pieces
 
 
 class Parts(NamedTuple):
@@ -153,6 +162,35 @@ class Text(TextTask, BitsTask):
         return self._parts.validate
 
     @cached_property
+    def test(self) -> Samples:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """All of the text to test on, or what is held out. Raises DataError."""
+        if self.config.test is None:
+            return self.validate
+        if self.config.vocabulary is not None:
+            raise DataError(f"the tokens are numbers, and {self.config.test} is text: name shards to test on")
+        whole = text_files.whole(
+            text_files.named("test", self.config.test, "a text file or a folder of them"),
+            utf8=self.tokenizer is not None,
+        )
+        symbols = self._symbols(memoryview(whole))
+        if len(symbols) < self.length:
+            raise DataError(
+                f"{self.config.test} holds {len(symbols):,} {self.unit}, less than one sequence of "
+                f"{self.length:,}"
+            )
+        return Consecutive(symbols, self.length, len(whole) / len(symbols))
+
+    @property
+    def judged_by(self) -> Literal["test", "validate"]:
+        return "validate" if self.config.test is None else "test"
+
+    def _symbols(self, text: memoryview) -> np.ndarray:
+        """A text in bytes or tokens."""
+        if self.tokenizer is None:
+            return np.frombuffer(text, np.uint8)
+        return subwords.encoded(text, self.tokenizer, self.watch)
+
+    @cached_property
     def _parts(self) -> Parts:
         """The samples to learn from and those to validate on. Raises DataError; Error for the tokenizer."""
         folder = text_files.named("data", self.config.data, "a text file or a folder of them")
@@ -165,10 +203,7 @@ class Text(TextTask, BitsTask):
     def _text(self) -> Parts:
         tokenizer, length = self.tokenizer, self.config.length
         path, *parts = text_files.split(self.config.data, utf8=tokenizer is not None)
-        if tokenizer is None:
-            train, validate = (np.frombuffer(part, np.uint8) for part in parts)
-        else:
-            train, validate = (subwords.encoded(part, tokenizer, self.watch) for part in parts)
+        train, validate = map(self._symbols, parts)
         if (most := min(len(train), len(validate))) < length:
             shorter = f", or a --length of at most {most:,}" if most else ""
             raise DataError(
@@ -216,7 +251,9 @@ class Text(TextTask, BitsTask):
         if self.tokenizer is None:
             return found
         each = found.pop(self.bits)
-        return {self.bits: each / self._parts.bytes_per_symbol, "bits_per_token": each, **found}
+        size = batch.get("bytes_per_symbol")
+        size = self._parts.bytes_per_symbol if size is None else size.to(each)
+        return {self.bits: each / size, "bits_per_token": each, **found}
 
     def check(self, model: decoder.Config) -> None:
         super().check(model)

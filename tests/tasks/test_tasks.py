@@ -49,7 +49,9 @@ def test_a_task_knows_its_settings(name):
 
 
 def test_settings_with_data_elsewhere():
-    assert text.Config(length=8).with_data("a.txt") == text.Config(length=8, data="a.txt")
+    assert text.Config(length=8).with_data("a.txt") == text.Config(length=8, test="a.txt")
+    learned = text.Config(length=8, data="a.txt")
+    assert learned.with_data("./a.txt") == learned
     assert images.Config(data="cifar10").with_data("x") == images.Config(data="cifar10", data_dir="x")
     with pytest.raises(tasks.DataError, match="data is for tasks that read files, not digits: leave --data"):
         digits.Config().with_data("x")

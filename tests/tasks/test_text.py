@@ -140,3 +140,17 @@ def test_empty_files_of_a_folder_are_left_out(tmp_path):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(DataError, match=r"holds no text: all of its 3 files are empty"):
         text_files.split(str(tmp_path))
+
+
+def test_all_of_a_text_is_tested_on(file, tmp_path):
+    """What was learned from is not needed for it."""
+    (tmp_path / "new.txt").write_bytes(WORDS[:70])
+    tested = text.Config(data="gone.txt", length=20).with_data(str(tmp_path / "new.txt")).build()
+    assert (len(tested.test), tested.judged_by) == (3, "test")
+    assert bytes(tested.test.__getitems__([0, 1, 2])["tokens"].flatten().tolist()) == WORDS[:60]
+    assert task(file).judged_by == "validate"
+    (tmp_path / "new.txt").write_bytes(WORDS[:19])
+    with pytest.raises(DataError, match="holds 19 bytes, less than one sequence of 20"):
+        _ = text.Config(length=20, test=str(tmp_path / "new.txt")).build().test
+    with pytest.raises(DataError, match="tokens are numbers"):
+        _ = text.Config(length=20, vocabulary=300, test=str(tmp_path / "new.txt")).build().test

@@ -158,3 +158,13 @@ def test_texts_are_classified_by_tokens(tmp_path, learned):
     assert torch.equal(found.argmax(-1), network(batch["tokens"], mask=batch["mask"]).argmax(-1))
     with pytest.raises(DataError, match="was made for 256"):
         built.check(text_classification.Config(data=config.data).build().model(linear.Config()))
+
+
+def test_bits_per_byte_of_a_test_are_of_its_own_bytes(file, learned, tmp_path):
+    (tmp_path / "new.txt").write_bytes("日本語".encode() * 30)
+    built = task(file, learned, test=str(tmp_path / "new.txt"))
+    model = built.model(linear.Config()).build().eval()
+    found = built.per_sample(model, built.test.__getitems__([0, 1]))
+    size = 270 / len(built.test.text)
+    assert torch.allclose(found["bits_per_byte"] * size, found["bits_per_token"])
+    assert size != pytest.approx(built._parts.bytes_per_symbol, rel=0.1)

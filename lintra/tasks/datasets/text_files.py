@@ -20,12 +20,21 @@ class Split(NamedTuple):
 
 
 def split(data: str | None, *, utf8: bool = False) -> Split:
-    """Return the text of a file, or of all files of a folder in the order of their names, of which some may
-    be empty.
+    """Return the text of a file or folder, its last tenth apart.
 
     utf8: cut it between two characters. Raises DataError, and then also where a file is not in UTF-8.
     """
     path = named("data", data, "a text file or a folder of them")
+    text = whole(path, utf8=utf8)
+    cut = len(text) - len(text) // 10
+    cut = character_start(text, cut) if utf8 else cut
+    view = memoryview(text)  # of which a part is no copy
+    return Split(path, view[:cut], view[cut:])
+
+
+def whole(path: Path, *, utf8: bool = False) -> bytes:
+    """Return the text of a file, or of all files of a folder in the order of their names, of which some may
+    be empty. Raises DataError; with utf8, also where one is not in UTF-8."""
     parts, files = [], files_of(path)
     for file in files:
         parts.append(content(file, may_be_empty=len(files) > 1))
@@ -33,11 +42,7 @@ def split(data: str | None, *, utf8: bool = False) -> Split:
             decoded(parts[-1], file)
     if not any(parts):
         raise DataError(f"{path} holds no text: all of its {len(files):,} files are empty")
-    text = parts[0] if len(parts) == 1 else b"".join(parts)
-    cut = len(text) - len(text) // 10
-    cut = character_start(text, cut) if utf8 else cut
-    view = memoryview(text)  # of which a part is no copy
-    return Split(path, view[:cut], view[cut:])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def named(flag: str, path: str | None, what: str) -> Path:
