@@ -78,8 +78,8 @@ def predict_command(args: Sequence[str]) -> int:
         return predict_series.forecast(model, task, options)
     if not isinstance(task, TextClassification) or not isinstance(model, (Encoder, BiLSTM)):
         raise UsageError(
-            f"{options.model} is of the task {task.name}, which has nothing to say of new data: lintra "
-            "generate draws or writes with it"
+            f"{options.model} is of the task {task.name}: predict is for classifiers of texts, series and "
+            "speech; lintra generate draws or writes with it"
         )
     options.refuse(OF_SERIES, "series", other)
     return predict_texts.classify(model, task, options)
