@@ -40,6 +40,8 @@ class Config:
 
     def __post_init__(self):
         fields.positive(self, "seconds")
+        fields.finite(self, "temperature")
+        fields.not_negative(self, "temperature")
         fields.at_least(self, longest=32)
 
 

@@ -15,3 +15,7 @@ class Options:
 
     def __post_init__(self):
         refuse_folder("out", self.out)
+        if self.out is not None and self.out.suffix == ".png":
+            raise ValueError(
+                f"out is the file of the figures, whose picture stands beside it; got {self.out}"
+            )

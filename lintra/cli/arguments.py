@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import os
 import re
 import shutil
 import textwrap
@@ -25,9 +26,9 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
 
     Prints the help and raises SystemExit(0) for --help. Raises UsageError with one line.
     """
-    printed, errors = io.StringIO(), io.StringIO()
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
             return _cli(form, args, prog=prog)
     except SystemExit as end:
         if end.code in (0, None):
@@ -35,7 +36,7 @@ def parse(form: type[T], args: Sequence[str], *, prog: str, description: str, ta
             print(f"\nusage: {' '.join(filter(None, (prog, takes, '[--flag value ...]')))}\n")
             print("\n".join(_help_lines(printed.getvalue())))
             raise SystemExit(0) from None
-        raise UsageError(f"{_reason(errors.getvalue())} (see {prog} --help)") from None
+        raise UsageError(f"{_reason(_errors(form, args, prog))} (see {prog} --help)") from None
 
 
 def parse_known(form: type[T], args: Sequence[str], default: T | None = None) -> T:
@@ -56,13 +57,31 @@ def _cli(form: Any, args: Sequence[str], **options: Any) -> Any:
     return tyro.cli(form, args=list(args), config=config, **options)
 
 
+def _errors(form: Any, args: Sequence[str], prog: str) -> str:
+    """What tyro says of a wrong command line, without line breaks inside of what a user wrote."""
+    errors, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(10**6)
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),  # to no terminal, so that no boxes are drawn
+            contextlib.redirect_stderr(errors),
+            contextlib.suppress(SystemExit),
+        ):
+            _cli(form, args, prog=prog)
+    finally:
+        del os.environ["COLUMNS"]
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    return errors.getvalue()
+
+
 def _width() -> int:
     return min(shutil.get_terminal_size().columns, 110)
 
 
 def _reason(printed: str) -> str:
     """The reason in tyro's error, and what it suggests, as one line."""
-    _title, first, *others = [" ".join(" ".join(lines).split()) for lines in _paragraphs(printed)]
+    _title, first, *others = [" ".join(map(str.strip, lines)) for lines in _paragraphs(printed)]
     if lacking := re.match(r"Missing from .*?: (--\S+ \S+)", first):
         return f"{lacking[1]} is missing"
     if wrong := re.match(r"Error parsing --(\S+): .*('.*'|\".*\")", first):
@@ -71,8 +90,9 @@ def _reason(printed: str) -> str:
             number = "a whole number" if takes[1] == "INT" else "a number"
             return f"{wrong[1]} must be {number}, got {wrong[2]}"
     suggestion = re.search(r"Perhaps you meant: (--\S+)", " ".join(others))
-    reason = re.sub(r"^Error parsing \w+: ", "", first)  # the name of a class or field of ours
-    reason = reason[0].lower() + reason[1:].rstrip(".")
+    own = re.match(r"Error parsing \w+: ", first)  # the name of a class or field of ours
+    reason = first[own.end() :] if own else first.removesuffix(".")
+    reason = reason[0].lower() + reason[1:]
     return f"{reason}; perhaps you meant {suggestion[1]}" if suggestion else reason
 
 

@@ -11,6 +11,7 @@ from lintra.bench import reports
 from lintra.bench.options import Options
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.output import Quiet
+from lintra.io.files import refuse_unwritable
 
 BENCHES = {
     "attention": "the linear sum against the hardware: the figures of the README",
@@ -65,13 +66,14 @@ def measure(prog: str, name: str, module: ModuleType, args: Sequence[str]) -> in
     sizes = dataclasses.replace(
         module.QUICK if options.quick else module.Sizes(), **{each: getattr(options, each) for each in own}
     )
+    device = getattr(options, "device", getattr(module, "DEVICE", "cpu"))
+    path = options.out or (None if options.quick else reports.default_path(name, device))
+    refuse_unwritable(path)
     hidden = options.output.quiet or not sys.stdout.isatty()
     with Progress(disable=hidden, transient=True) as progress:
         turns = progress.add_task("measuring", total=sizes.turns if hasattr(sizes, "turns") else sizes.rounds)
         rows, timings = module.run(sizes, lambda done: progress.update(turns, completed=done))
     print(reports.table(rows))
-    device = getattr(options, "device", getattr(module, "DEVICE", "cpu"))
-    path = options.out or (None if options.quick else reports.default_path(name, device))
     if path:
         details = module.details(sizes) if hasattr(module, "details") else {}
         details |= {"measures": module.MEASURES, "sizes": dataclasses.asdict(sizes)}

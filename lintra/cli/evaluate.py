@@ -86,7 +86,8 @@ class Options:
         named = [getattr(task.config, name) for name in task.config.PATHS]
         read = {Path(x).expanduser().resolve() for x in named if x is not None}
         for file in self.written:
-            if file.resolve() in read:
+            place = file.expanduser().resolve()
+            if place in read or (place.exists() and not read.isdisjoint(place.parents)):
                 raise UsageError(f"{file} has data that {self.model} reads: write to another file")
 
 

@@ -140,7 +140,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
     form = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
     problem = _watched(options.task, options.output.says)
-    asked = {arg.partition("=")[0] for arg in args}
+    asked = {arg.partition("=")[0].replace("_", "-") for arg in args}
     if problem.batch_tokens is not None and "--batch" in asked:
         raise UsageError("batch is in frames here: take --batch-frames instead")
     if problem.batch is not None and "--batch" in asked:

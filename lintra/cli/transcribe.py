@@ -57,8 +57,8 @@ class Options:
             raise ValueError("json, ctm and srt are forms of the same: choose one")
         if self.srt and len(self.files) > 1:
             raise ValueError(f"srt has the times of one recording: name one file, got {len(self.files)}")
-        if self.streams and self.searching.beam is not None:
-            raise ValueError("stream and live write the best path: leave out beam")
+        if self.streams and (given := self.searching.given()):
+            raise ValueError(f"stream and live write the best path: leave out {', '.join(given)}")
         if not self.streams and self.block != Options.block:
             raise ValueError(f"block is for stream, got {self.block} without it")
         if not 0.01 <= self.block <= 60:

@@ -51,6 +51,15 @@ def integers(
     _same_device(name, x, other, beside)
 
 
+def written_in_place(name: str, x: Tensor) -> None:
+    """Take note that a kernel is about to write over a tensor, so that a graph that kept it refuses it, as
+    after any operation in place. Raise ValueError where several of its places share memory."""
+    if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
+        raise ValueError(f"{name} is written to: rows must not share memory, got strides {list(x.stride())}")
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+
+
 def rows_below(name: str, indices: Tensor | None, count: int) -> None:
     """Raise ValueError where an index is not below `count`; where readable."""
     if indices is not None and checks.readable(indices) and indices.numel() and int(indices.max()) >= count:

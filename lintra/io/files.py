@@ -92,9 +92,12 @@ def publish(new: Path, path: Path) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file of these lines, in UTF-8, whole or not at all. Raises Error where it cannot."""
+    """Write a text file of these lines, in UTF-8, whole or not at all. Raises Error where it cannot. What is
+    no text, such as bytes of a file's name, is written with backslashes, which JSON reads."""
     content = "".join(f"{line}\n" for line in lines)
-    write_atomically(path, lambda place: place.write_text(content, encoding="utf-8"))
+    write_atomically(
+        path, lambda place: place.write_text(content, encoding="utf-8", errors="backslashreplace")
+    )
 
 
 def leftovers(folder: Path, name: str) -> list[Path]:

@@ -1,5 +1,8 @@
 // The exported functions: they choose the instruction set and start threads. Compiled for the oldest processor, since
 // it runs before anything is known about this one.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -41,13 +44,21 @@ struct Kernels {
    lintra::isa::conv1d, lintra::isa::conv1d_step, lintra::isa::scan_forward, lintra::isa::scan_backward, lintra::isa::softmax_forward, \
    lintra::isa::softmax_backward, lintra::isa::decode}
 
+#if defined(__x86_64__)
+// Of the runtime's build for AVX2; not all compilers' __builtin_cpu_supports knows its name.
+bool has_f16c() {
+  unsigned a, b, c = 0, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 // The build for an instruction set, empty where this library or this processor lacks it.
 Kernels kernels(i64 isa) {
 #if defined(__x86_64__)
   switch (isa) {
     case LINTRA_BASELINE: return LINTRA_KERNELS(baseline);
     case LINTRA_AVX2:
-      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+      if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         return LINTRA_KERNELS(avx2);
       break;
     case LINTRA_AVX512:

@@ -17,9 +17,12 @@ LINTRA_INLINE Vec<float> widen(Half x, i64 dtype) {
   Bits bits = __builtin_convertvector(x, Bits);
   if (dtype == LINTRA_BFLOAT16) return (Vec<float>)(bits << 16);
   Bits magnitude = (bits & 0x7fff) << 13;
-  Vec<float> value = (Vec<float>)magnitude * 0x1p112f;  // moves the exponent bias from 15 to 127, subnormals too
-  Bits special = (Bits)(magnitude >= 0x0f800000u);
-  Bits out = choose(special, magnitude | 0x7f800000u, (Bits)value);
+  Bits normal = magnitude + 0x38000000u;  // moves the exponent bias from 15 to 127
+  // Of a subnormal, with the exponent of 2^-14 and less what that adds: no float is subnormal on the way, which a
+  // processor that flushes those would take for 0.
+  Vec<float> subnormal = (Vec<float>)(magnitude + 0x38800000u) - 0x1p-14f;
+  Bits out = choose((Bits)(magnitude < 0x00800000u), (Bits)subnormal, normal);
+  out = choose((Bits)(magnitude >= 0x0f800000u), magnitude | 0x7f800000u, out);
   return (Vec<float>)(out | (bits & 0x8000) << 16);
 }
 

@@ -151,6 +151,8 @@ def _run(
     entries, lists = 0, (native.strided(None),) * 3
     if blocks is not None:
         n, entries = blocks.shape[2:]
+        if n * min(unit, max(1, t)) != t:
+            raise ValueError(f"blocks must be lists for {t} queries in blocks of {unit}, got {n} lists")
         # Here and not in `_list`: what is copied has to live as long as the call.
         blocks = native.rows(blocks.to(torch.int64)).expand(b, g, n, entries)
         listed = native.rows(listed).expand(b, g, n, entries)
@@ -158,6 +160,9 @@ def _run(
         lists = (_list(blocks), _list(listed), native.strided(own))
     if kind == "all":
         unit, after = max(1, t), s
+    if kind == "sorted":
+        for name, x in zip(("token", "place", "bucket"), order[2:], strict=True):
+            native.same_shape(name, x, (b, h, order[0], -(-t // unit) * unit))
     loaded, instruction_set = native.chosen()
     most = max(1, s)  # a band of all places is one of more
     call = native.SOFTMAX.pack(

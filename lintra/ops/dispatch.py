@@ -198,6 +198,6 @@ def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:
         if y is None:
             continue
         plain = (type(y) is Tensor or type(y) is Parameter) and y.device.type == "cpu"
-        if not plain or (recorded and y.requires_grad):
+        if not plain or (recorded and y.requires_grad) or y.is_neg():  # whose numbers are not those in memory
             return False
     return x.dtype in native.DTYPES and native.available()

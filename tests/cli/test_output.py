@@ -146,3 +146,9 @@ def test_an_error_of_a_process_that_reads_ahead_is_one_sentence():
     with pytest.raises(SpeechError) as found:
         wrapped.reraise()
     assert cli._one_line(found.value) == "utterance u7: a.wav does not exist"
+
+
+@pytest.mark.parametrize("out", ["a-long-folder/" * 12 + "x.txt", "x.png..", "."])
+def test_an_error_has_what_was_written(lintra_says, out):
+    _, _, err = lintra_says("web", "--out", out)
+    assert f"got {out} (see lintra web --help)" in err

@@ -127,7 +127,10 @@ def test_what_has_nothing_to_say_is_refused(lintra_says, tmp_path, monkeypatch):
     assert lintra_says("train", "digits", *tiny)[0] == 0
     code, _, err = lintra_says("predict", "--model", "drawn")
     assert code == 2
-    assert "the task digits: predict is for classifiers of texts, series and speech; lintra generate draws" in err
+    assert (
+        "the task digits: predict is for classifiers of texts, series and speech; lintra generate draws"
+        in err
+    )
     code, _, err = lintra_says("predict", "x.wav", "--model", "spoken-digits", "--horizon", "3")
     assert code == 2
     assert "horizon is for series, which spoken-digits does not read: leave --horizon out" in err

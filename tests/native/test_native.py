@@ -385,6 +385,18 @@ def test_every_half_precision_number_passes_through(instruction_set, dtype):
         assert torch.equal(y.flatten(), kv.flatten().to(dtype))
 
 
+def test_halves_are_subnormal_where_floats_are_flushed(instruction_set):
+    x = torch.arange(1, 2**10, dtype=torch.int16).view(torch.float16)  # all below 6.1e-5
+    one = torch.ones(1, 1, 1, 1, dtype=torch.float16)
+    with threads(1):  # the setting is that of this thread
+        torch.set_flush_denormal(True)
+        try:
+            y = native.forward(one, one, x[None, None, None], normalize=False)[0]
+        finally:
+            torch.set_flush_denormal(False)
+    assert torch.equal(y.flatten(), x)
+
+
 def test_decay_that_forgets_everything(instruction_set):
     """log_decay = -inf empties the state: what follows equals a fresh start, and nothing becomes NaN."""
     inputs, _ = problem(40, 8, 8, decay=True)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lintra import ops
 from lintra.ops import dispatch
 
 IN_TRITON = [op for op, names in dispatch.IMPLEMENTATIONS.items() if "triton" in names]
@@ -112,3 +113,15 @@ def test_interpreted_triton_is_never_chosen_by_itself(monkeypatch):
     x = torch.zeros(1, 2, 3, 4)
     assert dispatch.choose("linear_attention", "auto", x) in ("native", "torch")
     assert dispatch.choose("linear_attention", "triton", x) == "triton"
+
+
+def test_what_is_negated_lazily_has_its_sign():
+    """PyTorch's dispatcher resolves it, which kernels alone would not."""
+    torch.manual_seed(0)
+    negated = torch.complex(torch.zeros(1, 6, 2), torch.rand(1, 6, 2)).conj().imag
+    assert negated.is_neg()
+    q = torch.randn(1, 6, 2, 4)
+    with torch.no_grad():
+        y = ops.linear_attention(q, q, q, log_decay=negated)[0]
+        expected = ops.linear_attention(q, q, q, log_decay=negated.resolve_neg())[0]
+    assert torch.equal(y, expected)

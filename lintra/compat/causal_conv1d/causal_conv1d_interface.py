@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.arguments import integers, refuse, rows_below, tensors
+from lintra.compat.arguments import integers, refuse, rows_below, tensors, written_in_place
 from lintra.compat.seq_idx import Packing, flat
 from lintra.native import conv1d as kernel
 from lintra.ops import Layout, causal_conv1d, checks
@@ -93,6 +93,7 @@ def causal_conv1d_update(
     if kernels_alone(tokens, conv_state, weight, bias):
         total = checks.sum_dtype(x.dtype)
         weight, bias = weight.to(total), None if bias is None else bias.to(total)
+        written_in_place("conv_state", conv_state)
         y = kernel.step(tokens, conv_state, weight, bias, silu, conv_state_indices, cache_seqlens).mT
     else:
         y = _update(tokens.mT, conv_state, weight, bias, silu, cache_seqlens, conv_state_indices)

@@ -160,3 +160,18 @@ def test_refusals():
     indices = torch.tensor([0, 1, 3])
     raises(ValueError, "conv_state_indices", call, x, buffer, weight, bias, conv_state_indices=indices)
     raises(ValueError, "conv_state_indices", call, x, buffer, weight, bias, conv_state_indices=indices[:2])
+
+
+@sets
+def test_what_a_graph_kept_of_the_buffer_is_refused(name):
+    x, buffer, weight, _ = draw()
+    kept = torch.ones_like(buffer).requires_grad_()
+    loss = (kept * buffer).sum()
+    update(name, x, buffer, weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    if name is not None:
+        with torch.inference_mode():
+            update(name, x, buffer.clone(), weight)
+    with pytest.raises((ValueError, RuntimeError), match=r"share memory|more than one element"):
+        update(name, x, buffer[:1].expand_as(buffer), weight)

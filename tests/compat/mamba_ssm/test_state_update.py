@@ -181,3 +181,17 @@ def test_refusals():
     )
     raises(TypeError, "state_batch_indices", update, given, state_batch_indices=torch.zeros(3))
     raises(ValueError, "state_batch_indices", update, given, state_batch_indices=torch.tensor([0, 1, 3]))
+
+
+@pytest.mark.parametrize("name", [None, *native.instruction_sets()])
+def test_what_a_graph_kept_of_the_state_is_refused(name):
+    given = draw(dtype=torch.float32)
+    kept = torch.ones_like(given["state"]).requires_grad_()
+    loss = (kept * given["state"]).sum()
+    if name is None:
+        selective_state_update(**{**given, "x": given["x"].requires_grad_()}, dt_softplus=True)
+    else:
+        with native.use(name):
+            selective_state_update(**given, dt_softplus=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

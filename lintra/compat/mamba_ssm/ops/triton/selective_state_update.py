@@ -6,7 +6,7 @@ that share B and C, n states of a channel, r rows of states.
 
 from torch import Tensor
 
-from lintra.compat.arguments import integers, rows_below, same_dtype, tensors
+from lintra.compat.arguments import integers, rows_below, same_dtype, tensors, written_in_place
 from lintra.native import scan
 from lintra.ops import Layout, checks, selective_scan
 from lintra.ops.dispatch import kernels_alone
@@ -79,6 +79,8 @@ def selective_state_update(
     before = before.reshape(b, channels, n).to(total)
     if alone:
         before = before.contiguous()
+        if before.data_ptr() == state.data_ptr():
+            written_in_place("state", state)
         options = (dt_softplus, mask, None, False)
         y, after, _ = scan.forward(u, delta, rates, *inputs, before, *options, out=before)
         if after.data_ptr() == state.data_ptr():  # there is nothing to write back
