@@ -71,7 +71,7 @@ class Trial:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         lock = self.folder.with_name(f".{self.folder.name}.lock")  # beside the folder, which may be removed
         lock.touch()
-        with locked(lock):
+        with locked(lock, self.folder):
             self.check()
             if self.scored() is None:
                 self._train()

@@ -17,5 +17,5 @@ class Options:
         refuse_folder("out", self.out)
         if self.out is not None and self.out.suffix == ".png":
             raise ValueError(
-                f"out is the file of the figures, whose picture stands beside it; got {self.out}"
+                f"out is the file for the figures, the picture is written beside it; got {self.out}"
             )

@@ -52,8 +52,8 @@ def integers(
 
 
 def written_in_place(name: str, x: Tensor) -> None:
-    """Take note that a kernel is about to write over a tensor, so that a graph that kept it refuses it, as
-    after any operation in place. Raise ValueError where several of its places share memory."""
+    """Tell autograd that a kernel is about to overwrite a tensor, so that a graph that saved it refuses to
+    run backward. Raise ValueError where several of its places share memory."""
     if any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(f"{name} is written to: rows must not share memory, got strides {list(x.stride())}")
     if not x.is_inference():

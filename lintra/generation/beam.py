@@ -23,7 +23,7 @@ class Hypotheses(NamedTuple):
     tokens [b k t]: what follows the prompt, filled up with the end symbol; length [b k]: how many of them it
     has, its own end symbol included; log_prob [b k]: of all of them together, in nats, without the penalty.
     k is the width of the beam, or less where there are not so many hypotheses of that length; log_prob is
-    -inf of those that only fill it up.
+    -inf for those that only fill it up.
     """
 
     tokens: Tensor

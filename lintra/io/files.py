@@ -45,9 +45,9 @@ def read_json(file: Path) -> Any:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a file or folder of a training, for one process at a time. Raises Error if another holds it.
-    (Windows: not held.)"""
+def locked(path: Path, what: Path | None = None) -> Iterator[None]:
+    """Hold a file or folder, for one process at a time. Raises Error if another holds it, which says that
+    `what`, or the folder itself, is being trained. (Windows: not held.)"""
     if os.name == "nt":
         yield
         return
@@ -58,7 +58,7 @@ def locked(path: Path) -> Iterator[None]:
         try:  # the lock ends with the process, however that ends
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise Error(f"{path} is being trained by another process") from error
+            raise Error(f"{what or path} is being trained by another process") from error
         yield
     finally:
         os.close(handle)
@@ -93,7 +93,7 @@ def publish(new: Path, path: Path) -> None:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file of these lines, in UTF-8, whole or not at all. Raises Error where it cannot. What is
-    no text, such as bytes of a file's name, is written with backslashes, which JSON reads."""
+    not valid text, such as stray bytes of a file name, is written with backslashes, which JSON reads."""
     content = "".join(f"{line}\n" for line in lines)
     write_atomically(
         path, lambda place: place.write_text(content, encoding="utf-8", errors="backslashreplace")
@@ -141,7 +141,7 @@ def _begin(path: Path) -> tuple[Path, Path]:
     try:
         path = path.resolve()
         refuse_irregular(path)
-        if path in (here := Path.cwd().resolve(), *here.parents):  # it would be exchanged for a new one
+        if path.is_dir() and _runs_in(path):  # it would be exchanged for a new one
             raise Error(f"{path} cannot be written: this program runs in it, so name another folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path, Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -151,6 +151,14 @@ def _begin(path: Path) -> tuple[Path, Path]:
         raise Error(f"{path} cannot be written: {error.strerror}") from error
     except RuntimeError as error:  # a link that leads to itself
         raise Error(f"{path} cannot be written: {error}") from error
+
+
+def _runs_in(folder: Path) -> bool:
+    try:
+        here = Path.cwd().resolve()
+    except FileNotFoundError:  # it was removed
+        return False
+    return folder in (here, *here.parents)
 
 
 def _open_to_readers(written: Sequence[Path]) -> None:

@@ -395,6 +395,7 @@ def check(status: int) -> None:
         raise MemoryError("the native kernel could not allocate its working memory")
     if status != _OK:
         raise RuntimeError(
-            f"the native library refused the call (status {status}): its arguments do not go together, such "
-            "as cu_seqlens that end elsewhere than the tokens. Without torch.compile the error says which"
+            f"the native library refused the call (status {status}): its arguments do not fit "
+            "together: cu_seqlens may not end where the tokens do, for example. Without torch.compile the "
+            "error names the argument"
         )

@@ -79,9 +79,12 @@ class ValueEmbedding(nn.Module):
         own = self.linear.weight.dtype
         weight, bias = widened(self.linear.weight, self.linear.bias)  # 16 bits do not tell 1,024 levels apart
         value = tokens.to(weight.dtype) * (2 / max(1, self.vocabulary - 1)) - 1
-        with no_autocast(tokens):
-            x = functional.linear(value[..., None], weight, bias)
-        x = follow_autocast(x)[0] if in_autocast(tokens) else x.to(own)
+        if weight.dtype == own and not in_autocast(tokens):
+            x = self.linear(value[..., None])
+        else:
+            with no_autocast(tokens):
+                x = functional.linear(value[..., None], weight, bias)
+            x = follow_autocast(x)[0] if in_autocast(tokens) else x.to(own)
         if self.first is None:
             return x
         return torch.where((tokens == self.vocabulary)[..., None], self.first.to(x.dtype), x)

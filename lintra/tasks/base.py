@@ -72,9 +72,9 @@ class TaskConfig(ABC):
 
 def elsewhere(data: str | None, test: str | None, named: str) -> str | None:
     """Return what a task with this data, and this to test on (None: a part of the data), tests on where
-    others are named: those, unless they are its data."""
+    others are named: all of those, or None where they are the data of which it holds a part out."""
     same = data is not None and Path(data).expanduser().resolve() == Path(named).expanduser().resolve()
-    return test if same else named
+    return None if same and test is None else named
 
 
 class Task(ABC):

@@ -80,7 +80,7 @@ class Config(TaskConfig):
         """This configuration with the text at `data` to test on; as it is where that is the text that it
         learned from, and with the shards there, of which a part is held out."""
         if token_shards.is_shards(Path(data).expanduser()):
-            return replace(self, data=data)
+            return replace(self, data=data, test=None)
         return replace(self, test=elsewhere(self.data, self.test, data))
 
     def build(self) -> "Text":
@@ -107,7 +107,7 @@ class Crops(Samples):
 
 class Consecutive(Samples):
     """A text cut into pieces {"tokens": [length] int64}; what is left at its end is left out. With
-    `bytes_per_symbol`, pieces say that of the whole text, too."""
+    `bytes_per_symbol`, each piece carries that figure of the whole text, too."""
 
     def __init__(self, text: np.ndarray, length: int, bytes_per_symbol: float | None = None):
         self.text, self.length, self.bytes_per_symbol = text, length, bytes_per_symbol
@@ -166,12 +166,7 @@ class Text(TextTask, BitsTask):
         """All of the text to test on, or what is held out. Raises DataError."""
         if self.config.test is None:
             return self.validate
-        if self.config.vocabulary is not None:
-            raise DataError(f"the tokens are numbers, and {self.config.test} is text: name shards to test on")
-        whole = text_files.whole(
-            text_files.named("test", self.config.test, "a text file or a folder of them"),
-            utf8=self.tokenizer is not None,
-        )
+        whole = text_files.whole(self._test_place(), utf8=self.tokenizer is not None)
         symbols = self._symbols(memoryview(whole))
         if len(symbols) < self.length:
             raise DataError(
@@ -184,6 +179,14 @@ class Text(TextTask, BitsTask):
     def judged_by(self) -> Literal["test", "validate"]:
         return "validate" if self.config.test is None else "test"
 
+    def _test_place(self) -> Path:
+        """The file or folder to test on. Raises DataError."""
+        if self.config.vocabulary is not None:
+            raise DataError(
+                f"{self.config.test} is text, and the tokens that were learned are numbers: test on shards"
+            )
+        return text_files.named("test", self.config.test, "a text file or a folder of them")
+
     def _symbols(self, text: memoryview) -> np.ndarray:
         """A text in bytes or tokens."""
         if self.tokenizer is None:
@@ -194,6 +197,8 @@ class Text(TextTask, BitsTask):
     def _parts(self) -> Parts:
         """The samples to learn from and those to validate on. Raises DataError; Error for the tokenizer."""
         folder = text_files.named("data", self.config.data, "a text file or a folder of them")
+        if self.config.test is not None:
+            self._test_place()
         if token_shards.is_shards(folder):
             return self._shards(folder)
         if self.config.vocabulary is not None:

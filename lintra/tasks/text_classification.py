@@ -197,7 +197,7 @@ class TextClassification(ClassificationTask, TextTask):
                 "labels with --classes"
             )
         _refuse_unknown(path, lines, known, train)
-        if self.config.test is not None:
+        if self.config.test is not None and not self.config.classes:
             _refuse_unknown(self.config.test, self._tested, known)
         return Lines(known, train, validate)
 

@@ -139,10 +139,14 @@ class Learner(pl.LightningModule):
         done = [self._backward(*each, total) for each in before]
         loss = sum(done, self._loss(last, weight, total))
         self.batch_loss = loss.detach()
-        if self.trainer.world_size > 1:
-            shares = self.batch_loss.double()  # a copy: it is reduced in place
-            self.batch_loss = self.trainer.strategy.reduce(shares, reduce_op="mean")
         return loss
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        """Makes of the share of this process in the loss that of all: here, where they wait for each other
+        anyway."""
+        if self.trainer.world_size > 1:
+            share = self.batch_loss.double()  # a copy: it is reduced in place
+            self.batch_loss = self.trainer.strategy.reduce(share, reduce_op="mean")
 
     def _loss(self, batch: Batch, weight: Tensor, total: Tensor) -> Tensor:
         """The loss that a part adds to that of its batch, where all parts have a weight of `total`."""

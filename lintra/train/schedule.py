@@ -30,14 +30,14 @@ def learning_rate(config: Config, step: int) -> float:
 
 
 def remarks(config: Config) -> list[str]:
-    """Return what a schedule does not come to within the steps there are, a sentence each."""
+    """Return a sentence for each part of the schedule that these steps never reach."""
     found, steps = [], config.steps
     if config.warmup >= steps:
         warmup = f"{config.warmup:,} of {steps:,} steps"
         found.append(f"The learning rate rises to the last step: --warmup is {warmup}")
     if config.schedule == "step" and config.drop_at >= steps:
         found.append(f"The learning rate never drops: --drop-at is {config.drop_at:,} of {steps:,} steps")
-    if config.schedule == "plateau" and config.patience * config.validate_every >= steps:
+    if config.schedule == "plateau" and (config.patience + 1) * config.validate_every >= steps:
         found.append(
             f"The learning rate is never halved: --patience is {config.patience:,} validations, one every "
             f"{config.validate_every:,} of {steps:,} steps"

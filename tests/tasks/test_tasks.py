@@ -52,6 +52,8 @@ def test_settings_with_data_elsewhere():
     assert text.Config(length=8).with_data("a.txt") == text.Config(length=8, test="a.txt")
     learned = text.Config(length=8, data="a.txt")
     assert learned.with_data("./a.txt") == learned
+    tested = text.Config(length=8, data="a.txt", test="b.txt")
+    assert tested.with_data("a.txt") == text.Config(length=8, data="a.txt", test="a.txt")
     assert images.Config(data="cifar10").with_data("x") == images.Config(data="cifar10", data_dir="x")
     with pytest.raises(tasks.DataError, match="data is for tasks that read files, not digits: leave --data"):
         digits.Config().with_data("x")

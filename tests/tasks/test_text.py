@@ -152,5 +152,5 @@ def test_all_of_a_text_is_tested_on(file, tmp_path):
     (tmp_path / "new.txt").write_bytes(WORDS[:19])
     with pytest.raises(DataError, match="holds 19 bytes, less than one sequence of 20"):
         _ = text.Config(length=20, test=str(tmp_path / "new.txt")).build().test
-    with pytest.raises(DataError, match="tokens are numbers"):
+    with pytest.raises(DataError, match="are numbers: test on shards"):
         _ = text.Config(length=20, vocabulary=300, test=str(tmp_path / "new.txt")).build().test

@@ -320,3 +320,14 @@ def test_fewer_sequences_than_devices_are_refused(shards):
     with pytest.raises(ValueError, match="batch must be a multiple of devices=4, got 2 sequences"):
         train.Config(devices=4).check_batch(problem.batch_tokens, problem.batch)
     train.Config(devices=2, batch=1).check_batch(problem.batch_tokens, problem.batch)
+
+
+def test_a_text_may_be_tested_on_and_other_shards(shards, tmp_path):
+    (tmp_path / "new.txt").write_bytes(b"some words " * 20)
+    tested = text.Config(data=str(shards), length=32).with_data(str(tmp_path / "new.txt"))
+    assert len(tested.build().test) == 6
+    others = written(tmp_path / "others")
+    again = tested.with_data(str(others))
+    assert (again.data, again.test) == (str(others), None)
+    with pytest.raises(DataError, match=r"gone\.txt does not exist"):  # before training
+        _ = dataclasses.replace(tested, test="gone.txt").build().train

@@ -79,7 +79,11 @@ def test_learning_rates():
             {"schedule": "plateau"},
             ["The learning rate is never halved: --patience is 3 validations, one every 500 of 1,000 steps"],
         ),
-        ({"schedule": "plateau", "validate_every": 100}, []),
+        (
+            {"schedule": "plateau", "validate_every": 250},  # halved at the last step, for none
+            ["The learning rate is never halved: --patience is 3 validations, one every 250 of 1,000 steps"],
+        ),
+        ({"schedule": "plateau", "validate_every": 249}, []),
     ],
 )
 def test_what_a_schedule_does_not_come_to_is_said(settings, said):

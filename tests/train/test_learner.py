@@ -50,6 +50,7 @@ def test_the_loss_that_is_shown_is_that_of_all_processes(monkeypatch):
         learner.task.weight = lambda batch, i=i: weights[i]
         learner.task.loss = lambda model, batch, i=i: losses[i] * 1
         loss = learner.training_step({"tokens": torch.zeros(1)}, 0)
+        learner.on_before_optimizer_step(None)
         assert asked == [weights[i].item(), share]
         assert (loss.item(), learner.batch_loss.item()) == (share, 3.5)
 

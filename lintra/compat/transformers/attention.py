@@ -119,7 +119,7 @@ def attend(
     assert config is not None
     if isinstance(seen, Tensor):
         plain = isinstance(config, softmax.Config) and not config.window and owner(key) is None
-        seen = _boolean(seen)
+        seen = _boolean(seen) if plain else seen
         if not plain or seen.dtype != torch.bool:
             raise NotImplementedError(
                 f"attn_implementation={name!r} takes no mask {list(seen.shape)} of {seen.dtype} that says "
@@ -178,7 +178,7 @@ def _packing(
         return Layout.of("query", q, None, cu_seqlens)
     fresh = seen.causal and not seen.masked and seen.sequence is None and q.shape[1] == k.shape[1] > 1
     if fresh and position_ids is not None and position_ids.shape[1:] == q.shape[1:2]:
-        # Where no cache is made, transformers' mask has said so, of positions that jump too.
+        # Where no cache is made, transformers' mask already says so, even for positions that jump.
         begun = (position_ids.expand(q.shape[0], -1) == 0).cumsum(1)
         if bool((begun[:, -1] > begun[:, 0]).any()):
             seen = seen._replace(sequence=begun)

@@ -17,8 +17,8 @@ class Visible(NamedTuple):
 
     window: keys a query sees, its own included; None: all. mask [b s]: True for real keys; None: all are.
     sequence [b t]: the number of each token's packed sequence, neighbours differ; None: nothing is packed.
-    size: t, s and the device, where a mask function knows them. masked: there was a mask, of real keys alone
-    where `mask` is None.
+    size: t, s and the device, where a mask function knows them. masked: whether a mask was given; if
+    `mask` is None all the same, every key was real.
     """
 
     causal: bool

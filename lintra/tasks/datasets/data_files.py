@@ -89,13 +89,13 @@ def unpack(path: Path) -> bytes:
 
 def walk(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder that are not hidden, but for those of runs and models, which may lie
-    among the data that they were trained on. Links are followed, to each folder once. Raises DataError for a
-    folder that cannot be read."""
+    among the data that they were trained on. Links are followed, to each folder once, but not to those that
+    the folder itself is in. Raises DataError for a folder that cannot be read."""
 
     def refused(error: OSError) -> None:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    seen: set[str] = set()
+    seen = {str(x) for x in folder.resolve().parents}
     for place, folders, names in os.walk(folder, onerror=refused, followlinks=True):
         if (real := os.path.realpath(place)) in seen:
             folders.clear()

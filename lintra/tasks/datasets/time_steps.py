@@ -60,15 +60,7 @@ def time_steps(texts: Sequence[str], lines: Sequence[int]) -> TimeSteps:
     dates = _compact(texts)
     if dates is None:
         times = [_parse(text, line) for text, line in zip(texts, lines, strict=True)]
-        try:
-            return _steps(times, texts, lines)
-        except TimeError as error:
-            if len({found[1] for text in texts if (found := _OFFSET.search(text.strip()))}) < 2:
-                raise
-            raise TimeError(
-                f"{error}. Their offset from UTC changes, as for daylight saving: write local times without "
-                "it"
-            ) from error
+        return _steps(times, texts, lines)
     try:
         return _steps(dates, texts, lines)
     except TimeError:
@@ -108,8 +100,16 @@ def _steps(times: Sequence[Time], texts: Sequence[str], lines: Sequence[int]) ->
             raise TimeError(
                 f"line {lines[i]:,}: {texts[i]!r} is {_told(gap, times)} after the row above, others are "
                 f"{_told(usual, times)} apart: fill in what is missing, or resample the series"
+                f"{_shifted(texts)}"
             )
     return TimeSteps(times[-1], usual, as_date=as_date and usual % 86_400 == 0)
+
+
+def _shifted(texts: Sequence[str]) -> str:
+    """What to say more where times have several offsets from UTC."""
+    if len({found[1] for text in texts if (found := _OFFSET.search(text.strip()))}) < 2:
+        return ""
+    return ". Their offset from UTC changes, as for daylight saving: write local times without it"
 
 
 def _parse(text: str, line: int) -> Time:

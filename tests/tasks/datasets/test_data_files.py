@@ -112,6 +112,7 @@ def test_linked_folders_are_read_once(tmp_path):
     (tmp_path / "all" / "link").symlink_to(tmp_path / "far")
     (tmp_path / "all" / "other").symlink_to(tmp_path / "far" / "deep")
     (tmp_path / "far" / "round").symlink_to(tmp_path / "all")
+    (tmp_path / "all" / "up").symlink_to("..")
     found = sorted(str(x.relative_to(tmp_path / "all")) for x in data_files.walk(tmp_path / "all"))
     assert found == ["a.txt", "link/b.txt", "link/deep/c.txt"]
 
