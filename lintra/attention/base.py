@@ -15,10 +15,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lintra.attention._state import State, check_dtypes, check_form, select
+from lintra.attention._state import State, check_dtypes, check_form, map_state, select
 from lintra.ops import checks
 from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast
 from lintra.ops.layout import CuSeqlens, Layout
+from lintra.ops.padding import connected_zeros
 from lintra.ops.rope import RotaryEmbedding
 
 VERBS = ("forward", "extend", "step", "encode_memory", "cross_attend")
@@ -299,7 +300,9 @@ class Attention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, state: State, layout: Layout, **extra: Any
     ) -> tuple[Tensor, State]:
         """y [b t h e] of tokens after a state, and the next state. By default `_step` of each token."""
-        ys = [q.new_zeros(q.shape[0], 0, self.out_heads, self.value_dim)]
+        ys = [connected_zeros((q.shape[0], 0, self.out_heads, self.value_dim), q, k, v)]
+        if not q.shape[1]:
+            return ys[0], map_state(torch.clone, state)
         for i in range(q.shape[1]):
             one = slice(i, i + 1)
             token = {name: _of_tokens(x, one) for name, x in extra.items()}

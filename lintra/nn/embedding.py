@@ -5,7 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lintra.nn.parameters import reference_param
 from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast, widened
+from lintra.ops.checks import sum_dtype
 
 
 class TokenEmbedding(nn.Module):
@@ -76,14 +78,13 @@ class ValueEmbedding(nn.Module):
         self.first = nn.Parameter(torch.randn(width) * 0.5) if start else None
 
     def forward(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        own = self.linear.weight.dtype
-        weight, bias = widened(self.linear.weight, self.linear.bias)  # 16 bits do not tell 1,024 levels apart
-        value = tokens.to(weight.dtype) * (2 / max(1, self.vocabulary - 1)) - 1
-        if weight.dtype == own and not in_autocast(tokens):
-            x = self.linear(value[..., None])
-        else:
+        own = reference_param(self).dtype
+        value = tokens.to(sum_dtype(own)) * (2 / max(1, self.vocabulary - 1)) - 1
+        if type(self.linear) is not nn.Linear or (value.dtype == own and not in_autocast(tokens)):
+            x = self.linear(value[..., None])  # what is put in its place, too
+        else:  # 16 bits do not tell 1,024 levels apart
             with no_autocast(tokens):
-                x = functional.linear(value[..., None], weight, bias)
+                x = functional.linear(value[..., None], *widened(self.linear.weight, self.linear.bias))
             x = follow_autocast(x)[0] if in_autocast(tokens) else x.to(own)
         if self.first is None:
             return x
