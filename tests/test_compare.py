@@ -26,6 +26,7 @@ TINY = dataclasses.replace(
     steps={"small": 8, "whole": 8},
     settings=state_tracking.Config(length=6, validate_samples=20),
     batch=2,
+    rates=(3e-4, 1e-3, 3e-3, 1e-2),
     network={"layers": 1, "width": 32, "heads": 1, "position": "none"},
 )
 
@@ -62,7 +63,7 @@ def test_the_better_half_of_rates():
 def test_halving_asks_for_what_is_missing_and_nothing_else(contest):
     """From 4 rates to 2 to 1, then three seeds that were not searched with; at any moment what files say."""
     first = contest.ready()
-    assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 2) for rate in problems.RATES]
+    assert [(one.training.lr, one.training.steps) for one in first] == [(rate, 2) for rate in TINY.rates]
     assert not any(one.final for one in first)
     for one, score in zip(first[:3], (0.2, 0.8, 0.6), strict=True):
         write(one, score)
@@ -260,13 +261,13 @@ def outcomes(contest, tests=(0.7, 0.8, 0.9), **more):
 
 def test_tables_are_of_outcomes(contest):
     found = outcomes(contest)
-    table = tables.problem_table(found, "parity")
+    table = tables.problem_table(found, "parity", contest.study)
     # Mean 0.8, deviation 0.1: 4.303 x 0.1 / sqrt 3.
     assert (
         table.splitlines()[2]
         == "| linear | 80.0 ± 24.8 | 70.0, 80.0, 90.0 | 0.01 (highest) | 8 | 64 | 7 | 0.60 |"
     )
-    assert tables.points_table(found, "parity").splitlines()[2:] == [
+    assert tables.points_table(found, "parity", contest.study).splitlines()[2:] == [
         "| linear | 2 | 0.3 | 1.0 | 3.0 | 10.0 |",
         "| linear | 4 |  |  | 3.0 | 10.0 |",
     ]
@@ -277,8 +278,10 @@ def test_tables_are_of_outcomes(contest):
 def test_a_contest_that_is_not_done_has_no_row(contest):
     found = outcomes(contest)
     unfinished = [x for x in found if x["seed"] != 3]
-    assert tables.problem_table(unfinished, "parity") == ""
-    assert tables.points_table(unfinished, "parity") == tables.points_table(found, "parity")
+    assert tables.problem_table(unfinished, "parity", contest.study) == ""
+    assert tables.points_table(unfinished, "parity", contest.study) == tables.points_table(
+        found, "parity", contest.study
+    )
 
 
 @pytest.mark.slow
@@ -311,13 +314,13 @@ def test_budgets_are_not_mixed(recalls):
 
 def test_a_seed_that_diverged_is_in_the_table(contest):
     found = [x | {"diverged": x["seed"] == 2} for x in outcomes(contest)]
-    row = tables.problem_table(found, "parity").splitlines()[2]
+    row = tables.problem_table(found, "parity", contest.study).splitlines()[2]
     assert row == "| linear | diverged | 70.0, diverged, 90.0 | 0.01 (highest) | 8 | 64 | 7 | 0.60 |"
 
 
 def test_a_table_of_encoders_has_no_column_for_states(contest):
     found = [x | {"state_bytes": None} for x in outcomes(contest)]
-    head, _, row = tables.problem_table(found, "parity").splitlines()
+    head, _, row = tables.problem_table(found, "parity", contest.study).splitlines()
     assert "state" not in head
     assert row == "| linear | 80.0 ± 24.8 | 70.0, 80.0, 90.0 | 0.01 (highest) | 8 | 7 | 0.60 |"
 
@@ -326,7 +329,7 @@ def test_seeds_of_two_rates_are_not_mixed(contest):
     found = outcomes(contest)
     moved = [x | {"rate": 0.003} for x in found if x["final"]]
     with pytest.raises(ValueError, match=r"^parity, linear, 8 steps: tested at several rates"):
-        tables.problem_table([*found, *moved], "parity")
+        tables.problem_table([*found, *moved], "parity", contest.study)
 
 
 def test_maps_are_compared_where_all_have_the_same_steps(recalls, monkeypatch):

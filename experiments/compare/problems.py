@@ -15,7 +15,7 @@ from lintra.tasks import recall, selective_copying, state_tracking, text, text_c
 from lintra.tasks.base import Samples
 
 HERE = Path(__file__).parent
-RATES = (3e-4, 1e-3, 3e-3, 1e-2)
+RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 TESTED = 2**20  # the seed of synthetic test data: nothing was trained on it or chosen by it
 Preset = Literal["small", "whole", "paper"]
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments.compare.problems import Problem, Reviews, Study, refuse_others
+from experiments.compare.problems import RATES, Problem, Reviews, Study, refuse_others
 from lintra.tasks import image_classification, images, listops, pathfinder
 from lintra.tasks.base import DataError
 
@@ -58,6 +58,7 @@ PROBLEMS = (
         steps={"small": 4_000},  # after 1,000 linear attention is at chance
         causal=False,
         batch=16,
+        rates=RATES[:4],  # no best one is the last of them
         halvings=1,
         length=_LONG_TEXT,
         network={**_SMALL, "layers": 1},
