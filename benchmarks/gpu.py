@@ -103,7 +103,7 @@ def made(makers: dict[str, Callable[[], Pass]], memory: int) -> tuple[dict[str, 
 
 
 def check(name: str = "gpu") -> None:
-    """Raises OSError where nothing can be measured by the benchmark of that name."""
+    """Raise OSError where nothing can be measured by the benchmark of that name."""
     if not torch.cuda.is_available():
         raise OSError(
             f"no GPU: python -m benchmarks {name} needs one that PyTorch can use (torch.cuda.is_available())"

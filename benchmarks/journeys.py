@@ -102,7 +102,7 @@ def commands(name: str, sizes: Sizes) -> list[str]:
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Runs every journey once -> the seconds of its commands and their sum, and no timing of several runs."""
+    """Run every journey once -> the seconds of its commands and their sum, and no timing of several runs."""
     rows = []
     for done, name in enumerate(sizes.journeys, 1):
         with tempfile.TemporaryDirectory() as folder:

@@ -52,7 +52,7 @@ QUICK = Sizes(layers=1, width=32, steps=1, rounds=2)
 
 
 def run(sizes: Sizes, progress: Callable[[int], None]) -> tuple[list[Row], dict[str, Timing]]:
-    """Counts and times everything -> the table's rows and the timings of a turn of `sizes.steps` steps."""
+    """Count and time everything -> the table's rows and the timings of a turn of `sizes.steps` steps."""
     trees = checkouts(sizes.against)
     with ExitStack() as stack:
         ask = {

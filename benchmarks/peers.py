@@ -33,7 +33,7 @@ def call(point: Point, inputs: Inputs) -> Call:
 
 
 def tell(point: Point, most: int) -> None:
-    """Prints the `Cost` of a peer, or of a contestant of lintra's own, as `points.tell` does."""
+    """Print the `Cost` of a peer, or of a contestant of lintra's own, as `points.tell` does."""
     points.tell(point, most, call)
 
 

@@ -204,7 +204,7 @@ def _loads(browser: Any, page: str, folder: Path, times: int) -> dict[str, Timin
 
 
 def _finished(tab: Any, then: Callable[[], object]) -> float:
-    """Waits for what is being drawn; the seconds that what is begun `then` takes, as the page tells them."""
+    """Wait for what is being drawn; the seconds that what is begun `then` takes, as the page tells them."""
     done = "document.getElementById('status').textContent.match(/Finished in (.*?) s/)?.[1]"
     _wait(tab, done)
     then()

@@ -90,7 +90,7 @@ class Trial:
         checkpoint.write_atomically(self.result, lambda place: place.write_text(text))
 
     def check(self) -> None:
-        """Raises checkpoint.Error if the folder holds a run of other settings, which are not this trial's."""
+        """Raise checkpoint.Error if the folder holds a run of other settings, which are not this trial's."""
         self._begun()
 
     def _begun(self) -> Run | None:
@@ -137,7 +137,7 @@ class Trial:
         return saved
 
     def conclude(self, command: str, found: Callable[["Trial"], dict[str, Any]]) -> None:
-        """Writes the kept file, if it is trained and has none: how it learned, and what is `found` of it, or
+        """Write the kept file, if it is trained and has none: how it learned, and what is `found` of it, or
         why it diverged."""
         if self.kept is None or self.concluded() is not None or (score := self.scored()) is None:
             return
@@ -162,7 +162,7 @@ class Trial:
 
 
 def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -> None:
-    """Trains what is not trained yet, a core to each; begins no further one after so many minutes.
+    """Train what is not trained yet, a core to each; begin no further one after so many minutes.
 
     Ends the program with exit code 1 and the reasons: before the first one if a folder is not its trial's,
     after the last one if any failed.
@@ -176,8 +176,8 @@ def train_all(trials: Sequence[Trial], *, workers: int | None, minutes: float) -
 def train_ready(
     ready: Callable[[], Iterable[Trial]], *, workers: int | None, minutes: float, of: str = ""
 ) -> None:
-    """Trains what is ready, a core to each, and looks again whenever one is done, for others may be ready
-    then; begins no further one after so many minutes.
+    """Train what is ready, a core to each, and look again whenever one is done, for others may be ready
+    then; begin no further one after so many minutes.
 
     ready: the trials that can begin, the most urgent first; those in training may be among them. of: how many
     there are, where that is known. Ends the program with exit code 1 and the reasons if any failed, after all
@@ -330,7 +330,7 @@ def _failure(call: Callable[[], object]) -> str | None:
 
 
 def _end_with(failures: list[str]) -> None:
-    """Ends the program, if there are any."""
+    """End the program, if there are any."""
     if failures:
         sys.exit("\n".join(failures))
 

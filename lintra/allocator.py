@@ -25,7 +25,7 @@ _CONTAINERS = (
 
 
 def keep_freed_memory() -> bool:
-    """From now on this process keeps what it frees, for what it needs next.
+    """Make malloc keep freed memory for reuse instead of returning it to the system.
 
     For programs and not for libraries, as it is a setting of the whole process, whose memory no longer
     shrinks. Every `lintra` command begins with it. Returns whether it was done: no other C library than
@@ -37,7 +37,7 @@ def keep_freed_memory() -> bool:
 
 
 def release_freed_memory() -> bool:
-    """Gives back what the process has freed so far. Returns whether it was done. malloc_trim(3).
+    """Return freed memory to the system -> whether it was done. malloc_trim(3).
 
     For long loops of a process that keeps it: gaps between blocks of many sizes are not always found again.
     """
@@ -45,7 +45,7 @@ def release_freed_memory() -> bool:
 
 
 def available(device: torch.device) -> int | None:
-    """The bytes that are free there, for this process; None where the system does not tell."""
+    """Return the free bytes of a device, for this process; None if the system does not report them."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     limits = [x for x in (_of_machine(), *map(_of_container, _CONTAINERS)) if x is not None]

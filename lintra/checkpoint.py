@@ -28,7 +28,7 @@ SHIPPED = Path(__file__).parent / "weights"  # trained models that come with the
 
 
 def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None) -> None:
-    """Writes config.json and model.safetensors into a new `folder`, or in place of a model that is there.
+    """Write config.json and model.safetensors into a new `folder`, or in place of a model that is there.
 
     stored: the type of the numbers in the file, such as torch.float16, for a model that computes in float32
     and will again when it is loaded; None: as they are. Large files come in parts (`lintra.io.tensors`).
@@ -50,7 +50,7 @@ def save(model: Model, folder: str | Path, *, stored: torch.dtype | None = None)
 
 
 def refuse_foreign(config: Any, where: str) -> None:
-    """Raises TypeError that names the place for a configuration with a class in it that is not lintra's: what
+    """Raise TypeError that names the place for a configuration with a class in it that is not lintra's: what
     is saved with it could not be loaded again."""
     if isinstance(config, tuple | list):
         for i, part in enumerate(config):
@@ -68,7 +68,7 @@ def refuse_foreign(config: Any, where: str) -> None:
 
 
 def refuse_others(folder: Path, *more: str) -> None:
-    """Raises Error for a folder that holds anything but a saved model and files called as one of `more`."""
+    """Raise Error for a folder that holds anything but a saved model and files called as one of `more`."""
 
     def ours(name: str) -> bool:
         return name in (CONFIG, *more) or is_part(name, folder / WEIGHTS)

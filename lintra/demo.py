@@ -46,7 +46,7 @@ class Config:
 
 
 def run(config: Config, *, says: train.Says = "progress") -> tuple[list[tuple[str, str]], list[Path]]:
-    """Does all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left.
+    """Do all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left.
     says: how much training prints.
 
     Raises Error for a run in its folder that is another's.
@@ -144,13 +144,13 @@ def _train(config: Config, task: digits.Config, says: train.Says) -> train.Run:
 
 
 def _mark(run: train.Run) -> None:
-    """Says in the run's folder that the demo made it, to be trained with these settings."""
+    """Say in the run's folder that the demo made it, to be trained with these settings."""
     text = json.dumps(to_json(run.train))
     write_atomically(run.folder / MARK, lambda place: place.write_text(text))
 
 
 def _clear(folder: Path) -> None:
-    """Removes the run of an earlier demo. Raises Error for one that is not the demo's, or was trained on."""
+    """Remove the run of an earlier demo. Raises Error for one that is not the demo's, or was trained on."""
     if not (folder / "run.json").exists():
         return
     run, mark = train.Run.read(folder), folder / MARK

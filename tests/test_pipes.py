@@ -58,5 +58,5 @@ def pipe(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_a_pipe_is_refused(pipe, read):
-    with pytest.raises(ValueError, match=r"(pipe|text|run\.json|config\.json)\S* is no regular file"):
+    with pytest.raises(ValueError, match=r"(pipe|text|run\.json|config\.json)\S* is not a regular file"):
         read(pipe)

@@ -1,4 +1,4 @@
-"""Makes a wider and deeper decoder of a trained one that computes the same function, to be trained on.
+"""Make a wider and deeper decoder of a trained one that computes the same function, to be trained on.
 
     python experiments/images/grow.py mnist-small runs/grown
     lintra train images --preset best --start-from runs/grown --lr 1e-3
@@ -82,7 +82,7 @@ def _part(layer: nn.Linear, i: int) -> _Part:
 
 
 def _linear(layer: Any, wide: Any, generator: torch.Generator, outputs: int = 2) -> None:
-    """Copies `layer`, whose inputs stand twice in those of `wide`, and whose outputs `outputs` times."""
+    """Copy `layer`, whose inputs stand twice in those of `wide`, and whose outputs `outputs` times."""
     weight = layer.weight.repeat(outputs, 1)
     share = 0.25 + 0.5 * torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
     wide.weight.copy_(torch.cat((share * weight, (1 - share) * weight), 1))

@@ -87,7 +87,7 @@ def outcome(name: str) -> Path:
 
 
 def measure(every: list[Trial], workers: int | None, minutes: float) -> None:
-    """Trains what is not trained yet of `trials`, keeps what came of it, and draws the curves."""
+    """Train what is not trained yet of `trials`, keep the outcomes and draw the curves."""
     train_and_keep(
         [lambda: every], COMMAND, lambda one: {"score": one.scored()}, workers=workers, minutes=minutes
     )

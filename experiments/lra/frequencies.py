@@ -1,4 +1,4 @@
-"""Tells reviews apart by the frequencies of their bytes, without their order: a baseline of the task `text`.
+"""Tell reviews apart by the frequencies of their bytes, without their order: a baseline of the task `text`.
 
     python -m experiments.lra.frequencies --data DIR
 

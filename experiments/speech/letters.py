@@ -1,4 +1,4 @@
-"""Makes a recogniser of AN4's letters and numbers hear audio, and packs it to come with the library.
+"""Train a recogniser of AN4's letters and numbers to hear audio, and pack it to come with the library.
 
     lintra train speech --data an4 --normalize global --alternating --attention delta \\
         --speeds 0.85 0.925 1.0 1.075 1.15 --precision 32 --steps 10000 --lr 0.002 --dir RUN

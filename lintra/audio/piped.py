@@ -100,7 +100,7 @@ def pieces(
 
 
 class _Source:
-    """Reads what was asked for, however little comes at once."""
+    """Read what was asked for, however little comes at once."""
 
     def __init__(self, read: Read):
         self._read, self._ahead = read, b""
@@ -140,7 +140,7 @@ def _read_header(source: _Source, name: str) -> _Form:
 
 
 def _refuse_another(source: _Source, length: int, name: str) -> None:
-    """Raises SpeechError where another WAV begins behind the audio of one, of so many bytes, and behind the
+    """Raise SpeechError where another WAV begins behind the audio of one, of so many bytes, and behind the
     chunks that say more of it."""
     if length % 2 and (odd := source.take(1)) != b"\0":  # which fills up the last chunk, if it is there
         source.put_back(odd)

@@ -44,7 +44,7 @@ def resampled(pieces: Iterable[Audio], rate: int) -> Iterator[np.ndarray]:
 
 
 def check_seconds(start: float, duration: float | None) -> None:
-    """Raises SpeechError for seconds that can be of no recording."""
+    """Raise SpeechError for seconds that can be of no recording."""
     if not 0 <= start < math.inf:
         raise SpeechError(f"start must be 0 or more seconds, got {start}")
     if duration is not None and not 0 < duration < math.inf:
@@ -62,7 +62,7 @@ def section(start: float, duration: float | None, rate: int, length: int, name: 
 
 
 def check_end(here: int, end: int, rate: int, name: Name) -> None:
-    """Raises SpeechError where a section extends beyond the recording."""
+    """Raise SpeechError where a section extends beyond the recording."""
     if here + _OVERSHOOT * rate < end < ALL:
         raise SpeechError(f"{name} ends after {here / rate:g} seconds, before the {end / rate:g} asked for")
 
@@ -90,7 +90,7 @@ def _end(start: float, duration: float | None, rate: int) -> int:
 
 
 def check_rate(rate: int, name: Name) -> None:
-    """Raises SpeechError for a rate at which nothing can be heard."""
+    """Raise SpeechError for a rate at which nothing can be heard."""
     if not rate >= _SLOWEST:
         raise SpeechError(
             f"{name} must have a rate of at least {_SLOWEST:,} Hz to be heard, got {rate:,}: {CONVERT}"

@@ -153,7 +153,7 @@ def _read(file: Any, most: int) -> np.ndarray:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Keeps off the terminal what the MP3 decoder in libsndfile writes to the process' standard error about
+    """Keep off the terminal what the MP3 decoder in libsndfile writes to the process' standard error about
     files that it then reads or refuses; it has no other way to be silenced. Only around that decoder, and
     not across a yield: what other threads write there meanwhile is lost."""
     with _ONE_AT_A_TIME:
@@ -189,7 +189,7 @@ def _may_be_mp3(path: Path) -> bool:
 
 
 def _refuse_another(path: Path) -> None:
-    """Raises SpeechError for two WAVs in one file, of which libsndfile reads the first."""
+    """Raise SpeechError for two WAVs in one file, of which libsndfile reads the first."""
     with path.open("rb") as file:
         head = file.read(12)
         size = int.from_bytes(head[4:8], "little")

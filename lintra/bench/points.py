@@ -79,7 +79,7 @@ def cost(point: Point, most: int, tell: str = TELL) -> Cost:
 
 
 def tell(point: Point, most: int, call: Callable[[Point, Inputs], Call] = call) -> None:
-    """Prints its `Cost` as JSON. What any first call loads and starts is no part of it."""
+    """Print its `Cost` as JSON. What any first call loads and starts is no part of it."""
     short = replace(point, batch=1, tokens=min(_WARM_UP, point.tokens))
     call(short, draw(short))()
     if point.device == "cpu":

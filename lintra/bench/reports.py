@@ -58,7 +58,7 @@ def table(rows: list[Row]) -> str:
 
 
 def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: object) -> None:
-    """Saves all of it as JSON, atomically."""
+    """Save all of it as JSON, atomically."""
     save(
         path,
         rows=[{**asdict(row), "target": row.target, "met": row.met} for row in rows],
@@ -68,7 +68,7 @@ def write(path: Path, rows: list[Row], timings: Mapping[str, Timing], **more: ob
 
 
 def save(path: Path, **content: object) -> None:
-    """Saves what was found as JSON, atomically, with the command, commit, machine and versions it is from,
+    """Save what was found as JSON, atomically, with the command, commit, machine and versions it is from,
     and a checksum by which a change by hand is seen.
 
     Benchmarks add `measures`: the files and folders of the repository whose changes may change the figures.

@@ -40,7 +40,7 @@ def interleaved(
     progress: Callable[[int], None] = lambda done: None,
     finish: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
-    """Runs every contestant once in each of `rounds` rounds, in random order -> a Timing each.
+    """Run every contestant once in each of `rounds` rounds, in random order -> a Timing each.
 
     A contestant that takes less than `at_least` seconds is called several times in a row and the mean is
     taken. Each is called twice beforehand, to warm up and to see how long it takes, and once untimed before

@@ -75,7 +75,7 @@ _EXTRA = {
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs one command -> the exit code, as `run` has it."""
+    """Run one command -> the exit code, as `run` has it."""
     return run(_any_command, args)
 
 
@@ -92,7 +92,7 @@ def _any_command(args: Sequence[str]) -> int:
 def run(
     command: Callable[[Sequence[str]], int], args: Sequence[str] | None = None, name: str = "lintra"
 ) -> int:
-    """Runs a function of the arguments; of an error, one line after `name` is printed -> the exit code: 0; 1
+    """Run a function of the arguments; of an error, one line after `name` is printed -> the exit code: 0; 1
     diverged, or a file or an utterance failed; 2 wrong input or no room; 130 and 143 stopped.
 
     args: without them, those of the process. --debug among them prints a traceback too; `command` does not
@@ -123,8 +123,8 @@ def run(
 
 
 def _tells(error: Exception) -> bool:
-    """Return whether this process reports an error: of one that all have that train together, the first one
-    alone does. Of a lost process all do that are left."""
+    """Return whether this process prints an error. Rank 0 alone prints one that all ranks share; every rank
+    that is left prints a lost connection."""
     if not hasattr(error, "exit_code") or isinstance(error, ConnectionError):
         return True
     from lintra.train.launch import is_first_process

@@ -123,7 +123,7 @@ def generate_command(args: Sequence[str]) -> int:
 
 
 class Drawing:
-    """Draws in batches, with a bar while they come and the speed afterwards. Ctrl-C and SIGTERM end it: what
+    """Draw in batches, with a bar while they come and the speed afterwards. Ctrl-C and SIGTERM end it: what
     it gives are the sequences of the batches until then."""
 
     def __init__(self, options: Options, model: Decoder):
@@ -160,7 +160,7 @@ class Drawing:
         return torch.cat(done)
 
     def check(self, n: int, prompt: int, steps: int) -> None:
-        """Raises UsageError if n such sequences, or a batch of them, find no room."""
+        """Raise UsageError if n such sequences, or a batch of them, find no room."""
         memory.check_all(n, prompt + steps)
         memory.check_batch(self.model, min(self.options.sampling.batch, n), prompt, steps)
 

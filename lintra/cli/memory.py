@@ -15,7 +15,7 @@ _DONE = 48  # bytes that a sampled token takes: with its batch, with all, and as
 
 
 def check_training(weights: int, device: torch.device) -> None:
-    """Raises UsageError if a model of so many float32 numbers, their gradients and one moment of each, the
+    """Raise UsageError if a model of so many float32 numbers, their gradients and one moment of each, the
     least that training takes, would not find room."""
     free, needed = available(device), 3 * 4 * weights
     if free is not None and needed > free:
@@ -26,7 +26,7 @@ def check_training(weights: int, device: torch.device) -> None:
 
 
 def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
-    """Raises UsageError if so many sequences at once would not find room."""
+    """Raise UsageError if so many sequences at once would not find room."""
     one, free = per_sequence(model, prompt, steps), available(reference_param(model).device)
     _check_one(one, prompt + steps, free)
     if free is not None and batch * one > _MODEST * free:
@@ -37,7 +37,7 @@ def check_batch(model: Decoder, batch: int, prompt: int, steps: int) -> None:
 
 
 def check_all(n: int, tokens: int) -> None:
-    """Raises UsageError if n sequences of so many tokens would not find room when they are sampled."""
+    """Raise UsageError if n sequences of so many tokens would not find room when they are sampled."""
     free = available(torch.device("cpu"))
     _check_one(tokens * _DONE, tokens, free)
     if free is not None and n * tokens * _DONE > _MODEST * free:
@@ -49,7 +49,7 @@ def check_all(n: int, tokens: int) -> None:
 
 @torch.no_grad()
 def check_paths(model: Forecaster, history: torch.Tensor, horizon: int, samples: int) -> None:
-    """Raises UsageError if so many paths by which each series [b t] may go on would not find room."""
+    """Raise UsageError if so many paths by which each series [b t] may go on would not find room."""
     free = available(reference_param(model).device)
     seen = torch.nn.functional.pad(history[:1], (0, horizon))[:, :_MADE]
     state = model.extend(seen.to(reference_param(model).device))[1]

@@ -44,7 +44,7 @@ def sampled(n: int, limit: int | None, seed: int) -> list[int]:
 
 
 def refuse_unless_images(task: Task, folder: Path, asked: Mapping[str, object]) -> None:
-    """Raises UsageError for what is asked of images only, where the task is another."""
+    """Raise UsageError for what is asked of images only, where the task is another."""
     if not isinstance(task, PixelTask):
         for name, value in asked.items():
             if value:

@@ -1,4 +1,4 @@
-"""Return how far a command is: a bar on a terminal, plain lines elsewhere."""
+"""Progress of a command: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
 import time
@@ -12,7 +12,7 @@ from lintra.train.clock import SECONDS_PER_LINE, clock
 
 @contextlib.contextmanager
 def progress(what: str, total: int, unit: str, *, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with how many of the `total` are done. They are taken to last equally long.
+    """Give a function to call with how many of the `total` are done. They are taken to last equally long.
     quiet: nothing is shown."""
     console = Console(soft_wrap=True, highlight=False, markup=False, quiet=quiet)
     if not console.is_terminal:

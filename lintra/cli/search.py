@@ -38,7 +38,7 @@ class DecodingOptions:
         return {"beam": search.beam, "lm": lm, "lm_weight": lm and search.weight, "bonus": search.bonus}
 
     def search(self, model: CTC) -> Search:
-        """Raises ValueError, UsageError and SpeechError."""
+        """Raise ValueError, UsageError and SpeechError."""
         if self.beam is None and (self.lm is not None or self.bonus):
             raise UsageError("lm and bonus are for a beam: add --beam 20")
         if self.lm is None:

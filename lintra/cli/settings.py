@@ -49,7 +49,7 @@ def _yaml(file: Path) -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Reads 1e-3 as a number, which PyYAML takes for text."""
+        """Read 1e-3 as a number, which PyYAML takes for text."""
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _POWERS_OF_TEN, list("-+.0123456789"))
     try:

@@ -67,5 +67,5 @@ def stopping() -> Iterator[Stopping]:
 
 
 def cut_short(part: str) -> str:
-    """Say what is to be known of scores of a part only."""
+    """Return the warning to print beside the scores of an interrupted evaluation."""
     return f"Stopped: these are scores of {part}, which may be easier or harder than the others"

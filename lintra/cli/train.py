@@ -92,7 +92,7 @@ def train_command(args: Sequence[str]) -> int:
 
 
 def _refuse_settings(args: Sequence[str]) -> None:
-    """Raises UsageError where a flag is a setting that a run keeps, or a task stands before --resume."""
+    """Raise UsageError where a flag is a setting that a run keeps, or a task stands before --resume."""
     if not args[0].startswith("-"):
         raise UsageError(f"the run knows its task: leave {args[0]!r} out before --resume")
     kept = {field.name for form in (Model, train.Config) for field in dataclasses.fields(form)}
@@ -108,7 +108,7 @@ def _refuse_settings(args: Sequence[str]) -> None:
 
 
 def _refuse_moved(run: train.Run) -> None:
-    """Raises UsageError where what the run reads is no longer where it was: no flag says where it is now."""
+    """Raise UsageError where what the run reads is no longer where it was: no flag says where it is now."""
     for name in run.task.PATHS:
         place = getattr(run.task, name)
         made = name == "cache"  # where there is none
@@ -225,7 +225,7 @@ def _changed(model: Any, changes: dict[str, Any]) -> Any:
     for name in changes:
         if name not in own:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{name} is nothing this model has: leave {flag} out")
+            raise UsageError(f"this model has no {name}: leave {flag} out")
     return dataclasses.replace(model, **changes)
 
 

@@ -10,7 +10,7 @@ _LONGEST = 80  # characters of a value in an error
 
 
 def check(config: Any) -> None:
-    """Raises TypeError that names the field, its type and the value, for a dataclass with a wrong one."""
+    """Raise TypeError that names the field, its type and the value, for a dataclass with a wrong one."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         check_one(field.name, hints[field.name], getattr(config, field.name))
@@ -29,7 +29,7 @@ def shown(value: Any) -> str:
 
 
 def at_least(config: Any, **least: int) -> None:
-    """Raises ValueError that names the field, the rule and the value where one is below; None passes."""
+    """Raise ValueError that names the field, the rule and the value where one is below; None passes."""
     for name, bound in least.items():
         value = getattr(config, name)
         if value is not None and value < bound:

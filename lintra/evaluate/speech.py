@@ -46,7 +46,7 @@ class ErrorRate:
 
 @dataclass(frozen=True)
 class UtteranceSet:
-    """An utterance, what was said in it and what the model found, in what the model writes."""
+    """An utterance with its reference and its hypothesis, both in the model's symbols."""
 
     id: str
     said: str

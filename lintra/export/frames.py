@@ -57,7 +57,7 @@ def header(model: CTC) -> bytes:
 
 
 def write(model: CTC, out: Sections) -> None:
-    """Adds what stands before the layers."""
+    """Add what stands before the layers."""
     out.vector(model.mean)
     out.vector(model.scale)
     for stage in model.stages:

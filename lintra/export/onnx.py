@@ -119,7 +119,7 @@ def write_description(
 
 
 def _graph(model: Any, form: Form, opset: Opset, domain: Domain) -> Graph:
-    """Raises ValueError with the reason for a model that cannot be written."""
+    """Raise ValueError with the reason for a model that cannot be written."""
     if form not in (known := get_args(Form)):
         raise ValueError(f"form must be one of {', '.join(known)}, got {form!r}")
     if reason := why_not(model, form, opset=opset, domain=domain):
@@ -165,7 +165,7 @@ def _use_operators(model: Any) -> None:
 
 
 def _packages() -> None:
-    """Raises ModuleNotFoundError where one that the exporter needs is missing."""
+    """Raise ModuleNotFoundError where one that the exporter needs is missing."""
     try:
         import onnx  # noqa: F401 (only whether it is there)
         import onnxscript  # noqa: F401

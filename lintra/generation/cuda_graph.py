@@ -76,9 +76,9 @@ class Replay:
 
 
 def record(function: Callable[[], object], device: torch.device | str = "cuda") -> Callable[[], None]:
-    """The kernels of a function as one CUDA graph -> what launches them, on the current stream.
+    """Capture a function as a CUDA graph. Return a function that replays it on the current stream.
 
-    Runs it before, so that kernels are compiled and chosen. Other threads may use the device meanwhile."""
+    Runs it first, so that kernels are compiled and tuned. Other threads may use the device meanwhile."""
     with _recording, torch.cuda.device(device):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

@@ -1,4 +1,4 @@
-"""Where sequences end before all tokens that were asked for: at a symbol or behind a stop sequence."""
+"""Early ends of sequences: at an end symbol or after a stop sequence."""
 
 import torch
 from jaxtyping import Int

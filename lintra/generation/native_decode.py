@@ -78,7 +78,7 @@ def _foreign(module: nn.Module) -> str | None:
         if module.additions is not None:
             return f"a fused step knows no {module.additions}"
         if module.rotary is not None:
-            return "a fused step does not turn queries and keys, got rotary positions"
+            return "a fused step does not support rotary positions"
     if type(module) not in _KNOWN:
         return f"a fused step does not know {name}"
     if has_hooks(module):
@@ -136,7 +136,7 @@ class Fused:
 
 
 def check_weights(model: Decoder, weights: Weights) -> None:
-    """Raises ValueError unless the weights of a model can be kept so."""
+    """Raise ValueError unless the weights of a model can be kept so."""
     if weights not in DTYPES:
         raise ValueError(f"weights must be one of {', '.join(DTYPES)}, got {weights!r}")
     if reason := why_not(model):
@@ -144,7 +144,7 @@ def check_weights(model: Decoder, weights: Weights) -> None:
 
 
 def _check_state(like: DecoderState, state: DecoderState) -> None:
-    """Raises ValueError unless the tensors of a state are as native code will take them to be."""
+    """Raise ValueError unless the tensors of a state are as native code will take them to be."""
 
     def check(like: Tensor, x: Tensor) -> Tensor:
         if (x.shape, x.dtype, x.device) != (like.shape, like.dtype, like.device):

@@ -163,7 +163,7 @@ def _collect(tokens: Iterator[Tensor], begun: GenerationInputs) -> Tensor:
 
 
 def check_recurrent(model: Decoder | Forecaster) -> None:
-    """Raises ValueError for a network that has no state to resume from."""
+    """Raise ValueError for a network that has no state to resume from."""
     for block in model.blocks:
         attention = block.attn.attention
         if not attention.can.recurrent:

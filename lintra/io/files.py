@@ -23,14 +23,14 @@ class Error(ValueError):
 
 
 def refuse_irregular(file: Path, error: type[Exception] = Error) -> None:
-    """Raises `error` for what is there and neither a file nor a folder, such as a pipe or a terminal: reading
+    """Raise `error` for what is there and neither a file nor a folder, such as a pipe or a terminal: reading
     it could wait without end, and what is written would take its place."""
     try:
         irregular = file.exists() and not (file.is_file() or file.is_dir())
     except OSError:  # where nobody may look: opening it says so
         return
     if irregular:
-        raise error(f"{file} is no regular file, but a pipe or a device: name a file")
+        raise error(f"{file} is not a regular file, but a pipe or a device: name a file")
 
 
 def read_json(file: Path) -> Any:
@@ -65,11 +65,11 @@ def locked(path: Path, what: Path | None = None) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
-    """Calls `write` with a temporary path, then puts what it wrote, a file or a folder, at `path` or, if that
-    is a link, at what it leads to.
+    """Call `write` with a temporary path, then move the file or folder written there to `path`, or to its
+    target if it is a link.
 
-    Until then `path` is as it was, and after an error too. Raises Error if it cannot be written, and if it is
-    a folder where a file is to be written.
+    Until then, and after an error, `path` is as it was. Raises Error if it cannot be written, or if it is a
+    folder where a file is to be written.
     """
     path, work = _begin(path)
     try:
@@ -82,7 +82,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def publish(new: Path, path: Path) -> None:
-    """Puts a file or folder that is written at `path`, where it appears at once and whole; what was there is
+    """Put a file or folder that is written at `path`, where it appears at once and whole; what was there is
     then at `new`, if it was a folder. Raises OSError."""
     written = [new, *(new.rglob("*") if new.is_dir() else ())]
     _open_to_readers(written)
@@ -115,7 +115,7 @@ def remove_abandoned(path: Path, *, of: str | None = None) -> None:
 
 
 def refuse_folder(name: str, path: Path | None) -> None:
-    """Raises ValueError if the file that argument `name` asks to be written is a folder, a pipe, a device or
+    """Raise ValueError if the file that argument `name` asks to be written is a folder, a pipe, a device or
     a part of a run or checkpoint."""
     if path is None:
         return
@@ -130,7 +130,7 @@ def refuse_folder(name: str, path: Path | None) -> None:
 
 
 def refuse_unwritable(path: Path | None) -> None:
-    """Raises Error where `write_atomically` could not begin: known before there is anything to write. Makes
+    """Raise Error where `write_atomically` could not begin: known before there is anything to write. Makes
     the folder that `path` is to be in."""
     if path is not None:
         _begin(path)[1].rmdir()
@@ -162,7 +162,7 @@ def _runs_in(folder: Path) -> bool:
 
 
 def _open_to_readers(written: Sequence[Path]) -> None:
-    """Gives files the permissions of any new file: safetensors leaves its own to their owner alone."""
+    """Give files the permissions of any new file: safetensors leaves its own to their owner alone."""
     plain = written[0].with_name(f".{written[0].name}")
     plain.touch()
     mode = plain.stat().st_mode

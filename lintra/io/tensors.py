@@ -21,7 +21,7 @@ _INDEX = ".index.json"
 
 
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Writes `file`, or parts of it of at most PART bytes beside it; a larger tensor has its own."""
+    """Write `file`, or parts of it of at most PART bytes beside it; a larger tensor has its own."""
     parts: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, x in tensors.items():

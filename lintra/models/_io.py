@@ -34,7 +34,7 @@ class EncoderIOConfig:
         fields.at_least(self, vocabulary=1, inputs=1, outputs=1)
 
     def check_hidden(self) -> None:
-        """Raises ValueError unless it leaves its hidden vectors as they are, for another network to read."""
+        """Raise ValueError unless it leaves its hidden vectors as they are, for another network to read."""
         if self.outputs is not None or self.pool is not None:
             raise ValueError(
                 "the encoder's hidden vectors are read, so it needs outputs=None and pool=None, got "
@@ -43,7 +43,7 @@ class EncoderIOConfig:
 
 
 def input_embedding(config: EncoderIOConfig, width: int) -> nn.Module:
-    """From what is read to vectors of this width."""
+    """Return the layer that embeds tokens, or projects features, to `width`."""
     if config.vocabulary is not None:
         return TokenEmbedding(config.vocabulary, width, start=False)
     assert config.inputs is not None

@@ -127,7 +127,7 @@ class TransformerBase(nn.Module):
         return self.dropout(x)
 
     def check_reach(self, tokens: int) -> None:
-        """Raises ValueError for more tokens in a sequence than there are positions."""
+        """Raise ValueError for more tokens in a sequence than there are positions."""
         if isinstance(self.position, Bounded):
             self.position.check(tokens)
 
@@ -160,7 +160,7 @@ class TransformerBase(nn.Module):
         return {name: x for name, x in extra.items() if name not in others}
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
-        """Raises TypeError or ValueError unless state is a `kind` of this network and of the n sequences of
+        """Raise TypeError or ValueError unless state is a `kind` of this network and of the n sequences of
         `what`."""
         if not isinstance(state, kind):
             raise TypeError(f"state must be a {kind.__name__}, got {type(state).__name__}")

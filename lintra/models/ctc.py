@@ -190,7 +190,7 @@ class CTC(nn.Module):
 
     @torch.no_grad()
     def fit_statistics(self, frames: Float[np.ndarray, "t i"]) -> None:
-        """Sets the mean and scale of normalize="global" by all frames of the training data, read in parts.
+        """Set the mean and scale of normalize="global" by all frames of the training data, read in parts.
 
         Until then frames go in as they are. Raises ValueError for another kind of normalization, no frames,
         frames of another width, and numbers that are not finite.

@@ -43,7 +43,7 @@ class Config(TransformerConfig):
     embed: Literal["token", "value"] = "token"  # value: the symbols are levels on a scale
     output: Logits | LogisticMixture = field(default_factory=Logits)
     start: bool = True  # a start symbol, numbered n, stands before the first one
-    context: tuple[int, ...] = ()  # so many places earlier stand further symbols to embed with each one
+    context: tuple[int, ...] = ()  # offsets, in tokens, of earlier symbols whose embeddings are added
     tie_embeddings: bool = False  # the head's weight is the table of the token embedding
 
     def __post_init__(self):

@@ -196,7 +196,7 @@ def instruction_sets() -> list[str]:
 
 @contextmanager
 def use(name: str) -> Iterator[None]:
-    """Runs the body with another instruction set, or with "off": for tests and comparisons.
+    """Run the body with another instruction set, or with "off": for tests and comparisons.
 
     The choice holds for all Python threads.
     """
@@ -390,7 +390,7 @@ def _inputs(q, k, v, log_decay, log_input, mask, cu_seqlens) -> tuple:
 
 
 def check(status: int) -> None:
-    """Raises what the library's status stands for."""
+    """Raise what the library's status stands for."""
     if status == _NO_MEMORY:
         raise MemoryError("the native kernel could not allocate its working memory")
     if status != _OK:

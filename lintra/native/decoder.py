@@ -103,7 +103,7 @@ class Decoder:
         self.rest = _REST.pack(dtype, *words, table, *norm.words(), *head.words())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Raises MemoryError."""
+        """Raise MemoryError."""
         params = torch.empty(self.shape.batch, pad_to_panels(self.outputs), dtype=torch.float32, device="cpu")
         library, instruction_set = native.chosen()
         threads = self.pace.threads(torch.get_num_threads())

@@ -137,7 +137,7 @@ class _Call:
         self.sizes = (n, t, self.h, self.g, queries, keys, values, f, e)
 
     def run(self, function: str, scale: float, results: Gradients, dy: Tensor | None, gradients: Gradients):
-        """Calls the library; `results` and `gradients` in the order of lintra_recurrence."""
+        """Call the library; `results` and `gradients` in the order of lintra_recurrence."""
         loaded, instruction_set = native.chosen()
         inputs = (self.q, self.k, self.v, self.log_decay, self.beta, self.mask)
         call = native.RECURRENCE.pack(

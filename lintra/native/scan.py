@@ -129,7 +129,7 @@ class _Call:
         saved: Tensor | None,
         gradients: Gradients | None = None,
     ):
-        """Calls the library; `gradients` in the order of lintra_scan."""
+        """Call the library; `gradients` in the order of lintra_scan."""
         loaded, instruction_set = native.chosen()
         dy, dstate, like_tokens, others = gradients or (None, None, (None,) * 3, (None,) * 6)
         dy = None if dy is None else _lined(dy)

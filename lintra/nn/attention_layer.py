@@ -100,7 +100,9 @@ class AttentionLayer(nn.Module):
         if rotary is not None and not self.attention.rope_dim:
             raise ValueError(f"{attention} {self.attention.no_rope_reason}, got rotary={rotary}")
         if rotary is not None and self.attention.rope_dim % 2:
-            raise ValueError(f"rotary turns pairs, got {self.attention.rope_dim} features of {attention}")
+            raise ValueError(
+                f"rotary needs an even number of features, got {self.attention.rope_dim} in {attention}"
+            )
         if rotary is not None and self.attention.rope_warning:
             warnings.warn(f"{attention} {self.attention.rope_warning}", stacklevel=2)
         # One product gives q, k, v; the mechanism reads them as strided views of it.
@@ -221,7 +223,10 @@ class AttentionLayer(nn.Module):
     def _check_conv(self, inputs: tuple[Tensor, ...], n: int) -> None:
         """Raise ValueError or TypeError unless these are the last inputs of this layer's convolution."""
         if len(inputs) != (self.conv is not None):
-            raise ValueError(f"state.conv is of a layer with conv, or without; this one has conv={self.conv}")
+            raise ValueError(
+                f"state.conv must hold {int(self.conv is not None)} tensors for conv={self.conv}, "
+                f"got {len(inputs)}"
+            )
         for x in inputs:
             sizes = {"n": n, "w": self.conv_weight.shape[1] - 1, "c": sum(self.widths)}
             checks.shape("state.conv", x, "n w c", sizes)
@@ -269,7 +274,9 @@ class AttentionLayer(nn.Module):
 
     def _check_cross(self) -> None:
         if self.rotary is not None:
-            raise ValueError(f"cross-attention has no positions to turn by, got rotary={self.rotary}")
+            raise ValueError(
+                f"cross-attention takes no rotary positions: rotary must be None, got {self.rotary}"
+            )
 
     def _qkv(
         self, x: Tensor, before: tuple[Tensor, ...], layout: Layout

@@ -75,8 +75,9 @@ class Context:
         return placed
 
     def placed(self, layer: nn.Module, layout: Layout) -> Layout:
-        """Return the layout as `place` does, unless a network has done that before. Layers that wait for a
-        state ask only once for a network: else none could begin before the others."""
+        """Return the rank's layout: the network's if it has exchanged one, else that of `place`.
+
+        Layers that relay a state do not exchange again: all ranks would wait for each other."""
         if layout.piece is not None or (self._told and self.method(layer) == "relay"):
             return layout
         return self.place(layout)

@@ -34,7 +34,7 @@ class Distribution:
         return quantile(self.log_probs(params).softmax(-1), level)
 
     def check(self, params: Tensor, target: Tensor) -> None:
-        """Raises ValueError unless every target is a symbol and has its parameters.
+        """Raise ValueError unless every target is a symbol and has its parameters.
 
         On a GPU and in a graph the targets' values are not looked at: that would stop the device.
         """
@@ -61,7 +61,7 @@ def _finest(x: Tensor) -> torch.dtype:
 
 
 def _check_numbers(total: Tensor) -> None:
-    """Raises ValueError for infinite or missing probabilities; not on a GPU, which that would stop."""
+    """Raise ValueError for infinite or missing probabilities; not on a GPU, which that would stop."""
     if total.device.type == "cpu" and not bool(total.isfinite().all()):
         raise ValueError("the probabilities to draw from are no numbers: is the model sound?")
 

@@ -58,13 +58,13 @@ def warn_if_inverted(mask: Bool[Tensor, "b t"] | None, *, as_padding: bool = Fal
         return
     name, right = ("key_padding_mask", "padding") if as_padding else ("mask", "real tokens")
     remedy = (
-        "real tokens, as masks of lintra are, say key_padding_mask=~mask"
+        "a mask of lintra is True for real tokens: pass key_padding_mask=~mask"
         if as_padding
-        else "padding, as PyTorch's is, say mask=~key_padding_mask"
+        else "PyTorch's is True for padding: pass mask=~key_padding_mask"
     )
     warnings.warn(
-        f"{name} leaves a sequence without any token, and the others without the first place: it must be "
-        f"True for {right}. If it is True for {remedy}",
+        f"{name} looks inverted: a sequence has no token left, and none has its first. It must be "
+        f"True for {right}; {remedy}",
         stacklevel=_caller(),
     )
 

@@ -112,7 +112,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         Raises ValueError for another `attn_mask`, for need_weights, and for a form the mechanism has not.
         """
         if need_weights:
-            raise ValueError("need_weights must be False: mechanisms give no weights away, and few have any")
+            raise ValueError("need_weights must be False: most mechanisms never compute attention weights")
         if query.is_nested:
             return self._attend_nested(query, key, value, key_padding_mask, attn_mask, causal=is_causal), None
         to_itself, batched = key is query, query.dim() != 2
@@ -150,7 +150,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 f"is_causal needs as many queries as keys, got {query.shape[1]} and {key.shape[1]}"
             )
         if causal not in self._forms:
-            raise ValueError(f"is_causal={causal} does not go: {self._refused[causal]}")
+            raise ValueError(f"is_causal={causal} is not supported: {self._refused[causal]}")
         query, key, value = layout.zero(query), layout.zero(key), layout.zero(value)
         extra = {name: project(key) for name, project in self.extra_proj.items()}
         y = self._forms[causal](*self._project(query, key, value), layout=layout, **extra)

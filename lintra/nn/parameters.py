@@ -1,6 +1,6 @@
 """Layers that may replace a projection: with low-rank terms added, of 8 bits, with hooks.
 
-Whoever reads the weight of a layer, and does not call it, passes over all of that.
+Code that reads a layer's weight instead of calling the layer bypasses them.
 """
 
 import torch
@@ -17,7 +17,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def check_dtype(name: str, x: Tensor, module: nn.Module) -> None:
-    """Raises TypeError unless x is of the dtype of the weights of a linear map or an LSTM that is PyTorch's
+    """Raise TypeError unless x is of the dtype of the weights of a linear map or an LSTM that is PyTorch's
     own; autocast brings all but float64 to one. What stands in place of such a layer may take any."""
     if type(module) is nn.Linear and x.dtype == module.weight.dtype:
         return  # what a layer of every step pays: one look at one weight

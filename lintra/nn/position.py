@@ -36,7 +36,7 @@ class Bounded(nn.Module):
         self.reach, self.what = reach, what
 
     def forward(self, position: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """Raises ValueError past the last position. On a GPU and in a graph, where looking at positions would
+        """Raise ValueError past the last position. On a GPU and in a graph, where looking at positions would
         stop the device, what stands there is NaN instead."""
         if checks.readable(position):
             if position.numel():
@@ -46,7 +46,7 @@ class Bounded(nn.Module):
         return code.masked_fill((position >= self.reach)[..., None], math.nan)
 
     def check(self, tokens: int) -> None:
-        """Raises ValueError if there are not as many positions as tokens."""
+        """Raise ValueError if there are not as many positions as tokens."""
         if tokens > self.reach:
             raise ValueError(f"{self.what} reach {self.reach} tokens, got token {tokens}")
 

@@ -56,12 +56,12 @@ class RealDistribution:
                 f"of shape {list(target.shape)}"
             )
         if not target.is_floating_point():
-            raise ValueError(f"targets must be floating numbers, got {target.dtype}")
+            raise ValueError(f"targets must be of a floating type, got {target.dtype}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(RealDistribution):
-    """A normal distribution: its mean, and what the softplus of gives its standard deviation."""
+    """Normal distribution. Parameters: the mean, and the standard deviation before a softplus."""
 
     @property
     def size(self) -> int:
@@ -83,8 +83,10 @@ class Gaussian(RealDistribution):
 
 @dataclass(frozen=True, kw_only=True)
 class StudentT(RealDistribution):
-    """Student's t-distribution, for outliers: its location, and what the softplus of gives its scale and its
-    degrees of freedom, which are above 2, so that the variance is finite."""
+    """Student's t-distribution, for data with outliers.
+
+    Parameters: the location, then the scale and the degrees of freedom before a softplus. The degrees of
+    freedom are above 2, so that the variance is finite."""
 
     @property
     def size(self) -> int:
@@ -128,8 +130,8 @@ class StudentT(RealDistribution):
 class Quantiles(RealDistribution):
     """Quantiles at some levels, learned by their pinball losses, with no assumption about a shape.
 
-    The parameters are the one in the middle, then what the softplus of gives the steps from each to the next:
-    they cannot cross. Between levels the quantile function is a straight line; beyond the outermost it is an
+    The parameters are the middle one, then the differences of neighbours before a softplus: quantiles cannot
+    cross. Between levels the quantile function is a straight line; beyond the outermost it is an
     exponential tail through the last two (Park et al. 2022, arXiv:2111.06581, section 3).
     """
 

@@ -35,13 +35,13 @@ def parts(name: str, x: Any, kind: type[Any], letters: tuple[str, ...], sizes: d
 
 
 def floating(name: str, x: Tensor) -> None:
-    """Raises TypeError unless `x` is of a floating type the ops compute with."""
+    """Raise TypeError unless `x` is of a floating type the ops compute with."""
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
 
 
 def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
-    """Raises unless `x` has the device and dtype of `other`."""
+    """Raise unless `x` has the device and dtype of `other`."""
     if x.device != other.device:
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, got {x.device}")
     if x.dtype != other.dtype:
@@ -49,7 +49,7 @@ def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
 
 
 def mask(x: Tensor, letters: str, sizes: dict[str, int], device: torch.device) -> None:
-    """Raises unless `x` is a boolean padding mask of these axes on `device`."""
+    """Raise unless `x` is a boolean padding mask of these axes on `device`."""
     shape("mask", x, letters, sizes)
     if x.dtype != torch.bool:
         raise TypeError(f"mask must be boolean, True for a real token, got {x.dtype}")
@@ -67,7 +67,7 @@ def qkv(
     same_length: bool,
     value_heads: str = "g",
 ) -> None:
-    """Raises unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together.
+    """Raise unless q [b t h d], k [b s g d], v [b s g e] and the mask [b s] go together.
 
     `sizes` holds the letters bound so far and receives the new ones. same_length: t = s is demanded.
     value_heads: the letter of v's heads, another one where they may differ from those of k.
@@ -109,8 +109,8 @@ def transformed(x: Tensor) -> bool:
 
 
 def transforming(*tensors: Tensor) -> bool:
-    """Return whether one of them is so, or any transform of torch.func is going on around them: there PyTorch
-    refuses an autograd.Function that has no rules for transforms, whatever it is given."""
+    """Return whether a tensor is transformed, or a transform of torch.func is active: PyTorch then refuses
+    every autograd.Function without rules for transforms."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._are_functorch_transforms_active() or any(map(transformed, tensors))
@@ -126,7 +126,7 @@ def readable(*tensors: Tensor | None) -> bool:
 
 
 def symbols(name: str, x: Tensor, last: int) -> None:
-    """Raises ValueError unless every number of x is in 0 .. last, where that is readable."""
+    """Raise ValueError unless every number of x is in 0 .. last, where that is readable."""
     if not readable(x) or not x.numel():
         return
     low, high = (int(value) for value in x.aminmax())
@@ -170,7 +170,7 @@ def heads(query_heads: int, kv_heads: int, value_heads: int | None = None) -> No
 
 
 def state_dtype(name: str, x: Tensor, q: Tensor, *, narrow: bool = True) -> None:
-    """Raises TypeError unless x, of a state, is on q's device in its sum dtype or, if `narrow`, bfloat16."""
+    """Raise TypeError unless x, of a state, is on q's device in its sum dtype or, if `narrow`, bfloat16."""
     total = sum_dtype(q.dtype)
     if x.device != q.device or (x.dtype != total and not (narrow and x.dtype == torch.bfloat16)):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Return which implementation of an op runs here, and why not another."""
+"""Choice of the implementation of each op, with the reason why others cannot run."""
 
 import os
 import warnings

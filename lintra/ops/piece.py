@@ -1,8 +1,8 @@
 """A rank's piece of sequences: how far they have come before it, and what layers get from there.
 
-Every rank tells once what its piece holds, before any layer runs. From then on all know how many tokens of
-each sequence stand before each piece, how many ranks its last places lie on, and where packed sequences end,
-and no message has to say so again.
+Ranks exchange once, before the first layer, how many tokens of each sequence they hold and where packed
+sequences end. Later messages need not repeat it: every rank knows how many tokens of each sequence stand
+before each piece, and over how many ranks the last ones are spread.
 """
 
 from collections.abc import Callable

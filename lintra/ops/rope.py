@@ -43,7 +43,7 @@ class RotaryEmbedding:
         if (f, dtype) in self._made:
             return self._made[f, dtype]
         if f % 2:
-            raise ValueError(f"rotary embedding turns pairs: the width must be even, got {f}")
+            raise ValueError(f"rotary embedding rotates pairs: the width must be even, got {f}")
         angle = angles(self.position, f, self.base)
         made = angle.cos()[:, :, None].to(dtype), angle.sin()[:, :, None].to(dtype)
         if not (torch.compiler.is_compiling() or torch.is_inference_mode_enabled()):  # as in Layout

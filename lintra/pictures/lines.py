@@ -158,7 +158,7 @@ def _plot(axes: Axes, lines: Lines, thick: int = 0, markersize: float = 4) -> di
 
 
 def _name(axes: Axes, ends: Mapping[str, End]) -> None:
-    """Writes each line's name: in the margin where it goes furthest, else beside its end, in the plot."""
+    """Write each line's name: in the margin where it goes furthest, else beside its end, in the plot."""
     axes.get_ylim()  # settles the limits, which `transData` does not
     parts = axes.transData + axes.transAxes.inverted()  # of the width and the height of the axes
     spots = {name: parts.transform(ends[name][:2]) for name in sorted(ends, key=lambda name: ends[name][1])}

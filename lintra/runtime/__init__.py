@@ -202,7 +202,7 @@ class Sequence:
         return self.model.check(sampled)
 
     def seed(self, seed: int) -> None:
-        """Sets the sequence's own generator."""
+        """Set the sequence's own generator."""
         if not 0 <= seed < 2**64:
             raise Error(f"seed must be between 0 and 2^64 - 1, got {seed}")
         self.library.lrt_seed(self.address, seed & 0xFFFFFFFF, seed >> 32)
@@ -228,7 +228,7 @@ class Sequence:
         return memory, memory.ctypes.data
 
     def _grow(self, call: Callable[[], int]) -> None:
-        """Makes a call, with more memory as often as it says that there is too little."""
+        """Make a call, with more memory as often as it says that there is too little."""
         while (code := call()) == _FULL:
             room = self.library.lrt_room(self.address)
             memory, address = self._memory(min(2 * room, 2**32 - 1))
@@ -244,7 +244,7 @@ class Sequence:
 
 
 def stream(model: Model, begun: GenerationInputs) -> Iterator[Tensor]:
-    """Yields the next token of every sequence [b], as `lintra.generation.stream` with the same random
+    """Yield the next token of every sequence [b], as `lintra.generation.stream` with the same random
     numbers.
 
     begun: what `lintra.generation.prepare_inputs` made of the request. Raises Error.

@@ -63,7 +63,7 @@ def _identity(source: Path | Audio | np.ndarray | None) -> Any:
 
 
 def write(place: Path, origin: dict[str, str], bins: int, compute: Callable[[Write], Parts]) -> None:
-    """Makes the file of a cache: what `compute` gives, one array [t bins] after another, and what that is."""
+    """Make the file of a cache: what `compute` gives, one array [t bins] after another, and what that is."""
     with open(place, "wb") as file:
         file.write(bytes(8 + _HEADER))
         parts = compute(lambda x: file.write(np.ascontiguousarray(x, "<f4").data))
@@ -82,7 +82,7 @@ def write(place: Path, origin: dict[str, str], bins: int, compute: Callable[[Wri
 
 
 def _entry(header: dict[str, Any], name: str, dtype: str, shape: list[int], size: int, start: int) -> int:
-    """Puts a tensor that begins at byte `start` into a safetensors header; the byte after it."""
+    """Put a tensor that begins at byte `start` into a safetensors header; the byte after it."""
     end = start + int(np.prod(shape, dtype=np.int64)) * size
     header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     return end

@@ -135,7 +135,7 @@ def _compute(
     report: Callable[[int], object],
     write: Write,
 ) -> Parts:
-    """Gives `write` the features of one utterance after another."""
+    """Give `write` the features of one utterance after another."""
     lengths, kept, skipped = [], [], []
     for i, utterance in enumerate(utterances):
         try:

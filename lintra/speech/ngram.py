@@ -99,7 +99,7 @@ class NGram:
             raise SpeechError(f"{file}: {error}") from error
 
     def save(self, file: str | Path) -> None:
-        """Writes a JSON file. Atomic; raises SpeechError if it cannot be written."""
+        """Write a JSON file. Atomic; raises SpeechError if it cannot be written."""
         rows = [[list(gram), count] for gram, count in sorted(self.counts.items())]
         symbols = self.symbols if self.names is None else self.names
         content = {"format": FORMAT, "order": self.order, "symbols": symbols, "counts": rows}
@@ -133,7 +133,7 @@ class NGram:
         return self._known[history]
 
     def _check(self, gram: Any, count: Any) -> None:
-        """Raises ValueError unless the n-gram is of a text: 0 only at its end, or before its first symbol."""
+        """Raise ValueError unless the n-gram is of a text: 0 only at its end, or before its first symbol."""
         whole = isinstance(gram, tuple) and len(gram) == self.order and all(type(x) is int for x in gram)
         if not whole or not all(0 <= x <= self.symbols for x in gram):
             raise ValueError(f"an n-gram must be {self.order} integers in 0 .. {self.symbols}, got {gram!r}")

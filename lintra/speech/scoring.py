@@ -1,4 +1,4 @@
-"""Return how far what was heard is from what was said: edits, error rates, and how sure these are."""
+"""Error rates of transcripts: edit distances and confidence intervals."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

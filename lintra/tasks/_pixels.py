@@ -157,6 +157,6 @@ class PixelTask(BitsTask):
 
 
 def check_fraction(fraction: float) -> None:
-    """Raises ValueError unless it is the part of an image that can be given to be completed."""
+    """Raise ValueError unless it is the part of an image that can be given to be completed."""
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must lie between 0 and 1, both excluded, got {fraction}")

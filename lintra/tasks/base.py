@@ -46,7 +46,7 @@ class Samples(Dataset[Batch], ABC):
 
 
 def unwatched(what: str, total: int, unit: str) -> AbstractContextManager[Report]:
-    """Shows nothing."""
+    """Show nothing."""
     return nullcontext(lambda done: None)
 
 
@@ -71,8 +71,10 @@ class TaskConfig(ABC):
 
 
 def elsewhere(data: str | None, test: str | None, named: str) -> str | None:
-    """Return what a task with this data, and this to test on (None: a part of the data), tests on where
-    others are named: all of those, or None where they are the data of which it holds a part out."""
+    """Return the setting `test` that scores the data at `named`.
+
+    data, test: the task's settings; a test of None holds out a part of `data`. The result is `named`, or None
+    if that is the training data of a task that holds a part out."""
     same = data is not None and Path(data).expanduser().resolve() == Path(named).expanduser().resolve()
     return None if same and test is None else named
 
@@ -132,14 +134,14 @@ class Task(ABC):
         lintra/models."""
 
     def prepare(self, model: Model) -> None:  # noqa: B027 (most have nothing to set)
-        """Sets in a fresh model what follows from the data and is not learned, before its first step."""
+        """Set the buffers of a new model that depend on the data, such as normalization statistics."""
 
     def freeze_config(self, config: Any) -> Any:
         """This configuration of the task, with what a run takes from its data and has to keep."""
         return config
 
     def check(self, model: Any) -> None:  # noqa: B027 (most have nothing to say)
-        """Raises ValueError if a model of this config is not for the task, or not for the data as they are
+        """Raise ValueError if a model of this config is not for the task, or not for the data as they are
         now."""
 
     @abstractmethod

@@ -182,13 +182,13 @@ class SeriesTask(Task):
 
     @torch.no_grad()
     def prepare(self, model: Forecaster) -> None:
-        """Sets the scale of series that have been 0 so far to a typical one of the others."""
+        """Set the scale of series that have been 0 so far to a typical one of the others."""
         sizes = [np.abs(values).mean() for values in self._trained]
         if positive := [x for x in sizes if x > 0]:
             model.scaling.typical.fill_(float(np.median(positive)))
 
     def check(self, model: forecaster.Config) -> None:
-        """Raises ValueError for a mechanism without a recurrent form, by which forecasts are made."""
+        """Raise ValueError for a mechanism without a recurrent form, by which forecasts are made."""
         with torch.device("meta"):
             check_recurrent(model.build())
 

@@ -9,7 +9,7 @@ __all__ = ["Config", "Run", "curves", "fit"]
 
 
 def fit(run: Run, task: Task | None = None, *, says: Says = "progress") -> None:
-    """Trains the run to its last step or until its time is up, from its newest checkpoint if it has one.
+    """Train the run to its last step or until its time is up, from its newest checkpoint if it has one.
 
     task: what `run.task.build()` gave, where it has read its data already; says: its last line alone
     ("result"), or what is chosen too ("all"). Raises Diverged, Interrupted and checkpoint.Error; what had

@@ -18,7 +18,7 @@ _LOOKED_AT, _PART = 16, 2**16  # parts of a file that are in its digest, and the
 
 
 class AlikeCallback(Callback):
-    """Stops all processes before the first step, with the ranks, where something differs that must not."""
+    """Stop all processes before the first step, with the ranks, where something differs that must not."""
 
     def __init__(self, run: Run, data: dict[str, Any], start: Path | None):
         self.run, self.data, self.start = run, data, start

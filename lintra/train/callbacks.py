@@ -30,7 +30,7 @@ class Interrupted(Exception):
 
 
 class StopCallback(Callback):
-    """Ends training at its last step, when the time is up, or after the step in which a signal came."""
+    """End training at its last step, when the time is up, or after the step in which a signal came."""
 
     def __init__(self, steps: int, max_minutes: float | None):
         self.steps = steps

@@ -72,7 +72,7 @@ class Config:
         return task.batch or self.batch
 
     def check_batch(self, batch_tokens: int | None, batch: int | None = None) -> None:
-        """Raises ValueError where batches are of sequences, `batch` of them or the setting, and the processes
+        """Raise ValueError where batches are of sequences, `batch` of them or the setting, and the processes
         cannot share one evenly, and where these are not those that were asked for."""
         nodes, devices = launch.world(self)
         if self.strategy == "fsdp" and nodes * devices == 1 and launch.launcher() is None:

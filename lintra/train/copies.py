@@ -52,7 +52,7 @@ def find_copies(task: Any, folder: Path, sums: Sums) -> Any:
 
 
 def refuse_others(task: Any, other: Any, where: str) -> None:
-    """Raises Error where settings have another file than those of the run `where`, or only one has any."""
+    """Raise Error where settings have another file than those of the run `where`, or only one has any."""
     for field in {**copied(task), **copied(other)}:
         own, its = (getattr(x, field, None) for x in (task, other))
         if not (own and its and _read(Path(own).expanduser()) == _read(Path(its))):

@@ -51,22 +51,23 @@ def _content(batch: Batch) -> dict[str, bytes]:
 
 
 def check_same(found: dict[str, Any], begun_with: dict[str, Any], run: Any) -> None:
-    """Raises Error, with both, unless a fingerprint is the one that the run began with."""
+    """Raise Error, with both, unless a fingerprint is the one that the run began with."""
     if found != begun_with:
         raise Error(
-            f"{run} was begun with other data or another length: {_told(begun_with)}, and these are "
-            f"{_told(found)}; put them back as they were, or begin a new run"
+            f"{run} was begun with other data or another length: {_format(begun_with)}; now it is "
+            f"{_format(found)}. Put the data back as they were, or begin a new run"
         )
 
 
-def _told(data: dict[str, Any]) -> str:
+def _format(data: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in data.items())
 
 
 def check_room(task: Task, model: Any, settings: Config, device: torch.device) -> None:
-    """Raises ValueError if a batch of so many sequences, each the shortest of some, and what the backward
-    keeps of it at the least, the float32 vectors that enter each layer, would not find room. Batches of
-    tokens find it always."""
+    """Raise ValueError if even a lower bound on the memory of a batch exceeds what is free on the device.
+
+    The bound counts a batch of the shortest sequences of a sample of the data, and the float32 input of each
+    layer, which the backward pass keeps. Batches of a number of tokens are not checked."""
     free = available(device)
     if task.batch_tokens is not None or free is None or not len(task.train):
         return

@@ -14,8 +14,9 @@ from lintra.train.strategy import ShardedStrategy
 
 
 class WeightEMA(WeightAveraging):
-    """The exponential running mean of the weights after each step: it is what is validated and what a
-    checkpoint's model holds; the weights that learn are beside it, for going on.
+    """Exponential moving average of the weights after each step.
+
+    Validation and the saved model use it; a checkpoint keeps the trained weights beside it, to resume from.
 
     The decay grows from 0 as (1 + n) / (10 + n) over the steps n until it is the given one, so that the first
     weights are forgotten soon. Buffers, such as random features, are those of the latest step. Where
@@ -32,7 +33,7 @@ class WeightEMA(WeightAveraging):
         self._update = update
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Copies the weights before any are shared out, unless they will be."""
+        """Copy the weights before any are shared out, unless they will be."""
         if stage == "fit" and not isinstance(trainer.strategy, ShardedStrategy):
             self._average_model = AveragedModel(
                 # Not yet that of the weights, which are moved after this.
@@ -44,7 +45,7 @@ class WeightEMA(WeightAveraging):
 
     @torch.no_grad()
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copies this process's part of weights that are shared out."""
+        """Copy this process's part of weights that are shared out."""
         if isinstance(trainer.strategy, ShardedStrategy):
             average = AveragedModel(nn.Module(), use_buffers=False, multi_avg_fn=self._update)
             average.module.model = trainer.strategy.shard_like(cast("nn.Module", pl_module.model))

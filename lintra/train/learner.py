@@ -39,14 +39,14 @@ def _loader(samples: Samples, batches: Iterable[list[int]]) -> DataLoader[Batch]
 
 
 def _outlive_first_signal(worker: int) -> None:
-    """Let the first signal to all processes of a training pass: the main one ends its step and saves, for
-    which it waits for a batch. Ctrl-C always comes to all; of SIGTERM the second one ends a worker."""
+    """Make a data worker ignore Ctrl-C and the first SIGTERM, so that the main process, which needs a batch
+    for it, can finish its step and save. A second SIGTERM ends the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _whole(batch: Any) -> Any:
-    """A batch, which comes whole."""
+    """Return the batch unchanged: `__getitems__` has collated it."""
     return batch
 
 
@@ -108,7 +108,7 @@ class Learner(pl.LightningModule):
         return _loader(samples, batches)
 
     def on_train_start(self) -> None:
-        """Raises Error for an optimizer's state that is not of these weights: it takes any."""
+        """Raise Error for an optimizer's state that is not of these weights: it takes any."""
         for each in self.trainer.optimizers:
             for weight, state in each.state.items():
                 for name, x in state.items():
@@ -142,8 +142,7 @@ class Learner(pl.LightningModule):
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """Makes of the share of this process in the loss that of all: here, where they wait for each other
-        anyway."""
+        """Average the batch loss over all processes, which synchronize here anyway."""
         if self.trainer.world_size > 1:
             share = self.batch_loss.double()  # a copy: it is reduced in place
             self.batch_loss = self.trainer.strategy.reduce(share, reduce_op="mean")

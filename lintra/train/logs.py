@@ -21,7 +21,7 @@ _ID = "wandb.json"  # in the folder of logs: a resumed run goes on with its line
 
 @contextlib.contextmanager
 def loggers(run: Run, *, quiet: bool) -> Iterator[list[Logger]]:
-    """Gives the loggers of a run, and ends what has to be. Raises ModuleNotFoundError without the package of
+    """Yield the loggers of a run and close them afterwards. Raises ModuleNotFoundError without the package of
     one, Error where it cannot log."""
     logs = run.folder / "logs"
     files = [

@@ -52,7 +52,7 @@ def fit(run: Run, task: Task | None, says: Says = "progress") -> None:
 
 
 def fit_checked(run: Run, task: Task, says: Says = "progress") -> None:
-    """Trains as `fit` does, without another look at whether its batches are right and find room."""
+    """Train as `fit` does, without another look at whether its batches are right and find room."""
     end_with_parent()
     with run.locked():
         _fit(run, task, says, is_first_process())
@@ -202,7 +202,7 @@ def _strategy(config: Config) -> Strategy | str:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps Lightning's advice off the terminal: what it would say is decided here on purpose."""
+    """Keep Lightning's advice off the terminal: what it would say is decided here on purpose."""
     exchange = "torch.distributed.tensor._collective_utils"  # reports that gloo lacks one (`Muon`)
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", exchange)]
     levels = [logger.level for logger in loggers]

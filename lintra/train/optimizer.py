@@ -12,7 +12,7 @@ from lintra.train.muon import Muon
 
 
 def optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    """Raises ValueError for Muon where the model has no blocks."""
+    """Raise ValueError for Muon where the model has no blocks."""
     if config.optimizer == "muon":
         return MuonAndAdamW(model, config)
     others = _groups(model, list(model.parameters()))

@@ -56,7 +56,7 @@ class Run:
 
     @classmethod
     def create(cls, folder: str | Path, *, task: Any, model: Any, train: Config) -> "Run":
-        """Writes run.json, and copies of files that its checkpoints need, into a folder without a run or
+        """Write run.json, and copies of files that its checkpoints need, into a folder without a run or
         checkpoints of one; the first process for all. A job that its launcher has restarted finds the run
         that it began itself, and resumes it. Raises Error if there is another one, TypeError for a model with
         a class of one's own in it, of which no checkpoint could be written."""
@@ -131,7 +131,7 @@ class Run:
         return run
 
     def write(self) -> None:
-        """Writes run.json, atomically; the first process for all."""
+        """Write run.json, atomically; the first process for all."""
         if not launch.is_first_process():
             return
         parts = {name: to_json(getattr(self, name)) for name in ("task", "model", "train")}
@@ -186,7 +186,7 @@ class Run:
         return checkpoints(self.folder)
 
     def drop(self, keep: int) -> None:
-        """Removes all checkpoints but the newest `keep`, each at once: half of one would look like one."""
+        """Remove all checkpoints but the newest `keep`, each at once: half of one would look like one."""
         for old in self.checkpoints()[:-keep]:
             shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
 
@@ -198,7 +198,7 @@ class Run:
             yield
 
     def sweep(self) -> None:
-        """Removes what a killed process left half written or half removed."""
+        """Remove what a killed process left half written or half removed."""
         for leftover in (*leftovers(self.folder, "step-[0-9]*"), *leftovers(self.folder, RUN)):
             shutil.rmtree(leftover)
 

@@ -27,7 +27,7 @@ from lintra.train.storage import PREFIX, TREE, Storage, put_together, read_tree,
 
 
 class ShardedStorage:
-    """Writes and reads checkpoints with all processes of `group`, which is of gloo and of nobody else's use.
+    """Write and read checkpoints with all processes of `group`, which is of gloo and of nobody else's use.
 
     storage: of the one-file form, whose model's configuration it has. One checkpoint is written at a time.
     """
@@ -37,7 +37,7 @@ class ShardedStorage:
         self._writing: tuple[Path, Future[Any]] | None = None
 
     def begin(self, checkpoint: dict[str, Any], path: Path) -> None:
-        """Copies what is to be saved, and has it written while training goes on.
+        """Copy what is to be saved and write it while training continues.
 
         The folder is published by the first process when all have written their shards: what a killed run
         leaves behind is a hidden folder, which `Run.sweep` removes. Raises what `wait` does."""
@@ -55,7 +55,7 @@ class ShardedStorage:
         self._writing = path, cast("Future[Any]", saved)
 
     def wait(self) -> None:
-        """Waits for what is being written, with all processes. Raises Error on all of them where one failed:
+        """Wait for what is being written, with all processes. Raises Error on all of them where one failed:
         there is no such checkpoint then, and the one before survives."""
         if self._writing is None:
             return
@@ -70,7 +70,7 @@ class ShardedStorage:
                 shutil.rmtree(path.with_name(f".{path.name}.shards"), ignore_errors=True)
 
     def finish(self) -> None:
-        """Waits for what is being written where training has failed already: nothing is raised."""
+        """Wait for what is being written where training has failed already: nothing is raised."""
         with contextlib.suppress(Exception):
             self.wait()
 
@@ -97,7 +97,7 @@ class ShardedStorage:
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writes each process's part of tensors as a file for the model and one for what resumes its training,
+    """Write each process's part of tensors as a file for the model and one for what resumes its training,
     then, by one process, what is in no shard, and puts all of it in its place."""
 
     def __init__(

@@ -44,7 +44,7 @@ PREFIX = "model."  # of the model's weights among the learner's
 
 
 class Storage(CheckpointIO):
-    """Writes each checkpoint whole or not at all. Raises checkpoint.Error; the one before survives."""
+    """Write each checkpoint whole or not at all. Raises checkpoint.Error; the one before survives."""
 
     def __init__(self, model: Any):
         self.model = model

@@ -96,7 +96,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return self._storage.read(Path(checkpoint_path), self.lightning_module.state_dict(), self.optimizers)
 
     def wait(self) -> None:
-        """Waits until the checkpoint that was begun is there. Raises checkpoint.Error if it cannot be."""
+        """Wait until the checkpoint that was begun is there. Raises checkpoint.Error if it cannot be."""
         assert self._storage is not None
         self._storage.wait()
 

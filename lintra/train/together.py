@@ -1,4 +1,4 @@
-"""Processes that begin a run together: the first one decides, the others wait for it and hear what it is."""
+"""Rendezvous at the start of a distributed run: rank 0 decides the run, the others wait to receive it."""
 
 import json
 import os

@@ -127,7 +127,10 @@ def test_info(lintra_says):
         (["train", "digits", "--batch", "0"], "batch must be at least 1, got 0"),
         (["train", "digits", "--batch", "1000000000"], "a batch of 1,000,000,000 sequences needs at least"),
         (["train", "digits", "--seed", "9" * 23], f"seed must lie in 0 .. 2^64 - 1, got {'9' * 23}"),
-        (["train", "text", "--data", os.devnull], f"{os.devnull} is no regular file, but a pipe or a device"),
+        (
+            ["train", "text", "--data", os.devnull],
+            f"{os.devnull} is not a regular file, but a pipe or a device",
+        ),
         (["train", "digits", "--attention", "magic"], "got 'magic'"),
         (["train", "digits", "--attention", "sofmax"], "got 'sofmax' (perhaps softmax"),
         (
@@ -591,7 +594,7 @@ def test_heads_of_another_size_and_one_table(lintra_says, tmp_path, monkeypatch,
     code, _, err = lintra_says("train", "text-classification", "--data", str(reviews), "--tie-embeddings")
     assert (code, err) == (
         2,
-        "lintra: tie_embeddings is nothing this model has: leave --tie-embeddings out\n",
+        "lintra: this model has no tie_embeddings: leave --tie-embeddings out\n",
     )
 
 
@@ -610,7 +613,7 @@ def test_layers_that_alternate(lintra_says, tmp_path, monkeypatch, reviews):
     (tmp_path / "words.txt").write_text("a few words, and then the same again. " * 40)
     code, _, err = lintra_says("train", "text", "--data", "words.txt", "--length", "24", "--alternating")
     assert code == 2
-    assert "alternating is nothing this model has: leave --alternating out" in err
+    assert "this model has no alternating: leave --alternating out" in err
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -74,7 +74,7 @@ def test_what_is_refused(lintra_says, folder, tmp_path):
     for args in (["runtime", "--out", "pipe"], ["onnx", "--out", "pipe"], ["onnx", "--out", os.devnull]):
         code, out, err = lintra_says("export", "--model", "run", "--to", *args)
         assert (code, out) == (2, "")
-        assert f"{args[-1]} is no regular file, but a pipe or a device: name a file" in err
+        assert f"{args[-1]} is not a regular file, but a pipe or a device: name a file" in err
     code, _, err = lintra_says("export", "--to", "tape")
     assert code == 2
     assert err.count("\n") == 1

@@ -468,7 +468,7 @@ def test_an_utterance_too_long_for_a_mechanism_does_not_end_an_evaluation(
     ("args", "message"),
     [
         ([], "which speech? Name a corpus with --data an4 or fsdd"),
-        (["--kaldi", "kaldi", "--encoder", "bilstm", "--heads", "2"], "heads is nothing this model has"),
+        (["--kaldi", "kaldi", "--encoder", "bilstm", "--heads", "2"], "this model has no heads"),
         (["--kaldi", "kaldi", "--encoder", "bilstm", "--attention", "lsh"], "attention is for encoder="),
         (["--kaldi", "kaldi", "--bins", "80"], "bins is for audio, and these are features"),
         (["--kaldi", "kaldi", "--rate", "8000"], "rate is for audio, and these are features"),

@@ -227,7 +227,7 @@ def test_what_cannot_be_fused():
         ),
         (build(attention=linear.Config(impl="torch")), "is native, got impl='torch'"),
         (build(activation="gelu_tanh"), "does not know the activation 'gelu_tanh'"),
-        (build(position="rotary"), "does not turn queries and keys, got rotary positions"),
+        (build(position="rotary"), "does not support rotary positions"),
         (build().double(), "takes float32 on the CPU, got torch.float64 on cpu"),
         (build_seq2seq().float(), "does not read another sequence"),
         (changed(other_block), "does not know Other"),

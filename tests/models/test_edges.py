@@ -44,7 +44,7 @@ def test_a_mask_of_the_opposite_convention_is_noticed(read):
     real = lengths_to_mask(LENGTHS)
     for mask in (real, torch.ones_like(real)):
         with pytest.warns(
-            UserWarning, match=r"True for padding, as PyTorch's is, say mask=~key_padding_mask"
+            UserWarning, match=r"PyTorch's is True for padding: pass mask=~key_padding_mask"
         ) as told:
             read(~mask)
         assert {each.filename for each in told} == {__file__}  # the caller's line, not one of lintra's
@@ -96,7 +96,7 @@ def test_a_mask_is_looked_at_once_and_not_in_each_layer():
 def test_a_mask_that_was_changed_in_place_is_looked_at_again():
     layer, x, mask = READERS["heads"], torch.randn(3, 5, 6), lengths_to_mask(LENGTHS)
     layer(x, mask=mask)
-    with pytest.warns(UserWarning, match="say mask=~key_padding_mask"):
+    with pytest.warns(UserWarning, match="pass mask=~key_padding_mask"):
         layer(x, mask=mask.logical_not_())
     with torch.inference_mode():  # where tensors have no version
         layer(x, mask=lengths_to_mask(LENGTHS))

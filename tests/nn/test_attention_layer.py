@@ -187,9 +187,7 @@ def test_refuses():
     with pytest.raises(ValueError, match="needs causal=True"):
         encoder.Config(inputs=3, width=16, heads=2, conv=4).build()
     layer = build(conv=3)
-    with pytest.raises(
-        ValueError, match=r"state.conv is of a layer with conv, or without; this one has conv=3"
-    ):
+    with pytest.raises(ValueError, match=r"state.conv must hold 1 tensors for conv=3, got 0"):
         layer.extend(draw(), layer.start(2)._replace(conv=()))
     _, state = build(conv=4).extend(draw())
     with pytest.raises(ValueError, match=r"state.conv must be \[n=2 w=2 c=48\]"):

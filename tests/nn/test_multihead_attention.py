@@ -124,7 +124,7 @@ def test_every_mechanism_is_that_of_an_attention_layer(name):
         try:
             same = AttentionLayer(WIDTH, config, heads=HEADS, causal=causal)
         except ValueError:
-            with pytest.raises(ValueError, match=f"is_causal={causal} does not go"):
+            with pytest.raises(ValueError, match=f"is_causal={causal} is not supported"):
                 layer(x, x, x, is_causal=causal)
             continue
         if causal not in layer._forms:
@@ -155,7 +155,7 @@ def test_a_mask_of_real_tokens_gives_a_warning(batch_first):
     """It would leave the longest sequence nothing, which gives 0."""
     x = torch.randn(2, 7, WIDTH) if batch_first else torch.randn(7, 2, WIDTH)
     layer = MultiheadAttention(WIDTH, HEADS, batch_first=batch_first, attention=linear.Config())
-    said = "key_padding_mask leaves .* True for padding. .* say key_padding_mask=~mask"
+    said = "key_padding_mask looks inverted: .* True for padding; .* pass key_padding_mask=~mask"
     with pytest.warns(UserWarning, match=said) as found:
         layer(x, x, x, key_padding_mask=~PADDING)
     assert [each.filename for each in found] == [__file__]
@@ -307,7 +307,9 @@ def test_what_cannot_be_asked_is_refused(options, error, message):
 def test_calls_of_a_form_that_is_not_there_are_refused():
     x, memory = torch.randn(2, 7, WIDTH), torch.randn(2, 5, WIDTH)
     layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=softmax.Config(), causal=True)
-    with pytest.raises(ValueError, match="is_causal=False does not go: the layer was built with causal=True"):
+    with pytest.raises(
+        ValueError, match="is_causal=False is not supported: the layer was built with causal=True"
+    ):
         layer(x, x, x)
     layer = MultiheadAttention(WIDTH, HEADS, batch_first=True, attention=softmax.Config())
     with pytest.raises(ValueError, match="is_causal needs as many queries as keys, got 7 and 5"):

@@ -128,7 +128,7 @@ def test_targets_are_checked(kind):
     params = params_of(kind, 2)
     with pytest.raises(ValueError, match="one row a target"):
         kind.loss(params[:, :-1], torch.zeros(2))
-    with pytest.raises(ValueError, match=r"targets must be floating numbers, got torch\.int64"):
+    with pytest.raises(ValueError, match=r"targets must be of a floating type, got torch\.int64"):
         kind.loss(params, torch.tensor([0, 1]))
 
 

@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_named(folder, tmp_path):
     refused(str(folder), "photo.JPG cannot be read as an image")
     (folder / "below" / "photo.JPG").unlink()
     os.mkfifo(folder / "below" / "photo.JPG")
-    refused(str(folder), "photo.JPG is no regular file")
+    refused(str(folder), "photo.JPG is not a regular file")
     gradient(8, 8).save(tmp_path / "none" / "alone.png")
     refused(str(tmp_path / "none"), "holds one image")
 

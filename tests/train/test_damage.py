@@ -105,10 +105,10 @@ def test_other_data_are_refused(new_run, tmp_path):
 
     resume(2, data=str(moved))
     for changes, message in [
-        ({"data": str(other)}, r"samples 1000000, length 16, digest \w+, and these are .* length 16, digest"),
+        ({"data": str(other)}, r"samples 1000000, length 16, digest \w+; now it is .* length 16, digest"),
         (
             {"data": str(first), "length": 8},
-            r"length 16, digest \w+, and these are samples 1000000, length 8,",
+            r"length 16, digest \w+; now it is samples 1000000, length 8,",
         ),
     ]:
         with pytest.raises(

@@ -50,7 +50,7 @@ _NOT_COVERED = {
 
 
 class _Refusal(MetaPathFinder):
-    """Says of a part of that library, and of what is in it, that it is not here."""
+    """Say of a part of that library, and of what is in it, that it is not here."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         # `from fast_transformers import ...` looks under the name the package has here.
@@ -61,7 +61,7 @@ class _Refusal(MetaPathFinder):
 
 
 def install() -> None:
-    """Makes `import fast_transformers` find this package, and its public modules under their names there.
+    """Make `import fast_transformers` find this package, and its public modules under their names there.
 
     Raises RuntimeError if another one has been imported. Done twice, it does nothing more.
     """

@@ -23,7 +23,7 @@ class MappingRule:
 
 
 class IdentityRule(MappingRule):
-    """Keeps everything."""
+    """Keep everything."""
 
     def matches(self, key: str) -> bool:
         return True
@@ -33,7 +33,7 @@ class IdentityRule(MappingRule):
 
 
 class NotRule(IdentityRule):
-    """Keeps what a rule does not match."""
+    """Keep what a rule does not match."""
 
     def __init__(self, rule: MappingRule):
         self.rule = rule

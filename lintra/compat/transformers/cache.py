@@ -42,7 +42,7 @@ class StateHolder:
         self.state, self.length = None, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raises ValueError unless there is nothing to remove: a state does not hold its past."""
+        """Raise ValueError unless there is nothing to remove: a state does not hold its past."""
         if tokens_to_remove:
             raise ValueError("a state cannot go back to an earlier token: return to a copy.copy of the cache")
 

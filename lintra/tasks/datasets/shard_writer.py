@@ -97,7 +97,7 @@ def write_shards(
 
 
 class _SplitWriter:
-    """Writes the documents of a split into shards of a folder, each closed before the next one is begun."""
+    """Write the documents of a split into shards of a folder, each closed before the next one is begun."""
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype, shard_tokens: int):
         self.folder, self.split, self.dtype, self.shard_tokens = folder, split, dtype, shard_tokens

@@ -98,7 +98,7 @@ class UtteranceSet:
     def of(
         cls, found: tuple[Corpus | ComputedCorpus, list[Skipped]], symbols: Symbols, subsample: int, what: str
     ) -> "UtteranceSet":
-        """Raises DataError, with the first reasons, if none is left."""
+        """Raise DataError, with the first reasons, if none is left."""
         heard = cls(found[0], [], [], list(found[1]))
         for place, (name, text) in enumerate(zip(heard.corpus.ids, heard.corpus.texts, strict=True)):
             try:

@@ -18,7 +18,7 @@ class Registry:
     def register(
         self, key: str, class_object: type[nn.Module], parameter_tuples: Iterable[tuple[str, Spec]]
     ) -> None:
-        """Adds a type and the parameters of its constructor that a builder sets, each with its spec.
+        """Add a type and the parameters of its constructor that a builder sets, each with its spec.
 
         Raises ValueError if the key is taken, or a parameter is registered with another spec.
         """

@@ -8,7 +8,7 @@ from lintra.compat.fast_transformers.events.filters import event_class
 
 
 class EventDispatcher:
-    """Calls every listener whose filter is true of an event, in the order in which they came.
+    """Call every listener whose filter is true of an event, in the order in which they came.
 
         EventDispatcher.get().listen(AttentionEvent & layer_name_contains(model, "layers.2"), print)
 
@@ -26,7 +26,7 @@ class EventDispatcher:
         return bool(self._listeners)
 
     def listen(self, event_filter: Callable[[Any], Any], event_handler: Callable[[Any], Any]) -> None:
-        """Calls `event_handler(event)` for the events of which `event_filter`, a function or class, is true.
+        """Call `event_handler(event)` for the events of which `event_filter`, a function or class, is true.
 
         A handler has one filter: listening again replaces it.
         """
@@ -35,15 +35,15 @@ class EventDispatcher:
         self._listeners[event_handler] = event_filter
 
     def remove(self, event_handler: Callable[[Any], Any]) -> None:
-        """Calls it no more. Nothing happens if it does not listen."""
+        """Call it no more. Nothing happens if it does not listen."""
         self._listeners.pop(event_handler, None)
 
     def clear(self) -> None:
-        """Removes all listeners."""
+        """Remove all listeners."""
         self._listeners.clear()
 
     def dispatch(self, event: Event) -> None:
-        """Shows an event to the listeners. One may remove itself meanwhile."""
+        """Show an event to the listeners. One may remove itself meanwhile."""
         if self._listeners:
             for handler, wanted in list(self._listeners.items()):
                 if wanted(event):

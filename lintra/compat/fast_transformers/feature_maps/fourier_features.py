@@ -11,7 +11,7 @@ from lintra.ops.random_features import independent_gaussian, orthogonal_gaussian
 
 
 def orthogonal_random_matrix_(w: Tensor) -> None:
-    """Fills w [rows columns] with columns as long as normal vectors, orthogonal in each block of `rows`."""
+    """Fill w [rows columns] with columns as long as normal vectors, orthogonal in each block of `rows`."""
     rows, columns = w.shape
     with torch.no_grad():
         w.copy_(orthogonal_gaussian(columns, rows, "chi", _generator()).mT)
@@ -150,7 +150,7 @@ class GeneralizedRandomFeatures(RandomFourierFeatures):
 
 
 def begin(feature_map: nn.Module, device: torch.device) -> None:
-    """Calls `new_feature_map`, as attention does before a sequence, unless it is the one above.
+    """Call `new_feature_map`, as attention does before a sequence, unless it is the one above.
 
     A map of somebody's own may draw each time; those of this file are sampled when they are built.
     """
