@@ -1,5 +1,6 @@
 """Base of the networks made of blocks: configuration, positions, running blocks and recomputing them."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -219,3 +220,10 @@ def _position(config: TransformerConfig) -> nn.Module | None:
     if config.position in ("sinusoidal", "concatenated"):
         return Sinusoidal(config.embedded)
     return None
+
+
+def set_checkpoint_blocks(model: nn.Module) -> None:
+    """Recompute the blocks of every network inside a module in the backward pass from now on."""
+    for part in model.modules():
+        if isinstance(part, TransformerBase):
+            part.config = dataclasses.replace(part.config, checkpoint_blocks=True)

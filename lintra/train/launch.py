@@ -20,7 +20,6 @@ class Launcher(NamedTuple):
     nodes: int
     devices: int  # processes on each node; 0: not as many on each
     size: int  # processes in all
-    job: str | None  # one name for all that it starts, restarts included; None: it has not restarted anything
 
 
 def launcher() -> Launcher | None:
@@ -29,21 +28,30 @@ def launcher() -> Launcher | None:
         size, devices = _number("WORLD_SIZE", 1), _number("LOCAL_WORLD_SIZE", 1)
         nodes = _number("GROUP_WORLD_SIZE", size // max(devices, 1))
         devices = devices if devices * nodes == size else 0
-        return Launcher("torchrun", _number("RANK", 0), nodes, devices, size, f"torchrun {_agent()}")
-    # A shell of `salloc` or `srun --pty` has these variables too, and starts programs itself.
-    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return Launcher("torchrun", _number("RANK", 0), nodes, devices, size)
+    # A batch script has SLURM_NTASKS too, before any srun.
+    if "SLURM_NTASKS" in os.environ and "SLURM_STEP_ID" in os.environ and not _is_shell_of_slurm():
         size, nodes = _number("SLURM_NTASKS", 1), _number("SLURM_NNODES", 1)
         devices = _number("SLURM_NTASKS_PER_NODE", size if nodes == 1 else 0)
         devices = devices if devices * nodes == size else 0
-        job = f"slurm {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else None
-        return Launcher("srun", _number("SLURM_PROCID", 0), nodes, devices, size, job)
+        return Launcher("srun", _number("SLURM_PROCID", 0), nodes, devices, size)
+    return None
+
+
+def job() -> str | None:
+    """Return the name of the job of torchrun or Slurm that this process is of, the same after a restart; None
+    where nothing could restart it."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return f"torchrun {_agent()}"
+    if "SLURM_JOB_ID" in os.environ and not _is_shell_of_slurm():
+        return f"slurm {os.environ['SLURM_JOB_ID']}"
     return None
 
 
 def restarted() -> bool:
     """Return whether this process may be one of a job that was begun before, not of a new one."""
-    found = launcher()
-    return found is not None and (found.name == "torchrun" or _number("SLURM_RESTART_COUNT", 0) > 0)
+    found = job()
+    return found is not None and (found.startswith("torchrun") or _number("SLURM_RESTART_COUNT", 0) > 0)
 
 
 def is_first_process() -> bool:
@@ -119,6 +127,11 @@ def _check_gpus(devices: int, otherwise: str) -> None:
             f"devices={devices} needs a GPU for each, and this process sees {count}: let it see more, "
             f"{otherwise}"
         )
+
+
+def _is_shell_of_slurm() -> bool:
+    """Return whether a person works in a shell of `salloc` or `srun --pty`, which starts programs itself."""
+    return os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
 
 
 def _node_rank() -> int:

@@ -1,6 +1,5 @@
 """A model and a task as Lightning sees them."""
 
-import dataclasses
 import math
 import signal
 from collections.abc import Iterable
@@ -14,7 +13,7 @@ from torch.utils.data import DataLoader
 from lintra import attention
 from lintra.checkpoint import Error
 from lintra.models import Model
-from lintra.models.base import TransformerBase
+from lintra.models.base import set_checkpoint_blocks
 from lintra.nn import Block
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
@@ -64,6 +63,7 @@ class Learner(pl.LightningModule):
         self.model: Any = model
         self.task, self.config = task, config
         self.restored = False  # whether a checkpoint, where there is one, has been read
+        self.not_finite: str | None = None  # the first score of this validation, here, that is no number
         self.counted = 0  # batches of a validation, of which this process may repeat another's
         self.batch_loss = torch.tensor(torch.nan)  # the mean over the latest batch, of all processes
 
@@ -72,9 +72,7 @@ class Learner(pl.LightningModule):
         if isinstance(self.trainer.strategy, ShardedStrategy):
             self.model = self.trainer.strategy.shard(self.model)
         if self.config.checkpoint_blocks:
-            for part in self.model.modules():
-                if isinstance(part, TransformerBase):
-                    part.config = dataclasses.replace(part.config, checkpoint_blocks=True)
+            set_checkpoint_blocks(self.model)
         if self.config.compile:
             for part in self.model.modules():
                 if isinstance(part, Block):
@@ -191,6 +189,13 @@ class Learner(pl.LightningModule):
         if batch_idx >= self.counted:  # another process has this batch too
             weight = 0.0
         for name, value in scores.items():
-            if not bool(value.isfinite()):
-                raise Diverged(f"the validation {name} is not finite after step {self.trainer.global_step:,}")
+            if self.not_finite is None and not bool(value.isfinite()):
+                self.not_finite = name
             self.log(f"validate_{name}", value, batch_size=weight, sync_dist=True, logger=False)
+
+    def on_validation_epoch_end(self) -> None:
+        """Raise Diverged on all processes where a score of any of them is not finite."""
+        found, self.not_finite = self.not_finite, None
+        if self.trainer.strategy.reduce_boolean_decision(found is not None, all=False):
+            name = found or "score of another process"
+            raise Diverged(f"the validation {name} is not finite after step {self.trainer.global_step:,}")

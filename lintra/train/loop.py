@@ -32,13 +32,13 @@ from lintra.train.launch import is_first_process, processes, world
 from lintra.train.learner import Learner
 from lintra.train.logs import loggers
 from lintra.train.lost import end_with_parent, lost_in_training
-from lintra.train.precision import measured
+from lintra.train.precision import choose_precision
 from lintra.train.progress import ProgressBar, in_words, validation
 from lintra.train.run import RUN, Run, first_model
 from lintra.train.schedule import LearningRateSchedule, remarks
 from lintra.train.storage import TREE, Storage
 from lintra.train.strategy import ShardedStrategy
-from lintra.train.together import hear_begun, say_begun, slurm
+from lintra.train.together import cluster_environment, hear_begun, say_begun
 
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
@@ -138,7 +138,7 @@ def _trainer(
     budget = [] if config.max_minutes is None else [TimeBudget(run, stop, schedule, console)]
     average = [] if config.ema is None else [WeightEMA(config.ema)]
     nodes, devices = world(config)
-    cluster = slurm()
+    cluster = cluster_environment()
     return pl.Trainer(
         default_root_dir=run.folder,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",
@@ -178,7 +178,7 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
     if first:
         run.sweep()
         if run.train.precision == "auto":
-            run = run.changed(precision=measured(run.model, task, run.train.samples(task)))
+            run = run.changed(precision=choose_precision(run.model, task, run.train))
     else:
         run = hear_begun(run)
     start = run.checkpoints()[-1] if run.checkpoints() else None

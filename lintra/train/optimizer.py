@@ -53,6 +53,10 @@ class MuonAndAdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
         self._share()
+        for part in self.parts:
+            for group in part.param_groups:
+                for name, value in part.defaults.items():  # which an older PyTorch did not have
+                    group.setdefault(name, value)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

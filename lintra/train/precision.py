@@ -6,24 +6,42 @@ from typing import Any, Literal
 import torch
 
 from lintra.models import Model
+from lintra.models.base import set_checkpoint_blocks
 from lintra.tasks import Batch, Task
+from lintra.train import launch
+from lintra.train.config import Config
 
 ENOUGH = 0.2  # seconds that a pass must take for its time to mean something
-MIN_STEPS = 0.9  # of the time in float32
+MAX_TIME_RATIO = 0.9  # bf16 must take less than this part of float32's time
 
 
-def measured(config: Any, task: Task, batch: int) -> Literal["32", "bf16"]:
-    """The faster precision of a forward and backward pass, of as many of `batch` samples as show it."""
+def choose_precision(config: Any, task: Task, settings: Config) -> Literal["32", "bf16"]:
+    """Return the faster precision of a forward and backward pass of a model of this config.
+
+    The pass is of as many samples as show it, at most those that a process computes at once. Where float32
+    finds no room, it is bf16. A model that is sharded because no device holds it is not measured: it is bf16
+    on GPUs that multiply it.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if settings.strategy == "fsdp" and device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "32"
     model = config.build().to(device)
-    samples = 1
+    if settings.checkpoint_blocks:
+        set_checkpoint_blocks(model)
+    most = max(1, settings.samples(task) // (launch.processes(settings) * settings.accumulate))
+    samples, best = 1, None
     while True:
         indices = [i % len(task.train) for i in range(samples)]
         loaded = {name: value.to(device) for name, value in task.train.__getitems__(indices).items()}
-        full, half = (min(_seconds(model, task, loaded, bf16) for _ in range(3)) for bf16 in (False, True))
-        if full >= ENOUGH or half >= ENOUGH or samples >= batch:
-            return "bf16" if half < MIN_STEPS * full else "32"
-        samples = min(batch, 4 * samples)
+        try:
+            half = min(_seconds(model, task, loaded, True) for _ in range(3))
+            full = min(_seconds(model, task, loaded, False) for _ in range(3))
+        except torch.OutOfMemoryError:
+            return best or "bf16"
+        best = "bf16" if half < MAX_TIME_RATIO * full else "32"
+        if full >= ENOUGH or half >= ENOUGH or samples >= most:
+            return best
+        samples = min(most, 4 * samples)
 
 
 def _seconds(model: Model, task: Task, batch: Batch, bf16: bool) -> float:

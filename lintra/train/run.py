@@ -150,13 +150,19 @@ class Run:
         **settings: Any,
     ) -> "Run":
         """Return the run with another configuration of its task, other training settings, what its data are
-        or the steps that fit into its time, from now on. Other `steps` are fitted anew."""
+        or the steps that fit into its time, from now on. They are fitted anew to other `steps`, and to more
+        time where the run has come to the last of them."""
         changes: dict[str, Any] = {"train": dataclasses.replace(self.train, **settings)}
-        changes["fitted_steps"] = fitted_steps or (None if "steps" in settings else self.fitted_steps)
+        anew = "steps" in settings or ("max_minutes" in settings and self._ended())
+        changes["fitted_steps"] = fitted_steps or (None if anew else self.fitted_steps)
         run = dataclasses.replace(self, task=task or self.task, data=data or self.data, **changes)
         if run != self:
             run.write()
         return run
+
+    def _ended(self) -> bool:
+        """Return whether the newest checkpoint is of the run's last step."""
+        return bool(found := self.checkpoints()) and int(found[-1].name.removeprefix("step-")) >= self.steps
 
     def joined(self) -> "Run":
         """Return the run as the first process has written it by now, with this process's own settings where
@@ -175,20 +181,23 @@ class Run:
     def digest_of_job(self) -> str | None:
         """Return a digest of what has started this process and of what was asked of it; None where nothing
         could restart it."""
-        found = launch.launcher()
-        if found is None or found.job is None:
+        job = launch.job()
+        if job is None:
             return None
         asked = [to_json(x) for x in (self.task, self.model, self.train)]
-        return hashlib.sha256(json.dumps([found.job, asked]).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([job, asked]).encode()).hexdigest()[:16]
 
     def checkpoints(self) -> list[Path]:
         """The complete checkpoints, the oldest first."""
         return checkpoints(self.folder)
 
     def drop(self, keep: int) -> None:
-        """Remove all checkpoints but the newest `keep`, each at once: half of one would look like one."""
+        """Remove all checkpoints but the newest `keep`, each at once: half of one would look like one.
+
+        One that cannot be removed, as where a file is open on a network drive, stays until the next time."""
         for old in self.checkpoints()[:-keep]:
-            shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
+            with contextlib.suppress(OSError):
+                shutil.rmtree(old.rename(old.with_name(f".{old.name}.dropped")))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -200,7 +209,7 @@ class Run:
     def sweep(self) -> None:
         """Remove what a killed process left half written or half removed."""
         for leftover in (*leftovers(self.folder, "step-[0-9]*"), *leftovers(self.folder, RUN)):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def from_anywhere(settings: Any) -> Any:

@@ -68,11 +68,16 @@ class Storage(CheckpointIO):
         weights = read_whole(folder, "model")
         weights = legacy.upgrade_tensors(weights) if old else weights
         with_weights(self.model, weights, folder / WEIGHTS)  # Error where they are not of the run's model
-        checkpoint = put_together(folder, tree, read_whole(folder, "training"), old)
+        checkpoint = put_together(folder, tree, _copied(read_whole(folder, "training")), old)
         return checkpoint | {"state_dict": {PREFIX + name: x for name, x in weights.items()}}
 
     def remove_checkpoint(self, path: Any) -> None:
         shutil.rmtree(path)
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors mapped from a file that is to be removed while the optimiser has them."""
+    return {name: x.clone() for name, x in tensors.items()}
 
 
 def taken_apart(checkpoint: dict[str, Any]) -> tuple[dict[str, Tensor], str, dict[str, Tensor]]:

@@ -8,7 +8,11 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    SLURMEnvironment,
+)
 from torch.distributed import Store, TCPStore  # pyright: ignore (public, says PyTorch's documentation)
 from torch.distributed.rendezvous import rendezvous
 
@@ -79,7 +83,7 @@ def hear_begun(run: Run) -> Run:
 def _store(rank: int, size: int, seconds: float) -> Store:
     """Return the store through which the processes that are there at the beginning speak, for as long as this
     one lives: the process group uses its server afterwards."""
-    if (cluster := slurm()) is not None:
+    if isinstance(cluster := cluster_environment(), SLURMEnvironment):
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = cluster.main_address, str(cluster.main_port)
     return next(rendezvous("env://", rank, size, timeout=timedelta(seconds=seconds)))[0]
 
@@ -101,8 +105,12 @@ def _use_port(port: int) -> None:
     os.environ["MASTER_PORT"], os.environ["TORCHELASTIC_USE_AGENT_STORE"] = str(port), "False"
 
 
-def slurm() -> SLURMEnvironment | None:
-    """Return what Lightning knows of processes that srun has started, None for others. A signal of Slurm's
-    before the end saves and stops, as it does everywhere; nothing is queued again by ourselves."""
+def cluster_environment() -> ClusterEnvironment | None:
+    """Return how Lightning finds the other processes; None where it recognises by itself who started them.
+
+    It would take a batch script of Slurm's for processes of srun. A signal of Slurm's before the end saves
+    and stops, as it does everywhere; nothing is queued again by ourselves."""
     found = launch.launcher()
-    return SLURMEnvironment(auto_requeue=False) if found is not None and found.name == "srun" else None
+    if found is None:
+        return LightningEnvironment() if SLURMEnvironment.detect() else None
+    return SLURMEnvironment(auto_requeue=False) if found.name == "srun" else None

@@ -250,6 +250,7 @@ NODES = {
         "SLURM_LOCALID": "0",
         "SLURM_NODEID": str(rank),
         "SLURM_JOB_ID": "17",
+        "SLURM_STEP_ID": "0",
         "SLURM_NODELIST": "127.0.0.1",
         "MASTER_PORT": str(port),
     },

@@ -100,6 +100,15 @@ def test_other_steps_are_fitted_anew(new_run, clock, capsys):
     assert train.Run.read(run.folder).steps == 232
 
 
+def test_more_time_after_the_last_step_is_used(new_run, clock, capsys):
+    run = new_run(**ASKED)
+    train.fit(run)
+    again = train.Run.read(run.folder).changed(max_minutes=2.0)
+    assert again.fitted_steps is None
+    train.fit(again)
+    assert "116 steps fit into 2 minutes, up to step 232, of 5,000" in capsys.readouterr().out
+
+
 def test_the_time_of_validations_counts(new_run, clock, capsys):
     """Known after the first one: eight validations of five seconds leave time for 76 steps."""
     clock.validation = 5.0

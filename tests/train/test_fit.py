@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -441,3 +443,23 @@ def spoil(optimizer, closure):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.fill_(torch.inf)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mapped files")
+def test_a_resumed_training_holds_no_checkpoint_open(new_run):
+    run = new_run(steps=10)
+    train.fit(run)
+    train.fit(train.Run.read(run.folder).changed(steps=20))
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    assert not [line for line in mapped if str(run.folder) in line and "training" in line]
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(new_run, monkeypatch):
+    run = new_run(steps=15)
+
+    def refuse(folder, **_):
+        raise OSError("Directory not empty")
+
+    monkeypatch.setattr("lintra.train.run.shutil", SimpleNamespace(rmtree=refuse))
+    train.fit(run)
+    assert run.checkpoints()[-1].name == "step-00000015"

@@ -25,6 +25,7 @@ SRUN = {
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "1",
     "SLURM_JOB_ID": "17",
+    "SLURM_STEP_ID": "0",
 }
 
 
@@ -63,8 +64,9 @@ def environment(monkeypatch):
         (TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"}, {}, (2, 2), True),
         (SRUN, {}, (2, 2), False),
         (SRUN | {"SLURM_PROCID": "0"}, {"devices": 2}, (2, 2), True),
-        ({"SLURM_NTASKS": "3"}, {}, (1, 3), True),
-        ({"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, {}, (1, 1), True),  # a shell, which starts one
+        ({"SLURM_NTASKS": "3", "SLURM_STEP_ID": "0"}, {}, (1, 3), True),
+        ({"SLURM_NTASKS": "3"}, {"devices": 2}, (1, 2), True),  # a batch script, before any srun
+        (SRUN | {"SLURM_JOB_NAME": "bash"}, {}, (1, 1), True),  # a shell, which starts one
         (SRUN | TORCHRUN, {}, (2, 2), False),  # srun starts one torchrun on each node
     ],
 )
@@ -90,7 +92,11 @@ def test_a_launcher_says_how_many_there_are(environment, variables, settings, wo
             {},
             "3 processes on 2 nodes, which must be as many on each: give it --nproc",
         ),
-        ({"SLURM_NTASKS": "4", "SLURM_NNODES": "2"}, {}, "as many on each: give it --ntasks-per-node"),
+        (
+            {"SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_STEP_ID": "0"},
+            {},
+            "as many on each: give it --ntasks-per-node",
+        ),
         (TORCHRUN | {"RANK": "x"}, {}, "RANK must be a whole number in the environment, got 'x'"),
         ({}, {"nodes": 2}, "nodes=2 needs MASTER_ADDR and MASTER_PORT and NODE_RANK in the environment"),
         (

@@ -10,7 +10,7 @@ from lintra import train
 from lintra.attention import delta, linear
 from lintra.models import bilstm
 from lintra.tasks import digits
-from lintra.train.learner import Learner
+from lintra.train.learner import Diverged, Learner
 from lintra.train.optimizer import optimizer as make
 from tests.train.conftest import assert_same_weights
 
@@ -102,3 +102,28 @@ def test_muon_where_it_cannot_be():
     model = bilstm.Config(vocabulary=4, width=8).build()
     with pytest.raises(ValueError, match="optimizer='muon' is for the matrices of blocks"):
         make(model, train.Config(optimizer="muon"))
+
+
+def test_muon_is_resumed_from_an_optimizer_without_a_newer_setting():
+    """As PyTorch 2.6 saved AdamW's groups, without `decoupled_weight_decay`."""
+    task = digits.Config().build()
+    model = dataclasses.replace(task.model(linear.Config()), layers=1, heads=2, width=16).build()
+    saved = make(model, train.Config(optimizer="muon")).state_dict()
+    for group in saved["param_groups"]:
+        group.pop("decoupled_weight_decay", None)
+    resumed = make(model, train.Config(optimizer="muon"))
+    resumed.load_state_dict(saved)
+    for x in model.parameters():
+        x.grad = torch.ones_like(x)
+    resumed.step()
+
+
+def test_a_score_that_is_no_number_on_another_process_ends_the_validation(monkeypatch):
+    learner = Learner(torch.nn.Linear(1, 1), SimpleNamespace(), train.Config())
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda found, all: True)
+    monkeypatch.setattr(Learner, "trainer", SimpleNamespace(strategy=strategy, global_step=7))
+    with pytest.raises(Diverged, match="the validation score of another process is not finite after step 7"):
+        learner.on_validation_epoch_end()
+    learner.not_finite = "loss"
+    with pytest.raises(Diverged, match="the validation loss is not finite after step 7"):
+        learner.on_validation_epoch_end()
