@@ -49,16 +49,21 @@ def asked_for(module: ModuleType) -> Iterator[tuple[str, str, FunctionType]]:
 def ours(kernel: str, origin: str = "") -> Callable[..., Any] | None:
     """Return lintra's function for a kernel; None without one.
 
-    origin: the module it comes from, for kernels of `PACKAGES` that `MODULES` does not list."""
-    place = MODULES.get(kernel, origin)
-    while place.partition(".")[0] in PACKAGES:  # fla.ops.gla.chunk has what fla.ops.gla is asked for
-        try:
-            found = getattr(import_module(f"lintra.compat.{place}"), kernel, None)
-        except ModuleNotFoundError:
-            found = None
-        if found is not None:
-            return found
-        place = place.rpartition(".")[0]
+    origin: the module it comes from. One of `PACKAGES` is asked first, since two of them may have functions
+    of one name and other arguments; `MODULES` says where those of other modules stand for."""
+    package, listed = origin.partition(".")[0], MODULES.get(kernel, "")
+    places = [origin] if package in PACKAGES else []
+    if package not in PACKAGES or listed.partition(".")[0] == package:
+        places.append(listed)
+    for place in places:
+        while place.partition(".")[0] in PACKAGES:  # fla.ops.gla.chunk has what fla.ops.gla is asked for
+            try:
+                found = getattr(import_module(f"lintra.compat.{place}"), kernel, None)
+            except ModuleNotFoundError:
+                found = None
+            if isinstance(found, FunctionType):  # and no module of that name
+                return found
+            place = place.rpartition(".")[0]
     return None
 
 

@@ -76,7 +76,8 @@ def uninstall() -> None:
 def alias(name: str, package: ModuleType) -> None:
     """Have `import name`, and all public modules below it, find a package and its modules."""
     modules = [module.name for module in walk_packages(package.__path__, f"{package.__name__}.")]
-    for module in [package.__name__, *(x for x in modules if "._" not in x)]:
+    aliases = [f"{package.__name__}.{alias}" for alias in getattr(package, "ALIASES", ())]
+    for module in [package.__name__, *(x for x in modules if "._" not in x), *aliases]:
         sys.modules[name + module.removeprefix(package.__name__)] = import_module(module)
 
 
@@ -110,7 +111,8 @@ def _is_installed(package: str) -> bool:
 def _stands_in(name: str, module: ModuleType | None) -> bool:
     """Return whether a module is ours under a name of one of the packages."""
     package = name.partition(".")[0]
-    return package in kernels.PACKAGES and getattr(module, "__name__", "") == f"lintra.compat.{name}"
+    ours = f"lintra.compat.{package}"
+    return package in kernels.PACKAGES and f"{getattr(module, '__name__', '')}.".startswith(f"{ours}.")
 
 
 def _fell_back(name: str, module: ModuleType, done: dict[str, str]) -> bool:

@@ -66,6 +66,13 @@ from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
 from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 from causal_conv1d import causal_conv1d_fn
 import fla.ops.kda, mamba_ssm
+from fla.modules.norm.layernorm import RMSNorm
+from fla.modules.layernorm import RMSNorm as before
+from fla.modules.causal_conv1d import ShortConvolution
+from fla.modules.convolution import causal_conv1d
+from fla.ops.simple_gla.chunk import chunk_simple_gla
+import fla.modules.l2norm as l2
+assert RMSNorm is before and l2.l2norm.__module__.startswith("lintra.")
 print(chunk_gated_delta_rule.__module__, mamba_chunk_scan_combined.__module__, causal_conv1d_fn.__module__)
 try:
     import mamba_ssm.models

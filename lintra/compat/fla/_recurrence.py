@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lintra.compat.arguments import Dropped
-from lintra.compat.fla.modules.l2norm import l2norm
+from lintra.compat.fla.modules.norm.l2norm import l2norm
 from lintra.ops import LinearState, checks, linear_attention
 from lintra.ops.autocast import no_autocast
 

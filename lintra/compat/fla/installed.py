@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from lintra.compat.fla import ops
-from lintra.compat.fla.modules import activations, convolution, fused_norm_gate, l2norm, layernorm, rotary
+from lintra.compat.fla.modules import activations, causal_conv1d, rotary
+from lintra.compat.fla.modules.norm import fused_norm_gate, l2norm, layernorm
 from lintra.compat.fla.ops.gated_delta_rule.gate import fused_gdn_gate
 from lintra.compat.fla.ops.kda.gate import fused_kda_gate
 from lintra.compat.kernels import on_cpu
@@ -26,11 +27,11 @@ _SERVED: dict[str, Function] = {
     "ops.kda.gate.fused_kda_gate": fused_kda_gate,
     "modules.activations.swiglu": activations.swiglu,
     "modules.activations.swiglu_linear": activations.swiglu_linear,
-    "modules.convolution.causal_conv1d": convolution.causal_conv1d,
-    "modules.convolution.causal_conv1d_update": convolution.causal_conv1d_update,
-    "modules.fused_norm_gate.rms_norm_gated": fused_norm_gate.rms_norm_gated,
-    "modules.l2norm.l2norm": l2norm.l2norm,
-    "modules.layernorm.rms_norm": layernorm.rms_norm,
+    "modules.causal_conv1d.ops.causal_conv1d": causal_conv1d.causal_conv1d,
+    "modules.causal_conv1d.ops.causal_conv1d_update": causal_conv1d.causal_conv1d_update,
+    "modules.norm.fused_norm_gate.rms_norm_gated": fused_norm_gate.rms_norm_gated,
+    "modules.norm.l2norm.l2norm": l2norm.l2norm,
+    "modules.norm.layernorm.rms_norm": layernorm.rms_norm,
     "modules.rotary.rotary_embedding": rotary.rotary_embedding,
 }
 # What FLA dispatches: functions by themselves, and those of an operation that has a registry.

@@ -10,10 +10,10 @@ from torch.testing import assert_close
 
 from lintra.compat.fla import modules
 from lintra.compat.fla.modules.activations import swiglu, swiglu_linear
-from lintra.compat.fla.modules.convolution import ShortConvolution, causal_conv1d, causal_conv1d_update
-from lintra.compat.fla.modules.fused_norm_gate import FusedRMSNormGated, rms_norm_gated
-from lintra.compat.fla.modules.l2norm import L2Norm, l2norm
-from lintra.compat.fla.modules.layernorm import RMSNorm, rms_norm
+from lintra.compat.fla.modules.causal_conv1d.ops import ShortConvolution, causal_conv1d, causal_conv1d_update
+from lintra.compat.fla.modules.norm.fused_norm_gate import FusedRMSNormGated, rms_norm_gated
+from lintra.compat.fla.modules.norm.l2norm import L2Norm, l2norm
+from lintra.compat.fla.modules.norm.layernorm import RMSNorm, rms_norm
 from lintra.compat.fla.modules.rotary import rotary_embedding
 from lintra.compat.fla.ops.utils import (
     prepare_cu_seqlens_from_lens,
@@ -27,10 +27,10 @@ from tests.compat.fla import real
 BOUNDS = [0, 2, 2, 9, 20]
 SIGNATURES = [
     *((f"modules.{name}", getattr(modules, name)) for name in modules.__all__),
-    *(("modules.l2norm.l2norm", l2norm), ("modules.layernorm.rms_norm", rms_norm)),
-    *(("modules.fused_norm_gate.rms_norm_gated", rms_norm_gated),),
-    *(("modules.convolution.causal_conv1d", causal_conv1d),),
-    *(("modules.convolution.causal_conv1d_update", causal_conv1d_update),),
+    *(("modules.norm.l2norm.l2norm", l2norm), ("modules.norm.layernorm.rms_norm", rms_norm)),
+    *(("modules.norm.fused_norm_gate.rms_norm_gated", rms_norm_gated),),
+    *(("modules.causal_conv1d.ops.causal_conv1d", causal_conv1d),),
+    *(("modules.causal_conv1d.ops.causal_conv1d_update", causal_conv1d_update),),
     *(("modules.rotary.rotary_embedding", rotary_embedding),),
     *(("modules.activations.swiglu_linear", swiglu_linear),),
     *(("ops.utils.index.prepare_lens", prepare_lens),),

@@ -1,8 +1,6 @@
 """The parts of FLA's layers that programs take from it beside the recurrences."""
 
-from lintra.compat.fla.modules.convolution import ShortConvolution
-from lintra.compat.fla.modules.fused_norm_gate import FusedRMSNormGated
-from lintra.compat.fla.modules.l2norm import L2Norm
-from lintra.compat.fla.modules.layernorm import RMSNorm
+from lintra.compat.fla.modules.causal_conv1d import ShortConvolution
+from lintra.compat.fla.modules.norm import FusedRMSNormGated, L2Norm, RMSNorm
 
 __all__ = ["FusedRMSNormGated", "L2Norm", "RMSNorm", "ShortConvolution"]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.compat.fla._arguments import known
-from lintra.compat.fla.modules.layernorm import wide_rms_norm
+from lintra.compat.fla.modules.norm.layernorm import wide_rms_norm
 from lintra.ops.autocast import no_autocast
 
 _ACTIVATIONS = {"swish": functional.silu, "silu": functional.silu, "sigmoid": torch.sigmoid}
