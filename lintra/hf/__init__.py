@@ -14,6 +14,7 @@ try:
         AutoModelForMaskedLM,
         AutoModelForSequenceClassification,
     )
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 except ImportError as error:
     raise ImportError(
         "lintra.hf needs transformers: pip install 'lintra[hf]'", name="transformers"
@@ -43,6 +44,8 @@ __all__ = [
     "to_hf",
 ]
 
+# By these names Trainer finds the models whose labels it shifts before it smooths them.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[LintraConfig.model_type] = LintraForCausalLM.__name__
 AutoConfig.register(LintraConfig.model_type, LintraConfig, exist_ok=True)
 AutoModel.register(LintraConfig, LintraModel, exist_ok=True)
 AutoModelForCausalLM.register(LintraConfig, LintraForCausalLM, exist_ok=True)

@@ -23,6 +23,21 @@ _NAMES: dict[str, str] = {
     "max_length": "max_position_embeddings",
     "tie_embeddings": "tie_word_embeddings",
 }
+# Names of other configurations of transformers -> the field that means it here.
+_ELSEWHERE: dict[str, str] = {
+    "intermediate_size": "mlp_ratio, its ratio to hidden_size",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_dropout": "dropout",
+    "attention_probs_dropout_prob": "dropout",
+    "layer_norm_eps": "norm_eps",
+    "rms_norm_eps": "norm_eps",
+    "type_vocab_size": "token_types",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+}
 _DEFAULTS: dict[Any, Any] = {
     _NAMES.get(name, name): x
     for config in (encoder.Config(vocabulary=256, pool="mean"), decoder.Config(vocabulary=256, start=False))
@@ -56,6 +71,8 @@ class LintraConfig(PreTrainedConfig):
     def __post_init__(self, **given: Any):
         given = {_NAMES.get(name, name): x for name, x in given.items()}
         for name in given.keys() - _DEFAULTS.keys():
+            if name in _ELSEWHERE:
+                raise TypeError(f"LintraConfig has no field {name!r}: give {_ELSEWHERE[name]}")
             if near := get_close_matches(name, _DEFAULTS, 1, cutoff=0.85):
                 raise TypeError(f"LintraConfig has no field {name!r} (perhaps {near[0]})")
         given = _DEFAULTS | given

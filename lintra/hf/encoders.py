@@ -14,7 +14,18 @@ class LintraModel(LintraPreTrainedModel):
     """The encoder of lintra.models, bidirectional where the mechanism can be and `causal` leaves it open."""
 
     def network_config(self) -> encoder.Config:
-        return self.config.network(encoder, pool=None)
+        return self.encoder_config(pool=None)
+
+    def encoder_config(self, **given: Any) -> encoder.Config:
+        """Return the encoder's configuration; with the symbol `start` of a decoder, whose embedding it may
+        have. Raises ValueError for a decoder that embeds more than tokens."""
+        config = self.config
+        if config.context or config.embed != "token":
+            raise ValueError(
+                f"{type(self).__name__} embeds tokens alone, got context={tuple(config.context)} with "
+                f"embed={config.embed!r}: its trained embedding would be lost"
+            )
+        return config.network(encoder, vocabulary=config.vocab_size + bool(config.start), **given)
 
     def read(self, input_ids: Tensor | None, attention_mask: Tensor | None, given: dict[str, Any]) -> Tensor:
         """Return hidden vectors [b t c], 0 where padded, or [b c] with a pool. `given` is as in `layout_of`,
@@ -63,7 +74,7 @@ class LintraForMaskedLM(_WithHead):
     def network_config(self) -> encoder.Config:
         if self.config.tie_word_embeddings:
             raise ValueError("LintraForMaskedLM has a head of its own: tie_word_embeddings must be False")
-        return self.config.network(encoder, pool=None, outputs=self.config.vocab_size)
+        return self.encoder_config(pool=None, outputs=self.config.vocab_size)
 
 
 class LintraForSequenceClassification(_WithHead):
@@ -72,4 +83,4 @@ class LintraForSequenceClassification(_WithHead):
     head_name, result = "classifier", SequenceClassifierOutput
 
     def network_config(self) -> encoder.Config:
-        return self.config.network(encoder, outputs=self.config.num_labels)
+        return self.encoder_config(outputs=self.config.num_labels)

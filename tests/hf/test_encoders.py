@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from lintra import hf
 from lintra.attention import longformer
-from lintra.models import encoder
+from lintra.models import decoder, encoder
 from tests.hf.kinds import build, names, tokens
 
 EVERY = sorted({*names(causal=True), *names(causal=False)})
@@ -87,3 +87,23 @@ def test_blocks_of_an_encoder_are_recomputed():
         found.append([x.grad for x in model.parameters()])
     for one, other in zip(*found, strict=True):
         assert_close(one, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [hf.LintraForMaskedLM, hf.LintraForSequenceClassification, hf.LintraModel])
+def test_a_trained_decoder_becomes_an_encoder(kind, tmp_path):
+    """With the start symbol's embedding, which lintra's decoders have by default."""
+    trained = decoder.Config(vocabulary=11, width=16, layers=1, heads=2).build()
+    hf.to_hf(trained).save_pretrained(tmp_path)
+    model, found = kind.from_pretrained(tmp_path, output_loading_info=True)
+    assert {x.partition(".")[0] for x in found["missing_keys"]} <= {"lm_head", "classifier"}
+    wanted = trained.embedding.state_dict()
+    assert_close(model.model.embedding.table.weight, next(iter(wanted.values())))
+    assert model(torch.tensor([[1, 10, 3]]))[0].isfinite().all()
+
+
+def test_an_embedding_that_an_encoder_lacks_is_not_lost_in_silence(tmp_path):
+    hf.to_hf(
+        decoder.Config(vocabulary=11, width=16, layers=1, heads=2, context=(1, 2)).build()
+    ).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"embeds tokens alone, got context=\(1, 2\)"):
+        hf.LintraForSequenceClassification.from_pretrained(tmp_path)

@@ -151,3 +151,11 @@ def test_transformers_that_is_not_there():
     program = "import sys; sys.modules['transformers'] = None; import lintra.hf"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "lintra.hf needs transformers: pip install 'lintra[hf]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["intermediate_size", "hidden_act", "attention_dropout", "rms_norm_eps", "n_layer"]
+)
+def test_names_of_other_configurations_are_refused_with_ours(name):
+    with pytest.raises(TypeError, match=f"LintraConfig has no field '{name}': give "):
+        hf.LintraConfig(vocab_size=11, **{name: 1})

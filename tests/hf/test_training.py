@@ -185,3 +185,13 @@ def test_only_all_blocks_are_recomputed_and_in_memory():
         with pytest.raises(ValueError, match=r"all blocks are recomputed or none, in memory"):
             model.activation_checkpointing_enable(**options)
     assert build(checkpoint_blocks=True).is_activation_checkpointing
+
+
+def test_trainer_smooths_the_labels_of_the_next_tokens(tmp_path):
+    """Where it did not shift them, a model would learn to repeat its input."""
+    model, batch = build(dtype=torch.float32), {"input_ids": tokens(2, 8), "labels": tokens(2, 8)}
+    plain, smoothed = (
+        Trainer(model, arguments(tmp_path, label_smoothing_factor=x)).compute_loss(model, dict(batch))
+        for x in (0.0, 1e-6)
+    )
+    assert_close(smoothed, plain, rtol=0, atol=1e-4)

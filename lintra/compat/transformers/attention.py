@@ -29,11 +29,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from lintra import attention as mechanisms
 from lintra.attention import Attention, AttentionConfig, in_layer, softmax
-from lintra.compat.transformers.cache import StateCache, owner
+from lintra.compat.transformers.cache import StateCache, StateLayer, owner
 from lintra.compat.transformers.masking import Visible, visible
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import fused_attention
@@ -73,7 +74,9 @@ def configured(name: str | None) -> AttentionConfig | None:
 def cache_for(model: nn.Module) -> StateCache:
     """Return an empty cache for `model.generate(..., past_key_values=cache_for(model))`.
 
-    Raises ValueError unless the model was built with attention of lintra that has a recurrent form."""
+    Raises ValueError unless the model was built with attention of lintra that has a recurrent form, and for
+    models in which a state cannot stand for the keys and values: encoder-decoders, attention to chunks, and
+    layers that share keys and values."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     config = configured(name)
     if config is None:
@@ -84,7 +87,31 @@ def cache_for(model: nn.Module) -> StateCache:
         mechanism = config.build(heads=1, dim=2, causal=True)
     if not mechanism.can.recurrent:
         raise ValueError(f"attention {mechanism.name!r} has no recurrent form, and so no state")
-    return StateCache()
+    return StateCache(_layers(model.config))
+
+
+def _layers(config: Any) -> list[Any] | None:
+    """Return the layers of a hybrid model's cache, transformers' own where there is no attention; None where
+    every layer attends. Raises ValueError as `cache_for` does."""
+    text = config.get_text_config(decoder=True)
+    reasons = {
+        "is an encoder-decoder": config.is_encoder_decoder,
+        "attends to chunks": getattr(text, "attention_chunk_size", None),
+        "shares keys and values between layers": getattr(text, "num_kv_shared_layers", None),
+    }
+    layers = DynamicCache(config=config).layers
+    attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
+    plain = [type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers]
+    reasons["has layers that attend and recur, or keep more than keys and values"] = attends != plain
+    for reason, found in reasons.items():
+        if found:
+            raise ValueError(
+                f"cache_for does not serve {type(config).__name__}, which {reason}: leave "
+                "past_key_values out, for a cache of transformers' own"
+            )
+    if all(attends):
+        return None
+    return [StateLayer() if own else layer for own, layer in zip(attends, layers, strict=True)]
 
 
 def attend(
@@ -118,7 +145,12 @@ def attend(
     config = configured(name)
     assert config is not None
     if isinstance(seen, Tensor):
-        plain = isinstance(config, softmax.Config) and not config.window and owner(key) is None
+        if owner(key) is not None:
+            raise NotImplementedError(
+                f"a StateCache does not serve a mask of queries and keys, got {list(seen.shape)}: leave "
+                "past_key_values out, for a cache of transformers' own"
+            )
+        plain = isinstance(config, softmax.Config) and not config.window
         seen = _boolean(seen) if plain else seen
         if not plain or seen.dtype != torch.bool:
             raise NotImplementedError(

@@ -87,7 +87,14 @@ class StateLayer(StateHolder, CacheLayerMixin):
         return key_states, value_states
 
     def extend(self, mechanism: Attention, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        """Return y [b t h e] of new tokens after the state, which then has them too."""
+        """Return y [b t h e] of new tokens after the state, which then has them too.
+
+        Raises NotImplementedError for keys that an earlier layer has taken already."""
+        if not self.waiting:
+            raise NotImplementedError(
+                "a StateCache does not serve layers that share keys and values: leave past_key_values out, "
+                "for a cache of transformers' own"
+            )
         if self.state is None:
             self.state = mechanism.start(q.shape[0], device=q.device, dtype=q.dtype)
         y, self.state = mechanism.extend(q, k, v, self.state, layout=layout)
@@ -104,22 +111,37 @@ class StateCache(Cache):
 
     `past_key_values` of a forward or of `generate`. Where the mechanism's state is constant, decoding takes
     as much time and memory after 64,000 tokens as after one. A state cannot be cropped: assisted decoding
-    refuses it, and `copy.copy(cache)` keeps a place to come back to."""
+    refuses it, and `copy.copy(cache)` keeps a place to come back to.
 
-    layers: list[StateLayer]
+    layers: those of a hybrid model, with transformers' own for convolutions and recurrences; None: a
+    `StateLayer` for each layer there is."""
 
-    def __init__(self):
-        super().__init__(layer_class_to_replicate=StateLayer)
+    def __init__(self, layers: list[Any] | None = None):
+        if layers is None:
+            super().__init__(layer_class_to_replicate=StateLayer)
+        else:
+            super().__init__(layers=layers)
 
     def __copy__(self) -> "StateCache":
+        # transformers writes into the tensors of its own layers.
+        layers = [copy.copy(x) if isinstance(x, StateLayer) else copy.deepcopy(x) for x in self.layers]
+        if self.layer_class_to_replicate is None:
+            return type(self)(layers)
         other = type(self)()
-        other.layers = [copy.copy(layer) for layer in self.layers]
+        other.layers = layers
         return other
 
     @property
     def nbytes(self) -> int:
         """The bytes of all states."""
-        return sum(layer.nbytes for layer in self.layers)
+        return sum(x.nbytes if isinstance(x, StateLayer) else _nbytes(vars(x)) for x in self.layers)
+
+
+def _nbytes(held: Any) -> int:
+    """Return the bytes of the tensors in a mapping, and in mappings in it."""
+    if isinstance(held, Tensor):
+        return held.nbytes
+    return sum(map(_nbytes, held.values())) if isinstance(held, dict) else 0
 
 
 def owner(keys: Tensor) -> StateLayer | None:

@@ -11,6 +11,7 @@ import lintra.hf  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
 from lintra.compat.transformers.attention import REGISTERED, attend, configured  # noqa: E402
+from lintra.compat.transformers.cache import StateLayer  # noqa: E402
 from lintra.compat.transformers.masking import Visible  # noqa: E402
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -363,7 +364,7 @@ def test_calls_that_cannot_be_served_are_refused():
             attend("lintra", model, x, x, x, Visible(True), **option)
     exact = build("Llama", "lintra")
     given = {"attention_mask": torch.ones(2, 1, 20, 20, dtype=torch.bool)}
-    with pytest.raises(NotImplementedError, match="takes no mask"):
+    with pytest.raises(NotImplementedError, match="a StateCache does not serve a mask"):
         exact(tokens(), past_key_values=lintra.hf.cache_for(exact), **given)
     with pytest.raises(ValueError, match="attn_implementation='lintra'"):
         lintra.hf.cache_for(build("Llama", "sdpa"))
@@ -389,3 +390,58 @@ def test_softmax_by_name_is_lintra():
     assert configured("lintra") == softmax.Config()
     a, b = (build("Mistral", x)(tokens()).logits for x in ("lintra", "lintra-softmax"))
     assert_close(a, b, rtol=0, atol=0)
+
+
+HYBRID = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+}
+
+
+@pytest.mark.parametrize("implementation", ["lintra", "lintra-linear"])
+@torch.no_grad()
+def test_a_hybrid_keeps_states_beside_those_of_its_recurrences(implementation):
+    torch.manual_seed(0)
+    config = transformers.Qwen3_5TextConfig(**HYBRID, initializer_range=0.3)
+    model = transformers.Qwen3_5ForCausalLM._from_config(config, attn_implementation=implementation).eval()
+    x = tokens(2, 12)
+    with lintra.accelerate(model):
+        wanted = model(x, use_cache=False).logits
+        cache = lintra.hf.cache_for(model)
+        found = [model(x[:, :5], past_key_values=cache).logits]
+        kept = copy.copy(cache)
+        for state in (cache, kept):
+            rest = [model(x[:, i : i + 1], past_key_values=state).logits for i in range(5, 12)]
+            assert_close(torch.cat((*found, *rest), 1), wanted, rtol=1e-4, atol=1e-4)
+    assert cache.nbytes > sum(layer.nbytes for layer in cache.layers[1:])
+
+
+def test_models_that_a_state_cannot_serve_are_refused():
+    bart = transformers.BartForConditionalGeneration._from_config(
+        transformers.BartConfig(vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1),
+        attn_implementation="lintra",
+    )
+    with pytest.raises(ValueError, match="BartConfig, which is an encoder-decoder"):
+        lintra.hf.cache_for(bart)
+    model = build("Llama", "lintra")
+    model.config.attention_chunk_size = 4
+    with pytest.raises(ValueError, match="which attends to chunks"):
+        lintra.hf.cache_for(model)
+    layer = StateLayer()
+    x = torch.zeros(1, 2, 3, 4)
+    layer.update(x, x)
+    mechanism = softmax.Config().build(heads=2, dim=4, causal=True)
+    q = x.transpose(1, 2)
+    layer.extend(mechanism, q, q, q, Visible(True).layout(q))
+    with pytest.raises(NotImplementedError, match="does not serve layers that share keys"):
+        layer.extend(mechanism, q, q, q, Visible(True).layout(q))
