@@ -55,4 +55,4 @@ class Sections:
     def norm(self, norm: Any) -> None:
         self.vector(norm.weight)
         if isinstance(norm, nn.LayerNorm):
-            self.vector(norm.bias)
+            self.vector(torch.zeros_like(norm.weight) if norm.bias is None else norm.bias)

@@ -30,7 +30,7 @@ from lintra.export._runtime_layer import (
     write_layer,
 )
 from lintra.export._sections import Sections, Weights
-from lintra.generation.native_decode import epsilons
+from lintra.generation.native_decode import norms, unknown_norm
 from lintra.models import CTC, Decoder, Encoder, Seq2Seq
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
@@ -100,7 +100,11 @@ def why_not(model: Any) -> str | None:
             return f"the runtime would pass over the hooks of {type(module).__name__}"
     if isinstance(model, Decoder) and type(model.output) not in (Categorical, DiscretisedLogistics):
         return f"the runtime does not know the distribution {type(model.output).__name__}"
-    if len({Surroundings.of(block) for block in network.blocks}) != 1 or len(epsilons(network)) != 1:
+    if reason := unknown_norm(network):
+        return reason
+    if len({type(norm) for norm in norms(network)}) != 1:
+        return "norms must all be LayerNorm, or all RMSNorm"
+    if len({Surroundings.of(block) for block in network.blocks}) != 1:
         return "the runtime needs layers that are alike but for their attention, these differ in size or kind"
     for name, parameter in model.state_dict().items():
         if not bool(parameter.isfinite().all()):
@@ -241,7 +245,7 @@ def _fields(model: Any, weights: Weights) -> bytes:
     )
     components = _components(model)
     packed += _mechanism(kind) + _words(OUTPUTS.index("mixture" if components else "logits"), components)
-    packed += struct.pack("<2f", kind.eps, *epsilons(network))
+    packed += struct.pack("<2f", kind.eps, norms(network)[0].eps)
     packed += bytes(HEADER[1] - _BEGINNING.size - len(packed) - 4) + _words(hears)
     if version(model) == 1:
         return packed

@@ -50,16 +50,28 @@ def why_not(model: Decoder) -> str | None:
         for module in part.modules():
             if reason := _foreign(module):
                 return reason
+    if reason := unknown_norm(model):
+        return reason
     kinds = {_shape(model, block, batch=1) for block in model.blocks}
-    if len(kinds) != 1 or len(epsilons(model)) != 1:
+    if len(kinds) != 1:
         return "a fused step needs layers that are alike, these differ in size or kind"
     return None
 
 
-def epsilons(model: Any) -> set[float]:
-    """Return what the norms of a decoder add to a variance."""
-    norms = [norm for block in model.blocks for norm in (block.attn_norm, block.mlp_norm)]
-    return {norm.eps for norm in (*norms, model.norm) if not isinstance(norm, nn.Identity)}
+def norms(model: Any) -> list[Any]:
+    """Return the norms of a network's blocks that are computed, and its last one if it has one."""
+    inside = [block.attn_norm for block in model.blocks]
+    inside += [block.mlp_norm for block in model.blocks if block.mlp is not None]
+    return inside if isinstance(model.norm, nn.Identity) else [*inside, model.norm]
+
+
+def unknown_norm(model: Any) -> str | None:
+    """Return what is unusual about a network's norms; None if all have weights, and the same eps."""
+    found = norms(model)
+    for norm in found:
+        if not isinstance(norm, nn.LayerNorm | nn.RMSNorm) or norm.weight is None or norm.eps is None:
+            return f"norms must have weights and an eps, got {norm}"
+    return None if len({norm.eps for norm in found}) == 1 else "norms must have the same eps"
 
 
 def _foreign(module: nn.Module) -> str | None:
@@ -197,4 +209,7 @@ def _map(linear: nn.Linear | TiedHead, weights: Weights) -> Map:
 
 
 def _norm(norm: Any) -> Norm:
-    return pack_norm(norm.weight, getattr(norm, "bias", None))
+    bias = getattr(norm, "bias", None)
+    if bias is None and isinstance(norm, nn.LayerNorm):  # to the kernel, one without a bias is an RMSNorm
+        bias = torch.zeros_like(norm.weight)
+    return pack_norm(norm.weight, bias)

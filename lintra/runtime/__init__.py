@@ -116,7 +116,7 @@ class Model:
     def symbol(self, number: int) -> str | None:
         """The name of a symbol of a recogniser; None for the blank, 0, and what is no symbol."""
         name = self.library.lrt_symbol(self.address, number)
-        return None if name is None else name.decode()
+        return None if name is None else name.decode(errors="replace")
 
     def to_float32(self) -> bytes | None:
         """Return the file with its float16 weights as float32, which the runtime reads faster in WebAssembly;
@@ -218,8 +218,9 @@ class Sequence:
         return state.tobytes()
 
     def load(self, state: bytes) -> None:
-        """Goes on from what `save` gave; the params come with the next token."""
-        self._grow(lambda: self.library.lrt_load_state(self.address, state, len(state)))
+        """Resume from what `save` returned, any buffer of bytes; the params come with the next token."""
+        given = bytes(memoryview(state))
+        self._grow(lambda: self.library.lrt_load_state(self.address, given, len(given)))
 
     def _memory(self, tokens: int) -> tuple[Any, int]:
         """Memory of a sequence of so many tokens, and where it begins."""

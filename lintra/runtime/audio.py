@@ -40,10 +40,13 @@ class Features:
 
     def push(self, samples: Float[np.ndarray, "n"]) -> Float[np.ndarray, "t bins"]:
         """Samples in [-1, 1] at `rate` -> the frames that they complete. Raises Error for samples that are
-        infinite or NaN, or not [n]."""
-        if samples.ndim != 1:
-            raise Error(f"samples must be [n], got {list(samples.shape)}")
+        infinite or NaN, or not floats [n]; then nothing has changed."""
+        samples = np.asarray(samples)
+        if samples.ndim != 1 or not np.issubdtype(samples.dtype, np.floating):
+            raise Error(f"samples must be floats [n] in [-1, 1], got {samples.dtype} {list(samples.shape)}")
         given, done, frames = np.ascontiguousarray(samples, np.float32), 0, []
+        if not np.isfinite(given).all():
+            raise Error("samples must be finite, got infinity or NaN")
         while done < len(given):
             at = given.ctypes.data + given.itemsize * done
             done += self._model.check(self._library.lrt_features_push(self._address, at, len(given) - done))

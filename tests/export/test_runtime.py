@@ -108,7 +108,12 @@ def other_embedding(model):
             changed(lambda model: setattr(model.blocks[1], "mlp", MLP(36, ratio=2))),
             "layers that are alike",
         ),
-        (changed(lambda model: setattr(model.norm, "eps", 1e-2)), "layers that are alike"),
+        (changed(lambda model: setattr(model.norm, "eps", 1e-2)), "norms must have the same eps"),
+        (changed(lambda model: setattr(model, "norm", nn.RMSNorm(36))), "norms must have weights and an eps"),
+        (
+            changed(lambda model: setattr(model, "norm", nn.RMSNorm(36, eps=1e-5))),
+            "norms must all be LayerNorm, or all RMSNorm",
+        ),
         (
             changed(lambda model: model.head.weight[1, 1].fill_(torch.nan)),
             "head.weight holds numbers that are",

@@ -297,16 +297,31 @@ def test_a_forked_child_decodes_on():
 
 def test_layers_that_differ_are_not_fused():
     """The native code has one size for all of them."""
-    for change in (
-        lambda block: setattr(block, "mlp", MLP(16, ratio=8.0)),
-        lambda block: setattr(block.mlp_norm, "eps", 1e-2),
-    ):
-        model = build(width=16, heads=2)
-        change(model.blocks[1])
-        assert "layers that are alike" in native_decode.why_not(model)
-    model = build()
-    model.norm.eps = 1e-2
+    model = build(width=16, heads=2)
+    model.blocks[1].mlp = MLP(16, ratio=8.0)
     assert "layers that are alike" in native_decode.why_not(model)
+    for norm in (lambda model: model.blocks[1].mlp_norm, lambda model: model.norm):
+        model = build()
+        norm(model).eps = 1e-2
+        assert native_decode.why_not(model) == "norms must have the same eps"
+
+
+@pytest.mark.parametrize("norm", [nn.RMSNorm(16), nn.LayerNorm(16, elementwise_affine=False), nn.Identity()])
+def test_norms_without_weights_or_eps_are_not_fused(norm):
+    model = build(width=16, heads=2)
+    model.blocks[0].mlp_norm = norm
+    assert "norms must have weights and an eps" in native_decode.why_not(model)
+
+
+def test_a_layer_norm_without_a_bias_centres_all_the_same():
+    model = build(width=16, heads=2)
+    for block in model.blocks:
+        block.attn_norm, block.mlp_norm = (nn.LayerNorm(16, bias=False) for _ in range(2))
+    model.norm = nn.LayerNorm(16, bias=False)
+    tokens, state = begun(model, 2)
+    right, _ = run(model.extend, tokens, state)
+    mine, _ = run(Fused(model, state), tokens, state)
+    close(mine, right, TOLERANCE["float32"])
 
 
 def test_a_class_of_one_s_own_is_not_fused():

@@ -73,9 +73,11 @@ def test_samples_that_are_none():
     stream, samples = opened(CONFIGS[0]), noise(400)
     stream.push(samples[:150])
     for wrong in (np.nan, np.inf, -np.inf):
-        with pytest.raises(Error, match="infinite, not a number"):
-            stream.push(np.array([wrong], np.float32))
-    with pytest.raises(Error, match=r"samples must be \[n\], got \[1, 5\]"):
+        with pytest.raises(Error, match="samples must be finite"):
+            stream.push(np.append(samples[150:], wrong))  # of which nothing is heard
+    with pytest.raises(Error, match=r"samples must be floats \[n\] in \[-1, 1\], got int16 \[3\]"):
+        stream.push(np.ones(3, np.int16))
+    with pytest.raises(Error, match=r"samples must be floats \[n\] .* got float32 \[1, 5\]"):
         stream.push(np.zeros((1, 5), np.float32))
     assert np.array_equal(stream.push(samples[150:]), opened(CONFIGS[0]).push(samples))
 
