@@ -75,7 +75,7 @@ class Identity(FeatureMap):
 class Dpfp(FeatureMap):
     """Deterministic parameter-free projection. Schlag et al. 2021, arXiv:2102.11174, section 5.3."""
 
-    nu: int = 1  # products kept for each entry; f = 2 d nu
+    nu: int = 1  # products kept for each entry; f = 2 d nu, of which those from nu = d on repeat others
 
     def __post_init__(self):
         fields.check(self)
@@ -84,7 +84,7 @@ class Dpfp(FeatureMap):
     def size(self, dim: int) -> int:
         if self.nu >= 2 * dim:
             raise ValueError(
-                f"nu must be below twice the head size {dim}, got {self.nu}: products would repeat"
+                f"nu must be below twice the head size {dim}, got {self.nu}; from nu={dim} on products repeat"
             )
         return 2 * dim * self.nu
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lintra.attention._state import State, check_dtypes, check_form, map_state, select
 from lintra.ops import checks
 from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast
+from lintra.ops.dispatch import eager
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.padding import connected_zeros
 from lintra.ops.rope import RotaryEmbedding
@@ -463,9 +464,16 @@ class Attention(nn.Module):
 
     def _form(self, dtype: torch.dtype) -> State:
         """A state of one sequence, without numbers."""
-        if dtype not in self._forms:
-            self._forms[dtype] = self.start(1, device="meta", dtype=dtype)
-        return self._forms[dtype]
+        form = self._forms.get(dtype)
+        if form is None:
+            form = self.start(1, device="meta", dtype=dtype)
+            if eager():  # the tensors of a mode or transform do not outlive it
+                self._forms[dtype] = form
+        return form
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is computed again when it is needed."""
+        return self.__dict__ | {"_forms": {}}
 
     def check_memory(self, memory: State, q: Tensor) -> None:
         """Raise TypeError unless a memory is of this mechanism, and goes with q."""

@@ -327,6 +327,8 @@ class AttentionLayer(nn.Module):
         call."""
         extra = {name: project(x) for name, project in self.extra_proj.items()}
         if given:
+            if learned := given.keys() & extra.keys():
+                raise TypeError(f"the layer projects {', '.join(sorted(learned))} itself: it is not given")
             extra |= given
             self.attention.check_extra(q, extra)
         return extra

@@ -231,7 +231,9 @@ def _left_out(name: str, mask: Tensor) -> Tensor:
     if not mask.is_floating_point():
         raise TypeError(f"{name} must be boolean, or 0 and -inf, got {mask.dtype}")
     left_out = mask == -torch.inf
-    if not bool((left_out | (mask == 0)).all()):
+    # PyTorch's TransformerEncoderLayer makes such a mask of a boolean one, in graphs and transforms too.
+    known = checks.has_values(mask) and not checks.transformed(mask)
+    if known and not bool((left_out | (mask == 0)).all()):
         raise ValueError(
             f"{name} must be boolean, or 0 and -inf: other numbers would be added to scores, which few "
             "mechanisms have"
@@ -241,6 +243,8 @@ def _left_out(name: str, mask: Tensor) -> Tensor:
 
 def _check_causal(mask: Tensor, queries: int, keys: int) -> None:
     """Raise ValueError unless this is the causal mask [t s]."""
+    if not checks.has_values(mask):
+        raise ValueError("attn_mask is not compared with the causal mask in a graph: pass is_causal=True")
     causal = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).triu(1)
     if not torch.equal(_left_out("attn_mask", mask), causal):
         raise ValueError(

@@ -4,7 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
+
+_GRAPHS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FAKE)  # modes that make them
 
 
 def shape(name: str, x: Tensor, letters: str, sizes: dict[str, int]) -> None:
@@ -120,9 +123,15 @@ def readable(*tensors: Tensor | None) -> bool:
     """Return whether looking at values costs nothing and is possible: not on a GPU, not while a graph is
     being made and not inside a transform. None is no obstacle."""
     given = [x for x in tensors if x is not None]
-    if torch.compiler.is_compiling():
+    return all(x.device.type == "cpu" and has_values(x) and not transformed(x) for x in given)
+
+
+def has_values(x: Tensor) -> bool:
+    """Return whether there are numbers behind a tensor: not on the device meta, and not while a graph is made
+    of it, by torch.compile, by make_fx or of a FakeTensor."""
+    if torch.compiler.is_compiling() or x.device.type == "meta" or isinstance(x, FakeTensor):
         return False
-    return all(x.device.type == "cpu" and not transformed(x) for x in given)
+    return all(torch._C._get_dispatch_mode(mode) is None for mode in _GRAPHS)
 
 
 def symbols(name: str, x: Tensor, last: int) -> None:

@@ -280,7 +280,7 @@ def _pad_all(cu_seqlens: Tensor, time: int) -> Padded:
 
     Where values cannot be read, while a graph is made, the longest may be all of the batch."""
     lengths = cu_seqlens.diff()
-    longest = int(lengths.max()) if _known(lengths) and len(lengths) else time
+    longest = int(lengths.max()) if checks.has_values(lengths) and len(lengths) else time
     every = torch.arange(len(lengths), device=lengths.device)
     return _pad(cu_seqlens, time, [(every, longest)])
 
@@ -289,7 +289,7 @@ def _pad_bucketed(cu_seqlens: Tensor, time: int) -> Padded:
     """Buckets whose longest is less than twice their shortest, or shorter than SHORT: at most as many padded
     tokens as real ones, up to SHORT a sequence, whatever the lengths."""
     lengths = cu_seqlens.diff()
-    if not (len(lengths) and _known(lengths)):
+    if not (len(lengths) and checks.has_values(lengths)):
         return _pad_all(cu_seqlens, time)
     octave = torch.frexp(lengths.clamp(min=SHORT - 1).double()).exponent
     buckets = [(octave == i).nonzero()[:, 0] for i in octave.unique()]
@@ -302,7 +302,7 @@ def _pad(cu_seqlens: Tensor, time: int, buckets: list[tuple[Tensor, int]]) -> Pa
     for bucket, m in buckets:
         mask = torch.arange(m, device=bucket.device) < lengths[bucket, None]
         start[bucket] = total + m * torch.arange(len(bucket), device=bucket.device)
-        dense = _known(mask) and bool(mask.all())
+        dense = checks.has_values(mask) and bool(mask.all())
         layouts.append(Layout(len(bucket), m, bucket.device, mask=None if dense else mask))
         total += m * len(bucket)
     sequence, position = locate(cu_seqlens, time)
@@ -338,8 +338,3 @@ def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor) -> None:
         for before, after in pairwise(places):
             if after < before:
                 raise ValueError(f"cu_seqlens must not decrease, got {before} before {after}")
-
-
-def _known(x: Tensor) -> bool:
-    """Return whether there are values to be read, at some cost on a GPU: sizes are worth it."""
-    return x.device.type != "meta" and not torch.compiler.is_compiling()

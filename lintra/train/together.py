@@ -8,11 +8,9 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    SLURMEnvironment,
-)
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch.distributed import Store, TCPStore  # pyright: ignore (public, says PyTorch's documentation)
 from torch.distributed.rendezvous import rendezvous
 

@@ -1,7 +1,11 @@
 """The parts of a layer around its mechanism: a convolution, unit queries and keys, a gated norm."""
 
+import io
+
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.testing import assert_close
 
@@ -192,3 +196,24 @@ def test_refuses():
     _, state = build(conv=4).extend(draw())
     with pytest.raises(ValueError, match=r"state.conv must be \[n=2 w=2 c=48\]"):
         layer.extend(draw(), state)
+
+
+@pytest.mark.parametrize("mechanism", [linear, retention, softmax], ids=lambda x: x.__name__[-7:])
+def test_tensors_without_numbers_go_through_and_leave_nothing_behind(mechanism):
+    """Under FakeTensorMode and make_fx, as shapes and memory are estimated."""
+    layer, x = AttentionLayer(16, mechanism.Config(), heads=4), torch.randn(2, 6, 16)
+    mask = torch.arange(6) < torch.tensor([[6], [4]])
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(x)
+        assert layer(fake, mask=mask).shape == x.shape
+        assert layer(fake[:1], cu_seqlens=torch.tensor([0, 2, 6])).shape == (1, 6, 16)
+        layer.extend(fake)
+    torch.save(layer, io.BytesIO())
+    graph = make_fx(lambda x, mask: layer(x, mask=mask))(x, mask)
+    assert_close(graph(x, mask), layer(x, mask=mask))
+
+
+def test_what_a_layer_projects_itself_is_not_given():
+    layer, x = AttentionLayer(16, retention.Config(), heads=4), torch.randn(1, 3, 16)
+    with pytest.raises(TypeError, match="the layer projects gate itself: it is not given"):
+        layer(x, gate=torch.zeros(1, 3, 16))

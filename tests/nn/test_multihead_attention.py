@@ -323,3 +323,23 @@ def test_global_projections_begin_as_copies():
     layer = MultiheadAttention(WIDTH, HEADS, attention=config)
     copies = [layer.extra_proj[name].weight for name in ("global_q", "global_k", "global_v")]
     assert torch.equal(torch.cat(copies), layer.in_proj_weight)
+
+
+def test_an_encoder_layer_of_pytorch_with_padding_is_one_graph_and_is_mapped():
+    """PyTorch's layer makes a mask of 0 and -inf of a boolean one before it calls attention."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, dropout=0.0)
+    layer.self_attn = MultiheadAttention(16, 4, batch_first=True, attention=linear.Config())
+    x, padding = torch.randn(2, 6, 16), torch.arange(6) >= torch.tensor([[6], [4]])
+    right = layer(x, src_key_padding_mask=padding)
+    whole = torch.compile(layer, backend="eager", fullgraph=True)(x, src_key_padding_mask=padding)
+    assert_close(whole, right)
+    mapped = torch.vmap(lambda x, p: layer(x[None], src_key_padding_mask=p[None])[0])(x, padding)
+    assert_close(mapped, right)
+
+
+def test_a_causal_mask_in_a_graph_is_asked_for_by_name():
+    layer = MultiheadAttention(16, 4, batch_first=True, attention=linear.Config())
+    mask = nn.Transformer.generate_square_subsequent_mask(5)
+    compiled = torch.compile(layer, backend="eager")
+    with pytest.raises(ValueError, match="pass is_causal=True"):
+        compiled(*[torch.randn(1, 5, 16)] * 3, need_weights=False, attn_mask=mask)
