@@ -48,7 +48,7 @@ class Options:
     model: Path = Path("mnist-small")  # the folder of a run or checkpoint, or what comes with lintra
     limit: int | None = None  # only so many samples, chosen at random
     batch: int = 32  # samples at once: changes memory and time, not the result
-    seed: int = 0  # of that choice
+    seed: int = 0  # of that choice, of forecasts' paths and of pictures
     data: str | None = None  # file or folder to score it on (speech: JSON lines, Kaldi); else the run's own
     device: Device = "auto"  # auto: a GPU if there is one
     pictures: Path | None = None  # a folder for pictures (image tasks)

@@ -16,6 +16,7 @@ from lintra.cli.failures import report_failure
 from lintra.cli.json_lines import say
 from lintra.generation import check_recurrent, evaluation
 from lintra.generation.forecasting import quantiles, sample_paths
+from lintra.generation.uniforms import sequence_seed
 from lintra.models import Forecaster
 from lintra.nn.parameters import reference_param
 from lintra.tasks import DataError
@@ -67,9 +68,9 @@ def _continued(model: Forecaster, task: SeriesTask, file: Path, options: Any) ->
         while group := list(islice(alike, options.batch)):
             history = torch.stack([torch.from_numpy(x.values[-context:]) for x in group])
             memory.check_paths(model, history, horizon, options.samples)
-            seed = None if options.seed is None else (options.seed + number * 2**32) % 2**63
+            seed = None if options.seed is None else sequence_seed(options.seed, number)
             paths = sample_paths(model, history, horizon=horizon, samples=options.samples, seed=seed)
-            number += 1
+            number += len(group)
             for series, own in zip(group, paths, strict=True):
                 yield from _rows(str(file), series, own, options)
 

@@ -10,6 +10,7 @@ import torch
 
 from lintra.evaluate.estimates import Estimate, Stopped
 from lintra.generation.forecasting import sample_paths
+from lintra.generation.uniforms import sequence_seed
 from lintra.models import Forecaster
 from lintra.tasks import Report
 from lintra.tasks.series import SeriesTask
@@ -71,7 +72,7 @@ def forecast_scores(
     baselines = {name: x for name, x in BASELINES.items() if task.season > 1 or x is naive}
     found: dict[str, list[np.ndarray]] = {"model": [], **{name: [] for name in baselines}}
     done = 0
-    for number, first in enumerate(range(0, len(indices), batch)):
+    for first in range(0, len(indices), batch):
         windows = task.test.__getitems__(indices[first : first + batch])
         values = windows["values"].numpy()
         paths = sample_paths(
@@ -79,7 +80,7 @@ def forecast_scores(
             windows["values"][:, :context],
             horizon=horizon,
             samples=PATHS,
-            seed=(seed + number * 2**32) % 2**63,
+            seed=sequence_seed(seed, first),
         )
         sampled = np.moveaxis(np.quantile(paths.numpy(), LEVELS, axis=1), 0, -1)  # [windows rows levels]
         for i, (which, start) in enumerate(

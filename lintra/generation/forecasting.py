@@ -1,5 +1,6 @@
 """Forecasts as an RNN: the history in parallel, then many paths, each fed what it has sampled before."""
 
+import secrets
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from lintra.attention import map_state
 from lintra.generation.sampling import check_recurrent, evaluation
+from lintra.generation.uniforms import sequence_seed
 from lintra.models.forecaster import Forecaster, Prediction
 from lintra.nn.parameters import reference_param
 
@@ -23,8 +25,9 @@ def sample_paths(
 ) -> Float[Tensor, "b n horizon"]:
     """Return how each series may go on, `samples` times, float64 on the CPU.
 
-    The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows. The
-    global random generator is not used; without a seed the paths are others each time. Raises ValueError for
+    The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows.
+    Series i has a generator of its own, from `sequence_seed(seed, i)`: its paths do not depend on how many
+    others there are. Without a seed they are others each time. Raises ValueError for
     an empty history, no horizon, no samples and a mechanism without a recurrent form.
     """
     if history.dim() != 2 or not history.shape[1]:
@@ -33,15 +36,17 @@ def sample_paths(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_recurrent(model)
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
+    seed = secrets.randbits(64) if seed is None else seed
+    generators = [torch.Generator().manual_seed(sequence_seed(seed, i)) for i in range(len(history))]
     with evaluation(model):
         prediction, state = model.extend(history.to(reference_param(model).device))
         state = map_state(lambda x: x.repeat_interleave(samples, 0), state)
         prediction = Prediction(*(x.repeat_interleave(samples, 0) for x in prediction.last()))
         paths = []
         for step in range(horizon):
-            values = prediction.restored(model.output.sample(prediction.params, generator))
+            parts = zip(prediction.params.split(samples), generators, strict=True)
+            values = torch.cat([model.output.sample(part, generator) for part, generator in parts])
+            values = prediction.restored(values)
             paths.append(values.cpu())
             if step < horizon - 1:
                 prediction, state = model.extend(values, state)

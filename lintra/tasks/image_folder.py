@@ -77,7 +77,10 @@ class ImageFolder(PixelTask):
             return self._read("test", self.config.test)
         held_out = np.arange(len(self._own)) % _HELD_BACK == _HELD_BACK - 1
         held_out[-1:] = True  # of fewer than ten the last one
-        return self._own[~held_out if split == "train" else held_out]
+        if split == "train":
+            return self._own[~held_out]
+        # In a random order: a validation may look at the first ones alone, and names go by what is shown.
+        return self._own[np.random.default_rng(0).permutation(np.flatnonzero(held_out))]
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
         """4 layers of width 128, which are shown what surrounds each value; colours are mixtures of 10
@@ -110,18 +113,19 @@ class ImageFolder(PixelTask):
         path = Path(place).expanduser()
         if not path.exists():
             raise DataError(f"{flag} {place} does not exist: name a folder of images with --{flag} FOLDER")
+        form = self.config.size, self.config.color
         if not path.is_dir():
             grey = idx.images(data_files.unpack(path), path)
-            count, found = len(grey), (Image.fromarray(image) for image in grey)
+            count, found = len(grey), (_square(Image.fromarray(image), *form) for image in grey)
         else:
             paths = sorted(_below(path))
-            count, found = len(paths), (_open(path) for path in paths)
+            count, found = len(paths), (_open(path, *form) for path in paths)
         if not count:
             raise DataError(f"{flag} {place} holds no images: expected {', '.join(SUFFIXES)}, or an IDX file")
         images = np.empty((count, *self.image_shape), np.uint8)
         with self.watch("reading images", count, "images") as report:
             for i, image in enumerate(found):
-                images[i] = _square(image, self.config.size, self.config.color).reshape(self.image_shape)
+                images[i] = image.reshape(self.image_shape)
                 report(i + 1)
         return images
 
@@ -131,8 +135,8 @@ def _below(folder: Path) -> Iterator[Path]:
     yield from (path for path in data_files.walk(folder) if path.suffix.lower() in SUFFIXES)
 
 
-def _open(path: Path) -> Image.Image:
-    """Read an image file, its first picture if there are several. Raises DataError."""
+def _open(path: Path, size: int, color: Literal["rgb", "gray"]) -> np.ndarray:
+    """Read an image file, its first picture if there are several, as `_square` does. Raises DataError."""
     refuse_irregular(path, DataError)
     try:
         with Image.open(path) as image:
@@ -140,7 +144,7 @@ def _open(path: Path) -> Image.Image:
             sixteen = image.mode == "I" and image.format in ("PNG", "PPM")  # 16 bits, scaled to them
             if image.mode in _UNSCALED and not sixteen:
                 raise ValueError("it has numbers of 32 bits, of which nothing says which one is white")
-            return ImageOps.exif_transpose(image)
+            return _square(ImageOps.exif_transpose(image), size, color)
     except Exception as error:  # Pillow's readers raise almost any for damaged files
         reason = " ".join(str(error).split())
         raise DataError(f"{path} cannot be read as an image ({reason}): mend it or take it away") from error

@@ -7,6 +7,7 @@ from torch.testing import assert_close
 from lintra import checkpoint
 from lintra.attention import gated, linear, softmax
 from lintra.generation.forecasting import quantiles, sample_paths
+from lintra.generation.uniforms import sequence_seed
 from lintra.models import forecaster
 from lintra.nn import Gaussian, Quantiles, StudentT
 from lintra.nn.scaling import FLATTEST
@@ -125,16 +126,19 @@ def test_paths_are_those_of_the_whole_series_read_again(output):
     """By the definition: each sampled row is appended, and all is read from the beginning."""
     model, values = built(output), series(2, 20)
     found = sample_paths(model, values, horizon=6, samples=3, seed=5)
-    generator = torch.Generator().manual_seed(5)
+    generators = [torch.Generator().manual_seed(sequence_seed(5, i)) for i in range(2)]
     grown = values.repeat_interleave(3, 0)
     with torch.no_grad():
         for _ in range(6):
             prediction = model(grown).last()
-            following = prediction.restored(output.sample(prediction.params, generator))
-            grown = torch.cat((grown, following), 1)
+            params = zip(prediction.params.split(3), generators, strict=True)
+            following = torch.cat([output.sample(part, generator) for part, generator in params])
+            grown = torch.cat((grown, prediction.restored(following)), 1)
     assert_close(found, grown[:, 20:].unflatten(0, (2, 3)), **EXACT)
     assert torch.equal(found, sample_paths(model, values, horizon=6, samples=3, seed=5))
     assert not torch.equal(found, sample_paths(model, values, horizon=6, samples=3, seed=6))
+    alone = sample_paths(model, values[1:], horizon=6, samples=3, seed=sequence_seed(5, 1))
+    assert_close(alone[0], found[1], **EXACT)
 
 
 def test_paths_one_row_ahead_are_of_the_predicted_distribution():

@@ -104,7 +104,7 @@ def test_every_tenth_image_is_held_out(tmp_path):
     for i in range(25):
         Image.new("L", (4, 4), i).save(tmp_path / f"{i:02}.png")
     task = image_folder.Config(data=str(tmp_path), size=4, color="gray").build()
-    assert task.images("validate")[:, 0, 0, 0].tolist() == [9, 19, 24]
+    assert sorted(task.images("validate")[:, 0, 0, 0]) == [9, 19, 24]
     assert len(task.images("train")) == 22
     tested = image_folder.Config(data=str(tmp_path), test=str(tmp_path), size=4, color="gray").build()
     assert (len(tested.images("test")), tested.judged_by) == (25, "test")
@@ -158,3 +158,21 @@ def test_a_step_lowers_the_loss(folder, color, size):
     torch.manual_seed(0)
     task = image_folder.Config(data=str(folder), size=size, color=color).build()
     assert_a_step_lowers_the_loss(task, samples=4)
+
+
+def test_a_validation_of_the_first_held_out_images_sees_all_folders(tmp_path):
+    for shade in range(10):
+        (tmp_path / str(shade)).mkdir()
+        for i in range(20):
+            Image.new("L", (8, 8), 20 * shade).save(tmp_path / str(shade) / f"{i}.png")
+    task = image_folder.Config(data=str(tmp_path), size=8, color="gray").build()
+    held_out = task.images("validate")
+    assert len(held_out) == 20
+    assert len(np.unique(held_out[:10])) > 5  # in the order of names there are 5
+    assert (np.sort(np.unique(held_out)) == 20 * np.arange(10)).all()
+
+
+def test_an_image_that_has_no_such_colors_is_told_by_name(tmp_path):
+    Image.new("LAB", (8, 8)).save(tmp_path / "1.tif")
+    with pytest.raises(DataError, match=r"1\.tif cannot be read as an image \(conversion from LAB"):
+        image_folder.Config(data=str(tmp_path), color="gray").build().images("train")
