@@ -25,7 +25,8 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from a part of a character 
 
 # Places at which no pre-tokenizer in use (GPT-2, GPT-4, Llama 3) lets a token pass: a line's end between
 # lines with something at both ends, and else the space before a word.
-_BETWEEN_LINES, _BETWEEN_WORDS = re.compile(rb"(?<=\S\n)(?=\S)"), re.compile(rb"(?<=\S)(?= \S)")
+_BETWEEN_LINES = re.compile(rb"(?:(?<=\S\n)|(?<=\S\r\n))(?=\S)")
+_BETWEEN_WORDS = re.compile(rb"(?<=\S)(?= \S)")
 
 
 def check_vocabulary(tokens: int) -> None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lintra.io.files import Error
-from lintra.tokenizer import BYTES, END, TextStream, Tokenizer, pieces
+from lintra.tokenizer import BYTES, END, TextStream, Tokenizer, cut, pieces
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -191,3 +191,9 @@ def test_without_the_extra(monkeypatch, tmp_path):
     (tmp_path / "t.json").write_text("{}")
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'lintra\[tokenizers\]'"):
         Tokenizer.read(tmp_path / "t.json")
+
+
+def test_lines_that_end_as_on_windows_are_cut_between():
+    text = b"one two\r\nthree\r\n\r\nfour"
+    assert cut(text, 1, len(text)) == len(b"one two\r\n")
+    assert cut(text, 10, len(text)) == len(text)  # nowhere else

@@ -85,6 +85,10 @@ class Options:
             raise ValueError(f"seed must be between 0 and 2^63 - 1, got {seed}")
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
+        lacking = {"pytorch": "float16", "runtime": "bfloat16"}[self.engine]
+        if self.weights == lacking:
+            other = "runtime" if self.engine == "pytorch" else "pytorch"
+            raise ValueError(f"weights {lacking} are for --engine {other}, got engine={self.engine!r}")
         refuse_folder("out", self.out)
         check_fraction(self.fraction)
 

@@ -2,7 +2,9 @@
 
 import codecs
 import itertools
+import queue
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,8 +31,7 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
     could not be read."""
     failed = 0
     texts = _from_files(task, options) if options.files else _from_lines(sys.stdin.buffer, "stdin")
-    at_once = 1 if not options.files and sys.stdin.isatty() else options.batch
-    while group := list(itertools.islice(texts, at_once)):
+    for group in _batches(texts, options.batch) if options.files else _arriving(texts, options.batch):
         found = [x.content for x in group if isinstance(x, Text)]
         said = iter(task.ranked(model, found))
         for x in group:
@@ -40,6 +41,40 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
                 failed += 1
                 report_failure(*x)
     return 1 if failed else 0
+
+
+def _batches(texts: Iterator[Text | Unread], most: int) -> Iterator[list[Text | Unread]]:
+    """Yield texts in groups of `most`."""
+    while group := list(itertools.islice(texts, most)):
+        yield group
+
+
+def _arriving(texts: Iterator[Text | Unread], most: int) -> Iterator[list[Text | Unread]]:
+    """Yield groups of what has come so far, at most so many: a pipe may wait long for its next line."""
+    waiting: queue.Queue[Text | Unread | BaseException | None] = queue.Queue(most)
+
+    def read() -> None:
+        try:
+            for text in texts:
+                waiting.put(text)
+            waiting.put(None)
+        except BaseException as error:
+            waiting.put(error)
+
+    threading.Thread(target=read, daemon=True).start()
+    group: list[Text | Unread] = []
+    while True:
+        if group and (len(group) == most or waiting.empty()):
+            yield group
+            group = []
+        found = waiting.get()
+        if found is None or isinstance(found, BaseException):
+            break
+        group.append(found)
+    if group:
+        yield group
+    if found is not None:
+        raise found
 
 
 def _from_files(task: TextClassification, options: Any) -> Iterator[Text | Unread]:

@@ -28,7 +28,7 @@ from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
 from lintra.speech.on_the_fly import computed
 from lintra.speech.scoring import Edits
-from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig
+from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig, elsewhere
 from lintra.tasks.datasets import speech_splits
 
 Data = Literal["an4", "fsdd"]
@@ -144,8 +144,11 @@ class Config(TaskConfig):
         return PRESETS[self.preset, self.encoder]
 
     def with_data(self, data: str) -> "Config":
-        """This configuration with `data`, a file of JSON lines or a Kaldi folder, to test on; or, where it
-        has a corpus, with that in the folder `data`."""
+        """Return this configuration with `data`, a file of JSON lines or a Kaldi folder, to test on; where it
+        has a corpus, with that in the folder `data`; unchanged where it holds a part of `data` out itself."""
+        own = self.manifest or self.kaldi
+        if own is not None and self.test is None and elsewhere(own, None, data) is None:
+            return self
         if self.data is not None and not speech_splits.is_own(data):
             return replace(self, data_dir=data)
         return replace(self, data=None, data_dir=None, test=data)

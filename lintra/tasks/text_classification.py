@@ -240,6 +240,7 @@ class TextClassification(ClassificationTask, TextTask):
         return [{label: x[label] for label in sorted(x, key=x.__getitem__, reverse=True)} for x in scores]
 
 
+EMPTY = "has no text: fill it in, or take the line away"
 HALF_PAIR = "it has half of a surrogate pair"  # which JSON can say, and no encoding
 
 
@@ -262,6 +263,8 @@ def _read(path: Path, config: Config) -> Labelled:
             if not label.strip():
                 raise DataError(f"{path}, line {number:,} has no label")
             labels.append(label.strip())
+            if not text:
+                raise DataError(f"{path}, line {number:,} {EMPTY}")
             try:
                 texts.append(text.encode()[:kept])
             except UnicodeEncodeError as error:
@@ -271,11 +274,13 @@ def _read(path: Path, config: Config) -> Labelled:
         return Labelled(labels, texts)
     if config.label_column or config.text_column:
         raise DataError(f"{path}: columns have names in files that end in {' or '.join(tables.SUFFIXES)}")
-    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), 1):
+    for number, line in enumerate(content.rstrip(b"\r\n").split(b"\n"), 1):
         label, *rest = line.removesuffix(b"\r").split(b"\t")
         if not rest or not label.strip():
             start = line[:40].decode(errors="replace")
             raise DataError(f"{path}, line {number:,}: expected label TAB text, got {start!r}")
+        if not rest[-1]:
+            raise DataError(f"{path}, line {number:,} {EMPTY}")
         labels.append(label.strip().decode(errors="replace"))
         texts.append(rest[-1][:kept])
     return Labelled(labels, texts)

@@ -1,5 +1,6 @@
 """One page on 127.0.0.1, for the browsers of this machine."""
 
+import contextlib
 import errno
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -47,7 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(self.server.content)
+                with contextlib.suppress(ConnectionError):  # the page was closed while it came
+                    self.wfile.write(self.server.content)
 
     do_HEAD = do_GET
 

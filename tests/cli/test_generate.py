@@ -322,3 +322,12 @@ def test_what_is_written_does_not_steer_a_terminal(monkeypatch):
     assert generate_text.shown(text) == text
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert generate_text.shown(text) == "a�[2Jb�c\tis\nd�e� é\n"
+
+
+@pytest.mark.parametrize(
+    ("weights", "engine", "other"), [("float16", "pytorch", "runtime"), ("bfloat16", "runtime", "pytorch")]
+)
+def test_weights_of_the_other_engine_are_refused_with_its_name(lintra_says, weights, engine, other):
+    code, _, err = lintra_says("generate", "--weights", weights, "--engine", engine)
+    assert code == 2
+    assert f"weights {weights} are for --engine {other}, got engine='{engine}'" in err

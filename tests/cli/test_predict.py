@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import queue
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from lintra import checkpoint, train
+from lintra.cli import predict_texts
 from lintra.tasks import text_classification
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +159,29 @@ def test_texts_are_cut_to_what_was_learned(run):
     assert isinstance(task, text_classification.TextClassification)
     long, short = task.probabilities(model, [b"abababab" + b"b" * 99, b"abababab"])
     torch.testing.assert_close(long, short)
+
+
+def test_a_line_of_a_pipe_is_answered_before_the_next_one_comes():
+    came, asked = queue.Queue(), []
+
+    def lines():
+        while (line := came.get()) is not None:
+            yield line
+
+    groups = predict_texts._arriving(lines(), 32)
+    for word in (b"a", b"b"):
+        came.put(word)
+        asked.append(next(groups))
+    assert asked == [[b"a"], [b"b"]]
+    for word in (b"c", None):
+        came.put(word)
+    assert list(groups) == [[b"c"]]
+
+
+def test_an_error_of_a_pipe_is_not_lost():
+    def lines():
+        yield b"a"
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        list(predict_texts._arriving(lines(), 2))

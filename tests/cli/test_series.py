@@ -202,7 +202,8 @@ def test_files_that_cannot_be_continued_are_named(lintra_says, run):
         "lintra: other.csv, line 3, column 'x': the cell is empty: fill it in, or name the columns of values "
         "with --columns, and one of times with --time-column",
         "lintra: gap.csv, line 4: '2024-01-04' is 2 days, 0:00:00 after the row above, others are "
-        "1 day, 0:00:00 apart: fill in what is missing, or resample the series",
+        "1 day, 0:00:00 apart: fill in what is missing, resample the series, or leave --time-column out if "
+        "rows are to count as equally far apart",
         "lintra: nowhere.csv does not exist",
     ]
     code, out, err = lintra_says("predict", "good.csv", "--columns", "z")

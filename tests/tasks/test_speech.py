@@ -182,8 +182,8 @@ def test_data_to_test_on_are_of_either_form(tmp_path):
     kaldi = write_kaldi(tmp_path / "kaldi", ["AB", "AD"])
     manifest = write_manifest(tmp_path / "list", ["AB", "AC", "B"])
     for config in (
-        speech.Config(kaldi=str(kaldi)),
-        speech.Config(manifest=str(manifest)),
+        speech.Config(kaldi=str(kaldi), test=str(manifest)),
+        speech.Config(manifest="elsewhere.jsonl"),
         speech.Config(data="fsdd", data_dir="x"),
     ):
         assert [x.text for x in config.with_data(str(kaldi)).build().tested] == ["AB", "AD"]
@@ -191,6 +191,8 @@ def test_data_to_test_on_are_of_either_form(tmp_path):
         assert [x.text for x in task.tested] == ["AB", "AC", "B"]
         assert task.judged_by == "test"
     assert config.with_data(str(tmp_path)) == dataclasses.replace(config, data_dir=str(tmp_path))
+    own = speech.Config(manifest=str(manifest))  # of which it holds a part out: that is what is scored
+    assert own.with_data(str(manifest)) == own
     with pytest.raises(SpeechError, match="list is no Kaldi folder"):
         _ = speech.Config(kaldi=str(kaldi)).with_data(str(tmp_path / "list")).build().tested
 

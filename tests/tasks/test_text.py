@@ -65,10 +65,11 @@ def test_a_folder_is_its_files_in_order(tmp_path):
     (folder / ".hidden").write_bytes(b"no")
     (folder / ".git" / "config").write_bytes(b"no")
     (folder / "a.txt").write_bytes(WORDS[:300])
-    (folder / "b" / "1.txt.xz").write_bytes(lzma.compress(WORDS[300:700]))
+    (folder / "b" / "1.txt.xz").write_bytes(lzma.compress(WORDS[300:700] + b"\n"))
     (folder / "c.gz").write_bytes(gzip.compress(WORDS[700:]))
     built = task(folder)
-    assert built.train.text.tobytes() + built.validate.text.tobytes() == WORDS
+    lines = b"\n".join((WORDS[:300], WORDS[300:700], WORDS[700:]))  # no word goes from a file to the next
+    assert built.train.text.tobytes() + built.validate.text.tobytes() == lines
 
 
 def test_loss_and_score(file):
@@ -135,7 +136,7 @@ def test_empty_files_of_a_folder_are_left_out(tmp_path):
     for name, content in (("a.py", b"x" * 100), ("__init__.py", b""), ("b.py", b"y" * 100)):
         (tmp_path / name).write_bytes(content)
     _, train, validate = text_files.split(str(tmp_path))
-    assert bytes(train) + bytes(validate) == b"x" * 100 + b"y" * 100
+    assert bytes(train) + bytes(validate) == b"x" * 100 + b"\n" + b"y" * 100
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(DataError, match=r"holds no text: all of its 3 files are empty"):

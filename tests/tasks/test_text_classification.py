@@ -115,11 +115,18 @@ def test_validating_on_a_test_file_that_is_not_there_is_validating_on_drawn_line
 
 
 def test_forms_of_a_line(tmp_path):
-    lines = [b"a\tplain\r\n", b" b \ttext with spaces \n", b"a\t\n", "b\tünï\n".encode(), b"a\tx\ty\tlast"]
-    (tmp_path / "x").write_bytes(b"".join(lines) + b"\n")
+    lines = [b"a\tplain\r\n", b" b \ttext with spaces \n", "b\tünï\n".encode(), b"a\tx\ty\tlast"]
+    (tmp_path / "x").write_bytes(b"".join(lines) + b"\n\n")
     built = task(tmp_path / "x", test=str(tmp_path / "x"), validate_on="test")
-    texts = [b"plain", b"text with spaces ", b"", "ünï".encode(), b"last"]
-    assert contents(built.train) == list(zip(texts, [0, 1, 0, 1, 0], strict=True))
+    texts = [b"plain", b"text with spaces ", "ünï".encode(), b"last"]
+    assert contents(built.train) == list(zip(texts, [0, 1, 1, 0], strict=True))
+
+
+@pytest.mark.parametrize(("name", "content"), [("x", "a\tb\na\t\n"), ("x.csv", "label,text\na,\n")])
+def test_a_missing_text_is_told(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=rf"{name}, line 2 has no text: fill it in, or take the line away"):
+        _ = task(tmp_path / name).classes
 
 
 def test_a_byte_order_mark_is_no_part_of_a_label(file):

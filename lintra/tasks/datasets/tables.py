@@ -62,6 +62,9 @@ def _reader(content: str) -> Any:
 
 
 def _place(names: list[str], column: str, path: Path) -> int:
+    """Return the place of a column, spaces around its name left out where it is found in no other way."""
+    if column not in names:
+        names = [name.strip() for name in names]
     if names.count(column) != 1:
         found = "has several columns" if column in names else "has no column"
         raise DataError(f"{path} {found} {column!r}: its first row names {', '.join(map(repr, names))}")

@@ -33,8 +33,8 @@ def split(data: str | None, *, utf8: bool = False) -> Split:
 
 
 def whole(path: Path, *, utf8: bool = False) -> bytes:
-    """Return the text of a file, or of all files of a folder in the order of their names, of which some may
-    be empty. Raises DataError; with utf8, also where one is not in UTF-8."""
+    """Return the text of a file, or of all files of a folder in the order of their names, each on lines of
+    its own; some may be empty. Raises DataError; with utf8, also where one is not in UTF-8."""
     parts, files = [], files_of(path)
     for file in files:
         parts.append(content(file, may_be_empty=len(files) > 1))
@@ -42,7 +42,8 @@ def whole(path: Path, *, utf8: bool = False) -> bytes:
             decoded(parts[-1], file)
     if not any(parts):
         raise DataError(f"{path} holds no text: all of its {len(files):,} files are empty")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    ends = (b"\n" if part and not part.endswith(b"\n") else b"" for part in parts[:-1])
+    return parts[0] if len(parts) == 1 else b"".join(map(bytes.__add__, parts, (*ends, b"")))
 
 
 def named(flag: str, path: str | None, what: str) -> Path:

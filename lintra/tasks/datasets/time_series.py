@@ -9,6 +9,7 @@ import numpy as np
 
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets import tables, text_files
+from lintra.tasks.datasets.data_files import suffix
 from lintra.tasks.datasets.time_steps import TimeError, TimeSteps, time_steps
 
 LARGEST = 1e30  # of a value: the square of what is much larger, or smaller than 1 / LARGEST, is no float
@@ -58,11 +59,13 @@ def read(path: Path, columns: Columns) -> list[Series]:
             "give it a heading, or name them with --columns if these are names"
         )
     rows = tables.rows(content, path, [*beside, *names])
-    return _collect(_without_gaps(rows, path) if len(there) == 1 else rows, path, names, columns)
+    if len(there) == 1 and suffix(path) == ".csv":
+        rows = _without_gaps(rows, path)
+    return _collect(rows, path, names, columns)
 
 
 def _without_gaps(rows: Iterable[tuple[int, list[str]]], path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield rows of a single column, in which an empty line is an empty cell. Raises DataError for one."""
+    """Yield rows of a CSV of one column, whose empty lines are empty cells. Raises DataError for one."""
     before = None
     for line, cells in rows:
         if before is not None and line != before + 1:

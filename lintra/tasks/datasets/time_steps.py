@@ -32,7 +32,7 @@ class TimeSteps:
         """Return the time so many rows after the last one, as JSON has it: a number, or ISO 8601. Raises
         TimeError for one after the year 9999."""
         if not isinstance(self.last, datetime):
-            return _whole(self.last + rows * self.step)
+            return _whole(float(f"{self.last + rows * self.step:.15g}"))  # without the noise of 0.1 + 0.2
         try:
             time = self._date_after(self.last, rows)
         except (OverflowError, ValueError) as error:
@@ -99,8 +99,8 @@ def _steps(times: Sequence[Time], texts: Sequence[str], lines: Sequence[int]) ->
         if abs(gap - usual) > 1e-6 * usual + rounding:
             raise TimeError(
                 f"line {lines[i]:,}: {texts[i]!r} is {_told(gap, times)} after the row above, others are "
-                f"{_told(usual, times)} apart: fill in what is missing, or resample the series"
-                f"{_shifted(texts)}"
+                f"{_told(usual, times)} apart: fill in what is missing, resample the series, or "
+                f"leave --time-column out if rows are to count as equally far apart{_shifted(texts)}"
             )
     return TimeSteps(times[-1], usual, as_date=as_date and usual % 86_400 == 0)
 
@@ -129,7 +129,8 @@ def _date(text: str, line: int) -> datetime:
     iso = iso + "-01" if len(iso) == len("2000-01") else iso
     try:
         found = datetime.fromisoformat(iso)
-        return found.astimezone(timezone.utc) if found.tzinfo else found
+        _ = found.tzinfo and found.astimezone(timezone.utc)  # OverflowError for what no other compares with
+        return found
     except (ValueError, OverflowError):
         what = "the time is missing" if not text else f"{text!r} is no time"
         raise TimeError(

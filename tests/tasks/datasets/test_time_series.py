@@ -175,7 +175,7 @@ def test_daylight_saving_is_told():
         time_steps(days, [2, 3, 4])
     hours = ["2024-03-31T01:00:00+01:00", "2024-03-31T03:00:00+02:00", "2024-03-31T04:00:00+02:00"]
     assert time_steps(hours, [2, 3, 4]).step == 3_600
-    with pytest.raises(TimeError, match=r"resample the series$"):
+    with pytest.raises(TimeError, match=r"if rows are to count as equally far apart$"):
         time_steps([*hours[1:], "2024-03-31T06:00:00+02:00"], [2, 3, 4])
 
 
@@ -188,3 +188,25 @@ def test_a_missing_hour_is_told():
     texts = ["2024-01-01", "2024-02-01", "2024-04-01", "2024-05-01", "2024-06-01"]
     with pytest.raises(TimeError, match="line 4: '2024-04-01' is 60 days, 0:00:00 after the row above"):
         time_steps(texts, range(2, 7))
+
+
+def test_times_after_the_last_keep_its_offset_from_utc():
+    days = [f"2024-01-0{i}T00:00:00+01:00" for i in range(1, 9)]
+    assert time_steps(days, range(2, 10)).after(1) == "2024-01-09T00:00:00+01:00"
+    months = [f"2024-0{i}-01T00:00:00+01:00" for i in range(1, 5)]
+    assert time_steps(months, range(2, 6)).after(1) == "2024-05-01T00:00:00+01:00"
+
+
+def test_numbers_after_the_last_have_no_noise():
+    assert time_steps(["0.1", "0.2", "0.3"], [2, 3, 4]).after(1) == 0.4
+
+
+def test_a_name_with_spaces_around_it_is_found(tmp_path):
+    (tmp_path / "x.csv").write_text("t, v\n1, 5\n2, 6\n")
+    (found,) = read(tmp_path / "x.csv", Columns(("v",), "t"))
+    assert found.values.tolist() == [5, 6]
+
+
+def test_an_empty_line_between_lines_of_json_is_none(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"v": 1}\n\n{"v": 3}\n')
+    assert read(tmp_path / "x.jsonl", Columns())[0].values.tolist() == [1, 3]
