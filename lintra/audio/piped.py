@@ -15,7 +15,7 @@ from lintra.audio.samples import CONVERT, Audio, check_rate, checked
 Read = Callable[[int], bytes]  # at most so many bytes, when there are some; none at the end
 
 UNKNOWN = 0x7FFF_0000  # bytes, or more: of a file that was written before its end was known
-ANOTHER = "holds another WAV behind the first, which would not be heard: give one recording at a time"
+ANOTHER = "holds another recording behind the first, which would not be heard: give one at a time"
 _RAW = "<i2"
 _TYPES = {
     (1, 8): "u1",

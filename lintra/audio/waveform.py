@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lintra.audio import decoder
+from lintra.audio import decoder, streams
 from lintra.audio.errors import SpeechError
 from lintra.audio.piped import ANOTHER, UNKNOWN, begins_wav
 from lintra.audio.samples import (
@@ -37,6 +37,7 @@ _ENDLESS = "lacks an end-of-stream"
 # How files begin that libsndfile does not hand to its MP3 decoder: wave, AIFF, FLAC, Ogg, AU and CAF.
 _NO_MP3 = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b"OggS", b".snd", b"dns.", b"caff")
 _ONE_AT_A_TIME = threading.Lock()  # of the threads that point standard error elsewhere
+_PADDING = 4 * 1_152  # samples that an MP3 may hold beside its audio: frames before and behind it
 _NO_LENGTH = 2**62  # samples, or more: of a FLAC stream that does not say how long it is
 
 
@@ -130,19 +131,35 @@ def _of_file(path: Path, start: float, duration: float | None, seconds: float) -
             return
         rate, length = file.samplerate, file.frames
         check_rate(rate, path)
-        here, end = section(start, duration, rate, length, path)
+        first, end = section(start, duration, rate, length, path)
+        here = first
         if length >= _NO_LENGTH:
             file.seekable = lambda: False  # else soundfile seeks after each read, which fails at the end
-        if here:
-            file.seek(here)
         step = max(1, round(seconds * rate))
+        if file.format == "MP3" and streams.mp3_samples(path) > length + _PADDING:
+            decoded = decoder.pieces(path, seconds=seconds, refused="it holds more than its header says")
+            yield from cut(decoded, start, duration, path)
+            return
+        if here:
+            _skip(file, here, step)
         while len(block := _read(file, min(step, end - here))):
             here += len(block)
             yield Audio(checked(block.mean(1), path), rate)
         guess = file.format == "MP3" or length >= _NO_LENGTH
+        if here == first and here:
+            raise SpeechError(f"{path} ends before {start:g} seconds")
         if here < min(length, end) and not guess:
             raise SpeechError(f"{path} is cut short: it should have {length:,} samples and has {here:,}")
         check_end(here, end, rate, path)
+
+
+def _skip(file: Any, samples: int, step: int) -> None:
+    """Go to a sample from the beginning of a file; read up to there where its coding has no other way."""
+    try:
+        file.seek(samples)
+    except package("soundfile").LibsndfileError:
+        while samples and len(block := _read(file, min(step, samples))):
+            samples -= len(block)
 
 
 def _read(file: Any, most: int) -> np.ndarray:
@@ -189,7 +206,10 @@ def _may_be_mp3(path: Path) -> bool:
 
 
 def _refuse_another(path: Path) -> None:
-    """Raise SpeechError for two WAVs in one file, of which libsndfile reads the first."""
+    """Raise SpeechError for two recordings in one file, of which libsndfile reads the first. Two MP3s are one
+    that is longer than its header says."""
+    if streams.holds_another(path):
+        raise SpeechError(f"{path} {ANOTHER}")
     with path.open("rb") as file:
         head = file.read(12)
         size = int.from_bytes(head[4:8], "little")

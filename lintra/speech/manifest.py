@@ -99,6 +99,9 @@ class _Place(NamedTuple):
         return f"{self.path}, line {self.number:,}"
 
 
+_SECTIONS = {"begin", "end", "offset"}  # of other formats: left out, the text would be of other audio
+
+
 class _Entry(NamedTuple):
     value: Any
     place: _Place
@@ -119,6 +122,8 @@ def _of_json(line: str, place: _Place) -> Utterance:
     if not isinstance(content, dict):
         raise SpeechError(f"{place} must be an object {{...}}, got {line[:60]}")
     values = {name: x for name, x in content.items() if x is not None and name in _FIELDS}
+    for name in content.keys() & _SECTIONS:
+        raise SpeechError(f"{place} has {name!r}: give the seconds of a section as start and duration")
     for name in content.keys() - _FIELDS:
         if near := get_close_matches(name.lower(), _FIELDS.keys() - values, 1, 0.8):
             raise SpeechError(f"{place} has the unknown field {name!r} (perhaps {near[0]})")

@@ -530,13 +530,20 @@ def runs_on_meta(case: Case) -> None:
 def a_sample_does_not_see_its_neighbours(case: Case) -> None:
     """Alone, or in a batch with extreme or broken neighbours: the same, values and gradients."""
     attention, inputs = case.build(), case.draw()
-    alone = forward(case, attention, *inputs)[0]
-    expected = [g[0] for g in gradients(alone, inputs)]
-    for neighbour in (1e6, torch.nan):
-        batch = [torch.cat((x[:1], torch.full_like(x[1:], neighbour))) for x in inputs]
-        y = forward(case, attention, *batch)[0]
-        assert_close(y, alone, **EXACT)
-        assert_close([g[0] for g in gradients(y, batch)], expected, **EXACT)
+    for i in range(len(inputs[0])):
+        alone = forward(case, attention, *inputs)[i]
+        expected = [g[i] for g in gradients(alone, inputs)]
+        for neighbour in (1e6, torch.nan):
+            batch = [among(x, i, neighbour) for x in inputs]
+            y = forward(case, attention, *batch)[i]
+            assert_close(y, alone, **EXACT)
+            assert_close([g[i] for g in gradients(y, batch)], expected, **EXACT)
+
+
+def among(x: Tensor, i: int, neighbour: float) -> Tensor:
+    """Return x with all samples but number i full of a number."""
+    others = torch.arange(len(x), device=x.device) != i
+    return torch.where(others.reshape(-1, *[1] * (x.dim() - 1)), neighbour, x)
 
 
 def leaves_the_random_generator_alone(case: Case) -> None:

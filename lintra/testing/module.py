@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from lintra.testing._apply import Law, Raised, check_assertions, find, select
-from lintra.testing.laws import BATCH, EXACT, TIME, gradients, some_masks, spread
+from lintra.testing.laws import BATCH, EXACT, TIME, among, gradients, some_masks, spread
 from lintra.testing.report import Report
 
 STEP = 1e-6  # of finite differences, in float64: their error is about 1e-12 / STEP + STEP^2
@@ -210,16 +210,17 @@ def nothing_to_attend_to_gives_zero(trial: Trial) -> None:
 
 
 def a_sample_does_not_see_its_neighbours(trial: Trial) -> None:
-    """Beside extreme or broken samples a sample gets what it gets alone, values and gradients."""
+    """Beside extreme or broken samples each sample gets what it gets alone, values and gradients."""
     inputs = trial.draw()
-    alone = [x.detach()[:1].requires_grad_() for x in inputs]
-    expected = trial(*alone)
-    expected_gradients = gradients(expected, alone)
-    for neighbour in (1e3, torch.nan):
-        batch = [torch.cat((x[:1], torch.full_like(x[1:], neighbour))) for x in inputs]
-        y = trial(*batch)[:1]
-        assert_close(y, expected, **EXACT)
-        assert_close([g[:1] for g in gradients(y, batch)], expected_gradients, **EXACT)
+    for i in range(len(inputs[0])):
+        alone = [x.detach()[i : i + 1].requires_grad_() for x in inputs]
+        expected = trial(*alone)
+        expected_gradients = gradients(expected, alone)
+        for neighbour in (1e3, torch.nan):
+            batch = [among(x, i, neighbour) for x in inputs]
+            y = trial(*batch)[i : i + 1]
+            assert_close(y, expected, **EXACT)
+            assert_close([g[i : i + 1] for g in gradients(y, batch)], expected_gradients, **EXACT)
 
 
 def leaves_the_random_generator_alone(trial: Trial) -> None:

@@ -12,6 +12,7 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lintra.audio import decoder, streams
 from lintra.audio import waveform as reader
 from lintra.audio.errors import SpeechError
 from lintra.audio.waveform import Audio, blocks, changed_speed, read
@@ -353,3 +354,64 @@ def test_a_forked_process_does_not_wait_for_a_thread_it_does_not_have():
         if not child:
             os._exit(0 if reader._ONE_AT_A_TIME.acquire(blocking=False) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def loud_then_quiet(seconds=12, rate=16_000):
+    """Of which the first frames of an MP3 are longer than the others."""
+    sound = np.random.default_rng(0).standard_normal(rate * seconds) * 0.01
+    sound[: 2 * rate] *= 30
+    return sound.astype(np.float32)
+
+
+def without_length(path, sound):
+    """Write an MP3 without the frame that says how long it is."""
+    soundfile.write(path, sound, 16_000, bitrate_mode="VARIABLE", compression_level=0.5)
+    content = path.read_bytes()
+    path.write_bytes(content[content.find(content[:2], 10) :])
+
+
+def test_an_mp3_that_is_longer_than_it_seems_is_not_cut(tmp_path, monkeypatch):
+    path, sound = tmp_path / "a.mp3", loud_then_quiet()
+    without_length(path, sound)
+    assert soundfile.info(path).frames < 8 * 16_000
+    monkeypatch.setattr(decoder.shutil, "which", lambda name: None)
+    with pytest.raises(SpeechError, match=r"it holds more than its header says .install ffmpeg"):
+        read(path, 16_000)
+    assert abs(streams.mp3_samples(path) - len(sound)) < 3_000
+
+
+@pytest.mark.parametrize("rate", [8_000, 22_050, 44_100])
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE"])
+def test_an_mp3_is_as_long_as_its_frames(tmp_path, rate, mode):
+    path = tmp_path / "a.mp3"
+    soundfile.write(path, loud_then_quiet(3, rate), rate, bitrate_mode=mode)
+    assert 0 <= streams.mp3_samples(path) - soundfile.info(path).frames < 3_000
+    assert len(read(path, rate)) == 3 * rate
+
+
+@pytest.mark.parametrize("form", ["flac", "ogg", "opus", "mp3"])
+def test_two_recordings_in_a_file_are_told(tmp_path, form, monkeypatch):
+    monkeypatch.setattr(decoder.shutil, "which", lambda name: None)
+    path, options = tmp_path / f"a.{form}", {"format": "OGG", "subtype": "OPUS"} if form == "opus" else {}
+    soundfile.write(path, loud_then_quiet(3), 16_000, **options)
+    assert len(read(path, 16_000)) == 3 * 16_000
+    path.write_bytes(2 * path.read_bytes())
+    with pytest.raises(SpeechError, match=r"another recording behind|more than its header"):
+        read(path, 16_000)
+
+
+def test_a_section_behind_the_end_of_an_mp3_is_refused(tmp_path):
+    """Also where the length it seems to have is too long."""
+    sound = audio(12 * 16_000)[:, 0]
+    sound[: len(sound) // 2] = 0
+    without_length(tmp_path / "a.mp3", sound)
+    assert soundfile.info(tmp_path / "a.mp3").frames > 15 * 16_000
+    with pytest.raises(SpeechError, match=r"a\.mp3 ends before 14 seconds"):
+        read(tmp_path / "a.mp3", 16_000, start=14.0)
+
+
+def test_sections_of_a_coding_without_places_are_read(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, loud_then_quiet(3), 16_000, subtype="GSM610")
+    whole = read(path, 16_000)
+    assert np.array_equal(read(path, 16_000, start=1.5, duration=1.0), whole[24_000:40_000])

@@ -119,7 +119,7 @@ def test_a_second_recording_in_a_pipe_is_refused(lintra_says, long, stdin):
         stdin(long.read_bytes() * 2)
         code, out, err = lintra_says("transcribe", "-", *form)
         assert (code, out) == (1, written)
-        assert "lintra: standard input holds another WAV behind the first" in err
+        assert "lintra: standard input holds another recording behind the first" in err
 
 
 def test_another_rate_is_brought_to_the_model_s(lintra_says, long, stdin):

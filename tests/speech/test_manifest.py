@@ -196,3 +196,12 @@ def test_bad_segments_are_named(kaldi, segment, message):
 def test_no_folder(tmp_path):
     with pytest.raises(SpeechError, match="is no Kaldi folder"):
         read_kaldi(tmp_path / "none")
+
+
+@pytest.mark.parametrize("name", ["begin", "end", "offset"])
+def test_sections_in_other_words_are_told(tmp_path, name):
+    (tmp_path / "list.jsonl").write_text(json.dumps({"audio": "a.wav", "text": "A", name: 3.5}) + "\n")
+    with pytest.raises(
+        SpeechError, match=rf"line 1 has '{name}': give the seconds of a section as start and"
+    ):
+        read_manifest(tmp_path / "list.jsonl")

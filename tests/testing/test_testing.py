@@ -446,3 +446,18 @@ def test_without_assertions_it_refuses():
     code = "from lintra.testing import check_module; check_module(lambda q, k, v, mask: v)"
     done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True)
     assert "python -O removes" in done.stderr
+
+
+def test_keys_that_the_first_sample_chooses_for_all_are_found():
+    """What leaks from it has no gradient, and without a mask no other law sees it."""
+
+    def chosen(q, k, v, mask):
+        if not k.numel():
+            return torch.zeros_like(v)
+        place = k[0].detach().double().square().sum((-1, -2)).topk((k.shape[1] + 1) // 2).indices
+        k, v = k[:, place], v[:, place]
+        weights = torch.einsum("bthd,bshd->bhts", q, k).double().softmax(-1)
+        return torch.einsum("bhts,bshd->bthd", weights, v.double()).to(v.dtype)
+
+    report = check_module(chosen, mask=False)
+    assert "a_sample_does_not_see_its_neighbours" in report.failed
