@@ -61,9 +61,9 @@ def _each(runs: Outcomes, problem: problems.Problem) -> str:
     return ", ".join("diverged" if x["diverged"] else _shown(x["test"], problem) for x in runs)
 
 
-def _rate(rate: float, problem: problems.Problem) -> str:
+def _rate(rate: float, tried: set[float]) -> str:
     """A learning rate, and whether it is the last one of those that were tried."""
-    ends = {min(problem.rates): " (lowest)", max(problem.rates): " (highest)"}
+    ends = {min(tried): " (lowest)", max(tried): " (highest)"} if tried else {}
     return f"{rate:g}{ends.get(rate, '')}"
 
 
@@ -83,6 +83,10 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
     ]
     sign = 1 if problem.lower_is_better else -1
     rows: list[tuple[int, float, list[str]]] = []
+    tried: dict[str, set[float]] = {}
+    for x in outcomes:
+        if x["problem"] == name and not x["final"]:
+            tried.setdefault(x["contestant"], set()).add(x["rate"])
     for (where, who, steps), mine in finals(outcomes, study).items():
         if where != name:
             continue
@@ -93,7 +97,7 @@ def problem_table(outcomes: Outcomes, name: str, study: Study = COMPARISON) -> s
             who,
             formatted(mine, problem),
             _each(mine, problem),
-            _rate(first["rate"], problem),
+            _rate(first["rate"], tried.get(who, set())),
             f"{steps:,}",
             state,
         ]

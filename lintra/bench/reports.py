@@ -104,9 +104,9 @@ def by_name(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that lintra is imported from, with "+" behind it if files there that git
-    tracks were changed since, but for results; None outside of a git checkout of lintra, as where it is
-    installed in an environment that lies inside another project's."""
+    """Return the commit of the source tree that lintra is imported from, with "+" behind it if what is
+    measured or measures was changed since; None outside of a git checkout of lintra, as where it is installed
+    in an environment that lies inside another project's."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(lintra.__file__).parent), *words]
@@ -114,8 +114,9 @@ def commit() -> str | None:
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # fails where the checkout is not lintra's
-        places = (".", ":/benchmarks", ":(exclude,top)benchmarks/results")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", *places)
+        programs = (":(top,glob)benchmarks/**/*.py", ":(top,glob)experiments/**/*.py")
+        built = (":(top)CMakeLists.txt", ":(top)pyproject.toml")
+        changed = git("status", "--porcelain", "--untracked-files=all", "--", ".", *programs, *built)
         return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -73,6 +73,16 @@ def test_a_checkout_around_an_installed_lintra_is_not_its_own(tmp_path, monkeypa
     told = reports.commit()
     assert told is not None
     assert len(told) == 40
+    for name in ("experiments/a/run.py", "benchmarks/a.py", "CMakeLists.txt", ".venv/lintra/new.py"):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        assert reports.commit() == told + "+", name
+        file.unlink()
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    (tmp_path / "benchmarks" / "results" / "a.json").touch()
+    (tmp_path / "experiments" / "a" / "outcome.json").touch()
+    assert reports.commit() == told
     package.write_text("# changed")
     assert reports.commit() == told + "+"
 
