@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lintra.attention import Attention, State
 from lintra.config.fields import shown
@@ -59,12 +60,16 @@ def context_parallel(
         raise ValueError(f"mesh must have one axis, such as mesh['context'], got {mesh.ndim}")
     parts = _parts(model)
     check_alike("the model", {"method": method, **_settings(model)}, mesh.get_group())
+    numbers = {name: _words(x) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+    check_alike(
+        "seed all ranks alike, or load one checkpoint: the model's numbers", numbers, mesh.get_group()
+    )
     ranks = Ranks(mesh.get_group())
 
-    def methods(rows: int, tokens: int) -> dict[nn.Module, Method]:
+    def methods(model: nn.Module, rows: int, tokens: int) -> dict[nn.Module, Method]:
         return {x: each.method for x, each in choose(model, ranks.size, rows, tokens, method).items()}
 
-    context = Context(ranks, methods)
+    context = Context(ranks, model, methods)
     for module in parts:
         module.context = context
     model.register_forward_pre_hook(context.begin)
@@ -118,6 +123,7 @@ def extend(
         raise ValueError(f"extend needs a model of context_parallel, got {type(model).__name__} without")
     state = None if context.ranks.rank else state
     _check_pieces(model, context.ranks, x, state, mask, extra)
+    context.ranks.settle()
     with context.pieces_in_extend():
         y, after = cast("Any", model).extend(x, state, mask=mask, **extra)
     return context.relay.share(y, after)
@@ -265,6 +271,16 @@ def _settings(model: nn.Module) -> dict[str, Any]:
     parts = {name: f"{list(x.shape)} {x.dtype}" for name, x in model.state_dict().items()}
     having = {name: x for name, x in model.named_modules() if hasattr(x, "config")}
     return parts | {f"{name}.config": f"{x.config}" for name, x in having.items()}
+
+
+def _words(x: Tensor) -> int | None:
+    """Return the sum of a tensor's bits as whole numbers, the same in any order; None of a tensor
+    without numbers, and of one that is sharded."""
+    if x.is_meta or isinstance(x, DTensor):
+        return None
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    bits = x.detach().contiguous().reshape(-1).view(kinds.get(x.element_size(), torch.int64))
+    return int(bits.sum(dtype=torch.int64))
 
 
 class RanksDiffer(ValueError):

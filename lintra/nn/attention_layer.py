@@ -166,6 +166,12 @@ class AttentionLayer(nn.Module):
             return self._extend(x[:, tokens], state, layout.after(state.seen), given(tokens))
 
         if context.method(self) == "relay":
+            if torch._C._current_graph_task_id() != -1:
+                raise ValueError(
+                    f"attention {self.attention.name!r} waits for a state of the rank before, and cannot be "
+                    "computed again in the backward: context_parallel needs method='scan', or no checkpoint "
+                    "around the layer"
+                )
             return context.relay.run(self.start, layout, behind)[0]
         return context.exchange(layout, own)
 

@@ -22,12 +22,17 @@ Method = Literal["relay", "scan"]
 
 
 class Context:
-    """The ranks that hold the pieces, and the method of every layer.
+    """The ranks that hold the pieces, and the method of every layer of a model, in whose copies it is copied.
 
-    choose: gives the methods, by layer, of rows and of the places of the longest piece."""
+    choose: gives the methods, by layer, of the model, rows and the places of the longest piece."""
 
-    def __init__(self, ranks: Ranks, choose: Callable[[int, int], dict[nn.Module, Method]]):
-        self.ranks, self.relay = ranks, Relay(ranks)
+    def __init__(
+        self,
+        ranks: Ranks,
+        model: nn.Module,
+        choose: Callable[[nn.Module, int, int], dict[nn.Module, Method]],
+    ):
+        self.ranks, self.relay, self.model = ranks, Relay(ranks), model
         self._choose, self._sizes = choose, (0, 0)
         self._methods: dict[nn.Module, Method] = {}
         self._told = False
@@ -67,7 +72,7 @@ class Context:
         self._told = True
         sizes = layout.rows, max(span.time for span in piece.spans)
         if sizes != self._sizes:
-            self._sizes, self._methods = sizes, self._choose(*sizes)
+            self._sizes, self._methods = sizes, self._choose(self.model, *sizes)
         if not layout.packed:
             return piece.first(layout, alone=True)
         placed = layout.after(layout.seen)

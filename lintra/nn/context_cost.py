@@ -14,7 +14,7 @@ layer that can only wait has the others wait with it, whatever they do.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -116,9 +116,12 @@ def _compare(
 def relay_seconds(
     model: nn.Module, layers: list[AttentionLayer], ranks: int, rows: int, tokens: int, machine: Machine
 ) -> float:
-    """Return what waiting for states is predicted to add to a step of pieces of `tokens`."""
-    tables = {id(p) for x in model.modules() if isinstance(x, nn.Embedding) for p in x.parameters()}
-    weights = sum(p.numel() for p in model.parameters() if id(p) not in tables) / len(layers)
+    """Return what waiting for states is predicted to add to a step of pieces of `tokens`.
+
+    A rank waits for a layer, with what stands beside attention in its block, and not for the head."""
+    inside: Any = getattr(model, "blocks", model)
+    tables = {id(p) for x in inside.modules() if isinstance(x, nn.Embedding) for p in x.parameters()}
+    weights = sum(p.numel() for p in inside.parameters() if id(p) not in tables) / len(layers)
     mixing = sum(mixing_operations(x.attention, ranks * tokens) for x in layers) / len(layers)
     seconds = 3 * (weights + mixing) * rows * tokens / machine.rate
     message = max(_message(state_numbers(x.attention), rows, machine) for x in layers)

@@ -61,20 +61,19 @@ class Relay:
         if self.behind is None or (layout.packed and not layout.unfinished):
             return y, after
         last = map_state(lambda x: x[-1:], after) if layout.packed else after
-        return cast("Tensor", _Send.apply(self, y, *leaves(last))), after
+        return cast("Tensor", _Send.apply(self, _anchor(y), y, *leaves(last))), after
 
     def share(self, y: Tensor, after: State) -> tuple[Tensor, State]:
         """Return y as it is, with the last rank's state `after` on all ranks, which must call this together.
 
         Backward, the gradients that ranks have of it are added up on the last one: each rank must have y or
         the state in its loss."""
-        y, *found = cast("tuple[Tensor, ...]", _Share.apply(self, y, *leaves(after)))
+        y, *found = cast("tuple[Tensor, ...]", _Share.apply(self, _anchor(y), y, *leaves(after)))
         each = iter(found)
         return y, map_state(lambda x: next(each), after)
 
     def _receive(self, like: State) -> State:
-        anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())  # so that there is a backward
-        found = iter(cast("tuple[Tensor, ...]", _Receive.apply(self, anchor, *leaves(like))))
+        found = iter(cast("tuple[Tensor, ...]", _Receive.apply(self, _anchor(None), *leaves(like))))
         return map_state(lambda x: next(found), like)
 
     def send(self, tensors: list[Tensor], to: int) -> None:
@@ -93,6 +92,13 @@ class Relay:
         forms = self.ranks.broadcast(_forms(tensors), source)
         parts = tensors if self.behind is None else _of_forms(forms, tensors)
         return [self.ranks.broadcast(x, source) for x in parts]
+
+
+def _anchor(like: Tensor | None) -> Tensor:
+    """Return what makes a function have a backward on every rank, though nothing before it may need one: a
+    gradient that one rank sends must be received by the other."""
+    device = None if like is None else like.device
+    return torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())
 
 
 def _forms(tensors: list[Tensor]) -> Tensor:
@@ -140,7 +146,7 @@ class _Send(torch.autograd.Function):
     """y as it is, with the state sent to the next rank; backward, the state's gradient comes from there."""
 
     @staticmethod
-    def forward(ctx, relay: Relay, y: Tensor, *state: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, relay: Relay, anchor: Tensor, y: Tensor, *state: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         assert relay.behind is not None
         ctx.relay = relay
         ctx.like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in state]
@@ -153,7 +159,7 @@ class _Send(torch.autograd.Function):
         floating = [x for x in ctx.like if x.is_floating_point()]
         like = [torch.empty(0, device=ctx.device).new_empty(x.shape, dtype=x.dtype) for x in floating]
         found = iter(ctx.relay.receive(like, ctx.relay.behind) if like else [])
-        return None, dy, *(next(found) if x.is_floating_point() else None for x in ctx.like)
+        return None, None, dy, *(next(found) if x.is_floating_point() else None for x in ctx.like)
 
 
 class _Share(torch.autograd.Function):
@@ -162,7 +168,7 @@ class _Share(torch.autograd.Function):
     y comes along so that all ranks take part in the backward, whichever of them uses the state."""
 
     @staticmethod
-    def forward(ctx, relay: Relay, y: Tensor, *state: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, relay: Relay, anchor: Tensor, y: Tensor, *state: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         found = [x.detach() for x in relay.broadcast(list(state))]
         ctx.relay, ctx.device = relay, y.device
         ctx.like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in found]
@@ -186,7 +192,7 @@ class _Share(torch.autograd.Function):
         if ranks.rank != last:
             if some:
                 ctx.relay.send(filled, last)
-            return None, dy, *sums
+            return None, None, dy, *sums
         for rank in range(last):
             if using[rank]:
                 there = ctx.relay.receive(filled, rank)
@@ -194,4 +200,4 @@ class _Share(torch.autograd.Function):
         if any(using):
             for i, x in zip(floating, filled, strict=True):
                 sums[i] = x
-        return None, dy, *sums
+        return None, None, dy, *sums

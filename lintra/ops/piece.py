@@ -60,6 +60,7 @@ class Piece:
         flags = [layout.packed, layout.mask is not None, layout.begun, layout.unfinished, layout.n == 1]
         header = torch.tensor([layout.rows, layout.time, last, *flags], device=layout.device)
         found = [x.tolist() for x in ranks.gather(header)]
+        ranks.settle()
         if len({rows for rows, *_ in found}) > 1:
             raise ValueError(
                 "all ranks must have pieces of the same sequences, got "
@@ -184,7 +185,9 @@ class Piece:
         A message from each rank that any piece needs places of, without waiting for a chain: one, where
         pieces are as long as the window."""
         if not count:
-            return [x[:, :0] for x in tensors], torch.ones(layout.rows, 0, dtype=torch.bool)
+            return [x[:, :0] for x in tensors], torch.ones(
+                layout.rows, 0, dtype=torch.bool, device=layout.device
+            )
         places = [_latest(x, layout.mask, count) for x in tensors] if self.gives else self.left_behind()
         if not self.takes:
             self.leave(places)

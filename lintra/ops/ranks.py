@@ -12,7 +12,8 @@ Steele 1986, "Data parallel algorithms"; of recurrences Martin and Cundy 2018, a
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from itertools import count
 from typing import Any, cast
 
 import torch
@@ -20,8 +21,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Tensors being sent, which must outlive whoever sends them: the last gradients of a model that is dropped.
-_under_way: list[tuple[Any, Tensor]] = []
+# Tensors being sent, by their sender, which they must outlive: the last gradients of a dropped model.
+_under_way: dict[int, list[tuple[Any, Tensor]]] = {}
+_NUMBERS = count()
 
 
 class Ranks:
@@ -33,38 +35,46 @@ class Ranks:
         self.everyone = dist.get_process_group_ranks(group)
         self.group, self.rank, self.size = group, dist.get_rank(group), len(self.everyone)
         self.bytes_sent = 0
-        self._kept: list[list[Tensor]] | None = None
-        self._replays = False
+        self._number, self._settled = next(_NUMBERS), 0  # in _under_way; how many of these `settle` has seen
+        self.kept: list[list[Tensor]] | None = None  # where what comes in is put
+        self.replayed: Iterator[list[Tensor]] | None = None  # what comes in, where it has before
 
-    @contextmanager
-    def keeping(self, kept: list[list[Tensor]], *, replays: bool) -> Iterator[None]:
+    def __deepcopy__(self, memo: Any) -> "Ranks":
+        """Return the same processes: a copy of a model has its pieces on them, too."""
+        return self
+
+    def keeping(self, kept: list[list[Tensor]], *, replays: bool) -> AbstractContextManager[None]:
         """Have what comes in within this context put into `kept` or, where it replays, taken from there: for
-        layers that are computed again in the backward."""
-        before = self._kept, self._replays
-        self._kept, self._replays = kept, replays
-        try:
-            yield
-        finally:
-            self._kept, self._replays = before
+        layers that are computed again in the backward, each time that it is entered."""
+        return _Keeping(self, kept, replays)
 
     def once(self, receive: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Return what comes in, or has come in the first time."""
-        if self._kept is None:
-            return receive()
-        if self._replays:
-            return self._kept.pop(0)
+        if self.replayed is not None:
+            return next(self.replayed)
         found = receive()
-        self._kept.append([x.detach() for x in found])
+        if self.kept is not None:
+            self.kept.append([x.detach() for x in found])
         return found
 
     def send(self, x: Tensor, to: int) -> None:
         """Send a tensor to a rank of the group, without waiting until it is there."""
-        _under_way[:] = [(work, y) for work, y in _under_way if not work.is_completed()]
         x = x.detach().contiguous()
         if x.numel():
             work = dist.isend(x, self.everyone[to], group=self.group)
-            _under_way.append((work, x))
+            _under_way.setdefault(self._number, []).append((work, x))
             self.bytes_sent += x.nbytes
+
+    def settle(self) -> None:
+        """Let go of what was sent before the last call.
+
+        All ranks call this after a collective in each pass of a model: by then all of that has been received.
+        gloo reports so only where it is waited for."""
+        sent = _under_way.get(self._number, [])
+        for work, _ in sent[: self._settled]:
+            work.wait()
+        del sent[: self._settled]
+        self._settled = len(sent)
 
     def receive(self, like: Tensor, source: int) -> Tensor:
         """Return the next tensor from a rank of the group, of the shape and dtype of `like`."""
@@ -107,6 +117,19 @@ class Ranks:
         anchor = torch.zeros((), device=places[0].device, requires_grad=torch.is_grad_enabled())
         found = cast("tuple[Tensor, ...]", _Halo.apply(self, hops, anchor, *places))
         return [list(found[i * len(places) : (i + 1) * len(places)]) for i in range(hops)]
+
+
+class _Keeping:
+    def __init__(self, ranks: Ranks, kept: list[list[Tensor]], replays: bool):
+        self.ranks, self.kept, self.replays = ranks, kept, replays
+
+    def __enter__(self) -> None:
+        ranks = self.ranks
+        self.before = ranks.kept, ranks.replayed
+        ranks.kept, ranks.replayed = (None, iter(self.kept)) if self.replays else (self.kept, None)
+
+    def __exit__(self, *_: object) -> None:
+        self.ranks.kept, self.ranks.replayed = self.before
 
 
 def compose(transition: Tensor | None, x: Tensor) -> Tensor:

@@ -47,14 +47,15 @@ def ring_attention(
     if not piece.takes:
         piece.leave([k, v])
     with no_autocast(q):
-        return cast("Tensor", _Ring.apply(piece, scale, q, k, v, *sent))
+        anchor = torch.zeros((), device=q.device, requires_grad=torch.is_grad_enabled())  # on every rank
+        return cast("Tensor", _Ring.apply(piece, scale, anchor, q, k, v, *sent))
 
 
 class _Ring(torch.autograd.Function):
     """q, k, v and the k, v that this rank sends -> y."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Piece, scale: float, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, piece: Piece, scale: float, anchor: Tensor, *tensors: Tensor) -> Tensor:
         q, k, v, *sent = tensors
         rows, r = _rows(q, k.shape[2]), q.shape[2] // k.shape[2]
         found = _attend(rows, k, v, scale, r, None)
@@ -86,7 +87,7 @@ class _Ring(torch.autograd.Function):
             for x in dsent:
                 x += piece.ranks.receive(x, reader)
         dq = _heads(dq, q.shape[2]).to(q.dtype)
-        return None, None, dq, dk.to(k.dtype), dv.to(v.dtype), *(x.to(v.dtype) for x in dsent)
+        return None, None, None, dq, dk.to(k.dtype), dv.to(v.dtype), *(x.to(v.dtype) for x in dsent)
 
 
 def _passing(piece: Piece, block: list[Tensor]) -> Iterator[tuple[int, list[int], list[Tensor]]]:

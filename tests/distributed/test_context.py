@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from lintra.attention import (
     aft,
@@ -31,6 +32,7 @@ from lintra.attention import (
 from lintra.distributed import context_parallel, gather, reduce_gradients, shard, shard_packed
 from lintra.models import decoder, encoder
 from lintra.nn import AttentionLayer
+from lintra.ops import ranks
 
 TIME, N = 37, 11
 MECHANISMS = [
@@ -386,3 +388,110 @@ def test_windows_over_several_of_four_ranks(four_ranks, attention):
 def test_every_mechanism_on_four_ranks(four_ranks, attention):
     compare(four_ranks, build(attention), PADDED)
     compare(four_ranks, build(attention), cu_seqlens=PACKED, b=1)
+
+
+def steps_on_rank(model, method, count, batch):
+    """The gradients of each of some steps, and how many messages are still held after each."""
+    mesh = init_device_mesh("cpu", (2,))
+    model = context_parallel(model, mesh, method=method)
+    tokens, targets = (shard(x, mesh) for x in batch)
+    found = []
+    for _ in range(count):
+        model.zero_grad()
+        gradients = results(model, tokens, targets, torch.ones_like(tokens, dtype=torch.bool), mesh)[1]
+        found.append((gradients, sum(map(len, ranks._under_way.values()))))
+    return found
+
+
+@pytest.mark.parametrize("method", ["relay", "scan"])
+def test_layers_below_that_do_not_learn_change_nothing_in_any_step(two_ranks, method):
+    """Rank 0 takes the gradient of a state that it does not need, or it would take it for the next step's."""
+    model = build((linear.Config(), softmax.Config()))
+    model.embedding.requires_grad_(False)
+    model.blocks[0].requires_grad_(False)
+    targets = draw()
+    batch = model.shift(targets), targets
+    whole = copy.deepcopy(model)
+    expected = results(whole, *batch, torch.ones_like(targets, dtype=torch.bool))[1]
+    for steps in two_ranks.call(steps_on_rank, model, method, 3, batch):
+        for gradients, _ in steps:
+            for name, gradient in gradients.items():
+                assert_close(gradient, expected[name], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "attention", [softmax.Config(), delta.Config(), bigbird.Config(block=4)], ids=mechanism
+)
+def test_what_was_sent_is_let_go_of(two_ranks, attention):
+    model, targets = build(attention), draw()
+    for steps in two_ranks.call(steps_on_rank, model, "auto", 6, (model.shift(targets), targets)):
+        held = [count for _, count in steps]
+        assert held[2:] == [held[2]] * 4
+
+
+def of_other_weights(mesh):
+    model = build(linear.Config())
+    model.head.weight.data.add_(mesh.get_local_rank())
+    context_parallel(model, mesh)
+
+
+def test_models_of_other_weights_are_refused_on_all_ranks(two_ranks):
+    for told in two_ranks.call(refused_on_rank, of_other_weights, ()):
+        assert (
+            "seed all ranks alike, or load one checkpoint: the model's numbers must be the same on all"
+            in told
+        )
+        assert "head.weight is" in told
+
+
+def twice_on_rank(model, batch):
+    mesh = init_device_mesh("cpu", (2,))
+    model = context_parallel(model, mesh, method="scan")
+    tokens, targets = (shard(x, mesh) for x in batch)
+    loss = torch.nn.functional.cross_entropy(model(tokens).mT, targets, reduction="sum")
+    found = []
+    for retain in (True, False):
+        model.zero_grad()
+        loss.backward(retain_graph=retain)
+        reduce_gradients(model, mesh)
+        found.append({name: x.grad.clone() for name, x in model.named_parameters()})
+    return found
+
+
+def test_blocks_are_recomputed_for_each_backward(two_ranks):
+    model, targets = build(delta.Config(), checkpoint_blocks=True), draw()
+    for first, second in two_ranks.call(twice_on_rank, model, (model.shift(targets), targets)):
+        assert_close(first, second)
+
+
+def recomputed_on_rank(x, method):
+    mesh = init_device_mesh("cpu", (2,))
+    model = context_parallel(Network(), mesh, method=method)
+    x = shard(x, mesh)
+    y = checkpoint(model.layers[0], x, use_reentrant=False)
+    if method == "scan" or not mesh.get_local_rank():  # the first one waits for the last one's gradient
+        return None if method == "relay" else y.square().sum().backward()
+    with pytest.raises(ValueError, match=r"cannot be computed again in the backward: .* needs method='scan'"):
+        y.square().sum().backward()
+    return None
+
+
+@pytest.mark.parametrize("method", ["relay", "scan"])
+def test_a_layer_that_waits_is_not_recomputed(two_ranks, method):
+    two_ranks.call(recomputed_on_rank, torch.randn(1, 8, 8, dtype=torch.float64), method)
+
+
+def copied_on_rank(batch):
+    mesh = init_device_mesh("cpu", (2,))
+    model = context_parallel(build((delta.Config(), softmax.Config())), mesh, method="scan")
+    tokens = shard(batch, mesh)
+    with torch.no_grad():
+        before = model(tokens)
+        other = copy.deepcopy(model)
+        model.head.weight.zero_()
+        return before, other(tokens)
+
+
+def test_a_copy_of_a_model_has_its_pieces_on_the_same_ranks(two_ranks):
+    for before, after in two_ranks.call(copied_on_rank, draw()):
+        assert torch.equal(before, after)

@@ -100,3 +100,14 @@ def test_the_reason_has_both_predictions():
 def test_bad_input(model, options, message):
     with pytest.raises(ValueError, match=message):
         explain(model, **{"ranks": 2, "tokens": 8} | options)
+
+
+def test_a_head_does_not_wait_whether_it_is_tied_or_not():
+    seconds = []
+    for tied in (False, True):
+        model = decoder.Config(
+            vocabulary=5_000, attention=delta.Config(), layers=2, heads=2, width=16, tie_embeddings=tied
+        ).build()
+        (choice, *_) = explain(model, ranks=3, tokens=10_000)
+        seconds.append(choice.reason)
+    assert seconds[0] == seconds[1]
