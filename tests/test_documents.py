@@ -41,6 +41,8 @@ RESULTS = sorted(
         "benchmarks/results/*.json",
         "experiments/*/*.json",
         "experiments/*/outcomes/*.json",
+        "experiments/*/changes/*.json",
+        "experiments/*/softmax/evaluation.json",
         "lintra/compat/families.json",
         "weights/**/evaluation.json",
         "lintra/weights/**/evaluation.json",

@@ -1,0 +1,60 @@
+"""Scores guesses of values that never look up a key: baselines of the recall problems.
+
+    python -m experiments.compare.guesses
+
+A sequence shows its values with their keys, and each answer once it has been asked for. Whoever says the value
+that has been shown most often, or most often beyond the answers so far, is right more often than one in as many
+as there are values.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from experiments.compare.problems import BY_NAME, Problem
+from experiments.compare.search import TESTED
+from lintra.bench import reports
+from lintra.bench.reports import Row
+
+FOUND = Path(__file__).parent / "guesses.json"
+COMMAND = "python -m experiments.compare.guesses"
+PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128")
+
+
+def guessed(tokens: np.ndarray, counted: np.ndarray, keys: int, values: int) -> tuple[int, int]:
+    """How many answers of a sequence the commonest value shown is, and the commonest not yet answered with."""
+    asked = np.flatnonzero(counted)
+    shown = np.bincount(tokens[: asked[0] - 1][1::2] - keys, minlength=values)
+    left, right = shown.copy(), [0, 0]
+    for place in asked:
+        answer = tokens[place] - keys
+        right[0] += answer == shown.argmax()
+        right[1] += answer == left.argmax()
+        left[answer] -= 1
+    return right[0], right[1]
+
+
+def scores(problem: Problem) -> tuple[float, float]:
+    """The accuracies of both guesses on the test sequences of a problem, in percent."""
+    config = problem.settings
+    test = problem.judge(None).test
+    batch = test.__getitems__(range(min(TESTED, len(test))))
+    tokens, counted = batch["tokens"].numpy(), batch["counted"].numpy()
+    found = [guessed(*row, config.keys, config.values) for row in zip(tokens, counted, strict=True)]
+    often, rest = 100 * np.array(found).sum(0) / counted.sum()
+    return float(often), float(rest)
+
+
+def main() -> None:
+    rows = []
+    for name in PROBLEMS:
+        often, rest = scores(BY_NAME[name])
+        rows.append(Row(f"{name}, the commonest value", often, "%"))
+        rows.append(Row(f"{name}, the commonest value not yet answered with", rest, "%"))
+    reports.write(FOUND, rows, {}, command=COMMAND)
+    for row in rows:
+        print(f"{row.what}: {row.figure:.1f} %")
+
+
+if __name__ == "__main__":
+    main()
