@@ -489,6 +489,10 @@ def test_what_is_said_of_byte_frequencies_is_measured():
     assert f"is right on {100 * single:.1f} % of the 25,000 test reviews" in page
     assert f"each pair of neighbouring bytes occurs, on {100 * paired:.1f} %" in page
     assert report["scores"]["bytes"]["reviews"]["test"] == 25_000
+    tested = " and ".join(
+        f"{100 * report['scores'][name]['tested']:.1f}" for name in ("bytes", "pairs of bytes")
+    )
+    assert f"on {tested} % of the 2,000 that mechanisms are tested on" in page
 
 
 def test_what_is_said_of_first_operators_is_measured():

@@ -2,9 +2,9 @@
 
     python -m experiments.compare.guesses
 
-A sequence shows its values with their keys, and each answer once it has been asked for. Whoever says the value
-that has been shown most often, or most often beyond the answers so far, is right more often than one in as many
-as there are values.
+A sequence shows its values with their keys, and each answer once it has been asked for. A guess of the value
+that has been shown most often, or most often beyond the answers so far, is right more often than one in as
+many as there are values.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128")
 
 
 def guessed(tokens: np.ndarray, counted: np.ndarray, keys: int, values: int) -> tuple[int, int]:
-    """How many answers of a sequence the commonest value shown is, and the commonest not yet answered with."""
+    """Count the answers that are the commonest value shown, and the commonest not yet answered with."""
     asked = np.flatnonzero(counted)
     shown = np.bincount(tokens[: asked[0] - 1][1::2] - keys, minlength=values)
     left, right = shown.copy(), [0, 0]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from experiments.compare.search import TESTED
 from experiments.lra.problems import ARENA
 from lintra.bench import reports
 from lintra.bench.reports import Row
@@ -62,7 +63,8 @@ def right(x: Tensor, labels: Tensor, weights: Tensor) -> float:
 
 
 def measure(x: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, Any]:
-    """The penalty that is best in validation, and the shares it tells right there and in the test file."""
+    """The penalty that is best in validation, and the shares it tells right there, in the test file, and of
+    those of its reviews that mechanisms are tested on."""
     mean, spread = x["train"].mean(0), x["train"].std(0).clamp(min=1e-6)
     x = {name: (of - mean) / spread for name, of in x.items()}
     found = {penalty: regression(x["train"], labels["train"], penalty) for penalty in PENALTIES}
@@ -72,6 +74,7 @@ def measure(x: dict[str, Tensor], labels: dict[str, Tensor]) -> dict[str, Any]:
         "penalty": best,
         "validation": validated[best],
         "test": right(x["test"], labels["test"], found[best]),
+        "tested": right(x["test"][:TESTED], labels["test"][:TESTED], found[best]),
         "searched": {f"{penalty:g}": share for penalty, share in validated.items()},
         "reviews": {name: len(of) for name, of in labels.items()},
     }
