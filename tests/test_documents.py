@@ -504,6 +504,14 @@ def test_what_is_said_of_first_operators_is_measured():
     assert f"on {100 * arena['validation']:.1f} % of expressions as long as the arena's" in page
 
 
+def test_what_is_said_of_guesses_is_measured():
+    rows = json.loads((COMPARISON.folder / "guesses.json").read_text())["rows"]
+    often, rest, often_of_64, rest_of_64 = (f"{row['figure']:.1f}" for row in rows)
+    page = " ".join((COMPARISON.folder / "README.md").read_text().split())
+    assert f"is right on {rest} % of 16 pairs and on {rest_of_64} % of 64" in page
+    assert f"of the commonest value alone on {often} and {often_of_64} %" in page
+
+
 def test_the_tables_of_copying_are_those_of_its_outcomes():
     run = runpy.run_path(str(COPYING / "run.py"))
     page = (COPYING / "README.md").read_text()

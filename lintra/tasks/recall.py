@@ -11,8 +11,8 @@ arXiv:2102.11174, section 6.1.
 With `length` the second time is spread over a sequence of that many tokens, as in the multi-query associative
 recall of Arora et al.: a key stands s slots of two tokens behind the pairs with a probability that falls as
 s^(gap_power - 1), and a filler stands where no pair does. Theirs has random tokens there and in place of the
-answers, and draws values without replacement from thousands: here a guess of the commonest values is right more
-often than one in `values`.
+answers, and draws values without replacement from thousands: here a guess of the commonest values is right
+more often than one in `values`.
 """
 
 from collections.abc import Sequence
