@@ -137,8 +137,8 @@ def draw(config: Config, source: np.random.Generator) -> tuple[np.ndarray, int]:
 
 
 def _ends(first: list[Pixel], second: list[Pixel], *, joined: bool) -> tuple[Pixel, Pixel]:
-    """Return the ends of the first path, or one of each path that are about as far from each other: how far
-    the circles are apart says little of the label."""
+    """Return the ends of the first path, or one of each path that are about as far from each other. How far
+    the circles are apart and from the border still says something of the label: a baseline to beat."""
     if joined:
         return first[0], first[-1]
     distance = math.dist(first[0], first[-1])
