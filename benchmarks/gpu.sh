@@ -49,9 +49,9 @@ status=0
 workers=$("$PYTHON" -c 'import os; from importlib.util import find_spec as f; print(f"-n {min(8, os.cpu_count())}" if f("xdist") else "")')
 echo "== tests of the kernels on the GPU"
 # shellcheck disable=SC2086
-timeout 460 "$PYTHON" -m pytest -q -p no:cacheprovider -p no:benchmark $workers -m "not slow" tests/ops/test_linear_attention_triton.py \
-    tests/ops/test_recurrence_triton.py tests/ops/test_dispatch.py "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" ||
-    status=$?
+timeout --signal=INT --kill-after=20 460 "$PYTHON" -m pytest -v -rfE --tb=short -p no:cacheprovider -p no:benchmark $workers -m "not slow" \
+    tests/ops/test_linear_attention_triton.py tests/ops/test_recurrence_triton.py tests/ops/test_dispatch.py \
+    "tests/generation/test_cuda_graph.py::test_a_graph_gives_the_tokens_of_the_steps" 2>&1 | tee "$OUT/gpu-tests.txt" || status=$?
 echo "== ranks on GPUs of their own, by NCCL"
 gpus=$("$PYTHON" -c 'import torch, torch.distributed as d; print(torch.cuda.device_count() if d.is_nccl_available() else 0)')
 if [ "$gpus" -ge 2 ]; then

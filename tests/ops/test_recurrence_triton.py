@@ -220,13 +220,14 @@ def test_defect_17_no_decay_overflows(kind, rate):
 @every
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
 def test_half_precision_in_and_out(kind, dtype, unit):
-    """16 bits in and out, float32 between: off by the rounding of y, and on a GPU by that of TF32."""
+    """16 bits in and out, float32 between: off by the rounding of y, and on a GPU by that of TF32, which cuts
+    off bits of numbers as large as y."""
     inputs = placed(draw(kind, b=1, t=C + 3, h=2, g=1), dtype)
     y, state = triton(*inputs)
     expected, after = reference(*exactly(inputs))
     assert y.dtype == dtype
     assert state.dtype == torch.float32
-    sums = 1e-4 if DEVICE == "cpu" else 1e-2
+    sums = 1e-4 if DEVICE == "cpu" else 2**-8 * float(expected.abs().max())
     assert ((y.cpu().double() - expected).abs() <= unit * expected.abs() + sums).all()
     assert_close(state.cpu().double(), after, rtol=sums, atol=sums)
     y.float().sum().backward()
