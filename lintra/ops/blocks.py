@@ -91,7 +91,7 @@ def random_ranks(
     for a longest sequence.
     """
     taken = seeds.new_empty(*row.shape[:1], seeds.shape[0], row.shape[1], 0)
-    for i, fallen in enumerate(dice(seeds, row).unbind(-1)):
+    for i, fallen in enumerate(hash_uint32(seeds, row).unbind(-1)):
         # A place among those that are left; every taken one before it moves it on.
         rank = fallen * (others - i).clamp(min=1)[:, None] >> 32
         for each in taken.sort(-1).values.unbind(-1):
@@ -100,8 +100,8 @@ def random_ranks(
     return taken
 
 
-def dice(seeds: Int[Tensor, "g r"], row: Int[Tensor, "b n"]) -> Int[Tensor, "b g n r"]:
-    """A number below 2^32 for every seed and row, always the same one."""
+def hash_uint32(seeds: Int[Tensor, "g r"], row: Int[Tensor, "b n"]) -> Int[Tensor, "b g n r"]:
+    """Return a number below 2^32 for every seed and row, always the same one."""
     return _mixed(seeds[:, None] ^ _mixed(row)[:, None, :, None])
 
 
@@ -199,8 +199,8 @@ def _validate(
     block: int,
     own: Tensor | None,
     visible: Tensor | None,
-) -> tuple[int, int, int, int]:
-    """b, g, n, m."""
+) -> None:
+    """Raise ValueError or TypeError for arguments of `block_attention` that disagree."""
     sizes: dict[str, int] = {}
     checks.qkv(q, k, v, visible, sizes, same_length=False)
     checks.heads(sizes["h"], sizes["g"])
@@ -225,4 +225,3 @@ def _validate(
             checks.symbols(name, x, sizes["m"] - 1)
     if listed.dtype != torch.bool:
         raise TypeError(f"listed must be boolean, True for an entry that counts, got {listed.dtype}")
-    return sizes["b"], sizes["g"], sizes["n"], sizes["m"]

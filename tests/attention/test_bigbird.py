@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from lintra.attention import bigbird, in_layer, softmax
 from lintra.attention.bigbird import BigBirdAttention
 from lintra.nn import AttentionLayer
-from lintra.ops.blocks import dice
+from lintra.ops.blocks import hash_uint32
 from lintra.testing.laws import EXACT, Case, gradients
 
 SMALL = bigbird.Config(block=2, random_blocks=2)
@@ -36,7 +36,7 @@ def row_of(attention: BigBirdAttention, head: int, i: int, number: int) -> set[i
         return set(range(number))
     others = sorted(set(range(min(last, limit))) - ends - window)
     found = (ends | window) & set(range(last))
-    for fallen in dice(attention.seeds, torch.tensor([[i]]))[0, head, 0].tolist():
+    for fallen in hash_uint32(attention.seeds, torch.tensor([[i]]))[0, head, 0].tolist():
         if others:
             found.add(others.pop(fallen * len(others) >> 32))
     return found
