@@ -554,22 +554,6 @@ def leaves_the_random_generator_alone(case: Case) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def draws_when_asked_only(built, inputs: list[Tensor]) -> None:
-    """Random parts follow from the seed of the configuration, then from the generator of `redraw`: processes
-    that share a batch have the same. `built` takes options of the configuration. No law: of few parts, as
-    some variants have, every draw may be the same."""
-    attention = built().train()
-    y = attention(*inputs)
-    assert torch.equal(attention.eval()(*inputs), y)
-    assert torch.equal(built()(*inputs), y)
-    assert not torch.allclose(built(seed=1)(*inputs), y)
-    ranks = [built(), built()]
-    for each in ranks:
-        each.redraw(torch.Generator().manual_seed(5))
-    assert torch.equal(ranks[0](*inputs), ranks[1](*inputs))
-    assert not torch.allclose(ranks[0](*inputs), y)
-
-
 def never_mutates_a_state(case: Case) -> None:
     """A state may be used again: two continuations from one state are the same."""
     attention, inputs = case.build(), case.draw()

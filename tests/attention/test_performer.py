@@ -9,7 +9,8 @@ from torch.testing import assert_close
 
 from lintra.attention import performer
 from lintra.attention.performer import Performer, PerformerState
-from lintra.testing.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
+from lintra.testing.laws import EXACT, Case, Largest, gradients
+from tests.attention.redraws import resamples_only_on_redraw
 
 VARIANTS = [
     performer.Config(features=7),
@@ -250,7 +251,7 @@ def test_defect_08_gradients_survive_a_decay_of_everything(impl):
 
 
 def test_defect_21_features_are_drawn_when_asked_only():
-    draws_when_asked_only(built, drawn())
+    resamples_only_on_redraw(built, drawn())
 
 
 def test_defect_22_no_state_for_every_token():

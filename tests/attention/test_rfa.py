@@ -11,7 +11,8 @@ from torch.testing import assert_close
 from lintra.attention import rfa
 from lintra.attention.rfa import RandomFeatureAttention
 from lintra.nn import AttentionLayer
-from lintra.testing.laws import EXACT, Case, Largest, draws_when_asked_only, gradients
+from lintra.testing.laws import EXACT, Case, Largest, gradients
+from tests.attention.redraws import resamples_only_on_redraw
 
 VARIANTS = [
     rfa.Config(features=12),
@@ -350,7 +351,7 @@ def test_defect_15_one_rule_for_every_denominator():
 
 
 def test_defect_21_rows_are_drawn_when_asked_only():
-    draws_when_asked_only(built, drawn())
+    resamples_only_on_redraw(built, drawn())
 
 
 def test_defect_22_no_state_for_every_token():
