@@ -292,12 +292,8 @@ class Text(TextTask, BitsTask):
             return bytes(symbols).decode("utf-8", errors="replace")
         return self.tokenizer.decode(symbols)
 
-    def to_text(self, tokens: Tensor) -> list[str]:
-        """Symbols [b t] -> what they say."""
-        return [self.decode(row) for row in tokens.tolist()]
-
     def to_tokens(self, text: str) -> Tensor:
-        """The inverse for one text -> [1 t]."""
+        """Return the symbols of a text, the inverse of `decode`, as [1 t]."""
         if self.config.vocabulary is not None:
             symbols = _numbers(text, self.config.vocabulary)
         else:

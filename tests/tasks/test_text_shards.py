@@ -175,7 +175,7 @@ def test_a_run_keeps_the_tokenizer_of_the_shards(learned, tmp_path):
     run = run_of(tmp_path / "run", data, 3)
     assert Path(run.task.tokenizer) == tmp_path / "run" / "tokenizer.json"
     shutil.rmtree(data)
-    assert train.Run.read(run.folder).task.build().to_text(torch.tensor([[40]]))
+    assert train.Run.read(run.folder).task.build().decode([40])
 
 
 def test_bits_are_of_the_bytes_held_out(learned, tmp_path):
@@ -261,7 +261,7 @@ def test_tokens_without_a_tokenizer_are_numbers(numbered, tmp_path):
     assert score.keys() == {"loss", "bits_per_token", "weight"}
     torch.testing.assert_close(score["bits_per_token"], score["loss"] / np.log(2))
     assert problem.to_tokens("0 331 999").tolist() == [[0, 331, 999]]
-    assert problem.to_text(torch.tensor([[0, 331, 999]])) == ["0 331 999"]
+    assert problem.decode([0, 331, 999]) == "0 331 999"
     assert problem.notices(tmp_path)[0].endswith("documents of 350 tokens to learn from, 5 of 35 held out")
     run = run_of(tmp_path / "run", numbered, 3)
     shutil.rmtree(numbered)

@@ -42,7 +42,7 @@ def test_the_parts_are_those_of_bytes_up_to_a_character(file, learned):
     assert built.vocabulary == built.model(linear.Config()).vocabulary == 300
     piece = built.train[5]["tokens"]
     assert (len(piece), piece.dtype) == (8, torch.int64)
-    assert built.to_text(built.to_tokens("naïve 日")) == ["naïve 日"]
+    assert built.decode(built.to_tokens("naïve 日")[0].tolist()) == "naïve 日"
 
 
 def test_bits_per_byte_are_all_bits_over_all_bytes(file, learned):
