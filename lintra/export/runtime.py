@@ -32,6 +32,7 @@ from lintra.export._runtime_layer import (
 from lintra.export._sections import Sections, Weights
 from lintra.generation.native_decode import norms, unknown_norm
 from lintra.models import CTC, Decoder, Encoder, Seq2Seq
+from lintra.native import ACTIVATIONS
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import Block
 from lintra.nn.distributions import Categorical, DiscretisedLogistics
@@ -49,7 +50,6 @@ _MAGIC = b"lintraRT"
 
 # The kinds a field may have, in the order of their numbers.
 WEIGHTS = ("float32", "float16", "int8")
-FEEDS = ("gelu", "swiglu", "relu")
 NORM_PLACES = ("pre", "post")
 POSITIONS = ("none", "sinusoidal", "concatenated", "tables", "rotary")
 OUTPUTS = ("logits", "mixture")
@@ -89,7 +89,7 @@ def why_not(model: Any) -> str | None:
             return f"the runtime does not know {type(block).__name__} with {type(block.attn).__name__}"
         if reason := foreign_attention(block.attn):
             return reason
-        if block.mlp is not None and block.mlp.activation not in FEEDS:
+        if block.mlp is not None and block.mlp.activation not in ACTIVATIONS:
             return f"the runtime does not know the activation {block.mlp.activation!r}"
         if isinstance(block.attn.attention, LinearAttention):
             functions |= {block.attn.attention.query_map, block.attn.attention.key_map}
@@ -235,7 +235,7 @@ def _fields(model: Any, weights: Weights) -> bytes:
     )
     packed += _heads(kind) + _words(
         around.hidden,
-        FEEDS.index(around.activation),
+        ACTIVATIONS[around.activation],
         NORM_PLACES.index(around.norm),
         int(around.rms),
         int(not isinstance(network.norm, nn.Identity)),

@@ -79,7 +79,7 @@ def _foreign(module: nn.Module) -> str | None:
     name = type(module).__name__
     if isinstance(module, Block) and module.mlp is None:
         return "a fused step needs blocks with an mlp"
-    if isinstance(module, MLP) and module.activation not in native.FEEDS:
+    if isinstance(module, MLP) and module.activation not in native.ACTIVATIONS:
         return f"a fused step does not know the activation {module.activation!r}"
     if isinstance(module, AttentionLayer):
         attention = module.attention

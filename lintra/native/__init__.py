@@ -28,7 +28,7 @@ ABI = 7  # LINTRA_ABI of the sources in this folder
 INSTRUCTION_SETS = ("baseline", "avx2", "avx512", "neon")  # in the order of the enumeration in abi.h
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 FEATURE_MAPS = {None: 0, "elu+1": 1, "relu": 2, "exp": 3}
-FEEDS = {"gelu": 0, "swiglu": 1, "relu": 2}
+ACTIVATIONS = {"gelu": 0, "swiglu": 1, "relu": 2}  # of MLPs, here and in files of the runtime
 VARIABLE = "LINTRA_NATIVE"
 
 _NO_TENSOR = (0, 0, 0, 0)

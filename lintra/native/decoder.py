@@ -97,7 +97,8 @@ class Decoder:
         self.table = b"".join(_LAYER.pack(*layer.words()) for layer in layers)
         dtype = next(code for kind, code in DTYPES.values() if kind is head.panels.dtype)
         words = shape._replace(
-            feature_map=native.FEATURE_MAPS[shape.feature_map], activation=native.FEEDS[shape.activation]
+            feature_map=native.FEATURE_MAPS[shape.feature_map],
+            activation=native.ACTIVATIONS[shape.activation],
         )
         table = ctypes.cast(ctypes.c_char_p(self.table), ctypes.c_void_p).value
         self.rest = _REST.pack(dtype, *words, table, *norm.words(), *head.words())
