@@ -171,9 +171,9 @@ TABLE = """
 ?tests/ops/test_recurrence.py::test_defect_17_no_decay_overflows
 
 18 lintra/ops/linear_attention/recurrence.py: padding decays the state
--        x if x is None else zero_padding(layout.mask, x.to(kv.dtype))[0] for x in inputs
-+        x if x is None or i == 3 else zero_padding(layout.mask, x.to(kv.dtype))[0]
-+        for i, x in enumerate(inputs)
+-        x if x is None else zero_padding(layout.mask, x.to(state.dtype))[0] for x in (log_decay, beta)
++        x if x is None or x is log_decay else zero_padding(layout.mask, x.to(state.dtype))[0]
++        for x in (log_decay, beta)
 ?tests/ops/test_recurrence.py::test_defect_18_padding_is_absence
 
 18 lintra/attention/delta.py: padding passes through the convolution

@@ -10,6 +10,7 @@ Dao 2023, arXiv:2312.00752, section 3.4. Its state is the last w - 1 inputs.
 Letters: b batch, t time, c channels, w width, n sequences.
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -68,7 +69,8 @@ def causal_conv1d(
         return causal_conv1d_native(x, weight, bias, state, layout.mask, layout.cu_seqlens, silu)
     with no_autocast(x):
         if layout.packed:
-            return _padded(layout, x, weight, bias, silu, state, chosen)
+            options = {"weight": weight, "bias": bias, "activation": activation, "impl": chosen}
+            return layout.pad_bucketed().each_with_state(partial(causal_conv1d, **options), state, x=x)
         if chosen == "reference":
             x = layout.zero(x)
             y, state = causal_conv1d_reference(x.to(dtype), weight, bias, state, layout.mask, silu)
@@ -121,27 +123,6 @@ def _shifted(
         return y, inputs[:, time:].clone()  # a view would keep the whole line
     kept = left.mask.sum(1)[:, None] + torch.arange(width - 1, device=x.device)
     return left.restore(y), take(inputs, kept)
-
-
-def _padded(
-    layout: Layout, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, state: Tensor, impl: Any
-) -> tuple[Tensor, Tensor]:
-    """Run packed sequences as padded ones."""
-    padded = layout.pad_bucketed()
-    ys, states = [], []
-    for tokens, sequences, bucket in zip(padded.unpack(x), padded.sequences, padded.layouts, strict=True):
-        y, after = causal_conv1d(
-            tokens,
-            weight,
-            bias,
-            activation="silu" if silu else None,
-            state=state[sequences],
-            layout=bucket,
-            impl=impl,
-        )
-        ys.append(y)
-        states.append(after)
-    return padded.pack(ys), padded.in_order(states)
 
 
 def _validate(

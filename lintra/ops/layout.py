@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SHORT = 16  # tokens: of shorter sequences the padding costs less than a bucket of their own
 
 _Made = TypeVar("_Made")
+_State = TypeVar("_State")
 
 
 class Layout:
@@ -257,6 +258,23 @@ class Padded(NamedTuple):
             ]
         )
 
+    def each_with_state(
+        self, function: Callable[..., tuple[Tensor, _State]], state: _State, **packed: Tensor | None
+    ) -> tuple[Tensor, _State]:
+        """Return what `function` of a `layout`, a `state` and the tensors by name, padded, gives for each
+        bucket: y, packed again, and the states in the order of the batch.
+
+        A state is a tensor [n ...] or a NamedTuple of such. A tensor that is None is passed on as None."""
+        parts = {name: None if x is None else self.unpack(x) for name, x in packed.items()}
+        ys, states = [], []
+        for i, (sequences, layout) in enumerate(zip(self.sequences, self.layouts, strict=True)):
+            tensors = {name: None if part is None else part[i] for name, part in parts.items()}
+            before = _map_state(lambda x, which=sequences: x[which], state)
+            y, after = function(layout=layout, state=before, **tensors)
+            ys.append(y)
+            states.append(after)
+        return self.pack(ys), _map_state(lambda *x: self.in_order(x), *states)
+
 
 def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
     """Return the sequence of each token of a packed batch, and its place in it."""
@@ -307,6 +325,13 @@ def _pad(cu_seqlens: Tensor, time: int, buckets: list[tuple[Tensor, int]]) -> Pa
         total += m * len(bucket)
     sequence, position = locate(cu_seqlens, time)
     return Padded(start[sequence] + position, tuple(bucket for bucket, _ in buckets), tuple(layouts))
+
+
+def _map_state(function: Callable[..., Tensor], state: Any, *others: Any) -> Any:
+    """Return a state of the same form with `function` applied to every tensor, as in `map`."""
+    if isinstance(state, Tensor):
+        return function(state, *others)
+    return type(state)(*map(function, state, *others))
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor) -> None:

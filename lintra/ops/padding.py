@@ -45,7 +45,12 @@ def zero_padding(mask: Bool[Tensor, "b t"] | None, *tensors: Tensor) -> tuple[Te
     """The tensors [b t ...] with zeros, and no gradient, where mask is False; NaN there does not survive."""
     if mask is None:
         return tensors
-    return tuple(x.masked_fill(~mask.reshape(*mask.shape, *[1] * (x.dim() - 2)), 0) for x in tensors)
+    return tuple(x.masked_fill(~expand_mask(mask, x), 0) for x in tensors)
+
+
+def expand_mask(mask: Bool[Tensor, "b t"], x: Tensor) -> Tensor:
+    """Return the mask with axes of size 1 behind its own, so that it broadcasts with x [b t ...]."""
+    return mask.reshape(*mask.shape, *[1] * (x.dim() - 2))
 
 
 def real_tokens(mask: Bool[Tensor, "b t"] | None, x: Tensor) -> Bool[Tensor, "b t"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.ops.layout import Layout
-from lintra.ops.padding import put_last, take
+from lintra.ops.padding import put_last, take, zero_padding
 from lintra.ops.ranks import Ranks
 
 
@@ -198,12 +198,12 @@ class Piece:
         there = [self._there(hop, count, layout) for hop in range(1, hops + 1)]
         if hops == 1:
             real = there[0]
-            return [_only(x, real) for x in found[0]], real
+            return list(zero_padding(real, *found[0])), real
         real = torch.cat(there[::-1], 1)
         order = put_last(real)[:, -count:]
         real = real.gather(1, order)
         joined = (torch.cat(x[::-1], 1) for x in zip(*found, strict=True))
-        return [_only(take(x, order), real) for x in joined], real
+        return list(zero_padding(real, *(take(x, order) for x in joined))), real
 
     def positions(self, real: Bool[Tensor, "b m"]) -> Int[Tensor, "b m"]:
         """Return the positions of the last places before these tokens, as `window` has them; -1 where there
@@ -248,8 +248,3 @@ def _latest(x: Tensor, mask: Bool[Tensor, "b t"] | None, count: int) -> Tensor:
         x = take(x, put_last(mask)[:, max(0, x.shape[1] - count) :])
     x = x[:, max(0, x.shape[1] - count) :]
     return functional.pad(x, (0, 0) * (x.dim() - 2) + (count - x.shape[1], 0))
-
-
-def _only(x: Tensor, real: Bool[Tensor, "b m"]) -> Tensor:
-    """x [b m ...], 0 where there is no place."""
-    return x.masked_fill(~real.reshape(*real.shape, *[1] * (x.dim() - 2)), 0)

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from lintra.attention import Attention, Capabilities, leaves, map_state
 from lintra.ops.layout import Layout
+from lintra.ops.padding import expand_mask
 from lintra.ops.rope import RotaryEmbedding
 
 BATCH, TIME, DIM, VALUE_DIM = 2, 19, 6, 4
@@ -118,11 +119,6 @@ def outputs(case: Case) -> tuple[int, int]:
     """Return the heads of y and their width."""
     attention = case.build()
     return attention.out_heads, attention.value_dim
-
-
-def spread(mask: Tensor, x: Tensor) -> Tensor:
-    """mask [b t] with axes of size 1 to fit x [b t ...]."""
-    return mask.reshape(*mask.shape, *[1] * (x.dim() - 2))
 
 
 def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
@@ -286,7 +282,7 @@ def padding_changes_nothing(case: Case) -> None:
         for g in clean_gradients:
             assert (g[~mask] == 0).all()
         for junk in (torch.nan, torch.inf, -1e30):
-            dirty = [x.detach().masked_fill(~spread(mask, x), junk).requires_grad_() for x in inputs]
+            dirty = [x.detach().masked_fill(~expand_mask(mask, x), junk).requires_grad_() for x in inputs]
             y = forward(case, attention, *dirty, mask=mask)
             assert_close(y, clean, rtol=0, atol=0)
             assert_close(gradients(y, dirty), clean_gradients, rtol=0, atol=0)
@@ -318,7 +314,7 @@ def dropout_does_not_see_padding(case: Case) -> None:
 
     for mask in case.masks():
         inputs = case.draw()
-        dirty = [x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_() for x in inputs]
+        dirty = [x.detach().masked_fill(~expand_mask(mask, x), torch.nan).requires_grad_() for x in inputs]
         y, clean = sampled(dirty, mask), sampled(inputs, mask)
         assert not torch.allclose(clean, forward(case, attention.eval(), *inputs, mask=mask))
         assert_close(y, clean, rtol=0, atol=0)
@@ -512,7 +508,7 @@ def cross_is_the_same_sum(case: Case) -> None:
     mask = case.masks()[2]
     y = attention.cross_attend(q, attention.encode_memory(k, v, mask), mask)
     assert_close(y, attention(q, k, v, mask=mask), **EXACT)
-    dirty = [x.masked_fill(~spread(mask, x), torch.nan) for x in (q, k, v)]
+    dirty = [x.masked_fill(~expand_mask(mask, x), torch.nan) for x in (q, k, v)]
     again = attention.cross_attend(dirty[0], attention.encode_memory(*dirty[1:], mask), mask)
     assert_close(again, y, rtol=0, atol=0)
 

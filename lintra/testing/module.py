@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from lintra.ops.padding import expand_mask
 from lintra.testing._apply import Law, Raised, check_assertions, find, select
-from lintra.testing.laws import BATCH, EXACT, TIME, among, gradients, some_masks, spread
+from lintra.testing.laws import BATCH, EXACT, TIME, among, gradients, some_masks
 from lintra.testing.report import Report
 
 STEP = 1e-6  # of finite differences, in float64: their error is about 1e-12 / STEP + STEP^2
@@ -170,7 +171,7 @@ def _padding_as_zeros(trial: Trial, others: tuple[float, ...]) -> None:
         sampled = trial.draw()
         found = []
         for junk in (0.0, *others):
-            inputs = [x.detach().masked_fill(~spread(mask, x), junk).requires_grad_() for x in sampled]
+            inputs = [x.detach().masked_fill(~expand_mask(mask, x), junk).requires_grad_() for x in sampled]
             y = trial(*inputs, mask)[mask]
             found.append((junk, y, gradients(y, inputs)))
         (_, y, expected), *rest = found

@@ -12,6 +12,7 @@ from lintra.attention import longformer, softmax
 from lintra.attention.longformer import LongformerAttention
 from lintra.models import decoder
 from lintra.nn import AttentionLayer
+from lintra.ops.padding import expand_mask
 from lintra.ops.rope import RotaryEmbedding
 from lintra.testing import laws
 from lintra.testing.laws import EXACT, Case, extend_by_steps, gradients, same_states
@@ -144,7 +145,7 @@ def test_padding_wins_over_global(causal):
     case = Case("longformer", ANY, causal)
     attention, inputs, chosen = case.build(), case.draw(), some_globals()
     for mask in laws.some_masks():
-        dirty = [x.masked_fill(~laws.spread(mask, x), torch.nan) for x in inputs]
+        dirty = [x.masked_fill(~expand_mask(mask, x), torch.nan) for x in inputs]
         y = attention(*dirty[:3], **named(dirty), mask=mask, global_mask=chosen)
         assert (y[~mask] == 0).all()
         for i in range(2):

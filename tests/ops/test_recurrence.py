@@ -14,7 +14,8 @@ from torch.testing import assert_close
 
 from lintra import native
 from lintra.ops import LinearState, linear_attention, recurrence_reference
-from lintra.testing.laws import EXACT, gradients, some_masks, spread
+from lintra.ops.padding import expand_mask
+from lintra.testing.laws import EXACT, gradients, some_masks
 
 KINDS = {  # by name: whether there is a beta, and the decay
     "sum, feature": (False, "feature"),
@@ -250,7 +251,7 @@ def test_defect_18_padding_is_absence(kind, impl):
     *tokens, state = draw(kind, t=20)
     for mask in some_masks(20, 2):
         broken = [
-            None if x is None else x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_()
+            None if x is None else x.detach().masked_fill(~expand_mask(mask, x), torch.nan).requires_grad_()
             for x in tokens
         ]
         y, after = fast(*broken, state, mask=mask, chunk=8, impl=impl)

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from lintra.ops import LinearState, dispatch, linear_attention, recurrence_reference
 from lintra.ops.linear_attention import triton_recurrence
-from lintra.testing.laws import gradients, some_masks, spread
+from lintra.ops.padding import expand_mask
+from lintra.testing.laws import gradients, some_masks
 from tests.ops.test_linear_attention_triton import _Patched, patient_interpreter  # noqa: F401 (a fixture)
 from tests.ops.test_recurrence import KINDS, draw, fast, given_ones, reference, results
 
@@ -154,7 +155,7 @@ def test_defect_18_padding_is_absence(kind):
     *tokens, state = draw(kind, t=20, h=1, g=1)
     mask = some_masks(20, 2)[-1]
     broken = [
-        None if x is None else x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_()
+        None if x is None else x.detach().masked_fill(~expand_mask(mask, x), torch.nan).requires_grad_()
         for x in tokens
     ]
     y, after, *found = (

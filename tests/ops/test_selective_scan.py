@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from lintra import native
 from lintra.native import scan
 from lintra.ops import selective_scan, selective_scan_reference
-from lintra.testing.laws import EXACT, Largest, gradients, some_masks, spread
+from lintra.ops.padding import expand_mask
+from lintra.testing.laws import EXACT, Largest, gradients, some_masks
 
 compiled_in = pytest.mark.skipif(not native.available(), reason="no C++")
 IMPLS = ["torch", pytest.param("native", marks=compiled_in)]
@@ -215,7 +216,7 @@ def test_defect_18_padding_is_absence(impl):
     inputs = draw(t=20)
     for mask in some_masks(20, 2):
         broken = [
-            x.detach().masked_fill(~spread(mask, x), torch.nan).requires_grad_() if i in TOKENS else x
+            x.detach().masked_fill(~expand_mask(mask, x), torch.nan).requires_grad_() if i in TOKENS else x
             for i, x in enumerate(inputs)
         ]
         y, after = fast(*broken, mask=mask, chunk=8, impl=impl)

@@ -5,7 +5,8 @@ CPU, `triton` those for NVIDIA GPUs.
 """
 
 import math
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
@@ -142,7 +143,8 @@ def linear_attention(
         )
     elif layout.packed:
         tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "log_input": log_input}
-        y, (kv, z) = _padded(layout, tensors, state, **options, chunk=chunk, impl=chosen)
+        same = partial(linear_attention, **options, chunk=chunk, impl=chosen)
+        y, (kv, z) = layout.pad_bucketed().each_with_state(same, state, **tensors)
     else:
         with no_autocast(q):
             arguments = _prepare(q, k, v, log_decay, log_input, state, mask, causal, feature_map)
@@ -156,22 +158,6 @@ def linear_attention(
                 numerator, denominator, (kv, z) = linear_attention_chunked(*arguments, chunk)
             y = (divide(numerator, denominator + eps) if normalize else numerator).to(v.dtype)
     return y, LinearState(kv.to(kept), z)
-
-
-def _padded(
-    layout: Layout, packed: dict[str, Tensor | None], state: LinearState, **options: Any
-) -> tuple[Tensor, LinearState]:
-    """Run packed sequences, tensors by name, as padded ones."""
-    padded = layout.pad_bucketed()
-    given = {name: padded.unpack(x) for name, x in packed.items() if x is not None}
-    ys, states = [], []
-    for i, (sequences, bucket) in enumerate(zip(padded.sequences, padded.layouts, strict=True)):
-        tensors = {name: parts[i] for name, parts in given.items()}
-        before = LinearState(*(x[sequences] for x in state))
-        y, after = linear_attention(**tensors, state=before, layout=bucket, **options)
-        ys.append(y)
-        states.append(after)
-    return padded.pack(ys), LinearState(*(padded.in_order(x) for x in zip(*states, strict=True)))
 
 
 def _prepare(

@@ -4,6 +4,8 @@ Where a denominator is asked for, it is a column of ones in v. `reference` has t
 PyTorch, `native` the C++ kernels for the CPU, `triton_recurrence` those for NVIDIA GPUs.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -68,7 +70,7 @@ def recur(
         save = torch.is_grad_enabled() and any(x.requires_grad for x in given)
         y, kv, _ = _OPERATORS[chosen](q, k, v, log_decay, beta, kv, *places, inner, save)
     else:
-        y, kv = _in_pytorch([q, k, v, log_decay, beta], kv, layout, chunk, chosen == "reference")
+        y, kv = _in_pytorch(q, k, v, log_decay, beta, kv, layout, chunk, chosen == "reference")
         y = y * inner
     z = state.z
     if kv is state.kv:  # no token came: a state that is given back is never the caller's
@@ -91,28 +93,27 @@ def same_heads(*heads: Tensor) -> list[Tensor]:
 
 
 def _in_pytorch(
-    inputs: list[Tensor | None], kv: Tensor, layout: Layout, chunk: int, reference: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor | None,
+    beta: Tensor | None,
+    state: Tensor,
+    layout: Layout,
+    chunk: int,
+    reference: bool,
 ) -> tuple[Tensor, Tensor]:
-    """y and kv of q, k, v, log_decay and beta; packed sequences as padded ones."""
+    """Return y and the state after the last token; packed sequences are run as padded ones."""
     if layout.packed:
-        padded = layout.pad_bucketed()
-        buckets = [None if x is None else padded.unpack(x) for x in inputs]
-        ys, states = [], []
-        for i, (sequences, bucket) in enumerate(zip(padded.sequences, padded.layouts, strict=True)):
-            some = [None if parts is None else parts[i] for parts in buckets]
-            y, after = _in_pytorch(some, kv[sequences], bucket, chunk, reference)
-            ys.append(y)
-            states.append(after)
-        return padded.pack(ys), padded.in_order(states)
-    q, k, v, log_decay, beta = (
-        x if x is None else zero_padding(layout.mask, x.to(kv.dtype))[0] for x in inputs
+        tensors = {"q": q, "k": k, "v": v, "log_decay": log_decay, "beta": beta}
+        same = partial(_in_pytorch, chunk=chunk, reference=reference)
+        return layout.pad_bucketed().each_with_state(same, state, **tensors)
+    q, k, v = same_heads(*zero_padding(layout.mask, *(x.to(state.dtype) for x in (q, k, v))))
+    log_decay, beta = (
+        x if x is None else zero_padding(layout.mask, x.to(state.dtype))[0] for x in (log_decay, beta)
     )
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    q, k, v = same_heads(q, k, v)
     if log_decay is not None and log_decay.dim() == 3:
         log_decay = log_decay[..., None]
     if reference or q.shape[1] == 1:
-        return recurrence_reference(q, k, v, log_decay, beta, kv)
-    return recurrence_chunked(q, k, v, log_decay, beta, kv, chunk)
+        return recurrence_reference(q, k, v, log_decay, beta, state)
+    return recurrence_chunked(q, k, v, log_decay, beta, state, chunk)

@@ -4,6 +4,7 @@
 CPU.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -108,18 +109,9 @@ def _in_pytorch(
 ) -> tuple[Tensor, Tensor]:
     """y in the sum dtype and the state; packed sequences as padded ones. chunk 0: the reference."""
     if layout.packed:
-        padded = layout.pad_bucketed()
-        tokens = [padded.unpack(x) for x in (u, dt, B, C)]
-        gate = None if z is None else padded.unpack(z)
-        ys, states = [], []
-        for i, (sequences, bucket) in enumerate(zip(padded.sequences, padded.layouts, strict=True)):
-            u, dt, B, C = (parts[i] for parts in tokens)
-            z = None if gate is None else gate[i]
-            before = state[sequences]
-            y, after = _in_pytorch(u, dt, A, B, C, D, z, dt_bias, dt_softplus, before, bucket, chunk)
-            ys.append(y)
-            states.append(after)
-        return padded.pack(ys), padded.in_order(states)
+        options = {"A": A, "D": D, "dt_bias": dt_bias, "dt_softplus": dt_softplus, "chunk": chunk}
+        same = partial(_in_pytorch, **options)
+        return layout.pad_bucketed().each_with_state(same, state, u=u, dt=dt, B=B, C=C, z=z)
     u, dt, B, C = (x.to(state.dtype) for x in zero_padding(layout.mask, u, dt, B, C))
     z = None if z is None else zero_padding(layout.mask, z)[0].to(state.dtype)
     delta = zero_padding(layout.mask, step_sizes(dt, dt_bias, dt_softplus))[0]
