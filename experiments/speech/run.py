@@ -18,7 +18,7 @@ from lintra import checkpoint, evaluate, train
 from lintra.allocator import keep_freed_memory
 from lintra.bench import reports
 from lintra.bench.reports import Row
-from lintra.evaluate import UtteranceSet
+from lintra.evaluate import ScoredUtterance
 from lintra.speech import Search, transcription
 from lintra.speech.corpus import prepare
 from lintra.speech.ngram import NGram
@@ -133,8 +133,8 @@ def written(one: Trial) -> dict[str, Any]:
     }
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "said": [each.said for each in texts[BEST]],
-        "found": {name: [each.found for each in of] for name, of in texts.items()},
+        "said": [each.reference for each in texts[BEST]],
+        "found": {name: [each.hypothesis for each in of] for name, of in texts.items()},
     }
 
 
@@ -176,13 +176,15 @@ def asked(found: dict[str, dict[str, dict[str, Any]]]) -> list[Row]:
     return rows
 
 
-def heard(outcome: dict[str, Any], search: str) -> list[UtteranceSet]:
+def heard(outcome: dict[str, Any], search: str) -> list[ScoredUtterance]:
     """Return what was heard in the test set, by an outcome, searched in one way."""
     pairs = zip(outcome["said"], outcome["found"][search], strict=True)
-    return [UtteranceSet(id=str(i), said=said, found=found) for i, (said, found) in enumerate(pairs)]
+    return [
+        ScoredUtterance(id=str(i), reference=said, hypothesis=found) for i, (said, found) in enumerate(pairs)
+    ]
 
 
-def _of_all(texts: list[list[UtteranceSet]], unit: str) -> dict[str, Any]:
+def _of_all(texts: list[list[ScoredUtterance]], unit: str) -> dict[str, Any]:
     """The error rates of all seeds together."""
     rates = evaluate.error_rates(list(itertools.chain(*texts)), unit)
     return {kind: dataclasses.asdict(rate) for kind, rate in rates.items()}

@@ -19,7 +19,7 @@ from lintra.allocator import keep_freed_memory
 from lintra.bench import reports
 from lintra.bench.memory import forget_peak, peak
 from lintra.bench.reports import Row
-from lintra.evaluate import UtteranceSet
+from lintra.evaluate import ScoredUtterance
 from lintra.models import CTC
 from lintra.speech import corpora
 from lintra.speech.manifest import Utterance
@@ -52,7 +52,7 @@ def listen(model: CTC, strings: Sequence[Utterance]) -> list[Row]:
             peaks.append(peak())
     text += hearing.finish()
     said = " ".join(x.text or "" for x in strings)
-    errors = evaluate.error_rates([UtteranceSet("all", said, text)], "word")["word"].rate
+    errors = evaluate.error_rates([ScoredUtterance("all", said, text)], "word")["word"].rate
     return [
         Row(f"a recording of {MINUTES} minutes, in pieces, word errors", 100 * errors, "%"),
         Row("seconds of work for a second of audio", sum(seconds) / (len(audio) / rate), "", at_most=0.1),

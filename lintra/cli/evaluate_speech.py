@@ -56,7 +56,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
         f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(heard):,} of {len(task.tested):,} "
         f"{SPLITS[task.judged_by]} utterances, {seconds:.1f} s\n"
     )
-    print("\n".join(f"  {name:<9} errors  {_told(rate)}" for name, rate in rates.items()))
+    print("\n".join(f"  {name:<9} errors  {_format(rate)}" for name, rate in rates.items()))
     if partial:
         print(f"\n{cut_short(f'the {len(heard):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
@@ -103,7 +103,7 @@ def _corpus(config: features.Config, task: Speech, options: Any) -> tuple[Corpus
             return prepare(chosen, config, cache=None, report=report)
 
 
-def _told(x: ErrorRate) -> str:
+def _format(x: ErrorRate) -> str:
     """An error rate, its interval and what it is made of."""
     return (
         f"{x.rate:6.2%} (95 %: {x.low:.2%} to {x.high:.2%})   {x.substitutions:,} substitutions, "

@@ -3,7 +3,7 @@
 from lintra.evaluate.estimates import TOLERANCE, Estimate, nats, normalisation, of_images, scores
 from lintra.evaluate.forecasts import ForecastScores, forecast_scores
 from lintra.evaluate.pictures import draw
-from lintra.evaluate.speech import ErrorRate, UtteranceSet, error_rates, transcripts
+from lintra.evaluate.speech import ErrorRate, ScoredUtterance, error_rates, transcripts
 from lintra.evaluate.texts import predictions
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "ErrorRate",
     "Estimate",
     "ForecastScores",
-    "UtteranceSet",
+    "ScoredUtterance",
     "draw",
     "error_rates",
     "forecast_scores",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lintra.audio.symbols import Unit
-from lintra.evaluate.speech import UtteranceSet
+from lintra.evaluate.speech import ScoredUtterance
 from lintra.io.files import write_lines
 from lintra.speech.manifest import Utterance
 from lintra.speech.nist import ctm, names, stm, trn
@@ -29,7 +29,7 @@ def written(path: Path) -> list[Path]:
     return [path] if beside is None else [path, path.with_suffix(beside)]
 
 
-def write(path: Path, heard: Sequence[UtteranceSet], utterances: Sequence[Utterance], unit: Unit) -> None:
+def write(path: Path, heard: Sequence[ScoredUtterance], utterances: Sequence[Utterance], unit: Unit) -> None:
     """Write what was heard, and what was said, into `written(path)`, each file whole or not at all.
 
     utterances: of the test set, with what is known of those that were heard. unit: of what the model writes.
@@ -41,13 +41,13 @@ def write(path: Path, heard: Sequence[UtteranceSet], utterances: Sequence[Uttera
 
 
 Known = Mapping[str, Utterance]
-_Lines = Callable[[Sequence[UtteranceSet], Known, Unit], Iterator[str]]
+_Lines = Callable[[Sequence[ScoredUtterance], Known, Unit], Iterator[str]]
 
 
-def _objects(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+def _objects(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
     for each in heard:
         errors = {name: asdict(edits) for name, edits in each.edits(unit).items()}
-        said = {"reference": each.said, "hypothesis": each.found, "errors": errors}
+        said = {"reference": each.reference, "hypothesis": each.hypothesis, "errors": errors}
         yield json.dumps({"id": each.id, **_source(known[each.id]), **said}, ensure_ascii=False)
 
 
@@ -62,31 +62,31 @@ def _source(utterance: Utterance) -> dict[str, Any]:
     return found if utterance.speaker is None else {**found, "speaker": utterance.speaker}
 
 
-def _trn(text: Callable[[UtteranceSet], str]) -> _Lines:
-    def lines(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+def _trn(text: Callable[[ScoredUtterance], str]) -> _Lines:
+    def lines(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
         called = names((each.id for each in heard), r"[\s()]")
         yield from (trn(name, text(each)) for name, each in zip(called, heard, strict=True))
 
     return lines
 
 
-def _ctm(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+def _ctm(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
     for name, each in _sorted(heard):
         yield from (ctm(name, word) for word in each.words)
 
 
-def _stm(heard: Sequence[UtteranceSet], known: Known, unit: Unit) -> Iterator[str]:
+def _stm(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
     for name, each in _sorted(heard):
-        yield stm(name, known[each.id].speaker, each.duration, each.said)
+        yield stm(name, known[each.id].speaker, each.duration, each.reference)
 
 
-def _sorted(heard: Sequence[UtteranceSet]) -> list[tuple[str, UtteranceSet]]:
+def _sorted(heard: Sequence[ScoredUtterance]) -> list[tuple[str, ScoredUtterance]]:
     """By name, as these tools want it."""
     return sorted(zip(names(each.id for each in heard), heard, strict=True), key=lambda item: item[0])
 
 
 _LINES: Mapping[str, Sequence[_Lines]] = {
     ".jsonl": (_objects,),
-    ".trn": (_trn(lambda each: each.found), _trn(lambda each: each.said)),
+    ".trn": (_trn(lambda each: each.hypothesis), _trn(lambda each: each.reference)),
     ".ctm": (_ctm, _stm),
 }

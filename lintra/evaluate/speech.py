@@ -45,18 +45,18 @@ class ErrorRate:
 
 
 @dataclass(frozen=True)
-class UtteranceSet:
+class ScoredUtterance:
     """An utterance with its reference and its hypothesis, both in the model's symbols."""
 
     id: str
-    said: str
-    found: str
+    reference: str
+    hypothesis: str
     words: tuple[Word, ...] = ()  # that were found, with their times, where these were asked for
     duration: float = 0.0  # seconds of its frames
 
     def edits(self, unit: Unit) -> dict[str, Edits]:
         """Return its errors of each kind: "character" and "word", or "phoneme"."""
-        return {name: edits(self.said, self.found) for name, edits in KINDS[unit].items()}
+        return {name: edits(self.reference, self.hypothesis) for name, edits in KINDS[unit].items()}
 
 
 def transcripts(
@@ -69,7 +69,7 @@ def transcripts(
     timestamps: bool = False,
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
-) -> tuple[list[UtteranceSet], list[Skipped]]:
+) -> tuple[list[ScoredUtterance], list[Skipped]]:
     """Return what a model finds in the utterances at these places; and those that it cannot hear, or that
     have no transcript that it could be compared with. `batch` of them, of similar length, are heard at once:
     that changes memory and time, not the result. timestamps: with the times of their words. If stopped, what
@@ -83,7 +83,7 @@ def transcripts(
             said[place] = reference(symbols, corpus.texts[place])
         except SpeechError as error:
             skipped.append(Skipped(corpus.ids[place], str(error)))
-    found: dict[int, UtteranceSet] = {}
+    found: dict[int, ScoredUtterance] = {}
     order = sorted(said, key=corpus.frames)
     with evaluation(model):
         for first in range(0, len(order), batch):
@@ -91,7 +91,7 @@ def transcripts(
             heard = _heard(model, corpus, chosen, skipped)
             for place, each in heard.items():
                 ids, frames = search(each), corpus.frames(place)
-                found[place] = UtteranceSet(
+                found[place] = ScoredUtterance(
                     corpus.ids[place],
                     said[place],
                     symbols.decode(ids),
@@ -128,11 +128,11 @@ def reference(symbols: Symbols, text: str | None) -> str:
     return symbols.decode(symbols.encode(text)) if symbols.unit == "phoneme" else plain(text)
 
 
-def error_rates(heard: Sequence[UtteranceSet], unit: Unit) -> dict[str, ErrorRate]:
+def error_rates(heard: Sequence[ScoredUtterance], unit: Unit) -> dict[str, ErrorRate]:
     """Return the rate of each kind of error: "character" and "word", or "phoneme". Results of several models
     for an utterance, of one id, are resampled as one sample of speech. ValueError if there are no utterances.
     """
-    found: dict[str, list[UtteranceSet]] = {}
+    found: dict[str, list[ScoredUtterance]] = {}
     for each in heard:
         found.setdefault(each.id, []).append(each)
     each = [[x.edits(unit) for x in same] for same in found.values()]

@@ -337,7 +337,7 @@ def test_phonemes_are_scored_as_they_are_written(recogniser):
         cache=None,
     )
     found, skipped = evaluate.transcripts(config.build().eval(), corpus, range(2), Search(), batch=2)
-    assert [each.said for each in found] == ["ah b iy"]
+    assert [each.reference for each in found] == ["ah b iy"]
     assert [(each.id, "'Q'" in each.reason) for each in skipped] == [("u1", True)]
     (rate,) = evaluate.error_rates(found, "phoneme").values()
     assert rate.length == 3

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from lintra.evaluate import UtteranceSet, error_rates
+from lintra.evaluate import ScoredUtterance, error_rates
 
-ONCE = [UtteranceSet(id=str(i), said="ABCD", found="ABCD"[: i % 5]) for i in range(20)]
+ONCE = [ScoredUtterance(id=str(i), reference="ABCD", hypothesis="ABCD"[: i % 5]) for i in range(20)]
 
 
 def test_hearing_the_same_again_narrows_no_interval():
