@@ -154,7 +154,7 @@ class AttentionLayer(nn.Module):
 
     def _forward_piece(self, x: Tensor, context: Context, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
         """y [b t c] of a rank's piece of sequences."""
-        layout = context.placed(self, layout)
+        layout = context.place_once(self, layout)
 
         def given(tokens: slice) -> dict[str, Tensor]:
             return {name: each[:, tokens] for name, each in extra.items()}

@@ -35,7 +35,7 @@ class Context:
         self.ranks, self.relay, self.model = ranks, Relay(ranks), model
         self._choose, self._sizes = choose, (0, 0)
         self._methods: dict[nn.Module, Method] = {}
-        self._told = False
+        self._placed_by_network = False
         self.extending = False  # `extend` takes pieces too, and hands states from rank to rank
 
     @contextmanager
@@ -58,7 +58,7 @@ class Context:
 
     def begin(self, *_: Any) -> None:
         """Have the ranks compare their pieces before the next layer runs: the hook before a network."""
-        self._told = False
+        self._placed_by_network = False
 
     def method(self, layer: nn.Module) -> Method:
         """Return how a layer gets what stands before its piece, of the sizes at hand."""
@@ -69,7 +69,7 @@ class Context:
 
         Raises ValueError, on all ranks, unless they have pieces of the same sequences."""
         piece = Piece.of(self.ranks, layout)
-        self._told = True
+        self._placed_by_network = True
         sizes = layout.rows, max(span.time for span in piece.spans)
         if sizes != self._sizes:
             self._sizes, self._methods = sizes, self._choose(self.model, *sizes)
@@ -79,11 +79,11 @@ class Context:
         placed.piece = piece
         return placed
 
-    def placed(self, layer: nn.Module, layout: Layout) -> Layout:
+    def place_once(self, layer: nn.Module, layout: Layout) -> Layout:
         """Return the rank's layout: the network's if it has exchanged one, else that of `place`.
 
         Layers that relay a state do not exchange again: all ranks would wait for each other."""
-        if layout.piece is not None or (self._told and self.method(layer) == "relay"):
+        if layout.piece is not None or (self._placed_by_network and self.method(layer) == "relay"):
             return layout
         return self.place(layout)
 

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from lintra.config import fields
 from lintra.ops import checks
+from lintra.ops.autocast import widened
 
 
 class Distribution:
@@ -99,12 +100,12 @@ class Categorical(Distribution):
     def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
         self.check(params, target)
         loss = functional.cross_entropy(
-            _exact(params).reshape(-1, self.size), target.flatten().long(), reduction="none"
+            widened(params)[0].reshape(-1, self.size), target.flatten().long(), reduction="none"
         )
         return -loss.reshape(target.shape)
 
     def log_probs(self, params: Tensor) -> Tensor:
-        return torch.log_softmax(_exact(params), -1)
+        return torch.log_softmax(widened(params)[0], -1)
 
 
 class DiscretisedLogistics(Distribution):
@@ -114,7 +115,7 @@ class DiscretisedLogistics(Distribution):
 
     def log_prob(self, params: Tensor, target: Tensor) -> Tensor:
         self.check(params, target)
-        params = _exact(params)
+        params = widened(params)[0]
         logits, mean, log_scale = params.chunk(3, -1)
         sharpness, half = self._sharpness(log_scale), 1 / (self.vocabulary - 1)
         target = target.long()[..., None]  # a level of uint8 would be compared modulo 256
@@ -131,7 +132,7 @@ class DiscretisedLogistics(Distribution):
 
     def log_probs(self, params: Tensor) -> Tensor:
         """Each level as in `log_prob`, at less than half the cost: an edge between two is looked at once."""
-        logits, mean, log_scale = _exact(params).chunk(3, -1)
+        logits, mean, log_scale = widened(params)[0].chunk(3, -1)
         sharpness = self._sharpness(log_scale)
         half = 1 / (self.vocabulary - 1)
         places = torch.arange(1, self.vocabulary, device=params.device, dtype=mean.dtype)
@@ -167,8 +168,3 @@ class DiscretisedLogistics(Distribution):
     def _sharpness(self, log_scale: Tensor) -> Tensor:
         """Return the factor of a distance from a mean."""
         return (-log_scale.clamp(self.min_log_scale, self.max_log_scale)).exp()
-
-
-def _exact(params: Tensor) -> Tensor:
-    """Logarithms of probabilities need more digits than 16 bits have."""
-    return params if params.dtype == torch.float64 else params.float()

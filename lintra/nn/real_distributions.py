@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lintra.config import fields
+from lintra.ops.autocast import widened
 
 SHARPEST = 1e-3
 NODES = 64  # of the quadrature of a cumulative distribution
@@ -40,7 +41,7 @@ class RealDistribution:
 
     def median(self, params: Float[Tensor, "*b p"]) -> Float[Tensor, "*b"]:
         """Return the median of each distribution: of a symmetric one its location."""
-        return _exact(params)[..., 0]
+        return widened(params)[0][..., 0]
 
     def sample(
         self, params: Float[Tensor, "*b p"], generator: torch.Generator | None = None
@@ -77,7 +78,7 @@ class Gaussian(RealDistribution):
         return mean + sigma * torch.special.ndtri(level.to(mean.dtype))
 
     def _moments(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        mean, spread = _exact(params).unbind(-1)
+        mean, spread = widened(params)[0].unbind(-1)
         return mean, _positive(spread)
 
 
@@ -122,7 +123,7 @@ class StudentT(RealDistribution):
         return loc + scale * (squared.sqrt() * torch.cos(2 * math.pi * angle)).to(loc.dtype)
 
     def _parts(self, params: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        loc, spread, freedom = _exact(params).unbind(-1)
+        loc, spread, freedom = widened(params)[0].unbind(-1)
         return loc, _positive(spread), 2 + _positive(freedom)
 
 
@@ -160,7 +161,7 @@ class Quantiles(RealDistribution):
 
     def quantiles(self, params: Float[Tensor, "*b p"]) -> Float[Tensor, "*b p"]:
         """Return the quantile at each level, in their order."""
-        params = _exact(params)
+        params = widened(params)[0]
         middle = self.size // 2
         steps = _positive(params[..., 1:])
         down = -steps[..., :middle].flip(-1).cumsum(-1).flip(-1)
@@ -213,8 +214,3 @@ def _uniform(params: Tensor, generator: torch.Generator | None) -> Tensor:
     so that every device has the same."""
     number = torch.rand(params.shape[:-1], generator=generator, dtype=torch.float64, device="cpu")
     return number.clamp(2.0**-24, 1 - 2.0**-24).to(params.device)
-
-
-def _exact(params: Tensor) -> Tensor:
-    """Logarithms and differences of near numbers need more digits than 16 bits have."""
-    return params if params.dtype == torch.float64 else params.float()

@@ -29,5 +29,6 @@ def no_autocast(x: Tensor) -> AbstractContextManager[object]:
 
 
 def widened(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the dtype of sums, of 32 bits at least: a later norm magnifies what was rounded."""
+    """Return tensors in the dtype of sums, of 32 bits at least: a later norm magnifies what was
+    rounded, and logarithms and differences of near numbers need more digits than 16 bits have."""
     return tuple(x.to(sum_dtype(x.dtype)) for x in tensors)
