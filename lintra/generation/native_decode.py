@@ -189,14 +189,14 @@ def _shape(model: Decoder, block: Any, batch: int) -> Shape:
 
 
 def _layer(block: Block, state: LinearState, weights: Weights) -> Layer:
-    feed = block.mlp
-    assert feed is not None, "_foreign refuses blocks without one"
+    mlp = block.mlp
+    assert mlp is not None, "_foreign refuses blocks without one"
     with torch.no_grad():
         return Layer(
             _map(block.attn.qkv_proj, weights),
             _map(block.attn.out_proj, weights),
-            pack(feed.up.weight, feed.up.bias, weights, gated=feed.activation == "swiglu"),
-            _map(feed.down, weights),
+            pack(mlp.up.weight, mlp.up.bias, weights, gated=mlp.activation == "swiglu"),
+            _map(mlp.down, weights),
             _norm(block.attn_norm),
             _norm(block.mlp_norm),
             state.kv,

@@ -73,7 +73,7 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed + seed)
         attention = self.build()
         shapes = [(self.heads, self.dim), (self.kv_heads, self.dim), (attention.value_heads, self.value_dim)]
-        shapes += [(width,) for width in reads(self).values()]
+        shapes += [(width,) for width in extra_inputs(self).values()]
         sampled = [
             torch.randn(self.batch, time, *shape, generator=generator, dtype=torch.float64).to(dtype)
             for shape in shapes
@@ -109,7 +109,7 @@ def can(case: Case) -> Capabilities:
 
 
 @cache
-def reads(case: Case) -> dict[str, int]:
+def extra_inputs(case: Case) -> dict[str, int]:
     """Return what the mechanism takes beyond q, k, v: name -> width."""
     return case.build().extra_inputs()
 
@@ -161,7 +161,7 @@ def some_masks(time: int = TIME, batch: int = BATCH) -> list[Tensor]:
 
 def forward(case: Case, attention: Attention, *inputs: Tensor, mask=None) -> Tensor:
     q, k, v, *rest = inputs
-    named = dict(zip(reads(case), rest, strict=True))
+    named = dict(zip(extra_inputs(case), rest, strict=True))
     return attention(q, k, v, mask=mask, rope=case.rope(0, q.shape[1], mask), **named)
 
 
@@ -170,7 +170,7 @@ def extend(
 ):
     """`extend`, or `extend_by_steps`."""
     q, k, v, *rest = inputs
-    named = dict(zip(reads(case), rest, strict=True))
+    named = dict(zip(extra_inputs(case), rest, strict=True))
     call = partial(extend_by_steps, attention) if stepped else attention.extend
     return call(q, k, v, state, mask=mask, rope=rope, **named)
 
@@ -295,7 +295,7 @@ def padded_places_hold_numbers(case: Case) -> None:
     for mask in (*case.masks(), torch.zeros(case.batch, case.time, dtype=torch.bool)):
         inputs = case.draw()
         q, k, v, *rest = inputs
-        named = dict(zip(reads(case), rest, strict=True))
+        named = dict(zip(extra_inputs(case), rest, strict=True))
         layout = Layout.of("q", q, mask)
         y = attention(q, k, v, layout=layout, rope=case.rope(0, case.time, mask), **named)
         assert y.isfinite().all()
@@ -399,7 +399,7 @@ def one_by_one(case: Case, attention: Attention, inputs: list[Tensor], lengths: 
     found = []
     for i, length in enumerate(lengths):
         rope = RotaryEmbedding(torch.arange(length)[None], 100.0) if case.rotary else None
-        named = {name: x[i] for name, x in zip(reads(case), rest, strict=True)}
+        named = {name: x[i] for name, x in zip(extra_inputs(case), rest, strict=True)}
         found.append(attention(q[i], k[i], v[i], rope=rope, **named))
     return found
 
@@ -411,7 +411,7 @@ def packed_is_each_alone(case: Case) -> None:
     for named_lengths in ([7, 0, 1, case.time, 2], [5, 5], [0, 0], [case.time]):
         lengths = [case.sized(length) for length in named_lengths]
         inputs, cu_seqlens, rope = packed(case, lengths)
-        named = dict(zip(reads(case), inputs[3:], strict=True))
+        named = dict(zip(extra_inputs(case), inputs[3:], strict=True))
         y = attention(*inputs[:3], cu_seqlens=cu_seqlens, rope=rope, **named)
         expected = torch.cat(one_by_one(case, attention, inputs, lengths), 1)
         assert_close(y, expected, **EXACT)
@@ -425,7 +425,7 @@ def packed_is_each_alone(case: Case) -> None:
     broken = [x.clone() for x in inputs]
     for x in broken:
         x[:, first:last] = torch.nan
-    named = dict(zip(reads(case), broken[3:], strict=True))
+    named = dict(zip(extra_inputs(case), broken[3:], strict=True))
     y = attention(*broken[:3], cu_seqlens=cu_seqlens, rope=rope, **named)
     assert_close(torch.cat((y[:, :first], y[:, last:]), 1), torch.cat(expected[::2], 1), **EXACT)
 
@@ -441,7 +441,7 @@ def packed_after_states(case: Case) -> None:
         if rope is not None and rows:
             seen = torch.tensor(first).repeat_interleave(torch.tensor(second))
             rope = rope.moved(rope.position + seen)
-        named = dict(zip(reads(case), inputs[3:], strict=True))
+        named = dict(zip(extra_inputs(case), inputs[3:], strict=True))
         y, state = attention.extend(*inputs[:3], state, cu_seqlens=cu_seqlens, rope=rope, **named)
         ys.append(y)
         rows.append(inputs)
@@ -642,7 +642,7 @@ def grouped_heads_are_repeated_heads(case: Case) -> None:
             many.copy_(few if many.shape == few.shape else few.repeat_interleave(group, 0))
     values = repeated.value_heads // grouped.value_heads  # 1 where there is a number of them by itself
     wide = [inputs[0], inputs[1].repeat_interleave(group, 2), inputs[2].repeat_interleave(values, 2)]
-    for given, (name, width) in zip(inputs[3:], reads(case).items(), strict=True):
+    for given, (name, width) in zip(inputs[3:], extra_inputs(case).items(), strict=True):
         # What is read for each key-value head is read for each head then.
         more = repeated.extra_inputs()[name] // width
         if more == 1:  # or for all of them
@@ -722,7 +722,7 @@ def no_tokens_leave_the_state(case: Case) -> None:
         states.append(state)
     none, rope = [x[:, :0] for x in inputs], case.rope(0, 0)
     row = [x[:1] for x in none]
-    named = dict(zip(reads(case), row[3:], strict=True))
+    named = dict(zip(extra_inputs(case), row[3:], strict=True))
     of_row = None if rope is None else rope.moved(rope.position[:1])
     for state in states:
         for each in (None, mask[:, :0]):
@@ -766,7 +766,7 @@ def empty_sequences_and_batches(case: Case) -> None:
             rope = None
             if case.rotary:
                 rope = RotaryEmbedding(torch.arange(few[0].shape[1]).repeat(len(few[0]), 1), 100.0)
-            y = attention(*few[:3], rope=rope, **dict(zip(reads(case), few[3:], strict=True)))
+            y = attention(*few[:3], rope=rope, **dict(zip(extra_inputs(case), few[3:], strict=True)))
             assert y.shape == (*few[0].shape[:2], *outputs(case))
             assert any(g is not None for g in torch.autograd.grad(y.sum(), few, allow_unused=True))
 

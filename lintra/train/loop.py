@@ -35,7 +35,7 @@ from lintra.train.lost import end_with_parent, lost_in_training
 from lintra.train.precision import choose_precision
 from lintra.train.progress import ProgressBar, in_words, validation
 from lintra.train.run import RUN, Run, first_model
-from lintra.train.schedule import LearningRateSchedule, remarks
+from lintra.train.schedule import LearningRateSchedule, notices
 from lintra.train.storage import TREE, Storage
 from lintra.train.strategy import ShardedStrategy
 from lintra.train.together import cluster_environment, hear_begun, say_begun
@@ -80,8 +80,8 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
         after = f", going on after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
         config = shortened(run.train, run.steps)
-        for remark in (*remarks(config), *task.notices(run.folder)) if first else ():
-            console.print(remark)
+        for notice in (*notices(config), *task.notices(run.folder)) if first else ():
+            console.print(notice)
         stop = StopCallback(config.steps, config.max_minutes)
         for line in described(run, config, model, task) if says == "all" else ():
             console.print(line)

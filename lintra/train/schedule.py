@@ -29,7 +29,7 @@ def learning_rate(config: Config, step: int) -> float:
     return warm
 
 
-def remarks(config: Config) -> list[str]:
+def notices(config: Config) -> list[str]:
     """Return a sentence for each part of the schedule that these steps never reach."""
     found, steps = [], config.steps
     if config.warmup >= steps:

@@ -88,7 +88,7 @@ class ShardedStorage:
             self.storage.model, found["model"], folder
         )  # Error where they are not of the run's model
         shapes = put_together(folder, tree, found["training"], old)
-        like = {id(x): y for x, y in _placed(shapes, weights, optimizers)}
+        like = {id(x): y for x, y in _with_weights(shapes, weights, optimizers)}
         own = {name: _empty(x, like.get(id(x))) for name, x in found["training"].items()}
         model = {name: _empty(x, weights.get(PREFIX + name)) for name, x in found["model"].items()}
         read_into(folder, model | own, self.group)
@@ -129,7 +129,7 @@ def _empty(x: Tensor, like: Tensor | None) -> Tensor:
     return torch.empty_like(like, dtype=x.dtype, requires_grad=False)
 
 
-def _placed(
+def _with_weights(
     checkpoint: dict[str, Any], weights: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return the tensors of a checkpoint that belong to a weight, each with that weight."""
@@ -151,7 +151,7 @@ def _cut(
     checkpoint: dict[str, Any], weights: Mapping[str, Tensor], optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
     """A whole checkpoint of which this process keeps its part."""
-    like = {id(x): y for x, y in _placed(checkpoint, weights, optimizers)}
+    like = {id(x): y for x, y in _with_weights(checkpoint, weights, optimizers)}
     like |= {id(x): weights[name] for name, x in checkpoint["state_dict"].items() if name in weights}
 
     def cut(value: Any) -> Any:

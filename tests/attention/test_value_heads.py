@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from lintra import attention
 from lintra.attention import delta, gated, kda, retention, ssd
 from lintra.testing import laws
-from lintra.testing.laws import EXACT, Case, forward, gradients, reads
+from lintra.testing.laws import EXACT, Case, extra_inputs, forward, gradients
 
 CONFIGS = [
     delta.Config(),
@@ -51,7 +51,7 @@ def test_a_key_head_is_repeated_for_its_value_heads(config):
         for name, x in repeated.state_dict().items():
             own = built.state_dict()[name]
             x.copy_(own.repeat_interleave(2, 0) if name in BY_KEY else own)
-    assert reads(case) == reads(wide)
+    assert extra_inputs(case) == extra_inputs(wide)
     q, k, v, *extra = case.draw()
     y = forward(case, built, q, k, v, *extra)
     expected = forward(wide, repeated, *(x.repeat_interleave(2, 2) for x in (q, k)), v, *extra)
@@ -67,7 +67,7 @@ def test_as_many_as_key_heads_change_nothing(config):
     first, second = given.build(), absent.build()
     assert list(first.state_dict()) == list(second.state_dict())
     assert_close(first.state_dict(), second.state_dict(), rtol=0, atol=0)
-    assert reads(given) == reads(absent)
+    assert extra_inputs(given) == extra_inputs(absent)
     found = [forward(case, case.build(), *case.draw()) for case in (given, absent)]
     assert_close(*found, rtol=0, atol=0)
 

@@ -11,7 +11,7 @@ from lintra.attention import linear
 from lintra.models import bilstm, encoder
 from lintra.tasks import text_classification
 from lintra.train import Config
-from lintra.train.schedule import LearningRateSchedule, learning_rate, remarks
+from lintra.train.schedule import LearningRateSchedule, learning_rate, notices
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_learning_rates():
     ],
 )
 def test_what_a_schedule_does_not_come_to_is_said(settings, said):
-    assert remarks(train.Config(steps=1_000, **settings)) == said
+    assert notices(train.Config(steps=1_000, **settings)) == said
 
 
 def test_a_plateau_halves_the_learning_rate():

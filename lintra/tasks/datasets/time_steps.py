@@ -98,8 +98,8 @@ def _steps(times: Sequence[Time], texts: Sequence[str], lines: Sequence[int]) ->
     for i, gap in enumerate(gaps, 1):
         if abs(gap - usual) > 1e-6 * usual + rounding:
             raise TimeError(
-                f"line {lines[i]:,}: {texts[i]!r} is {_told(gap, times)} after the row above, others are "
-                f"{_told(usual, times)} apart: fill in what is missing, resample the series, or "
+                f"line {lines[i]:,}: {texts[i]!r} is {_format(gap, times)} after the row above, others are "
+                f"{_format(usual, times)} apart: fill in what is missing, resample the series, or "
                 f"leave --time-column out if rows are to count as equally far apart{_shifted(texts)}"
             )
     return TimeSteps(times[-1], usual, as_date=as_date and usual % 86_400 == 0)
@@ -164,7 +164,7 @@ def _distance(a: Time, b: Time) -> float:
     return float(b) - float(a)  # pyright: ignore (numbers both)
 
 
-def _told(gap: float, times: Sequence[Time]) -> str:
+def _format(gap: float, times: Sequence[Time]) -> str:
     return str(timedelta(seconds=gap)) if isinstance(times[0], datetime) else f"{gap:g}"
 
 
