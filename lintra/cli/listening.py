@@ -16,7 +16,7 @@ from lintra.audio import piped, samples, waveform
 from lintra.audio.errors import SpeechError
 from lintra.audio.microphone import Microphone
 from lintra.cli.arguments import UsageError
-from lintra.cli.stopping import Interrupted, Stopping
+from lintra.cli.stopping import Stopping, StopRequested
 from lintra.cli.transcripts import Form
 from lintra.models import CTC
 from lintra.speech.streaming import Transcriber
@@ -51,7 +51,7 @@ def of_stdin(rate: int, stop: Stopping, *, raw_rate: int | None, seconds: float)
         try:
             with stop.interrupting():
                 _await(content)  # here nothing is lost, as it would be of what is just being read
-        except Interrupted:
+        except StopRequested:
             return b""
         return content.read1(n)
 

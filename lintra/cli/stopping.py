@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class Interrupted(Exception):
+class StopRequested(Exception):
     """Waiting ended because of a signal that asks to stop."""
 
 
@@ -15,7 +15,7 @@ class Stopping:
     """Signal that asked to stop, if any, and the exit code that says so."""
 
     signum: int | None = None
-    raises = False  # Interrupted, at once
+    raises = False  # StopRequested, at once
 
     def __call__(self) -> bool:
         return self.signum is not None
@@ -26,12 +26,12 @@ class Stopping:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside, the signal raises Interrupted too, as it does where it came before: for what may wait
+        """Inside, the signal raises StopRequested too, as it does where it came before: for what may wait
         without end."""
         self.raises = True
         try:
             if self():
-                raise Interrupted
+                raise StopRequested
             yield
         finally:
             self.raises = False
@@ -52,7 +52,7 @@ def stopping() -> Iterator[Stopping]:
         noted.signum = signum
         restore()
         if noted.raises:
-            raise Interrupted
+            raise StopRequested
 
     before = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
 

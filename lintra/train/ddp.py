@@ -5,10 +5,10 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from lintra.train.lost import Launcher
+from lintra.train.lost import LaunchesWatched
 
 
-class OrderedDDP(DDPStrategy):
+class OrderedDDP(LaunchesWatched, DDPStrategy):
     """DDP whose buckets are those of the first step in every step.
 
     After its first backward DDP sorts gradients into buckets by the order in which they came, and the place
@@ -16,10 +16,6 @@ class OrderedDDP(DDPStrategy):
     otherwise in its first step than one that was never stopped. So the first backward is one of zeros, in the
     reverse order of the parameters, about that of a network.
     """
-
-    def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def configure_ddp(self) -> None:
         super().configure_ddp()

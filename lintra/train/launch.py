@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Launcher(NamedTuple):
+class LauncherInfo(NamedTuple):
     """A program that has started this process together with others."""
 
     name: str
@@ -22,19 +22,19 @@ class Launcher(NamedTuple):
     size: int  # processes in all
 
 
-def launcher() -> Launcher | None:
+def launcher() -> LauncherInfo | None:
     """Return what has started this process, None where that was a person or Lightning."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         size, devices = _number("WORLD_SIZE", 1), _number("LOCAL_WORLD_SIZE", 1)
         nodes = _number("GROUP_WORLD_SIZE", size // max(devices, 1))
         devices = devices if devices * nodes == size else 0
-        return Launcher("torchrun", _number("RANK", 0), nodes, devices, size)
+        return LauncherInfo("torchrun", _number("RANK", 0), nodes, devices, size)
     # A batch script has SLURM_NTASKS too, before any srun.
     if "SLURM_NTASKS" in os.environ and "SLURM_STEP_ID" in os.environ and not _is_shell_of_slurm():
         size, nodes = _number("SLURM_NTASKS", 1), _number("SLURM_NNODES", 1)
         devices = _number("SLURM_NTASKS_PER_NODE", size if nodes == 1 else 0)
         devices = devices if devices * nodes == size else 0
-        return Launcher("srun", _number("SLURM_PROCID", 0), nodes, devices, size)
+        return LauncherInfo("srun", _number("SLURM_PROCID", 0), nodes, devices, size)
     return None
 
 

@@ -34,7 +34,7 @@ class LostProcess(ConnectionError):
     exit_code = 1
 
 
-class Launcher(_SubprocessScriptLauncher):
+class WatchingLauncher(_SubprocessScriptLauncher):
     """Lightning's, without its observer, which kills this process and says nothing once another one of the
     node has ended: `lost_in_training` watches over them."""
 
@@ -50,11 +50,19 @@ class Launcher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
 
+class LaunchesWatched:
+    """Base of strategies, before Lightning's own: a `WatchingLauncher` starts the other processes."""
+
+    def _configure_launcher(self: Any) -> None:
+        assert self.cluster_environment is not None
+        self._launcher = WatchingLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
+
+
 @contextlib.contextmanager
 def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
     """Inside, an error of communication becomes a LostProcess that says where training was, and the processes
-    that a `Launcher` has started end. Where this one does not notice that one of them has ended, since it
-    waits for it to come or computes, it ends with the same words."""
+    that a `WatchingLauncher` has started end. Where this one does not notice that one of them has ended,
+    since it waits for it to come or computes, it ends with the same words."""
     launcher, over = trainer.strategy.launcher, threading.Event()
 
     def lost() -> LostProcess:
@@ -64,7 +72,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
             f"{trainer.global_step:,}: resume the run with lintra train --resume {run.folder}"
         )
 
-    def watch(launcher: Launcher) -> None:
+    def watch(launcher: WatchingLauncher) -> None:
         while not any(process.poll() for process in launcher.procs):
             if over.wait(0.5):
                 return
@@ -74,7 +82,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
         print(f"lintra: {lost()}", file=sys.stderr, flush=True)
         os._exit(LostProcess.exit_code)
 
-    if isinstance(launcher, Launcher):
+    if isinstance(launcher, WatchingLauncher):
         threading.Thread(target=watch, args=[launcher], daemon=True, name="watch-processes").start()
     try:
         yield

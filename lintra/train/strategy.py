@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from lintra.io.shards import check_engine
-from lintra.train.lost import Launcher
+from lintra.train.lost import LaunchesWatched
 from lintra.train.sharding import shard
 from lintra.train.storage import Storage
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lintra.train.sharded_storage import ShardedStorage
 
 
-class ShardedStrategy(ModelParallelStrategy):
+class ShardedStrategy(LaunchesWatched, ModelParallelStrategy):
     """Lightning's strategy for FSDP2 over all processes of all nodes.
 
     Weights begin as those of the first process, which has built the model, and checkpoints go through
@@ -35,10 +35,6 @@ class ShardedStrategy(ModelParallelStrategy):
     def __init__(self, timeout: timedelta):
         check_engine()
         super().__init__(timeout=timeout)
-
-    def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
         from lintra.train.sharded_storage import ShardedStorage  # newer than the oldest PyTorch that trains

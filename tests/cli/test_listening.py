@@ -22,7 +22,7 @@ import pytest
 from lintra import checkpoint
 from lintra.audio import waveform
 from lintra.cli import listening
-from lintra.cli.stopping import Interrupted, stopping
+from lintra.cli.stopping import StopRequested, stopping
 from lintra.speech import transcribe
 from lintra.speech.subtitles import Subtitles, srt
 from tests.audio.ffmpeg import stand_in
@@ -332,9 +332,9 @@ def test_a_file_that_is_stopped_ends_with_its_last_words(lintra_says, long, monk
 
 def test_waiting_ends_at_once():
     with stopping() as stop:
-        with pytest.raises(Interrupted), stop.interrupting():
+        with pytest.raises(StopRequested), stop.interrupting():
             signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(Interrupted), stop.interrupting():
+        with pytest.raises(StopRequested), stop.interrupting():
             raise AssertionError("it was asked to stop before")
     assert stop.exit_code == 128 + signal.SIGTERM
     assert Path("-") == listening.STDIN
