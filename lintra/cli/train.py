@@ -18,7 +18,7 @@ from lintra.cli.progress import progress
 from lintra.models import ctc
 from lintra.train.config import Says, Strategy
 from lintra.train.copies import beside
-from lintra.train.data import check_room
+from lintra.train.data_checks import check_room
 from lintra.train.launch import is_first_process, launcher
 from lintra.train.optimizer import optimizer
 from lintra.train.run import RUN, first_model

@@ -19,13 +19,12 @@ from rich.console import Console
 
 from lintra.checkpoint import Error
 from lintra.tasks import Task
-from lintra.train.alike import AlikeCallback
 from lintra.train.batches import seed_of
 from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
-from lintra.train.choices import described
 from lintra.train.config import Config, Says
-from lintra.train.data import check_room, check_same, fingerprint
+from lintra.train.consistency import AlikeCallback
+from lintra.train.data_checks import check_room, check_same, fingerprint
 from lintra.train.ddp import OrderedDDP
 from lintra.train.ema import WeightEMA
 from lintra.train.launch import is_first_process, processes, world
@@ -34,11 +33,12 @@ from lintra.train.logs import loggers
 from lintra.train.lost import end_with_parent, lost_in_training
 from lintra.train.precision import choose_precision
 from lintra.train.progress import ProgressBar, in_words, validation
+from lintra.train.rendezvous import announce_run, await_run, cluster_environment
 from lintra.train.run import RUN, Run, first_model
 from lintra.train.schedule import LearningRateSchedule, notices
 from lintra.train.storage import TREE, Storage
 from lintra.train.strategy import ShardedStrategy
-from lintra.train.together import cluster_environment, hear_begun, say_begun
+from lintra.train.summary import described
 
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
@@ -180,7 +180,7 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
         if run.train.precision == "auto":
             run = run.changed(precision=choose_precision(run.model, task, run.train))
     else:
-        run = hear_begun(run)
+        run = await_run(run)
     start = run.checkpoints()[-1] if run.checkpoints() else None
     task.check(run.model)
     data = fingerprint(task)
@@ -188,7 +188,7 @@ def _begun(run: Run, task: Task) -> tuple[Run, Path | None, dict[str, Any]]:
         check_same(data, run.data, run.folder / RUN)
     run = run.changed(task=task.freeze_config(run.task), data=None if start else data)
     if first:
-        say_begun(run, start)
+        announce_run(run, start)
     return run, start, data
 
 

@@ -27,7 +27,7 @@ from lintra.checkpoint import (
 from lintra.io.files import read_json
 from lintra.io.shards import read_whole
 from lintra.io.tensors import write_tensors
-from lintra.train.tree import flatten, unflatten
+from lintra.train.serialize import flatten, unflatten
 
 TREE, TENSORS = "training.json", "training.safetensors"
 # What Lightning asks of a checkpoint, and its own version, by which it brings an older one up to date.

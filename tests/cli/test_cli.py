@@ -19,7 +19,7 @@ from lintra import attention, checkpoint, runtime, train
 from lintra.cli import COMMANDS, bench, memory
 from lintra.cli.mechanism import mechanism
 from lintra.tasks import copy, images, speech
-from lintra.train import data as training_data
+from lintra.train import data_checks
 from lintra.train.schedule import learning_rate
 
 KEYS = ["name", "paper", "causal", "bidirectional", "cross", "recurrent", "state", "cost"]
@@ -234,7 +234,7 @@ def test_a_model_that_finds_no_room_claims_no_folder(lintra_says, tmp_path, monk
 
 def test_room_for_a_batch_is_looked_for_once(lintra_says, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(training_data, "available", asked.append)  # and told by no one
+    monkeypatch.setattr(data_checks, "available", asked.append)  # and told by no one
     small = ["--layers", "1", "--heads", "2", "--width", "16", "--batch", "8", "--precision", "32"]
     code, _, _ = lintra_says("train", "digits", "--steps", "1", *small, "--dir", str(tmp_path / "run"))
     assert (code, len(asked)) == (0, 1)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from lintra import checkpoint, train
 from lintra.attention import linear
 from lintra.tasks import Samples, copy, digits, text, text_classification
-from lintra.train import data
+from lintra.train import data_checks
 from lintra.train.schedule import LearningRateSchedule
 
 
@@ -126,7 +126,7 @@ def test_a_fingerprint_is_of_the_data_alone(tmp_path):
     (tmp_path / "b.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(39)) + "1\tline 40\n")
     lines = partial(text_classification.Config, length=16)
     of = [
-        data.fingerprint(config.build())
+        data_checks.fingerprint(config.build())
         for config in (
             digits.Config(),
             digits.Config(),
@@ -174,10 +174,10 @@ class Drawing(digits.Digits):
 def test_what_is_drawn_anew_is_in_no_fingerprint():
     """Else a run on it could never go on; and what is not drawn still tells data apart."""
     task = Drawing(digits.Config())
-    found = [data.fingerprint(task) for _ in range(4)]
+    found = [data_checks.fingerprint(task) for _ in range(4)]
     assert all(each == found[0] for each in found)
     task.first = 1
-    assert data.fingerprint(task) != found[0]
+    assert data_checks.fingerprint(task) != found[0]
 
 
 def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
@@ -190,11 +190,11 @@ def test_room_is_asked_for_batches_of_the_shortest(monkeypatch):
     monkeypatch.setattr(Drawn, "__getitems__", read)
     cpu, settings = torch.device("cpu"), train.Config(batch=100)
     least = 100 * (40 + 20 * 8 + 4 * 20 * model.width * model.layers)
-    monkeypatch.setattr(data, "available", lambda device: least)
-    data.check_room(task, model, settings, cpu)
-    monkeypatch.setattr(data, "available", lambda device: least - 1)
+    monkeypatch.setattr(data_checks, "available", lambda device: least)
+    data_checks.check_room(task, model, settings, cpu)
+    monkeypatch.setattr(data_checks, "available", lambda device: least - 1)
     with pytest.raises(ValueError, match="a batch of 100 sequences needs at least"):
-        data.check_room(task, model, settings, cpu)
+        data_checks.check_room(task, model, settings, cpu)
 
 
 @pytest.mark.parametrize("hook", ["setup", "on_fit_start"])
@@ -220,5 +220,5 @@ def test_a_batch_that_finds_no_room(new_run, monkeypatch):
         ValueError, match=r"a batch of 1,000,000,000 sequences needs at least [\d,.]+ GB and "
     ):
         train.fit(train.Run.read(run.folder))
-    monkeypatch.setattr(data, "available", lambda device: None)  # where the system does not tell
+    monkeypatch.setattr(data_checks, "available", lambda device: None)  # where the system does not tell
     train.fit(new_run("small", steps=1))

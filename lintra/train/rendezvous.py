@@ -24,8 +24,8 @@ _ASKED = "lintra/asked"  # of the store: how many have asked the first process, 
 _SERVERS: list[TCPStore] = []  # of stores, which end with them
 
 
-def say_begun(run: Run, start: Path | None) -> None:
-    """Tell the processes that wait in `hear_begun` that the run is in its folder, and where it starts. All
+def announce_run(run: Run, start: Path | None) -> None:
+    """Tell the processes that wait in `await_run` that the run is in its folder, and where it starts. All
     have heard it afterwards. Raises LostProcess where they do not come in time."""
     rank, size = launch.starting(run.train)
     if size == 1:
@@ -50,7 +50,7 @@ def say_begun(run: Run, start: Path | None) -> None:
             time.sleep(0.02)
 
 
-def hear_begun(run: Run) -> Run:
+def await_run(run: Run) -> Run:
     """Wait until the first process has begun the run, and return it as that wrote it. Raises LostProcess, and
     Error where its folder does not come to be seen here."""
     if launch.is_started_by_lightning():  # after the run was begun

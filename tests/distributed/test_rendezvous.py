@@ -15,8 +15,8 @@ from lintra import checkpoint
 from lintra.attention import linear
 from lintra.distributed import RanksDiffer, check_alike
 from lintra.tasks import digits
-from lintra.train import Config, Run, fit, together
-from lintra.train.alike import digest_of_folder
+from lintra.train import Config, Run, fit, rendezvous
+from lintra.train.consistency import digest_of_folder
 from tests.distributed.conftest import free_port
 
 SMALL = {"steps": 2, "batch": 4, "precision": "32", "lr": 3e-3, "strategy": "ddp", "timeout": 50.0}
@@ -33,8 +33,8 @@ def trained(folder: str, port: int, changes: list[dict[str, Any]]) -> tuple[str,
     variables |= {"CUDA_VISIBLE_DEVICES": ""}
     before, version = dict(os.environ), lintra.__version__
     os.environ.update(variables)
-    together._store.cache_clear()
-    together.SHARED = 1.0
+    rendezvous._store.cache_clear()
+    rendezvous.SHARED = 1.0
     lintra.__version__ = change.pop("version", version)
     try:
         task = digits.Config(**change.pop("task", {}))
@@ -120,14 +120,14 @@ def refused_alone(port: int, changes: list[dict[str, Any]]) -> tuple[str, Any]:
     import lintra.train.loop as loop
 
     def stop(run: Run, start: Path | None) -> None:
-        together.say_begun(run, start)
+        rendezvous.announce_run(run, start)
         raise ValueError("the other one is not here")
 
-    loop.say_begun, said = stop, loop.say_begun
+    loop.announce_run, said = stop, loop.announce_run
     try:
         return trained("", port, changes)
     finally:
-        loop.say_begun = said
+        loop.announce_run = said
 
 
 def test_one_that_does_not_come_is_waited_for_no_longer_than_the_timeout(two_ranks, tmp_path):
