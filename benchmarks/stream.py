@@ -136,5 +136,5 @@ def train(folder: str, sizes: Sizes, begun: float) -> None:
     shape = {"layers": sizes.layers, "width": sizes.width, "heads": 2}
     settings = train.Config(steps=sizes.steps, validate_every=sizes.steps, precision="32")
     begun_run = train.Run.create(f"{folder}/run", task=task, model=replace(model, **shape), train=settings)
-    train.fit(begun_run, says="result")
+    train.fit(begun_run, verbosity="result")
     print(json.dumps(found))

@@ -45,23 +45,25 @@ class Config:
         fields.at_least(self, longest=32)
 
 
-def run(config: Config, *, says: train.Says = "progress") -> tuple[list[tuple[str, str]], list[Path]]:
+def run(
+    config: Config, *, verbosity: train.Verbosity = "progress"
+) -> tuple[list[tuple[str, str]], list[Path]]:
     """Do all of it -> the figures (what, how much) and the pictures. Replaces what an earlier demo left.
-    says: how much training prints.
+    verbosity: how much training prints.
 
     Raises Error for a run in its folder that is another's.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(_best_threads(digits.Config()))
     try:
-        return _run(config, says)
+        return _run(config, verbosity)
     finally:
         torch.set_num_threads(threads)
 
 
-def _run(config: Config, says: train.Says) -> tuple[list[tuple[str, str]], list[Path]]:
+def _run(config: Config, verbosity: train.Verbosity) -> tuple[list[tuple[str, str]], list[Path]]:
     task = digits.Config()
-    trained = _train(config, task, says)
+    trained = _train(config, task, verbosity)
     model = checkpoint.load(trained.folder)
     curves = train.curves(trained.folder)
     images = task.build()
@@ -129,7 +131,7 @@ def _best_threads(task: digits.Config) -> int:
     return int(min(timings, key=lambda threads: sum(timings[threads].seconds)))
 
 
-def _train(config: Config, task: digits.Config, says: train.Says) -> train.Run:
+def _train(config: Config, task: digits.Config, verbosity: train.Verbosity) -> train.Run:
     """A new run, trained for as many of the task's steps as fit into the time."""
     folder = config.dir / RUN
     _clear(folder)
@@ -139,7 +141,7 @@ def _train(config: Config, task: digits.Config, says: train.Says) -> train.Run:
     settings = train.Config(**preset, **intervals, seed=config.seed, precision="32", max_minutes=limit)
     run = train.Run.create(folder, task=task, model=model, train=settings)
     _mark(run)
-    train.fit(run, says=says)
+    train.fit(run, verbosity=verbosity)
     return run
 
 

@@ -117,12 +117,12 @@ def run(
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if _tells(error):
+        if _should_report(error):
             print(f"{name}: {_one_line(error)}", file=sys.stderr)
         return getattr(error, "exit_code", 2)
 
 
-def _tells(error: Exception) -> bool:
+def _should_report(error: Exception) -> bool:
     """Return whether this process prints an error. Rank 0 alone prints one that all ranks share; every rank
     that is left prints a lost connection."""
     if not hasattr(error, "exit_code") or isinstance(error, ConnectionError):

@@ -17,7 +17,7 @@ class Options(demo.Config):
 def demo_command(args: Sequence[str]) -> int:
     options = parse(Options, args, prog="lintra demo", description=demo.Config.__doc__ or "")
     start = time.perf_counter()
-    figures, pictures = demo.run(options, says=options.output.says)
+    figures, pictures = demo.run(options, verbosity=options.output.verbosity)
     wide = max(len(what) for what, _ in figures)
     print(f"\nafter {time.perf_counter() - start:.0f} seconds:\n")
     for what, figure in figures:

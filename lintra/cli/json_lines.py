@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 
-def say(content: dict[str, Any]) -> None:
+def print_json(content: dict[str, Any]) -> None:
     """Print an object as a line of its own, at once. What the output's encoding does not have, such as the
     bytes of a file's name that are no text, is written as JSON's escapes."""
     line = json.dumps(content, ensure_ascii=False)

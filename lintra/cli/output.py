@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lintra.train.config import Says
+from lintra.train.config import Verbosity
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,7 +12,7 @@ class Quiet:
     quiet: bool = False  # print errors and the result only
 
     @property
-    def says(self) -> Says:
+    def verbosity(self) -> Verbosity:
         """Amount that is printed while a model is trained."""
         return "result" if self.quiet else "progress"
 
@@ -28,5 +28,5 @@ class Output(Quiet):
             raise ValueError("quiet and verbose are opposites: choose one")
 
     @property
-    def says(self) -> Says:
-        return "all" if self.verbose else super().says
+    def verbosity(self) -> Verbosity:
+        return "all" if self.verbose else super().verbosity

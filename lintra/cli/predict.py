@@ -11,7 +11,7 @@ from lintra import checkpoint, train
 from lintra.cli import predict_series, predict_texts
 from lintra.cli.arguments import UsageError, parse
 from lintra.cli.failures import report_failure
-from lintra.cli.json_lines import say
+from lintra.cli.json_lines import print_json
 from lintra.cli.model import Device, chosen
 from lintra.config import fields
 from lintra.models import CTC, BiLSTM, Encoder, Forecaster
@@ -93,7 +93,7 @@ def _transcribe(model: CTC, options: Options) -> int:
     failed = 0
     for file in options.files:
         try:
-            say(heard(model, file))
+            print_json(heard(model, file))
         except ValueError as error:
             failed += 1
             report_failure(file, error)

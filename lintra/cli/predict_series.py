@@ -13,7 +13,7 @@ import torch
 
 from lintra.cli import memory
 from lintra.cli.failures import report_failure
-from lintra.cli.json_lines import say
+from lintra.cli.json_lines import print_json
 from lintra.generation import check_recurrent, evaluation
 from lintra.generation.forecasting import quantiles, sample_paths
 from lintra.generation.uniforms import sequence_seed
@@ -47,7 +47,7 @@ def forecast(model: Forecaster, task: SeriesTask, options: Any) -> int:
                 break
             if content is None:
                 break
-            say(content)  # an error of the output is none of the file
+            print_json(content)  # an error of the output is none of the file
     return 1 if failed else 0
 
 
@@ -103,7 +103,7 @@ def _follow(model: Forecaster, task: SeriesTask, lines: Iterable[bytes], levels:
             for i, value in enumerate(values):
                 said = {"line": number, **({"series": i + 1} if width > 1 else {}), "value": value}
                 early = {"median": None, "needs": task.least - rows}
-                say({**said, **(early if rows < task.least else _said(found[i], levels))})
+                print_json({**said, **(early if rows < task.least else _said(found[i], levels))})
     return 1 if failed else 0
 
 

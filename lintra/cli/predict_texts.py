@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lintra.cli.failures import report_failure
-from lintra.cli.json_lines import say
+from lintra.cli.json_lines import print_json
 from lintra.models import BiLSTM, Encoder
 from lintra.tasks import DataError
 from lintra.tasks.datasets import tables, text_files
@@ -36,7 +36,7 @@ def classify(model: Encoder | BiLSTM, task: TextClassification, options: Any) ->
         said = iter(task.ranked(model, found))
         for x in group:
             if isinstance(x, Text):
-                say(x.name | as_json(next(said)))
+                print_json(x.name | as_json(next(said)))
             else:
                 failed += 1
                 report_failure(*x)

@@ -16,7 +16,7 @@ from lintra.cli.model import chosen
 from lintra.cli.output import Output
 from lintra.cli.progress import progress
 from lintra.models import ctc
-from lintra.train.config import Says, Strategy
+from lintra.train.config import Strategy, Verbosity
 from lintra.train.copies import beside
 from lintra.train.data_checks import check_room
 from lintra.train.launch import is_first_process, launcher
@@ -79,13 +79,13 @@ def train_command(args: Sequence[str]) -> int:
         with run.locked():  # another process that trains it has its settings from there
             run = run.changed(**of_launcher | _given(changes))
         _refuse_moved(run)
-        says = options.output.says
-        train.fit(run, _watched(run.task, says), says=says)
+        verbosity = options.output.verbosity
+        train.fit(run, _watched(run.task, verbosity), verbosity=verbosity)
     elif (name := args[0].replace("_", "-")) in _names():
-        run, task, says = _new_run(name, args[1:])
+        run, task, verbosity = _new_run(name, args[1:])
         from lintra.train.loop import fit_checked  # Lightning, which takes seconds: not where flags are wrong
 
-        fit_checked(run, task, says)
+        fit_checked(run, task, verbosity)
     else:
         raise UsageError(f"task must be one of {', '.join(_names())}; got {args[0]!r}")
     return 0
@@ -132,14 +132,14 @@ def _print_help() -> None:
     print(f"  {'lintra train --resume DIR':<28}resume a run (--steps, --max-minutes, --lr, ...)")
 
 
-def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Says]:
+def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Verbosity]:
     """The run these flags describe, its folder claimed, its task, its data read, and what is to be said."""
     task = tasks.load(name)
     network, defaults = _defaults(task.Config, args)
     fields = [(part, type(default), default) for part, default in defaults.items()]
     form = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     options: Any = parse(form, args, prog=f"lintra train {name}", description=task.Config.__doc__ or "")
-    problem = _watched(options.task, options.output.says)
+    problem = _watched(options.task, options.output.verbosity)
     asked = {arg.partition("=")[0].replace("_", "-") for arg in args}
     if problem.batch_tokens is not None and "--batch" in asked:
         raise UsageError("batch is in frames here: take --batch-frames instead")
@@ -176,7 +176,7 @@ def _new_run(name: str, args: Sequence[str]) -> tuple[train.Run, tasks.Task, Say
         optimizer(model.build(), options.train)  # as with the data: what cannot be claims no folder
     folder = options.model.dir or Path("runs") / name
     run = train.Run.create(folder, task=options.task, model=model, train=options.train)
-    return run, problem, options.output.says
+    return run, problem, options.output.verbosity
 
 
 def _defaults(task: Any, args: Sequence[str]) -> tuple[Any, dict[str, Any]]:
@@ -203,10 +203,10 @@ def _attention(network: Any) -> str:
     return ",".join(attention.name_of(type(each)) or "" for each in configs) or Model.attention
 
 
-def _watched(config: Any, says: Says) -> tasks.Task:
+def _watched(config: Any, verbosity: Verbosity) -> tasks.Task:
     """The task, which shows how far it is where reading its data takes long; the first process for all."""
     task = config.build()
-    if is_first_process() and says != "result":
+    if is_first_process() and verbosity != "result":
         task.watch = progress
     return task
 

@@ -56,7 +56,7 @@ class Json:
         self._partial: Word | None = None
 
     def whole(self, found: Transcript) -> None:
-        json_lines.say(as_json(self._audio, found))
+        json_lines.print_json(as_json(self._audio, found))
 
     def push(self, text: str, heard: Transcriber) -> None:
         for word in heard.words:
@@ -69,7 +69,7 @@ class Json:
         pass
 
     def _say(self, word: Word, *, final: bool) -> None:
-        json_lines.say({"audio": self._audio, **_timed(word), "final": final})
+        json_lines.print_json({"audio": self._audio, **_timed(word), "final": final})
 
 
 class Ctm:

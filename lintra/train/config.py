@@ -11,7 +11,7 @@ Optimizer = Literal["radam", "adamw", "muon"]
 Schedule = Literal["constant", "step", "cosine", "wsd", "plateau"]
 Precision = Literal["auto", "32", "bf16"]
 Strategy = Literal["auto", "ddp", "fsdp"]
-Says = Literal["result", "progress", "all"]  # what is printed while a run is trained
+Verbosity = Literal["result", "progress", "all"]  # what is printed while a run is trained
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from lintra.tasks import Task
 from lintra.train.batches import seed_of
 from lintra.train.budget import TimeBudget, shortened
 from lintra.train.callbacks import CheckpointCallback, MetricLogger, StopCallback
-from lintra.train.config import Config, Says
+from lintra.train.config import Config, Verbosity
 from lintra.train.consistency import AlikeCallback
 from lintra.train.data_checks import check_room, check_same, fingerprint
 from lintra.train.ddp import OrderedDDP
@@ -43,19 +43,19 @@ from lintra.train.summary import described
 _MISFITS = (KeyError, IndexError, TypeError, AttributeError, ValueError, RuntimeError)
 
 
-def fit(run: Run, task: Task | None, says: Says = "progress") -> None:
+def fit(run: Run, task: Task | None, verbosity: Verbosity = "progress") -> None:
     """See lintra.train.fit."""
     problem = run.task.build() if task is None else task
     run.train.check_batch(problem.batch_tokens, problem.batch)
     check_room(problem, run.model, run.train, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    fit_checked(run, problem, says)
+    fit_checked(run, problem, verbosity)
 
 
-def fit_checked(run: Run, task: Task, says: Says = "progress") -> None:
+def fit_checked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None:
     """Train as `fit` does, without another look at whether its batches are right and find room."""
     end_with_parent()
     with run.locked():
-        _fit(run, task, says, is_first_process())
+        _fit(run, task, verbosity, is_first_process())
 
 
 class _Console(Console):
@@ -70,10 +70,10 @@ def _console(quiet: bool) -> Console:
     return _Console(quiet=quiet, soft_wrap=True, highlight=False, markup=False)
 
 
-def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
-    console = _console(quiet=not first or says == "result")
+def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
+    console = _console(quiet=not first or verbosity == "result")
     run, start, data = _begun(run, task)
-    with _quiet(), loggers(run, quiet=says == "result") as logs:
+    with _quiet(), loggers(run, quiet=verbosity == "result") as logs:
         torch.manual_seed(seed_of(run.train.seed))
         model = _model(run, task, start is None, first)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
@@ -83,7 +83,7 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
         for notice in (*notices(config), *task.notices(run.folder)) if first else ():
             console.print(notice)
         stop = StopCallback(config.steps, config.max_minutes)
-        for line in described(run, config, model, task) if says == "all" else ():
+        for line in described(run, config, model, task) if verbosity == "all" else ():
             console.print(line)
         alike = AlikeCallback(run, data, start)
         trainer = _trainer(run, config, stop, logs, console, alike)
@@ -104,7 +104,7 @@ def _fit(run: Run, task: Task, says: Says, first: bool) -> None:
     step = trainer.global_step
     what = "done" if step >= stop.steps else f"time is up, --resume {run.folder} resumes it"
     # Otherwise the scores have been printed before.
-    scores = in_words(validation(trainer), task.loss_unit) if says == "result" else ""
+    scores = in_words(validation(trainer), task.loss_unit) if verbosity == "result" else ""
     result = ", ".join(filter(None, (f"step {step:,}", scores, f"saved in {run.checkpoints()[-1]}")))
     _console(quiet=False).print(f"{what}: {result}")
 

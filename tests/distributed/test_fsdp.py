@@ -214,13 +214,13 @@ def launched(dtype):
 def fit(folder, settings, dtype=torch.float64):
     """On a rank: trains the run in a folder with other settings from now on."""
     with launched(dtype):
-        train.fit(train.Run.read(folder).changed(**settings), says="result")
+        train.fit(train.Run.read(folder).changed(**settings), verbosity="result")
 
 
 def fit_alone(run, **settings):
     torch.set_default_dtype(torch.float64)
     try:
-        train.fit(run.changed(**settings), says="result")
+        train.fit(run.changed(**settings), verbosity="result")
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -466,7 +466,7 @@ def first_weights(folder, settings):
         step, Learner.training_step = Learner.training_step, stop
         try:
             with pytest.raises(InterruptedError):
-                train.fit(train.Run.read(folder).changed(**settings), says="result")
+                train.fit(train.Run.read(folder).changed(**settings), verbosity="result")
         finally:
             Learner.training_step = step
         return found
@@ -496,7 +496,7 @@ def test_a_checkpoint_of_0_1(two_ranks, tmp_path):
         file = tmp_path / name / "run.json"
         file.write_text(file.read_text().replace('"dropout": 0.2', '"dropout": 0.0'))
     one, two = (train.Run.read(tmp_path / name) for name in ("one", "two"))
-    train.fit(one.changed(steps=6), says="result")
+    train.fit(one.changed(steps=6), verbosity="result")
     two_ranks.call(fit, two.folder, FSDP | {"steps": 6}, torch.float32)
     ours, theirs = (read_whole(run.checkpoints()[-1], "model") for run in (one, two))
     for name, x in ours.items():
@@ -528,9 +528,9 @@ def test_killed_at_a_random_moment(tmp_path):
     for step in done:
         checkpoint.load(step)
     torch.set_default_dtype(torch.float32)
-    train.fit(run.changed(**ONE, steps=200, save_every=100), says="result")
+    train.fit(run.changed(**ONE, steps=200, save_every=100), verbosity="result")
     whole = new_run(tmp_path / "whole", **settings | {"save_every": 100})
-    train.fit(whole, says="result")
+    train.fit(whole, verbosity="result")
     ours, theirs = (read_whole(x.checkpoints()[-1], "model") for x in (whole, run))
     for name, x in ours.items():
         assert_close(theirs[name], x, rtol=0, atol=1e-3)  # of float32 over 200 steps, in another order

@@ -44,7 +44,7 @@ def trained(folder: str, port: int, changes: list[dict[str, Any]]) -> tuple[str,
             run = Run.read(place).changed(**change)
         else:
             run = Run.create(place, task=task, model=model, train=Config(**SMALL | change))
-        fit(run, says="result")
+        fit(run, verbosity="result")
         return "", Run.read(place).train.precision
     except (ValueError, ConnectionError) as error:
         return f"{type(error).__name__}: {error}", None
@@ -65,7 +65,7 @@ def test_two_ranks_train_as_one_process(two_ranks, tmp_path, one_thread):
     assert [x.name for x in run.checkpoints()] == ["step-00000002"]
     assert two_ranks.call(trained, folder, free_port(), [{"resume": True, "steps": 3}] * 2)[1][0] == ""
     one = Run.create(tmp_path / "one", task=run.task, model=run.model, train=Run.read(folder).train)
-    fit(one, says="result")
+    fit(one, verbosity="result")
     ours, theirs = (checkpoint.load(x).state_dict() for x in (one.folder, folder))
     exact = found[0][1] == "32"
     for name, x in theirs.items():

@@ -445,7 +445,7 @@ def trained(folder, task):
     model = small(task.build().model(linear.Config()))
     settings = train.Config(steps=4, precision="32", validate_every=4, seed=1)
     run = train.Run.create(folder, task=task, model=model, train=settings)
-    train.fit(run, says="result")
+    train.fit(run, verbosity="result")
     return load_file(folder / "step-00000004" / "model.safetensors")
 
 

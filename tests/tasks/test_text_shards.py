@@ -162,9 +162,9 @@ def test_a_run_is_resumed_where_it_was(shards, tmp_path):
     from safetensors.torch import load_file
 
     whole, parts = run_of(tmp_path / "whole", shards, 8), run_of(tmp_path / "parts", shards, 3)
-    train.fit(whole, says="result")
-    train.fit(parts, says="result")
-    train.fit(train.Run.read(parts.folder).changed(steps=8), says="result")
+    train.fit(whole, verbosity="result")
+    train.fit(parts, verbosity="result")
+    train.fit(train.Run.read(parts.folder).changed(steps=8), verbosity="result")
     ends = [load_file(run.folder / "step-00000008" / "model.safetensors") for run in (whole, parts)]
     assert ends[0].keys() == ends[1].keys()
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -63,7 +63,7 @@ def test_what_a_run_tells(new_run, told):
     assert {line["step"] for line in told.lines} == {6, 10, 12}
     assert all("train_loss" in line for line in told.lines if line["step"] == 10)
     assert any("validate_loss" in line for line in told.lines if line["step"] == 6)
-    train.fit(train.Run.read(run.folder).changed(steps=20), says="result")
+    train.fit(train.Run.read(run.folder).changed(steps=20), verbosity="result")
     again = told.begun[1]
     assert again["id"] == begun["id"] == read_json(run.folder / "logs" / "wandb.json")["id"]
     assert (begun["settings"], again["settings"]) == ({"silent": False}, {"silent": True})
