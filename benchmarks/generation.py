@@ -26,7 +26,7 @@ from lintra.bench.timing import Timing, interleaved
 from lintra.bench.training_step import MATMUL_OPERATIONS, matmul
 from lintra.bench.training_step import Sizes as Shape
 from lintra.bench.training_step import model as image_model
-from lintra.generation.native_decode import Fused
+from lintra.generation.native_decode import NativeDecoder
 from lintra.generation.sampling import Sampler
 from lintra.models import Decoder
 from lintra.native.quantize import DTYPES, Weights
@@ -119,7 +119,10 @@ def _eager(model: Decoder, batch: int, position: int) -> Callable[[], object]:
 
 
 def _fused(model: Decoder, batch: int, weights: Weights) -> Callable[[], object]:
-    step, tokens = Fused(model, state_at(model, batch, 1), weights), torch.zeros(batch, 1, dtype=torch.int64)
+    step, tokens = (
+        NativeDecoder(model, state_at(model, batch, 1), weights),
+        torch.zeros(batch, 1, dtype=torch.int64),
+    )
     return lambda: step(tokens, step.state)
 
 
@@ -191,7 +194,7 @@ def _losses(model: Decoder, tokens: Tensor) -> list[Row]:
     state = model.start(len(tokens))
     bits = {"eager": _bits(model.extend, model, state, tokens)}
     for name in PRECISIONS:
-        bits[name] = _bits(Fused(model, state, name), model, state, tokens)
+        bits[name] = _bits(NativeDecoder(model, state, name), model, state, tokens)
     rows = [Row(f"loss on {len(tokens)} images, {name}", each, "bits/dim") for name, each in bits.items()]
     lost = {name: bits[name] - bits["float32"] for name in PRECISIONS[1:]}
     return rows + [Row(f"lost by {name} weights", 1e3 * each, "mbit/dim") for name, each in lost.items()]

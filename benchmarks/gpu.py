@@ -25,7 +25,7 @@ from lintra.bench.calls import Inputs, draw, each_pass, fused
 from lintra.bench.calls import linear as linear_sum
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
-from lintra.generation.cuda_graph import Replay, record
+from lintra.generation.cuda_graph import GraphedDecoder, record
 from lintra.generation.sampling import cast_state
 
 MEASURES = (
@@ -263,7 +263,7 @@ def _decoding(
         state = cast_state(network, state, dtype)
         if not captured:
             return torch.no_grad()(lambda: network.extend(token, state))
-        step = Replay(network, token, state)
+        step = GraphedDecoder(network, token, state)
     return lambda: step(token, step.state)
 
 

@@ -150,7 +150,7 @@ def test_a_state_whose_tensors_share_memory(tmp_path):
     states = [model.start(model.encode_memory(source, mask))]
     if native.available():
         alone, token = build().eval(), torch.zeros(2, 1, dtype=torch.int64)
-        step = native_decode.Fused(alone, alone.start(2))
+        step = native_decode.NativeDecoder(alone, alone.start(2))
         states.append(step(token, alone.start(2))[1])
     for state in states:
         checkpoint.save_state(state, tmp_path / "state")

@@ -9,7 +9,7 @@ from lintra.attention import leaves, linear, lsh, softmax
 from lintra.bench.next_token import state_at
 from lintra.bench.reports import Row, by_name
 from lintra.bench.timing import interleaved
-from lintra.generation.native_decode import Fused
+from lintra.generation.native_decode import NativeDecoder
 from lintra.tasks import images
 
 Call = Callable[[], object]
@@ -90,8 +90,8 @@ def _calls(model: Any, contestant: Contestant, positions: list[int]) -> Iterator
             call = _recompute(model, tokens.expand(contestant.batch, -1))
         else:
             state = state_at(model, contestant.batch, position)
-            step = Fused(model, state) if contestant.way == FUSED else model.extend
-            call = _extend(step, last, step.state if isinstance(step, Fused) else state)
+            step = NativeDecoder(model, state) if contestant.way == FUSED else model.extend
+            call = _extend(step, last, step.state if isinstance(step, NativeDecoder) else state)
         yield contestant.name(position), call
 
 

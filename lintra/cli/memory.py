@@ -5,7 +5,7 @@ import torch
 from lintra.allocator import available
 from lintra.attention import State, leaves
 from lintra.cli.arguments import UsageError
-from lintra.generation.cuda_graph import constant
+from lintra.generation.cuda_graph import has_constant_state
 from lintra.models import Decoder, Forecaster
 from lintra.nn.parameters import reference_param
 
@@ -90,7 +90,7 @@ def _kept(model: Decoder, tokens: int) -> int:
     """The bytes of a state of so many tokens; of many, by what the last half of fewer ones has added."""
     made = min(tokens, _MADE)
     kept = sum(x.nbytes for x in leaves(_state(model, made)))
-    if made == tokens or constant(model):
+    if made == tokens or has_constant_state(model):
         return kept
     half = sum(x.nbytes for x in leaves(_state(model, made // 2)))
     return kept + (kept - half) * (tokens - made) // (made - made // 2)
@@ -98,6 +98,6 @@ def _kept(model: Decoder, tokens: int) -> int:
 
 def _state(model: Decoder, tokens: int) -> State:
     """A state of so many tokens. How far one grows, only the mechanism knows: it is made."""
-    if constant(model):
+    if has_constant_state(model):
         return model.start(1)
     return model.extend(torch.zeros(1, tokens, dtype=torch.int64, device=reference_param(model).device))[1]

@@ -55,17 +55,17 @@ def beam_search(
         raise ValueError(f"beam must be an integer of at least 1, got {beam}")
     if not 0 <= length_penalty < math.inf:
         raise ValueError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
-    begun = prepare_inputs(
+    inputs = prepare_inputs(
         model, prompt, steps=steps, end=end, lengths=lengths, source=source, source_mask=source_mask
     )
     check_recurrent(model)
-    batch, device = len(begun.tokens), begun.tokens.device
+    batch, device = len(inputs.tokens), inputs.tokens.device
     tokens = torch.zeros(batch, 1, 0, dtype=torch.int64, device=device)
     length = torch.zeros(batch, 1, dtype=torch.int64, device=device)
     log_prob = torch.zeros(batch, 1, dtype=torch.float64, device=device)
     done = torch.zeros(batch, 1, dtype=torch.bool, device=device)
     with evaluation(model):
-        memory, new, mask = begun.memory(model), begun.tokens, begun.mask
+        memory, new, mask = inputs.memory(model), inputs.tokens, inputs.mask
         state = model.start(*memory) if memory else None
         for _ in range(steps):
             params, state = model.extend(new, state, mask=mask)

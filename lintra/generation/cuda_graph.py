@@ -22,7 +22,7 @@ _recording = threading.Lock()  # one at a time in a process
 Extend = Callable[..., tuple[Tensor, Any]]
 
 
-def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Extend:
+def choose_extend(model: Decoder, tokens: Tensor, state: State, steps: int) -> Extend:
     """Return how `steps` tokens are to follow `state`, one by one: `model.extend`, or a recording of it.
 
     tokens [b 1] and the state are what it will be called with, but for their values. The recording gives
@@ -31,7 +31,7 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
     if steps < MIN_STEPS or not can_replay(model):
         return model.extend
     try:
-        return Replay(model, tokens, state)
+        return GraphedDecoder(model, tokens, state)
     except RuntimeError as error:
         # The end of a recording that failed says only that it failed.
         cause = error.__context__ or error
@@ -41,16 +41,16 @@ def extend_of(model: Decoder, tokens: Tensor, state: State, steps: int) -> Exten
 
 def can_replay(model: Decoder) -> bool:
     """Return whether the model is on a CUDA device and no state in it grows."""
-    return reference_param(model).is_cuda and constant(model)
+    return reference_param(model).is_cuda and has_constant_state(model)
 
 
-def constant(model: Decoder) -> bool:
+def has_constant_state(model: Decoder) -> bool:
     """Return whether a state of the model is as large after any number of tokens as before the first."""
     causal = [x for x in model.modules() if isinstance(x, Attention) and x.causal]
     return all(x.can.state == "constant" for x in causal)
 
 
-class Replay:
+class GraphedDecoder:
     """`model.extend` of one token for every sequence, recorded."""
 
     def __init__(self, model: Decoder, tokens: Tensor, state: State):

@@ -98,7 +98,7 @@ def _foreign(module: nn.Module) -> str | None:
     return None
 
 
-class Fused:
+class NativeDecoder:
     """`model.extend` of one token for every sequence, from `state` on.
 
     The weights are those of now, kept as `weights` says; sums are float32. The states it gives are

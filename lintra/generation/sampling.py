@@ -51,9 +51,9 @@ def generate(
     n is `steps`, or less where all sequences ended before; behind its end a sequence is filled up with `end`,
     or with -1 where that is None."""
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
-    begun = prepare_inputs(model, prompt, options, **tensors, **keywords)
+    inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)
     check_recurrent(model)
-    return _collect(_recurrent(model, begun), begun)
+    return _collect(_recurrent(model, inputs), inputs)
 
 
 def generate_reference(
@@ -69,10 +69,10 @@ def generate_reference(
     """`generate` by the definition, without a state: for every token the whole sequence once more, with the
     model's own weights. Raises ValueError for a state_dtype too."""
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
-    begun = prepare_inputs(model, prompt, options, **tensors, **keywords)
-    if (dtype := begun.options.state_dtype) is not None:
+    inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)
+    if (dtype := inputs.options.state_dtype) is not None:
         raise ValueError(f"state_dtype must be None: there is no state to keep, got {dtype}")
-    return _collect(_recomputed(model, begun), begun)
+    return _collect(_recomputed(model, inputs), inputs)
 
 
 def stream(
@@ -100,51 +100,53 @@ def stream(
     where no step can be fused; TypeError for what is no number, and for options given beside keywords.
     """
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
-    begun = prepare_inputs(model, prompt, options, **tensors, **keywords)
+    inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)
     check_recurrent(model)
-    return _recurrent(model, begun)
+    return _recurrent(model, inputs)
 
 
 @torch.no_grad()
-def _recurrent(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
+def _recurrent(model: Decoder, inputs: GenerationInputs) -> Iterator[Tensor]:
     with evaluation(model):
-        memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
+        memory, tokens, mask = inputs.memory(model), inputs.tokens, inputs.mask
         state = model.start(*memory) if memory else None
         extend = model.extend
-        sampler, ending = begun.options.sampler, begun.ending()
-        for uniform in begun.uniforms:
+        sampler, ending = inputs.options.sampler, inputs.ending()
+        for uniform in inputs.uniforms:
             params, state = extend(tokens, state, mask=mask)
             token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
             following = token.clamp(min=0)  # of a filler, whatever the model says to it
             yield token
             if ending.all():
                 return
-            if tokens is begun.tokens and begun.options.steps > 1:  # all behind the prompt are alike
-                state = cast_state(model, state, begun.options.state_dtype)
-                extend = _one_by_one(model, following[:, None], state, begun)
+            if tokens is inputs.tokens and inputs.options.steps > 1:  # all behind the prompt are alike
+                state = cast_state(model, state, inputs.options.state_dtype)
+                extend = _decode_function(model, following[:, None], state, inputs)
             tokens, mask = following[:, None], None
 
 
-def _one_by_one(model: Decoder, tokens: Tensor, state: Any, begun: GenerationInputs) -> cuda_graph.Extend:
+def _decode_function(
+    model: Decoder, tokens: Tensor, state: Any, inputs: GenerationInputs
+) -> cuda_graph.Extend:
     """Return how the tokens behind the prompt come: fused on a CPU, recorded on a GPU, or by
     `model.extend`."""
-    steps = begun.options.steps - 1
+    steps = inputs.options.steps - 1
     fusible = (
         steps >= native_decode.MIN_STEPS
-        and begun.options.state_dtype is None
+        and inputs.options.state_dtype is None
         and native_decode.why_not(model) is None
     )
-    if begun.options.weights != "float32" or fusible:
-        return native_decode.Fused(model, state, begun.options.weights)
-    return cuda_graph.extend_of(model, tokens, state, steps)
+    if inputs.options.weights != "float32" or fusible:
+        return native_decode.NativeDecoder(model, state, inputs.options.weights)
+    return cuda_graph.choose_extend(model, tokens, state, steps)
 
 
 @torch.no_grad()
-def _recomputed(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
+def _recomputed(model: Decoder, inputs: GenerationInputs) -> Iterator[Tensor]:
     with evaluation(model):
-        memory, tokens, mask = begun.memory(model), begun.tokens, begun.mask
-        sampler, ending = begun.options.sampler, begun.ending()
-        for uniform in begun.uniforms:
+        memory, tokens, mask = inputs.memory(model), inputs.tokens, inputs.mask
+        sampler, ending = inputs.options.sampler, inputs.ending()
+        for uniform in inputs.uniforms:
             params = model(tokens, *memory, mask=mask)
             token = ending.mark(sampler.draw(model.output, last(params, mask), uniform))
             following = token.clamp(min=0)
@@ -155,11 +157,11 @@ def _recomputed(model: Decoder, begun: GenerationInputs) -> Iterator[Tensor]:
             mask = None if mask is None else torch.cat((mask, mask.new_ones(len(mask), 1)), 1)
 
 
-def _collect(tokens: Iterator[Tensor], begun: GenerationInputs) -> Tensor:
+def _collect(tokens: Iterator[Tensor], inputs: GenerationInputs) -> Tensor:
     sampled = list(tokens)
     if sampled:
         return torch.stack(sampled, 1)
-    return torch.empty(len(begun.tokens), 0, dtype=torch.int64, device=begun.tokens.device)
+    return torch.empty(len(inputs.tokens), 0, dtype=torch.int64, device=inputs.tokens.device)
 
 
 def check_recurrent(model: Decoder | Forecaster) -> None:

@@ -312,10 +312,10 @@ def test_an_output_that_ends_is_no_fault_of_the_files(lintra_says, run, monkeypa
         raise OSError(28, "No space left on device")
 
     predict = predicting("data.csv", "data.csv")
-    monkeypatch.setattr("lintra.cli.predict_series.say", ended)
+    monkeypatch.setattr("lintra.cli.predict_series.print_json", ended)
     with pytest.raises(BrokenPipeError):
         predict()
-    monkeypatch.setattr("lintra.cli.predict_series.say", full)
+    monkeypatch.setattr("lintra.cli.predict_series.print_json", full)
     with pytest.raises(OSError, match="No space left"):
         predict()
 

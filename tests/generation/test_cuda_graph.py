@@ -78,7 +78,7 @@ def test_what_is_not_recorded(recordings):
     model = build(linear.Config()).eval()
     _, state = model.extend(PROMPT)
     before = attention.map_state(torch.clone, state)
-    step = cuda_graph.extend_of(model, PROMPT[:, :1], state, 40)
+    step = cuda_graph.choose_extend(model, PROMPT[:, :1], state, 40)
     step(PROMPT[:, :1], state)
     assert len(recordings) == 1
     attention.map_state(lambda a, b: torch.testing.assert_close(a, b), state, before)

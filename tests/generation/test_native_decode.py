@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from lintra import native
 from lintra.attention import linear, map_state, retention, softmax
 from lintra.generation import native_decode
-from lintra.generation.native_decode import Fused
+from lintra.generation.native_decode import NativeDecoder
 from lintra.generation.sampling import generate, generate_reference, stream
 from lintra.models import decoder
 from lintra.nn import MLP, LogisticMixture
@@ -75,7 +75,7 @@ def test_a_fused_step_is_a_step(kind, batch, weights, instruction_set):
     tokens, state = begun(model, batch)
     before = map_state(torch.clone, state)
     right, after = run(model.extend, tokens, state)
-    mine, mine_after = run(Fused(model, state, weights), tokens, state)
+    mine, mine_after = run(NativeDecoder(model, state, weights), tokens, state)
     close(mine, right, TOLERANCE[weights])
     map_state(lambda x, y: close(x.double(), y.double(), TOLERANCE[weights]), mine_after, after)
     map_state(lambda x, y: torch.testing.assert_close(x, y, rtol=0, atol=0), state, before)
@@ -86,10 +86,10 @@ def test_all_numbers_of_rows(instruction_set):
     model = build(width=72)
     for batch in range(1, 30):
         tokens, state = begun(model, batch)
-        all_of_them, _ = run(Fused(model, state), tokens, state)
+        all_of_them, _ = run(NativeDecoder(model, state), tokens, state)
         close(all_of_them, run(model.extend, tokens, state)[0], TOLERANCE["float32"])
         one = map_state(lambda x: x[:1], state)
-        assert torch.equal(run(Fused(model, one), tokens[:1], one)[0], all_of_them[:1])
+        assert torch.equal(run(NativeDecoder(model, one), tokens[:1], one)[0], all_of_them[:1])
 
 
 def test_threads_share_the_work_and_change_nothing(instruction_set):
@@ -99,7 +99,7 @@ def test_threads_share_the_work_and_change_nothing(instruction_set):
         results = []
         for count in (1, 2, 5):
             torch.set_num_threads(count)
-            step = Fused(model, state)
+            step = NativeDecoder(model, state)
             step.native.pace.left = 0  # all of them from the first call on
             results.append(run(step, tokens, state))
         for params, after in results[1:]:
@@ -136,7 +136,9 @@ def test_the_same_tokens_as_the_definition(batch):
 
 def test_generation_is_fused_where_it_is_worth_it(monkeypatch):
     made = []
-    monkeypatch.setattr(native_decode, "Fused", lambda *args: made.append(args[2:]) or Fused(*args))
+    monkeypatch.setattr(
+        native_decode, "NativeDecoder", lambda *args: made.append(args[2:]) or NativeDecoder(*args)
+    )
     model = build()
     generate(model, steps=native_decode.MIN_STEPS)
     generate(model.double(), steps=40)
@@ -153,7 +155,7 @@ def test_what_goes_on_from_any_state():
     """A state may be kept, copied, and come back."""
     model = build()
     tokens, state = begun(model, 2)
-    step = Fused(model, state)
+    step = NativeDecoder(model, state)
     first, after = run(step, tokens, state)
     kept = map_state(torch.clone, after)
     assert torch.equal(run(step, tokens, state)[0], first)
@@ -166,15 +168,15 @@ def test_nan_goes_through(instruction_set):
         with torch.no_grad():
             model.blocks[0].mlp.up.weight[1, 1] = torch.nan
         tokens, state = begun(model, 2)
-        assert run(Fused(model, state, weights), tokens, state)[0].isnan().all()
+        assert run(NativeDecoder(model, state, weights), tokens, state)[0].isnan().all()
 
 
 def test_a_poisoned_sequence_stays_alone():
     model = build()
     tokens, state = begun(model, 20)
-    right, _ = run(Fused(model, state), tokens, state)
+    right, _ = run(NativeDecoder(model, state), tokens, state)
     state.layers[0].attention.kv[7] = torch.nan
-    found, _ = run(Fused(model, state), tokens, state)
+    found, _ = run(NativeDecoder(model, state), tokens, state)
     others = torch.arange(20) != 7
     assert found[7].isnan().all()
     assert torch.equal(found[others], right[others])
@@ -249,20 +251,20 @@ def test_what_cannot_be_fused():
 def test_calls_are_checked():
     model = build()
     tokens, state = begun(model, 2)
-    step = Fused(model, state)
+    step = NativeDecoder(model, state)
     with pytest.raises(ValueError, match="takes no mask"):
         step(tokens[:, :1], state, mask=tokens[:, :1] > 0)
     for wrong in (tokens, tokens[:1, :1]):
         with pytest.raises(ValueError, match=r"tokens must be \[2, 1\], got"):
             step(wrong, state)
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
-        Fused(model.train(), state)
+        NativeDecoder(model.train(), state)
 
 
 def test_no_memory():
     """Working memory that the system refuses is an error, not a crash."""
     model = build()
-    step = Fused(model, begun(model, 1)[1])
+    step = NativeDecoder(model, begun(model, 1)[1])
     step.native.shape = step.native.shape._replace(batch=0)  # nothing is allocated for the result
     words = list(native.decoder._REST.unpack(step.native.rest))
     words[1] = 2**50
@@ -273,11 +275,11 @@ def test_no_memory():
 
 FORK = """
 import os, sys, torch
-from tests.generation.test_native_decode import Fused, begun, build
+from tests.generation.test_native_decode import NativeDecoder, begun, build
 torch.set_num_threads(2)
 model = build(width=96)
 tokens, state = begun(model, 1)
-step = Fused(model, state)
+step = NativeDecoder(model, state)
 x = torch.zeros(1, 96)
 step.native.pace.left = 0
 step.native(x)
@@ -320,7 +322,7 @@ def test_a_layer_norm_without_a_bias_centres_all_the_same():
     model.norm = nn.LayerNorm(16, bias=False)
     tokens, state = begun(model, 2)
     right, _ = run(model.extend, tokens, state)
-    mine, _ = run(Fused(model, state), tokens, state)
+    mine, _ = run(NativeDecoder(model, state), tokens, state)
     close(mine, right, TOLERANCE["float32"])
 
 
@@ -336,12 +338,12 @@ def test_a_class_of_one_s_own_is_not_fused():
 def test_states_are_checked():
     """The native code trusts their addresses."""
     model, other = build(heads=2, width=16), build(heads=4, width=16)
-    step = Fused(model, model.start(2))
+    step = NativeDecoder(model, model.start(2))
     token = torch.zeros(2, 1, dtype=torch.int64)
     narrow = map_state(lambda x: x.to(torch.bfloat16) if x.is_floating_point() else x, model.start(2))
     for state in (other.start(2), narrow):
         with pytest.raises(ValueError, match=r"state must hold torch.float32"):
-            Fused(model, state)
+            NativeDecoder(model, state)
         with pytest.raises(ValueError, match=r"state must hold torch.float32"):
             step(token, state)
     with pytest.raises(ValueError, match="state must hold"):
