@@ -75,7 +75,7 @@ class ScoredAttention(Attention):
         sizes = self.sizes()
         checks.shape("memory.k", memory.k, "b s g d", sizes)
         checks.shape("memory.v", memory.v, "b s g e", sizes)
-        checks.alike("q", q, "the memory", memory.k)
+        checks.same_device_and_dtype("q", q, "the memory", memory.k)
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> State:
         """Copies of k and v, and which of them are real."""

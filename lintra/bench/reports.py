@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import lintra
-from lintra import checkpoint
 from lintra.bench.timing import Timing
+from lintra.io.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def save(path: Path, **content: object) -> None:
     }
     report["checksum"] = checksum(report)
     text = json.dumps(report, indent=1, allow_nan=False)  # which is no JSON
-    checkpoint.write_atomically(path, lambda temporary: temporary.write_text(text))
+    write_atomically(path, lambda temporary: temporary.write_text(text))
 
 
 def checksum(report: Mapping[str, Any]) -> str:

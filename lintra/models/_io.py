@@ -50,7 +50,7 @@ def input_embedding(config: EncoderIOConfig, width: int) -> nn.Module:
     return nn.Linear(config.inputs, width)
 
 
-def checked(config: EncoderIOConfig, reader: nn.Module, x: Tensor, layout: Layout) -> Tensor:
+def validate_input(config: EncoderIOConfig, reader: nn.Module, x: Tensor, layout: Layout) -> Tensor:
     """Return the tokens [b t] or features [b t i] of an encoder with 0 in padded places.
 
     Raises ValueError or TypeError unless x fits the configuration and the weights of `reader`, the layer it

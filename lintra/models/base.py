@@ -174,7 +174,7 @@ class TransformerBase(nn.Module):
 def blocks(config: TransformerConfig, *, causal: bool = True) -> Iterable[Block]:
     """The blocks of a configuration."""
     for layer in range(config.layers):
-        yield Block(self_attention_layer(config, layer, causal), mlp(config), **around(config))
+        yield Block(self_attention_layer(config, layer, causal), mlp(config), **block_options(config))
 
 
 def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) -> AttentionLayer:
@@ -200,8 +200,8 @@ def mlp(config: TransformerConfig) -> MLP | None:
     return MLP(config.width, ratio=config.mlp_ratio, activation=config.activation, dropout=config.dropout)
 
 
-def around(config: TransformerConfig) -> dict[str, Any]:
-    """Return the arguments of a block beside its parts."""
+def block_options(config: TransformerConfig) -> dict[str, Any]:
+    """Return the arguments of a block other than its parts."""
     return {
         "width": config.width,
         "norm": config.norm,

@@ -68,7 +68,7 @@ class BiLSTM(nn.Module):
     def _hidden(self, x: Tensor, layout: Layout) -> Tensor:
         mask, left = layout.mask, layout.left_align()
         warn_if_inverted(mask)
-        x = self.dropout(self.embedding(_io.checked(self.config, self.lstm, x, layout)))
+        x = self.dropout(self.embedding(_io.validate_input(self.config, self.lstm, x, layout)))
         if 0 in x.shape[:2]:
             return x.new_zeros(*x.shape[:2], 2 * self.config.width)
         autocast: AbstractContextManager[object] = nullcontext()

@@ -166,7 +166,7 @@ class CTC(nn.Module):
         if isinstance(self.encoder, BiLSTM):
             return "an LSTM of both directions begins at the end too"
         if not self.encoder.causal:
-            remedy = self.encoder.config.to_see_no_future()
+            remedy = self.encoder.config.causal_arguments()
             return f"its encoder looks at what comes later; build it with {remedy}"
         for attention in self._attentions:
             if not attention.can.recurrent:

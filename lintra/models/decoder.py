@@ -66,6 +66,11 @@ class Config(TransformerConfig):
                 f"output={self.output} and position={self.position!r}"
             )
 
+    @property
+    def look_back(self) -> int:
+        """How many tokens back the embedding looks; 0: it sees each token alone."""
+        return max(self.context, default=0)
+
     def build(self) -> "Decoder":
         return Decoder(self)
 
@@ -122,7 +127,7 @@ class Decoder(TransformerBase):
         """Return what goes into the first block, of a whole sequence or of a rank's piece of it."""
         if self.context is None:
             return self.embed(tokens, None, layout)[0]
-        reach = max(self.config.context, default=0)
+        reach = self.config.look_back
 
         def own(layout: Layout, places: slice) -> Tensor:
             here, recent = tokens[:, places], None
@@ -182,7 +187,7 @@ class Decoder(TransformerBase):
 
     def nothing_seen(self, batch: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
         """`seen` and `recent` of a state before any token: as if start symbols had stood there."""
-        device, reach = reference_param(self).device, max(self.config.context, default=0)
+        device, reach = reference_param(self).device, self.config.look_back
         return (
             torch.zeros(batch, dtype=torch.int64, device=device),
             torch.full((batch, reach), self.config.vocabulary, dtype=torch.int64, device=device),
@@ -243,7 +248,7 @@ class Decoder(TransformerBase):
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         super().check_state(state, kind, n, what)
-        reach = max(self.config.context, default=0)
+        reach = self.config.look_back
         if state.recent.shape != (n, reach):
             raise ValueError(f"state must remember {reach} tokens, got recent of {list(state.recent.shape)}")
 

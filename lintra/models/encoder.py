@@ -58,7 +58,7 @@ class Config(EncoderIOConfig, TransformerConfig):
         if self.head_norm and self.head_activation is None:
             raise ValueError("head_norm comes after head_activation, which is None")
 
-    def to_see_no_future(self) -> str:
+    def causal_arguments(self) -> str:
         """Return the arguments that make this encoder causal, for messages."""
         return "alternating=False and causal=True" if self.alternating else "causal=True"
 
@@ -125,7 +125,7 @@ class Encoder(TransformerBase):
     def check_input(self, x: Tensor, mask: Bool[Tensor, "b t"] | None = None) -> None:
         """Raise ValueError or TypeError unless the encoder can read x with this mask."""
         layout = _io.input_layout(self.config, x, mask, None)
-        _io.checked(self.config, self.embedding, x, layout)
+        _io.validate_input(self.config, self.embedding, x, layout)
 
     def _hidden(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
         warn_if_inverted(layout.mask)
@@ -142,7 +142,7 @@ class Encoder(TransformerBase):
 
     def _embed(self, x: Tensor, layout: Layout, token_types: Int[Tensor, "b t"] | None) -> Tensor:
         """Return what goes into the first block; 0 in padded places."""
-        x = self.embedding(_io.checked(self.config, self.embedding, x, layout))
+        x = self.embedding(_io.validate_input(self.config, self.embedding, x, layout))
         x = self.add_positions(x, layout)
         if self.token_types is not None:
             if token_types is None:
@@ -159,7 +159,7 @@ class Encoder(TransformerBase):
         """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
         if not self.causal:
             raise ValueError(
-                f"extend needs an encoder that sees no future: build it with {self.config.to_see_no_future()}"
+                f"extend needs an encoder that sees no future: build it with {self.config.causal_arguments()}"
             )
         if self.config.pool is not None:
             raise ValueError(

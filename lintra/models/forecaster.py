@@ -45,6 +45,11 @@ class Config(TransformerConfig):
         if self.position == "concatenated":
             raise ValueError("position 'concatenated' is for symbols: take another one")
 
+    @property
+    def look_back(self) -> int:
+        """How many rows back the lags look; 0: each value is seen alone."""
+        return max(self.lags, default=0)
+
     def build(self) -> "Forecaster":
         return Forecaster(self)
 
@@ -132,13 +137,13 @@ class Forecaster(TransformerBase):
 
     def check_state(self, state: Any, kind: type, n: int, what: str) -> None:
         super().check_state(state, kind, n, what)
-        reach = max(self.config.lags, default=0)
+        reach = self.config.look_back
         if state.recent.shape != (n, reach):
             raise ValueError(f"state must remember {reach} values, got recent of {list(state.recent.shape)}")
 
     def _before(self, batch: int) -> ForecasterState:
         """The state before any value, but for that of the blocks."""
-        device, reach = self.scaling.typical.device, max(self.config.lags, default=0)
+        device, reach = self.scaling.typical.device, self.config.look_back
         seen = torch.zeros(batch, dtype=torch.int64, device=device)
         recent = torch.zeros(batch, reach, dtype=torch.float64, device=device)
         return ForecasterState(seen, recent, self.scaling.start(batch), ())

@@ -18,7 +18,7 @@ from torch import Tensor
 from lintra.attention import AttentionConfig, State, in_layer, linear
 from lintra.legacy import renamed_arguments, renamed_attributes
 from lintra.models import decoder, encoder
-from lintra.models.base import around, mlp, self_attention_layer
+from lintra.models.base import block_options, mlp, self_attention_layer
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import CrossBlock
@@ -78,7 +78,7 @@ class Seq2Seq(Decoder):
                 head_dim=config.head_dim,
             )
             attn = self_attention_layer(config, layer, causal=True)
-            yield CrossBlock(attn, cross_attn, mlp(config), **around(config))
+            yield CrossBlock(attn, cross_attn, mlp(config), **block_options(config))
 
     def encode_memory(
         self,
@@ -96,7 +96,7 @@ class Seq2Seq(Decoder):
         length = layout.new
         if isinstance(length, int):
             length = torch.full((layout.n,), length, device=hidden.device)
-        layers = tuple(block.encode_memory(hidden, layout=layout) for block in self._readers)
+        layers = tuple(block.encode_memory(hidden, layout=layout) for block in self._cross_blocks)
         return Memory(length, layers)
 
     def forward(
@@ -121,7 +121,7 @@ class Seq2Seq(Decoder):
         """The state before any token."""
         self._check_memory(memory)
         batch = memory.length.shape[0]
-        layers = (block.start(batch, m) for block, m in zip(self._readers, memory.layers, strict=True))
+        layers = (block.start(batch, m) for block, m in zip(self._cross_blocks, memory.layers, strict=True))
         return DecoderState(*self.nothing_seen(batch), tuple(layers))
 
     def extend(
@@ -140,7 +140,7 @@ class Seq2Seq(Decoder):
         return super().extend(tokens, state, mask=mask, cu_seqlens=cu_seqlens)
 
     @property
-    def _readers(self) -> Iterable[CrossBlock]:
+    def _cross_blocks(self) -> Iterable[CrossBlock]:
         return cast("Iterable[CrossBlock]", self.blocks)
 
     def _check_memory(self, memory: Memory, batch: int | None = None) -> None:

@@ -240,11 +240,11 @@ def forward(
     total = torch.float64 if q.dtype is torch.float64 else torch.float32
     y = q.new_empty((b, t, h, e))
     den = torch.empty((b, t, h), dtype=total, device="cpu")
-    cu_seqlens = places(cu_seqlens)
+    cu_seqlens = as_int64(cu_seqlens)
     n = _sequences(q, cu_seqlens)
     kv_out = torch.empty((n, g, f, e), dtype=total, device="cpu")
     z_out = torch.empty((n, g, f), dtype=total, device="cpu")
-    q, k, v = rows(q), rows(k), rows(v)
+    q, k, v = last_contiguous(q), last_contiguous(k), last_contiguous(v)
     same_shape("kv", kv, (n, g, f, e))
     same_shape("z", z, (n, g, f))
     same_dtype(total, kv=kv, z=z)
@@ -294,11 +294,11 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))
     dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total, device="cpu")
     dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total, device="cpu")
-    cu_seqlens = places(cu_seqlens)
+    cu_seqlens = as_int64(cu_seqlens)
     n, g = _sequences(q, cu_seqlens), k.shape[2]
     dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total, device="cpu")
     dz_in = torch.empty((n, g, q.shape[3]), dtype=total, device="cpu")
-    q, k, v, dy = rows(q), rows(k), rows(v), rows(dy)
+    q, k, v, dy = last_contiguous(q), last_contiguous(k), last_contiguous(v), last_contiguous(dy)
     y, den = y.contiguous(), den.contiguous()
     kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
     library, instruction_set = chosen()
@@ -320,14 +320,14 @@ def backward(
     return dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in
 
 
-def rows(x: Tensor) -> Tensor:
-    """Return x with its last axis contiguous."""
+def last_contiguous(x: Tensor) -> Tensor:
+    """Return x with its last axis contiguous, copied if it was not."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
-def places(cu_seqlens: Tensor | None) -> Tensor | None:
-    """Return cu_seqlens as the library reads them."""
-    return None if cu_seqlens is None else cu_seqlens.to(torch.int64).contiguous()
+def as_int64(x: Tensor | None) -> Tensor | None:
+    """Return integers as the library reads them: contiguous, of 64 bits."""
+    return None if x is None else x.to(torch.int64).contiguous()
 
 
 def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:

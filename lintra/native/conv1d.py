@@ -55,7 +55,9 @@ def backward(
     dbias = torch.empty(call.groups, channels, dtype=weight.dtype, device="cpu")
     before = None if state is None else torch.empty(call.state_shape, dtype=weight.dtype, device="cpu")
     dstate = None if dstate is None else dstate.contiguous()
-    call.run("lintra_conv1d_backward", None, None, native.rows(dy), dstate, (dx, dweight, dbias, before))
+    call.run(
+        "lintra_conv1d_backward", None, None, native.last_contiguous(dy), dstate, (dx, dweight, dbias, before)
+    )
     return dx, dweight.sum(0).mT.contiguous(), None if bias is None else dbias.sum(0), before
 
 
@@ -78,7 +80,7 @@ def step(
     b, t, c = x.shape
     weight = weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    rows, starts = native.places(indices), native.places(starts)
+    rows, starts = native.as_int64(indices), native.as_int64(starts)
     y = torch.empty(b, t, c, dtype=x.dtype, device="cpu")
     loaded, instruction_set = native.chosen()
     call = native.CONV1D_STEP.pack(
@@ -113,9 +115,9 @@ class _Call:
         cu_seqlens: Tensor | None,
         silu: bool,
     ):
-        self.x, self.weight = native.rows(x), weight.mT.contiguous()
+        self.x, self.weight = native.last_contiguous(x), weight.mT.contiguous()
         self.bias, self.state = (None if y is None else y.contiguous() for y in (bias, state))
-        self.mask, self.cu_seqlens, self.silu = mask, native.places(cu_seqlens), silu
+        self.mask, self.cu_seqlens, self.silu = mask, native.as_int64(cu_seqlens), silu
         width, channels = self.weight.shape
         n = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.groups = min(n, _GROUPS)

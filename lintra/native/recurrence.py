@@ -78,7 +78,9 @@ def backward(
     before = new(call.states, dtype=call.total)
     dstate = None if dstate is None else dstate.contiguous()
     gradients = (dstate, dq, dk, dlog_decay, dbeta, dv, before)
-    call.run("lintra_recurrence_backward", scale, (None, None, None, saved), native.rows(dy), gradients)
+    call.run(
+        "lintra_recurrence_backward", scale, (None, None, None, saved), native.last_contiguous(dy), gradients
+    )
     dlog_decay, dbeta = (None if x is None else _summed(x) for x in (dlog_decay, dbeta))
     dq, dk = grouped(_summed(dq), q), grouped(_summed(dk), k)
     return dq, dk, grouped(dv, v), dlog_decay, dbeta, before
@@ -114,12 +116,12 @@ class _Call:
         mask: Tensor | None,
         cu_seqlens: Tensor | None,
     ):
-        self.q, self.k, self.v = (native.rows(x) for x in (q, k, v))
+        self.q, self.k, self.v = (native.last_contiguous(x) for x in (q, k, v))
         if log_decay is not None and log_decay.dim() == 4:
-            log_decay = native.rows(log_decay)
+            log_decay = native.last_contiguous(log_decay)
         self.log_decay = log_decay
         self.beta, self.mask = beta, mask
-        self.cu_seqlens = native.places(cu_seqlens)
+        self.cu_seqlens = native.as_int64(cu_seqlens)
         self.total = torch.float64 if q.dtype is torch.float64 else torch.float32
         b, t, queries, f = q.shape
         keys, (values, e) = k.shape[2], v.shape[2:]

@@ -110,9 +110,9 @@ class _Call:
 
     def __init__(self, u, dt, A, B, C, D, z, dt_bias, dt_softplus, mask, cu_seqlens):
         self.tokens = [None if x is None else _lined(x) for x in (u, dt, z)]
-        self.states_read = native.rows(B), native.rows(C)
+        self.states_read = native.last_contiguous(B), native.last_contiguous(C)
         self.weights = [None if x is None else x.contiguous() for x in (A, D, dt_bias)]
-        self.mask, self.cu_seqlens = mask, native.places(cu_seqlens)
+        self.mask, self.cu_seqlens = mask, native.as_int64(cu_seqlens)
         (b, t, c), g, n = u.shape, *B.shape[2:]
         m = b if cu_seqlens is None else cu_seqlens.shape[0] - 1
         self.states = (m, c, n)

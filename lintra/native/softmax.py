@@ -114,7 +114,7 @@ def _backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))
     dlogsumexp = None if dlogsumexp is None else dlogsumexp.contiguous()
     results, given = (o.contiguous(), logsumexp.contiguous()), (dlogsumexp, dq, dk, dv)
-    _run("lintra_softmax_backward", q, k, v, where, order, results, native.rows(do), given)
+    _run("lintra_softmax_backward", q, k, v, where, order, results, native.last_contiguous(do), given)
     return dq, dk, dv
 
 
@@ -141,7 +141,7 @@ def _run(
     gradients: Sequence[Tensor | None],
 ) -> None:
     visible, blocks, listed, own, kind, before, after, dilation, unit, scale = where
-    q, k, v = native.rows(q), native.rows(k), native.rows(v)
+    q, k, v = native.last_contiguous(q), native.last_contiguous(k), native.last_contiguous(v)
     b, t, h, d = q.shape
     s, g, e = k.shape[1], *v.shape[2:]
     native.same_shape("k", k, (b, s, g, d))
@@ -154,8 +154,8 @@ def _run(
         if n * min(unit, max(1, t)) != t:
             raise ValueError(f"blocks must be lists for {t} queries in blocks of {unit}, got {n} lists")
         # Here and not in `_list`: what is copied has to live as long as the call.
-        blocks = native.rows(blocks.to(torch.int64)).expand(b, g, n, entries)
-        listed = native.rows(listed).expand(b, g, n, entries)
+        blocks = native.last_contiguous(blocks.to(torch.int64)).expand(b, g, n, entries)
+        listed = native.last_contiguous(listed).expand(b, g, n, entries)
         own = None if own is None else own.to(torch.int64).expand(b, n)
         lists = (_list(blocks), _list(listed), native.strided(own))
     if kind == "all":

@@ -45,7 +45,7 @@ def floating(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
 
 
-def alike(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
+def same_device_and_dtype(name: str, x: Tensor, other_name: str, other: Tensor) -> None:
     """Raise unless `x` has the device and dtype of `other`."""
     if x.device != other.device:
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, got {x.device}")
@@ -85,7 +85,7 @@ def qkv(
             f"s={k.shape[1]}: what came before goes in as `state`, another sequence through `encode_memory`"
         )
     kv(k, v, mask_, sizes, value_heads)
-    alike("k", k, "q", q)
+    same_device_and_dtype("k", k, "q", q)
 
 
 def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], value_heads: str = "g") -> None:
@@ -93,7 +93,7 @@ def kv(k: Tensor, v: Tensor, mask_: Tensor | None, sizes: dict[str, int], value_
     shape("k", k, "b s g d", sizes)
     floating("k", k)
     shape("v", v, f"b s {value_heads} e", sizes)
-    alike("v", v, "k", k)
+    same_device_and_dtype("v", v, "k", k)
     if mask_ is not None:
         mask(mask_, "b s", sizes, k.device)
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 from lintra.native import conv1d as kernel
 from lintra.ops import checks, dispatch, operator
 from lintra.ops.autocast import follow_autocast, no_autocast
-from lintra.ops.dispatch import numbers_alone
+from lintra.ops.dispatch import can_skip_operator
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.padding import take
 
@@ -59,7 +59,7 @@ def causal_conv1d(
     bias = None if bias is None else bias.to(dtype)
     silu = activation == "silu"
     given = [y for y in (x, weight, bias, state) if y is not None]
-    if impl in ("auto", "native") and numbers_alone(*given):
+    if impl in ("auto", "native") and can_skip_operator(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         return kernel.forward(x, weight, bias, state, layout.mask, layout.cu_seqlens, silu)
     chosen = dispatch.choose("causal_conv1d", impl, *given)
@@ -193,12 +193,12 @@ def _differentiate(ctx, dy, dstate):
 
 
 def _gradients(dy, dstate, x, *others):
-    return operator.tensors(x, kernel.backward(dy, dstate, x, *others))
+    return operator.empty_for_none(x, kernel.backward(dy, dstate, x, *others))
 
 
 def _gradients_fake(dy, dstate, x, weight, bias, state, *others):
     given = (x, weight, bias, state)
-    return operator.tensors(x, (y if y is None else y.new_empty(y.shape) for y in given))
+    return operator.empty_for_none(x, (y if y is None else y.new_empty(y.shape) for y in given))
 
 
 causal_conv1d_native = operator.define(
@@ -216,7 +216,7 @@ _backward = operator.define(
     "(Tensor dx, Tensor dweight, Tensor dbias, Tensor dstate_in)",
     _gradients,
     _gradients_fake,
-    operator.once("the causal convolution", "native"),
+    operator.refuse_double_backward("the causal convolution", "native"),
     None,
     ["CPU"],
 )

@@ -45,7 +45,7 @@ _FEATURES_MOST = 256  # of a recurrence, whose programs hold whole columns of a 
 _warned: set[str] = set()
 
 
-class Row(NamedTuple):
+class ImplementationStatus(NamedTuple):
     """One line of `lintra info`."""
 
     op: str
@@ -79,7 +79,7 @@ def serves(op: str, impl: str, *tensors: Tensor) -> bool:
     return _why_not(op, impl, tensors) is None
 
 
-def explain() -> list[Row]:
+def explain() -> list[ImplementationStatus]:
     """For every op, what serves float32 tensors on this machine's CPU and GPU and why the others do not."""
     rows = []
     for op, names in IMPLEMENTATIONS.items():
@@ -90,7 +90,7 @@ def explain() -> list[Row]:
         for name in names:
             reason = _why_not(op, name, ())
             serves = ", ".join(device for device, each in chosen.items() if each == name)
-            rows.append(Row(op, name, serves, reason or _ROLES[name]))
+            rows.append(ImplementationStatus(op, name, serves, reason or _ROLES[name]))
     return rows
 
 
@@ -179,15 +179,15 @@ def eager() -> bool:
     )
 
 
-def numbers_alone(x: Tensor, *others: Tensor | None) -> bool:
-    """Return whether `kernels_alone` holds without autocast and for one dtype, that of sums."""
+def can_skip_operator(x: Tensor, *others: Tensor | None) -> bool:
+    """Return whether `can_call_kernels` holds without autocast and for one dtype, that of sums."""
     dtype = x.dtype
     if torch.is_autocast_enabled("cpu") or (dtype is not torch.float32 and dtype is not torch.float64):
         return False
-    return all(y is None or y.dtype is dtype for y in others) and kernels_alone(x, *others)
+    return all(y is None or y.dtype is dtype for y in others) and can_call_kernels(x, *others)
 
 
-def kernels_alone(x: Tensor, *others: Tensor | None) -> bool:
+def can_call_kernels(x: Tensor, *others: Tensor | None) -> bool:
     """Return whether the C++ kernels can be called as they are: they are here, x has a dtype that they read,
     and numbers alone are asked for, on the CPU: no gradients, no graphs, no transforms. PyTorch's dispatcher
     takes longer than the kernels do for one token."""

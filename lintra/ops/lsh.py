@@ -243,7 +243,7 @@ def lsh_attention(
     for name, x, letters in (("u", u, "b t h d"), ("v", v, "b t h e"), ("bucket", bucket, "b t h r")):
         checks.shape(name, x, letters, sizes)
     checks.floating("u", u)
-    checks.alike("v", v, "u", u)
+    checks.same_device_and_dtype("v", v, "u", u)
     if mask is not None:
         checks.mask(mask, "b t", sizes, u.device)
     time, chunk = u.shape[1], pattern.chunk

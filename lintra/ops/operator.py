@@ -41,7 +41,7 @@ def define(
     return getattr(torch.ops.lintra, name)
 
 
-def once(op: str, impl: str) -> Callable[..., Any]:
+def refuse_double_backward(op: str, impl: str) -> Callable[..., Any]:
     """Return a gradient of a backward operator that refuses: there are no second derivatives."""
 
     def no_double_backward(ctx, *_):
@@ -70,6 +70,6 @@ def differentiable(
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
 
 
-def tensors(like: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
+def empty_for_none(like: Tensor, gradients: Iterable[Tensor | None]) -> tuple[Tensor, ...]:
     """Return gradients as an operator has to: an empty tensor for that of an argument that was not given."""
     return tuple(like.new_empty(0) if x is None else x for x in gradients)

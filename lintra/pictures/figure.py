@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lintra import checkpoint
+from lintra.io.files import write_atomically
 
 PAPER, INK, SOFT = "white", "#222222", "#8a8a8a"
 COLORS = ("#0b6e99", "#d1495b", "#66a182", "#b97a0e", "#7b5ea7", "#8a5a44", "#4f6d7a")
@@ -39,7 +39,7 @@ def save(path: Path, figure: Figure, *pasted: tuple[np.ndarray, tuple[int, int]]
     whole = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     for array, place in pasted:
         whole.paste(Image.fromarray(array), place)
-    checkpoint.write_atomically(path, lambda temporary: whole.save(temporary, "png"))
+    write_atomically(path, lambda temporary: whole.save(temporary, "png"))
 
 
 def plain(value: float, _: float) -> str:

@@ -13,7 +13,7 @@ from lintra.compat.seq_idx import Packing, flat
 from lintra.native import conv1d as kernel
 from lintra.ops import Layout, causal_conv1d, checks
 from lintra.ops.conv1d import Activation
-from lintra.ops.dispatch import kernels_alone
+from lintra.ops.dispatch import can_call_kernels
 
 
 def causal_conv1d_fn(
@@ -83,14 +83,14 @@ def causal_conv1d_update(
     tokens = x[..., None] if one else x
     axes = "b d l" if conv_state_indices is None else "r d l"
     sizes = _check(tokens, weight, bias, conv_state=(conv_state, axes))
-    checks.alike("conv_state", conv_state, "x", x)
+    checks.same_device_and_dtype("conv_state", conv_state, "x", x)
     if sizes["l"] < max(1, sizes["w"] - 1):
         raise ValueError(f"conv_state must hold at least w - 1 = {sizes['w'] - 1} inputs, got {sizes['l']}")
     integers("cache_seqlens", cache_seqlens, "b", sizes, x, "x")
     integers("conv_state_indices", conv_state_indices, "b", sizes, x, "x")
     rows_below("conv_state_indices", conv_state_indices, conv_state.shape[0])
     tokens = tokens.mT
-    if kernels_alone(tokens, conv_state, weight, bias):
+    if can_call_kernels(tokens, conv_state, weight, bias):
         total = checks.sum_dtype(x.dtype)
         weight, bias = weight.to(total), None if bias is None else bias.to(total)
         written_in_place("conv_state", conv_state)

@@ -13,7 +13,7 @@ from torch import Tensor
 from lintra.native import forward as native_forward
 from lintra.ops import checks, dispatch
 from lintra.ops.autocast import follow_autocast, no_autocast
-from lintra.ops.dispatch import numbers_alone
+from lintra.ops.dispatch import can_skip_operator
 from lintra.ops.features import FUSED, FeatureMapName, apply_feature_map
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.linear_attention.chunked import (
@@ -124,7 +124,7 @@ def linear_attention(
         state = LinearState.empty(layout.n, g, f, v.shape[3], device=k.device, dtype=k.dtype)
     given = [x for x in (q, k, v, log_decay, log_input, *state) if x is not None]
     options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
-    if impl in ("auto", "native") and numbers_alone(*given):
+    if impl in ("auto", "native") and can_skip_operator(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         logs = {"log_decay": log_decay, "log_input": log_input, "kv": state.kv, "z": state.z}
         y, kv, z, _ = native_forward(q, k, v, mask=mask, cu_seqlens=layout.cu_seqlens, **logs, **options)

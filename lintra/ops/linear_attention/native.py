@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lintra import native
 from lintra.native import recurrence
-from lintra.ops.dispatch import numbers_alone
+from lintra.ops.dispatch import can_skip_operator
 from lintra.ops.features import FeatureMapName
 from lintra.ops.linear_attention import operator
 
@@ -41,7 +41,7 @@ def native_step(
     token, which is why a loop over tokens asks here first."""
     kv, z = (None, None) if state is None else state
     given = [x for x in (q, k, v, kv, z) if x is not None]
-    if not numbers_alone(*given):
+    if not can_skip_operator(*given):
         return None
     b, _, h, f = q.shape
     sizes = (b, 1, h, f) == q.shape == k.shape and v.shape[:3] == (b, 1, h) and f and v.shape[3]

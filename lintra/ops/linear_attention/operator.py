@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lintra.ops.operator import define, once, tensors
+from lintra.ops.operator import define, empty_for_none, refuse_double_backward
 
 _OPTIONS = "Tensor? mask, Tensor? cu_seqlens, bool causal, bool normalize, float eps, str? feature_map"
 _FORWARD = (
@@ -32,7 +32,7 @@ def register(
     """
 
     def gradients(dy, dkv, dz, q, *others):
-        return tensors(q, backward(dy, dkv, dz, q, *others))
+        return empty_for_none(q, backward(dy, dkv, dz, q, *others))
 
     def differentiate(ctx, dy, dkv, dz, _):
         q, k, v, y, denominator, log_decay, log_input, *others = ctx.saved_tensors
@@ -45,7 +45,7 @@ def register(
         return dq, dk, dv, dlog_decay, dlog_input, dkv, dz, None, None, None, None, None, None
 
     operator = define(name, _FORWARD, forward, _forward_fake, differentiate, _save, devices)
-    refuse = once("linear attention", impl)
+    refuse = refuse_double_backward("linear attention", impl)
     backward_operator = define(
         f"{name}_backward", _BACKWARD, gradients, _backward_fake, refuse, None, devices
     )
@@ -123,14 +123,14 @@ def register_recurrence(
         return dq, dk, dv, dlog_decay, dbeta, dstate, None, None, None, None
 
     def gradients(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
-        return tensors(q, backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others))
+        return empty_for_none(q, backward(dy, dstate, q, k, v, log_decay, beta, saved, state, *others))
 
     def gradients_fake(dy, dstate, q, k, v, log_decay, beta, saved, state, *others):
         given = (q, k, v, log_decay, beta, state)
-        return tensors(q, (x if x is None else x.new_empty(x.shape) for x in given))
+        return empty_for_none(q, (x if x is None else x.new_empty(x.shape) for x in given))
 
     operator = define(name, _RECURRENCE, forward, fake, differentiate, save, devices)
-    refuse = once("linear attention", impl)
+    refuse = refuse_double_backward("linear attention", impl)
     backward_operator = define(
         f"{name}_backward", _RECURRENCE_BACKWARD, gradients, gradients_fake, refuse, None, devices
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lintra.native import recurrence
 from lintra.ops import checks, dispatch
-from lintra.ops.dispatch import kernels_alone
+from lintra.ops.dispatch import can_call_kernels
 from lintra.ops.features import FeatureMapName, apply_feature_map
 from lintra.ops.layout import Layout
 from lintra.ops.linear_attention.chunked import recurrence_chunked
@@ -59,7 +59,7 @@ def recur(
     given = [x for x in (q, k, v, log_decay, beta, kv) if x is not None]
     inner = 1.0 if scale is None or normalize else scale  # of y, not of the denominator
     places = layout.mask, layout.cu_seqlens
-    if impl in ("auto", "native") and kernels_alone(*given):
+    if impl in ("auto", "native") and can_call_kernels(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         out = kv if inplace and q.shape[1] == 1 and kv is state.kv and kv.is_contiguous() else None
         y, kv, _ = recurrence.forward(q, k, v, log_decay, beta, kv, *places, inner, False, out=out)

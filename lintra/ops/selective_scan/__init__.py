@@ -13,7 +13,7 @@ from torch import Tensor
 from lintra.native import scan
 from lintra.ops import checks, dispatch
 from lintra.ops.autocast import follow_autocast, no_autocast
-from lintra.ops.dispatch import numbers_alone
+from lintra.ops.dispatch import can_skip_operator
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.padding import zero_padding
 from lintra.ops.selective_scan.chunked import selective_scan_chunked
@@ -79,7 +79,7 @@ def selective_scan(
         state = A.new_zeros(layout.n, *A.shape)
     given = [x for x in (u, dt, A, B, C, D, z, dt_bias, state) if x is not None]
     inputs = (u, dt, A, B, C, D, z, dt_bias)
-    if impl in ("auto", "native") and numbers_alone(*given):
+    if impl in ("auto", "native") and can_skip_operator(*given):
         # Not through the operator: PyTorch's dispatcher takes longer than the arithmetic of one token.
         return scan.forward(*inputs, state, dt_softplus, layout.mask, layout.cu_seqlens, False)[:2]
     chosen = dispatch.choose("selective_scan", impl, *given)
@@ -143,7 +143,7 @@ def _validate(
     for name, x in {"dt": dt, "B": B, "C": C, "z": z}.items():
         if x is not None:
             checks.shape(name, x, letters if name in "BC" else "b t c", sizes)
-            checks.alike(name, x, "u", u)
+            checks.same_device_and_dtype(name, x, "u", u)
     for name, x in {"A": A, **weights}.items():
         if x is not None:
             checks.shape(name, x, "c n" if name == "A" else "c", sizes)

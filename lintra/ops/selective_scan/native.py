@@ -3,7 +3,7 @@
 import torch
 
 from lintra.native import scan
-from lintra.ops.operator import define, once, tensors
+from lintra.ops.operator import define, empty_for_none, refuse_double_backward
 
 _ARGUMENTS = "Tensor u, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias"
 _OPTIONS = "bool dt_softplus, Tensor? mask, Tensor? cu_seqlens"
@@ -41,7 +41,7 @@ def _backward(dy, dstate, u, dt, A, B, C, D, z, dt_bias, saved, state, dt_softpl
     inputs, options = (u, dt, A, B, C, D, z, dt_bias), (dt_softplus, mask, cu_seqlens)
     if not saved.numel():  # the forward did not expect to be differentiated
         saved = scan.forward(*inputs, state, *options, True)[2]
-    return tensors(u, scan.backward(dy, dstate, *inputs, saved, *options))
+    return empty_for_none(u, scan.backward(dy, dstate, *inputs, saved, *options))
 
 
 def _backward_fake(dy, dstate, u, dt, A, B, C, D, z, dt_bias, saved, state, *_):
@@ -49,7 +49,7 @@ def _backward_fake(dy, dstate, u, dt, A, B, C, D, z, dt_bias, saved, state, *_):
     dA, dB, dC, dD, dbias, dstate = (
         None if x is None else x.new_empty(x.shape) for x in (A, B, C, D, dt_bias, state)
     )
-    return tensors(u, (du, ddt, dA, dB, dC, dD, dz, dbias, dstate))
+    return empty_for_none(u, (du, ddt, dA, dB, dC, dD, dz, dbias, dstate))
 
 
 selective_scan_native = define(
@@ -60,7 +60,7 @@ _backward_operator = define(
     _BACKWARD,
     _backward,
     _backward_fake,
-    once("the selective scan", "native"),
+    refuse_double_backward("the selective scan", "native"),
     None,
     ["CPU"],
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from lintra.compat.arguments import integers, rows_below, same_dtype, tensors, written_in_place
 from lintra.native import scan
 from lintra.ops import Layout, checks, selective_scan
-from lintra.ops.dispatch import kernels_alone
+from lintra.ops.dispatch import can_call_kernels
 
 
 def selective_state_update(
@@ -67,7 +67,7 @@ def selective_state_update(
         before = state[state_batch_indices.clamp(min=0).long()]
     u, delta, B, C, *gate = same_dtype(x, dt, B, C, *(() if z is None else (z,)))
     total = checks.sum_dtype(u.dtype)
-    alone = kernels_alone(x, state, dt, A, B, C, D, z, dt_bias)
+    alone = can_call_kernels(x, state, dt, A, B, C, D, z, dt_bias)
     tied = (
         alone and heads and _tied(A) and dt.stride(-1) == 0 and (dt_bias is None or dt_bias.stride(-1) == 0)
     )
