@@ -1,13 +1,14 @@
 """Frozen dataclasses as a command line: tyro parses, this file keeps help and errors short."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import os
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -48,6 +49,18 @@ def parse_known(form: type[T], args: Sequence[str], default: T | None = None) ->
             return _cli(form, args, default=default, return_unknown_args=True, add_help=False)[0]
     except SystemExit:
         return default
+
+
+def changed(options: Any, names: Iterable[str] | None = None) -> list[str]:
+    """Return which of the flags of a dataclass `options` differ from their defaults: of these, or of all."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    return [x for x in (defaults if names is None else names) if getattr(options, x) != defaults[x]]
+
+
+def check_seed(seed: int | None) -> None:
+    """Raise ValueError for a seed that is not a number of 63 bits; None passes."""
+    if seed is not None and not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be between 0 and 2^63 - 1, got {seed}")
 
 
 def _cli(form: Any, args: Sequence[str], **options: Any) -> Any:

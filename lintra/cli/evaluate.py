@@ -15,7 +15,7 @@ from lintra import evaluate
 from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli import evaluate_series, evaluate_speech, memory
-from lintra.cli.arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, changed, check_seed, parse
 from lintra.cli.model import SPLITS, Device, open_model, refuse_unless_images, sampled
 from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
@@ -60,8 +60,7 @@ class Options:
 
     def __post_init__(self):
         fields.at_least(self, limit=1, batch=1)
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
+        check_seed(self.seed)
         if self.pictures is not None and self.pictures.exists() and not self.pictures.is_dir():
             raise ValueError(f"pictures must be a folder, got the file {self.pictures}")
         refuse_folder("json", self.json)
@@ -98,7 +97,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
         return evaluate_speech.evaluate(model, task, options)
-    for name in [*options.searching.given(), *(["hypotheses"] if options.hypotheses else [])]:
+    for name in [*changed(options.searching), *(["hypotheses"] if options.hypotheses else [])]:
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     if options.predictions and not isinstance(task, TextClassification):
         raise UsageError(f"predictions are of texts, {options.model} is of the task {task.name}")

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from lintra import runtime
 from lintra.cli import generate_text, memory
-from lintra.cli.arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, changed, check_seed, parse
 from lintra.cli.generate_text import Texts
 from lintra.cli.model import Device, open_model, refuse_unless_images
 from lintra.cli.output import Quiet
@@ -79,10 +79,9 @@ class Options:
             raise ValueError(f"complete must not be negative, got {self.complete}")
         if self.samples == 0 and self.complete in (0, ()):
             raise ValueError("samples and complete are both 0: there is nothing to draw")
-        if self.complete in (0, ()) and (idle := self.given("completions", "fraction")):
+        if self.complete in (0, ()) and (idle := changed(self, ("completions", "fraction"))):
             raise ValueError(f"{idle[0]} is of images that are completed, and complete is 0")
-        if (seed := self.sampling.seed) is not None and not 0 <= seed < 2**63:
-            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {seed}")
+        check_seed(self.sampling.seed)
         if self.out.suffix != ".png":
             raise ValueError(f"out must end in .png, got {self.out}")
         lacking = {"pytorch": "float16", "runtime": "bfloat16"}[self.engine]
@@ -91,10 +90,6 @@ class Options:
             raise ValueError(f"weights {lacking} are for --engine {other}, got engine={self.engine!r}")
         refuse_folder("out", self.out)
         check_fraction(self.fraction)
-
-    def given(self, *names: str) -> list[str]:
-        """Return the flags that differ from their defaults."""
-        return [name for name in names if getattr(self, name) != getattr(Options, name)]
 
 
 def generate_command(args: Sequence[str]) -> int:
@@ -111,7 +106,7 @@ def generate_command(args: Sequence[str]) -> int:
     for name in ("prompt", "length", "stop", "end", "stream"):
         if getattr(options, name) not in (None, (), False) and not isinstance(task, Text):
             raise UsageError(f"{name} is for tasks on text, {options.model} is of the task {task.name}")
-    of_images = options.given("complete", "completions", "fraction", "out")
+    of_images = changed(options, ("complete", "completions", "fraction", "out"))
     refuse_unless_images(task, options.model, dict.fromkeys(of_images, True))
     if options.samples == 0 and not isinstance(task, PixelTask):
         raise UsageError("samples must be at least 1, got 0")
@@ -247,7 +242,7 @@ def _given(options: Options, task: PixelTask) -> tuple[Tensor, Tensor] | None:
     from lintra import pictures
 
     complete = options.complete
-    if not (options.given(*OF_COMPLETIONS) or _at_hand(task) if complete is None else complete):
+    if not (changed(options, OF_COMPLETIONS) or _at_hand(task) if complete is None else complete):
         return None
     if complete is None or isinstance(complete, int):
         try:

@@ -9,7 +9,7 @@ import tyro
 
 from lintra import checkpoint, train
 from lintra.cli import predict_series, predict_texts
-from lintra.cli.arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, changed, check_seed, parse
 from lintra.cli.failures import report_failure
 from lintra.cli.json_lines import print_json
 from lintra.cli.model import Device, chosen
@@ -50,16 +50,14 @@ class Options:
         fields.at_least(self, batch=1, horizon=1, samples=1)
         if not all(0 < level < 1 for level in self.quantiles):
             raise ValueError(f"quantiles must be above 0 and below 1, got {self.quantiles}")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must be between 0 and 2^63 - 1, got {self.seed}")
+        check_seed(self.seed)
         if self.text_column is not None and (self.lines or not self.files):
             raise ValueError("text_column is of the rows of files: name files, without --lines")
 
     def refuse(self, names: Sequence[str], of: str, why: str) -> None:
         """Raise UsageError where one of these flags is given: they are for what is `of` another kind."""
-        for name in names:
-            if getattr(self, name) != getattr(Options, name):
-                raise UsageError(f"{name} is for {of}, {why}: leave --{name.replace('_', '-')} out")
+        for name in changed(self, names):
+            raise UsageError(f"{name} is for {of}, {why}: leave --{name.replace('_', '-')} out")
 
 
 def predict_command(args: Sequence[str]) -> int:

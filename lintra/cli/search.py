@@ -8,7 +8,7 @@ from typing import Any
 from lintra.audio.errors import SpeechError
 from lintra.audio.lines import lines
 from lintra.audio.symbols import Symbols
-from lintra.cli.arguments import UsageError
+from lintra.cli.arguments import UsageError, changed
 from lintra.models import CTC
 from lintra.speech import Search
 from lintra.speech.ngram import NGram
@@ -26,12 +26,6 @@ class DecodingOptions:
     lm_weight: float | None = None  # of its log-probabilities; None: 0.5
     bonus: float = 0.0  # for each symbol, in nats
 
-    def given(self) -> list[str]:
-        """The flags that differ from their presets."""
-        return [
-            field.name for field in dataclasses.fields(self) if getattr(self, field.name) != field.default
-        ]
-
     def as_json(self, search: Search) -> dict[str, Any]:
         """Return how `search`, which is what `search` made of these flags, finds a text."""
         lm = None if search.lm is None else {"file": str(self.lm), "order": search.lm.order}
@@ -42,9 +36,8 @@ class DecodingOptions:
         if self.beam is None and (self.lm is not None or self.bonus):
             raise UsageError("lm and bonus are for a beam: add --beam 20")
         if self.lm is None:
-            for name in ("lm_order", "lm_weight"):
-                if name in self.given():
-                    raise UsageError(f"{name} is for a language model: name one with --lm FILE")
+            for name in changed(self, ("lm_order", "lm_weight")):
+                raise UsageError(f"{name} is for a language model: name one with --lm FILE")
             return Search(beam=self.beam, bonus=self.bonus)
         found = language_model(self.lm, self.lm_order, model.config.symbols)
         weight = Search.weight if self.lm_weight is None else self.lm_weight

@@ -12,7 +12,7 @@ import tyro
 from lintra import checkpoint
 from lintra.audio.microphone import Microphone
 from lintra.cli import listening
-from lintra.cli.arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, changed, parse
 from lintra.cli.failures import report_failure
 from lintra.cli.listening import STDIN
 from lintra.cli.model import Device, chosen
@@ -57,7 +57,7 @@ class Options:
             raise ValueError("json, ctm and srt are forms of the same: choose one")
         if self.srt and len(self.files) > 1:
             raise ValueError(f"srt has the times of one recording: name one file, got {len(self.files)}")
-        if self.streams and (given := self.searching.given()):
+        if self.streams and (given := changed(self.searching)):
             raise ValueError(f"stream and live write the best path: leave out {', '.join(given)}")
         if not self.streams and self.block != Options.block:
             raise ValueError(f"block is for stream, got {self.block} without it")
