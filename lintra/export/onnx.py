@@ -22,12 +22,13 @@ import torch
 
 import lintra
 from lintra.attention import Attention
-from lintra.checkpoint import to_json, write_atomically
+from lintra.checkpoint import to_json
 from lintra.export import _onnx_models
 from lintra.export._onnx_description import FORMAT, describe
 from lintra.export._onnx_graph import Graph
 from lintra.export._onnx_models import Form
 from lintra.export._onnx_operators import Domain, Opset, Target
+from lintra.io.files import write_atomically
 from lintra.models import CTC, BiLSTM, Decoder, Encoder, Seq2Seq
 from lintra.nn.attention_layer import AttentionLayer
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from lintra.attention.linear import LinearAttention
-from lintra.checkpoint import write_atomically
 from lintra.export import frames
 from lintra.export._runtime_layer import (
     ATTENTIONS,
@@ -31,6 +30,7 @@ from lintra.export._runtime_layer import (
 )
 from lintra.export._sections import Sections, Weights
 from lintra.generation.native_decode import norms, unknown_norm
+from lintra.io.files import write_atomically
 from lintra.models import CTC, Decoder, Encoder, Seq2Seq
 from lintra.native import ACTIVATIONS
 from lintra.nn.attention_layer import AttentionLayer

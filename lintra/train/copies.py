@@ -8,8 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from lintra.checkpoint import Error
-from lintra.io.files import refuse_irregular, write_atomically
+from lintra.io.files import Error, refuse_irregular, write_atomically
 
 Sums = dict[str, str]  # field of the task -> SHA-256 of its copy
 

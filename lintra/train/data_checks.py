@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from lintra.allocator import available
-from lintra.checkpoint import Error
+from lintra.io.files import Error
 from lintra.tasks import Batch, Samples, Task
 from lintra.train.config import Config
 from lintra.train.launch import processes

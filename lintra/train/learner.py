@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lintra import attention
-from lintra.checkpoint import Error
+from lintra.io.files import Error
 from lintra.models import Model
 from lintra.models.base import set_checkpoint_blocks
 from lintra.nn import Block

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors import checkpoint_connector
 from rich.console import Console
 
-from lintra.checkpoint import Error
+from lintra.io.files import Error
 from lintra.tasks import Task
 from lintra.train.batches import seed_of
 from lintra.train.budget import TimeBudget, shortened

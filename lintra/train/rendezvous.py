@@ -14,7 +14,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from torch.distributed import Store, TCPStore  # pyright: ignore (public, says PyTorch's documentation)
 from torch.distributed.rendezvous import rendezvous
 
-from lintra.checkpoint import Error
+from lintra.io.files import Error
 from lintra.train import launch
 from lintra.train.lost import lost_at_start
 from lintra.train.run import Run

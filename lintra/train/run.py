@@ -14,21 +14,18 @@ from lintra import legacy, models, tasks
 from lintra.checkpoint import (
     CONFIG,
     FORMAT,
-    Error,
     check_format,
     checkpoints,
     find,
     from_json,
     load,
-    read_json,
     refuse_foreign,
     to_json,
     with_weights,
-    write_atomically,
 )
 from lintra.config import registry
 from lintra.config.fields import check_one, shown
-from lintra.io.files import leftovers, locked
+from lintra.io.files import Error, leftovers, locked, read_json, write_atomically
 from lintra.train import launch
 from lintra.train.config import Config
 from lintra.train.copies import Sums, copied, find_copies, keep_copies, refuse_others

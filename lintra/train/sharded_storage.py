@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from lintra.checkpoint import CONFIG, Error, describe_model, with_weights
-from lintra.io.files import publish
+from lintra.checkpoint import CONFIG, describe_model, with_weights
+from lintra.io.files import Error, publish
 from lintra.io.shards import SHARDS, describe, index, read_into, reason
 from lintra.train.storage import PREFIX, TREE, Storage, put_together, read_tree, taken_apart
 

@@ -15,16 +15,8 @@ from lightning.pytorch.plugins import CheckpointIO
 from torch import Tensor
 
 from lintra import legacy
-from lintra.checkpoint import (
-    FORMAT,
-    WEIGHTS,
-    Error,
-    check_format,
-    with_weights,
-    write_atomically,
-    write_model,
-)
-from lintra.io.files import read_json
+from lintra.checkpoint import FORMAT, WEIGHTS, check_format, with_weights, write_model
+from lintra.io.files import Error, read_json, write_atomically
 from lintra.io.shards import read_whole
 from lintra.io.tensors import write_tensors
 from lintra.train.serialize import flatten, unflatten
