@@ -375,3 +375,18 @@ def test_the_command_refuses(capsys):
         with pytest.raises(SystemExit):
             command.main(words)
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("study", [problems.COMPARISON, lra.ARENA], ids=["compare", "lra"])
+def test_searches_with_a_row_are_complete_and_chose_its_rate(study):
+    """By the grid and the settings of today, but for rows of a budget that is no more."""
+    found = search.read_outcomes(study)
+    rows = tables.finals(found, study)
+    assert rows
+    for (name, who, steps), runs in rows.items():
+        problem = study.by_name[name]
+        presets = [preset for preset, budget in problem.steps.items() if budget == steps]
+        for preset in presets:
+            contest = Contest(problem, contestants.BY_NAME[who], preset, study=study)
+            assert contest.ready() == [], (name, who, steps)
+            assert contest.attempt(runs[0]["rate"], steps, search.SEEDS[0]).scored() is not None
