@@ -291,9 +291,11 @@ def _rows(timings: dict[str, Timing], sizes: Sizes) -> list[Row]:
         if {f"softmax at {n} forward + backward", f"linear at {n} forward + backward"} <= seconds.keys()
     }
     rows += [Row(f"both, {n} tokens: SDPA softmax / linear", ratio, "x") for n, ratio in ratios.items()]
-    ahead = [n for n, ratio in ratios.items() if ratio >= 1]
-    if ahead:
-        rows.append(Row("shortest that is ahead of softmax", min(ahead), "tokens", at_most=1024))
+    if ratios:
+        behind = [n for n, ratio in ratios.items() if ratio < 1]
+        ahead = [n for n in ratios if n > max(behind, default=0)]  # and all that are longer, too
+        first = min(ahead) if ahead else 2 * max(ratios)
+        rows.append(Row("shortest that is ahead of softmax", first, "tokens", at_most=1024))
     for name, taken in seconds.items():
         if name.startswith("step of"):
             state = _sequences(name) * sizes.heads * _state(name, sizes.dim)

@@ -242,8 +242,15 @@ def add_options(parser: argparse.ArgumentParser, *, minutes: float) -> None:
     """The flags of every experiment that trains."""
     text = "begin no further training after so many"
     parser.add_argument("--minutes", type=float, default=minutes, help=text)
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings at a time")
+    parser.add_argument("--workers", type=_workers, default=os.cpu_count(), help="trainings at a time")
     parser.add_argument("--list", action="store_true", help="what is done and what is not")
+
+
+def _workers(text: str) -> int:
+    """Parse the value of --workers."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
 
 
 PLAIN = train.Config(optimizer="radam", lr=1e-4, weight_decay=0.0, precision="32")

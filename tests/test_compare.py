@@ -369,7 +369,7 @@ def test_a_problem_of_another_preset_is_refused():
 def test_the_command_refuses(capsys):
     for words, message in (
         (["--minutes", "0"], "--minutes must be above 0"),
-        (["--workers", "0"], "--workers must be at least 1"),
+        (["--workers", "0"], "--workers: must be at least 1, got 0"),
         (["--problem", "sing"], "invalid choice: 'sing'"),
     ):
         with pytest.raises(SystemExit):

@@ -80,8 +80,6 @@ def main(arguments: Sequence[str] | None = None, study: Study = COMPARISON) -> N
     options = parser.parse_args(arguments)
     if not 0 < options.minutes < 1e6:
         parser.error(f"--minutes must be above 0 and below 1,000,000, got {options.minutes:g}")
-    if options.workers < 1:
-        parser.error(f"--workers must be at least 1, got {options.workers}")
     if options.tables:
         print(tables.write(study))
         return

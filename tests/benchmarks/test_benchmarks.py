@@ -108,6 +108,9 @@ def test_figures_of_a_gpu():
         "training, linear": sizes.model.batch * sizes.model.tokens / 0.5,
     }
     assert {name: rows[name].figure for name in expected} == pytest.approx(expected)
+    taken[f"linear at {sizes.lengths[1]} forward + backward"] = 3.0  # behind softmax at every length
+    rows = {row.what: row for row in gpu._rows({n: Timing((s, s), 1) for n, s in taken.items()}, sizes)}
+    assert rows["shortest that is ahead of softmax"].figure == 2 * sizes.lengths[1]
     assert all(row.met is not False for row in rows.values())
 
 

@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said():
         TransformerEncoderBuilder.from_kwargs(attention_type="clustered").get()
     with pytest.raises(TypeError, match="other_attention"):
         TransformerEncoderBuilder.from_kwargs(attention_type="conditional-full").get()
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="'full' cannot be built around 1 others"):
         AttentionBuilder.from_kwargs(query_dimensions=4).get("full:linear")
     with pytest.raises(ValueError, match="must end in one attention"):
         AttentionBuilder.from_kwargs(query_dimensions=4).get("full,linear")

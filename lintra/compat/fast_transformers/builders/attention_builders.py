@@ -74,7 +74,12 @@ class BaseAttentionBuilder(BaseBuilder):
             given = {p: self._registry.validate_parameter(p, self._parameters.get(p)) for p in parameters}
         except ValueError as error:
             raise ValueError(f"attention type {name!r} cannot be built: {error}") from error
-        return kind(*decorated, **given)
+        try:
+            return kind(*decorated, **given)
+        except TypeError as error:
+            raise TypeError(
+                f"attention type {name!r} cannot be built around {len(decorated)} others: {error}"
+            ) from error
 
 
 class AttentionBuilder(BaseAttentionBuilder):
