@@ -133,7 +133,8 @@ def has_values(x: Tensor) -> bool:
     of it, by torch.compile, by make_fx or of a FakeTensor."""
     if torch.compiler.is_compiling() or x.device.type == "meta" or isinstance(x, FakeTensor):
         return False
-    return all(torch._C._get_dispatch_mode(mode) is None for mode in _GRAPHS)
+    modes = torch._C._len_torch_dispatch_stack()
+    return not modes or all(torch._C._get_dispatch_mode(mode) is None for mode in _GRAPHS)
 
 
 def symbols(name: str, x: Tensor, last: int) -> None:
