@@ -1,13 +1,14 @@
-"""Scores guesses of values that never look up a key: baselines of the recall problems.
+"""Scores guesses that look up nothing: baselines of recall and of selective copying.
 
     python -m experiments.compare.guesses
 
-A sequence shows its values with their keys, and each answer once it has been asked for. A guess of the value
-that has been shown most often, or most often beyond the answers so far, is right more often than one in as
-many as there are values.
+A sequence shows its values, and each answer once it has been asked for. A guess of the value that has been
+shown most often, or most often beyond the answers so far, is right more often than one in as many as there
+are values.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,32 +16,40 @@ from experiments.compare.problems import BY_NAME, Problem
 from experiments.compare.search import TESTED
 from lintra.bench import reports
 from lintra.bench.reports import Row
+from lintra.tasks import recall
 
 FOUND = Path(__file__).parent / "guesses.json"
 COMMAND = "python -m experiments.compare.guesses"
-PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128")
+PROBLEMS = ("mqar-64-16-64", "mqar-256-64-128", "copying")
 
 
-def guessed(tokens: np.ndarray, counted: np.ndarray, keys: int, values: int) -> tuple[int, int]:
+def guessed(tokens: np.ndarray, counted: np.ndarray, values: range) -> tuple[int, int]:
     """Count the answers that are the commonest value shown, and the commonest not yet answered with."""
     asked = np.flatnonzero(counted)
-    shown = np.bincount(tokens[: asked[0] - 1][1::2] - keys, minlength=values)
+    before = tokens[: asked[0]]
+    shown = np.bincount(before[(before >= values.start) & (before < values.stop)], minlength=values.stop)
     left, right = shown.copy(), [0, 0]
-    for place in asked:
-        answer = tokens[place] - keys
+    for answer in tokens[asked]:
         right[0] += answer == shown.argmax()
         right[1] += answer == left.argmax()
         left[answer] -= 1
     return right[0], right[1]
 
 
+def values_of(config: Any) -> range:
+    """The symbols that a problem asks for."""
+    if isinstance(config, recall.Config):
+        return range(config.keys, config.keys + config.values)
+    return range(2, 2 + config.symbols)
+
+
 def scores(problem: Problem) -> tuple[float, float]:
     """The accuracies of both guesses on the test sequences of a problem, in percent."""
-    config = problem.settings
     test = problem.judge(None).test
     batch = test.__getitems__(range(min(TESTED, len(test))))
     tokens, counted = batch["tokens"].numpy(), batch["counted"].numpy()
-    found = [guessed(*row, config.keys, config.values) for row in zip(tokens, counted, strict=True)]
+    rows = zip(tokens, counted, strict=True)
+    found = [guessed(*row, values_of(problem.settings)) for row in rows]
     often, rest = 100 * np.array(found).sum(0) / counted.sum()
     return float(often), float(rest)
 
