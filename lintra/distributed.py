@@ -60,7 +60,7 @@ def context_parallel(
         raise ValueError(f"mesh must have one axis, such as mesh['context'], got {mesh.ndim}")
     parts = _parts(model)
     check_alike("the model", {"method": method, **_settings(model)}, mesh.get_group())
-    numbers = {name: _words(x) for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+    numbers = {name: _words(x) for name, x in model.state_dict().items()}
     check_alike(
         "seed all ranks alike, or load one checkpoint: the model's numbers", numbers, mesh.get_group()
     )

@@ -1,7 +1,10 @@
 """Several recordings in one file, and MP3s longer than they say: what libsndfile would leave unheard."""
 
 import mmap
+from functools import lru_cache
 from pathlib import Path
+
+from lintra.audio.piped import begins_wav
 
 # Bits in a second of an MPEG frame in kbit/s, by the version (1; 2 and 2.5) and layer of its header.
 _BITRATES = {
@@ -17,9 +20,14 @@ _STREAMINFO = b"fLaC\0\0\0\x22", b"fLaC\x80\0\0\x22"  # how a FLAC stream begins
 
 
 def holds_another(path: Path) -> bool:
-    """Return whether a FLAC or an Ogg file holds a second recording behind the first."""
+    """Return whether a WAV, FLAC or Ogg file holds a second recording behind the first."""
     with path.open("rb") as file:
-        kind = file.read(4)
+        head = file.read(12)
+        kind = head[:4]
+        if kind == b"RIFF" and (size := int.from_bytes(head[4:8], "little")):
+            file.seek(8 + size)
+            behind = file.read(13)  # with the byte that fills up an odd chunk, if it is not counted
+            return begins_wav(behind[:12]) or (size % 2 == 1 and begins_wav(behind[1:]))
         if kind not in (b"fLaC", b"OggS"):
             return False
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -45,12 +53,19 @@ def mp3_samples(path: Path) -> int:
 
     Encoders add about a frame before the audio and fill the last one: the recording is that much shorter.
     """
+    state = path.stat()
+    return _mp3_samples(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=64)
+def _mp3_samples(path: Path, changed: int, size: int) -> int:
+    """Count once for all sections of a file, as long as it is not changed."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         place, samples = 0, 0
         while place + 4 <= len(content):
             if content[place : place + 3] == b"ID3":  # a tag of ID3v2; its size is of 7 bits a byte
-                size = content[place + 6 : place + 10]
-                place += 10 + sum((x & 127) << 7 * (3 - i) for i, x in enumerate(size))
+                sizes = content[place + 6 : place + 10]
+                place += 10 + sum((x & 127) << 7 * (3 - i) for i, x in enumerate(sizes))
             elif (frame := _frame(content[place : place + 4])) is not None:
                 place, samples = place + frame[0], samples + frame[1]
             else:  # to the next place at which a frame may begin

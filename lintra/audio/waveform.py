@@ -13,7 +13,7 @@ import numpy as np
 
 from lintra.audio import decoder, streams
 from lintra.audio.errors import SpeechError
-from lintra.audio.piped import ANOTHER, UNKNOWN, begins_wav
+from lintra.audio.piped import ANOTHER, UNKNOWN
 from lintra.audio.samples import (
     CONVERT,
     Audio,
@@ -205,22 +205,6 @@ def _may_be_mp3(path: Path) -> bool:
         return not file.read(4).startswith(_NO_MP3)
 
 
-def _refuse_another(path: Path) -> None:
-    """Raise SpeechError for two recordings in one file, of which libsndfile reads the first. Two MP3s are one
-    that is longer than its header says."""
-    if streams.holds_another(path):
-        raise SpeechError(f"{path} {ANOTHER}")
-    with path.open("rb") as file:
-        head = file.read(12)
-        size = int.from_bytes(head[4:8], "little")
-        if not head.startswith(b"RIFF") or not size:
-            return
-        file.seek(8 + size)
-        behind = file.read(13)  # with the byte that fills up an odd chunk, if it is not counted
-    if begins_wav(behind[:12]) or (size % 2 and begins_wav(behind[1:])):
-        raise SpeechError(f"{path} {ANOTHER}")
-
-
 class _Unknown(Exception):
     """A file that libsndfile does not open; the message says why."""
 
@@ -242,9 +226,11 @@ def _opened(path: Path) -> Iterator[Any]:
     check_file(path)
     try:
         silenced = _silenced if _may_be_mp3(path) else nullcontext
-        _refuse_another(path)
+        another = streams.holds_another(path)  # of two MP3s the header says less than there is
     except OSError as error:
         raise SpeechError(f"{path} cannot be read: {error.strerror}") from error
+    if another:
+        raise SpeechError(f"{path} {ANOTHER}")
     soundfile = package("soundfile")
     try:
         with silenced():

@@ -1,9 +1,8 @@
 """Base of the networks made of blocks: configuration, positions, running blocks and recomputing them."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -226,4 +225,4 @@ def set_checkpoint_blocks(model: nn.Module) -> None:
     """Recompute the blocks of every network inside a module in the backward pass from now on."""
     for part in model.modules():
         if isinstance(part, TransformerBase):
-            part.config = dataclasses.replace(part.config, checkpoint_blocks=True)
+            part.config = replace(part.config, checkpoint_blocks=True)

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from lintra.attention import State, leaves, map_state
 from lintra.ops.layout import Layout
-from lintra.ops.ranks import Ranks
+from lintra.ops.ranks import Ranks, anchor
 
 # A message names a dtype by its place here.
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -61,19 +61,19 @@ class Relay:
         if self.behind is None or (layout.packed and not layout.unfinished):
             return y, after
         last = map_state(lambda x: x[-1:], after) if layout.packed else after
-        return cast("Tensor", _Send.apply(self, _anchor(y), y, *leaves(last))), after
+        return cast("Tensor", _Send.apply(self, anchor(y.device), y, *leaves(last))), after
 
     def share(self, y: Tensor, after: State) -> tuple[Tensor, State]:
         """Return y as it is, with the last rank's state `after` on all ranks, which must call this together.
 
         Backward, the gradients that ranks have of it are added up on the last one: each rank must have y or
         the state in its loss."""
-        y, *found = cast("tuple[Tensor, ...]", _Share.apply(self, _anchor(y), y, *leaves(after)))
+        y, *found = cast("tuple[Tensor, ...]", _Share.apply(self, anchor(y.device), y, *leaves(after)))
         each = iter(found)
         return y, map_state(lambda x: next(each), after)
 
     def _receive(self, like: State) -> State:
-        found = iter(cast("tuple[Tensor, ...]", _Receive.apply(self, _anchor(None), *leaves(like))))
+        found = iter(cast("tuple[Tensor, ...]", _Receive.apply(self, anchor(), *leaves(like))))
         return map_state(lambda x: next(found), like)
 
     def send(self, tensors: list[Tensor], to: int) -> None:
@@ -92,13 +92,6 @@ class Relay:
         forms = self.ranks.broadcast(_forms(tensors), source)
         parts = tensors if self.behind is None else _of_forms(forms, tensors)
         return [self.ranks.broadcast(x, source) for x in parts]
-
-
-def _anchor(like: Tensor | None) -> Tensor:
-    """Return what makes a function have a backward on every rank, though nothing before it may need one: a
-    gradient that one rank sends must be received by the other."""
-    device = None if like is None else like.device
-    return torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())
 
 
 def _forms(tensors: list[Tensor]) -> Tensor:

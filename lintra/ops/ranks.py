@@ -107,16 +107,20 @@ class Ranks:
 
         A piece makes `transition` x + `added` of x. transition is [b g], a factor; [b g f], one for every
         feature; or [b g f f], a matrix: `sizes` on all ranks. The first and the last rank need none."""
-        anchor = torch.zeros((), device=added.device, requires_grad=torch.is_grad_enabled())
-        return cast("Tensor", _Scan.apply(self, sizes, anchor, added, transition))
+        return cast("Tensor", _Scan.apply(self, sizes, anchor(added.device), added, transition))
 
     def halo(self, places: list[Tensor], hops: int) -> list[list[Tensor]]:
         """Return, for each of the `hops` ranks before this one, nearest first, the tensors it gives here.
 
         Where there is no rank they are 0. All have one shape on all ranks; integers carry no gradient."""
-        anchor = torch.zeros((), device=places[0].device, requires_grad=torch.is_grad_enabled())
-        found = cast("tuple[Tensor, ...]", _Halo.apply(self, hops, anchor, *places))
+        found = cast("tuple[Tensor, ...]", _Halo.apply(self, hops, anchor(places[0].device), *places))
         return [list(found[i * len(places) : (i + 1) * len(places)]) for i in range(hops)]
+
+
+def anchor(device: torch.device | None = None) -> Tensor:
+    """Return an input that gives an exchange a backward on every rank, though nothing before it may need one:
+    a gradient that one rank sends must be received by the other."""
+    return torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())
 
 
 class _Keeping:

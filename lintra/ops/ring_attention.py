@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
 from lintra.ops.piece import Piece
+from lintra.ops.ranks import anchor
 from lintra.ops.softmax_attention import PartialAttention, merge_lse
 
 CACHED, BUSY = 2**20, 2**26  # scores at a time: on a CPU, and what keeps a GPU busy
@@ -47,8 +48,7 @@ def ring_attention(
     if not piece.takes:
         piece.leave([k, v])
     with no_autocast(q):
-        anchor = torch.zeros((), device=q.device, requires_grad=torch.is_grad_enabled())  # on every rank
-        return cast("Tensor", _Ring.apply(piece, scale, anchor, q, k, v, *sent))
+        return cast("Tensor", _Ring.apply(piece, scale, anchor(q.device), q, k, v, *sent))
 
 
 class _Ring(torch.autograd.Function):

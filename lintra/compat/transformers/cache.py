@@ -124,11 +124,10 @@ class StateCache(Cache):
 
     def __copy__(self) -> "StateCache":
         # transformers writes into the tensors of its own layers.
-        layers = [copy.copy(x) if isinstance(x, StateLayer) else copy.deepcopy(x) for x in self.layers]
-        if self.layer_class_to_replicate is None:
-            return type(self)(layers)
-        other = type(self)()
-        other.layers = layers
+        other = type(self)(
+            [copy.copy(x) if isinstance(x, StateLayer) else copy.deepcopy(x) for x in self.layers]
+        )
+        other.layer_class_to_replicate = self.layer_class_to_replicate
         return other
 
     @property

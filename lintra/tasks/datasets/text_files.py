@@ -42,8 +42,8 @@ def whole(path: Path, *, utf8: bool = False) -> bytes:
             decoded(parts[-1], file)
     if not any(parts):
         raise DataError(f"{path} holds no text: all of its {len(files):,} files are empty")
-    ends = (b"\n" if part and not part.endswith(b"\n") else b"" for part in parts[:-1])
-    return parts[0] if len(parts) == 1 else b"".join(map(bytes.__add__, parts, (*ends, b"")))
+    ended = [part + b"\n" if part and not part.endswith(b"\n") else part for part in parts[:-1]]
+    return b"".join((*ended, parts[-1]))
 
 
 def named(flag: str, path: str | None, what: str) -> Path:
