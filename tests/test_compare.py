@@ -181,7 +181,7 @@ def test_other_data_is_refused_by_its_hash(tmp_path):
     with pytest.raises(SystemExit, match=r"tinyshakespeare\.txt is missing: README\.md says"):
         shakespeare.check(tmp_path)
     (tmp_path / "tinyshakespeare.txt").write_bytes(b"other")
-    found, asked = hashlib.sha256(b"other").hexdigest(), problems.FILES["tinyshakespeare.txt"]
+    found, asked = hashlib.sha256(b"other").hexdigest(), problems.SHAKESPEARE["tinyshakespeare.txt"]
     with pytest.raises(SystemExit, match=f"is other data: its SHA-256 is {found} and should be {asked}"):
         shakespeare.check(tmp_path)
     problems.BY_NAME["parity"].check(None)
@@ -219,7 +219,7 @@ def test_the_text_that_is_tested_on_is_no_part_of_what_is_trained_on(tmp_path, m
 
 @pytest.mark.parametrize(
     "problem",
-    [*(problems.BY_NAME[name] for name in ("parity", "mqar-64-16-64", "imdb")), *lra.ARENA.problems],
+    [*(problems.BY_NAME[name] for name in ("parity", "mqar-64-16-64", "shakespeare")), *lra.ARENA.problems],
     ids=lambda problem: problem.name,
 )
 def test_every_contestant_fits_the_problem(problem):
