@@ -176,17 +176,25 @@ def sections(outcomes: Outcomes, study: Study = COMPARISON) -> str:
 
 def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
     """Draw the recall-memory frontier of each number of steps, and the rates that were searched."""
-    for (length, pairs, steps), lines in _frontiers(outcomes, study).items():
+    for (length, pairs, steps), seeds in _frontiers(outcomes, study).items():
+        lines = {
+            who: {size: statistics.mean(scores) for size, scores in sorted(line.items())}
+            for who, line in seeds.items()
+        }
         _percentages(
             folder / f"frontier-{length}-{pairs}-{steps}.png",
-            {who: dict(sorted(line.items())) for who, line in lines.items()},
+            lines,
+            ranges={
+                who: {size: (min(scores), max(scores)) for size, scores in line.items()}
+                for who, line in seeds.items()
+            },
             x="state (KiB)",
             y="recalled (%)",
             title=f"{pairs} pairs in {length} tokens, {steps:,} steps: recall against memory",
         )
     for name, problem in study.by_name.items():
         first = min(problem.steps.values()) // 2**problem.halvings
-        lines: dict[str, dict[Any, float]] = {}
+        lines = {}
         for x in sorted(outcomes, key=lambda x: x["rate"]):
             if x["problem"] == name and x["steps"] == first and not (x["final"] or x["diverged"]):
                 lines.setdefault(x["contestant"], {})[x["rate"]] = 100 * x["validation"]
@@ -200,23 +208,26 @@ def draw(outcomes: Outcomes, folder: Path, study: Study = COMPARISON) -> None:
             )
 
 
-def _frontiers(outcomes: Outcomes, study: Study) -> dict[tuple[int, int, int], dict[str, dict[float, float]]]:
-    """(length, pairs, steps) -> contestant -> KiB of state -> % recalled; where one is twice another."""
-    found: dict[tuple[int, int, int], dict[str, dict[float, float]]] = {}
+def _frontiers(
+    outcomes: Outcomes, study: Study
+) -> dict[tuple[int, int, int], dict[str, dict[float, list[float]]]]:
+    """(length, pairs, steps) -> contestant -> KiB of state -> % recalled by each seed; where a state is twice
+    another."""
+    found: dict[tuple[int, int, int], dict[str, dict[float, list[float]]]] = {}
     for (name, who, steps), mine in finals(outcomes, study).items():
         size = mine[0]["state_bytes"]
         if name.startswith("mqar-") and size is not None and not any(x["diverged"] for x in mine):
             line = found.setdefault((*_mqar(name), steps), {}).setdefault(who, {})
-            line[size / 2**10] = 100 * statistics.mean(x["test"] for x in mine)
+            line[size / 2**10] = [100 * x["test"] for x in mine]
     sizes = {key: [size for line in lines.values() for size in line] for key, lines in found.items()}
     return {key: lines for key, lines in found.items() if max(sizes[key]) >= 2 * min(sizes[key])}
 
 
-def _percentages(path: Path, lines: dict[str, dict[Any, float]], **words: str) -> None:
+def _percentages(path: Path, lines: dict[str, dict[Any, float]], **more: Any) -> None:
     """Lines in panels by family, softmax in every panel where not all find room in one."""
     softmax = {name: line for name, line in lines.items() if name == "softmax"}
     others = {name: line for name, line in lines.items() if name not in softmax}
-    pictures.percentages(path, softmax, others=pictures.families(others), **words)
+    pictures.percentages(path, softmax, others=pictures.families(others), **more)
 
 
 def _mqar(name: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What keeps linear attention behind softmax on AN4: one change at a time, judged in validation.
+"""One change at a time to an encoder with linear attention or beside it, on AN4, judged in validation.
 
     python experiments/speech/changes.py --data DIR          train what is not trained yet
     python experiments/speech/changes.py --data DIR --list   what there is to train and what is done

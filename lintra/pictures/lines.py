@@ -15,6 +15,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from lintra.pictures.figure import COLORS, INK, PAPER, dress, few, figure_of, plain, save
 
 Lines = Mapping[str, Mapping[Any, float]]  # name -> {x: y}
+Ranges = Mapping[str, Mapping[Any, tuple[float, float]]]  # name -> {x: (low, high)}
 End = tuple[float, float, str]  # x, y, colour
 # In parts of the axes: where a name begins or ends, "left" or "right" for which; its left, right, low, high.
 Place = tuple[float, float, str]
@@ -55,10 +56,21 @@ def logarithmic(
 
 
 def percentages(
-    path: Path, lines: Lines, *, x: str, y: str, title: str, others: Mapping[str, Lines] | None = None
+    path: Path,
+    lines: Lines,
+    *,
+    x: str,
+    y: str,
+    title: str,
+    others: Mapping[str, Lines] | None = None,
+    ranges: Ranges | None = None,
 ) -> None:
-    """Draw lines as `logarithmic` does, but for y from 0 to 100 on a plain axis."""
+    """Draw lines as `logarithmic` does, but for y from 0 to 100 on a plain axis; a bar is a range."""
     figure, panels = _panels(lines, others or {}, x=x, y=y, title=title)
+    for axes, ends in panels:
+        for name, (_, _, color) in ends.items():
+            for at, (low, high) in (ranges or {}).get(name, {}).items():
+                axes.vlines(at, low, high, color=color, alpha=0.45, linewidth=1.5)
     for axes, ends in panels:
         axes.set_ylim(0, 102)
         _name(axes, ends)
@@ -142,8 +154,8 @@ def _groups(others: Mapping[str, Lines], room: int) -> Iterator[tuple[str, Lines
         items = [(who, line) for who, line in group.items() if line]
         parts = math.ceil(len(items) / room)
         size = math.ceil(len(items) / max(1, parts))
-        for first in range(0, len(items), max(1, size)):
-            yield name, dict(items[first : first + size])
+        for part, first in enumerate(range(0, len(items), max(1, size)), 1):
+            yield f"{name}, {part} of {parts}" if parts > 1 else name, dict(items[first : first + size])
 
 
 def _plot(axes: Axes, lines: Lines, thick: int = 0, markersize: float = 4) -> dict[str, End]:
