@@ -92,7 +92,8 @@ def _nearest(points: Tensor, centroids: Tensor) -> Tensor:
     """
     clusters, bits = centroids.shape[-2:]
     with no_autocast(points):
-        if clusters * (bits + 1) >= 2**24:  # beyond float32's whole numbers
+        # Beyond the whole numbers of float32, and of TF32 where a GPU may multiply in it.
+        if clusters * (bits + 1) >= 2**24 or (points.is_cuda and clusters > 2**11):
             return (points[..., :-1] @ centroids.mT).argmax(-1)
         backwards = torch.arange(clusters - 1, -1, -1, device=points.device, dtype=points.dtype)
         places = backwards[:, None].expand(*centroids.shape[:-1], 1)

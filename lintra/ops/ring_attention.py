@@ -77,11 +77,14 @@ class _Ring(torch.autograd.Function):
         options: dict[str, Any] = {"scale": ctx.scale, "r": r}
         given = rows, do, less, logsumexp
         dq, dk, dv = _differentiate(given, [k, v], None, **options)
+        found = []
         for source, counts, block in _passing(piece, sent):
             more, *dblock = _differentiate(given, block, counts, **options)
             dq += more
-            for x in dblock:
-                piece.ranks.send(x, source)
+            found += [(x, source) for x in dblock]
+        # Only now: of what two ranks send each other, NCCL takes nothing before the other one wants it.
+        for x, source in found:
+            piece.ranks.send(x, source)
         dsent = [torch.zeros_like(x, dtype=dtype) for x in sent]
         for reader in piece.readers if piece.takes else ():
             for x in dsent:

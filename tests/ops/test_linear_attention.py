@@ -392,10 +392,11 @@ def shift_of_decay_gradients(time, device="cpu", **options):
     return float((single - exact).abs().mean() / exact.abs().mean())
 
 
-def forgetful(decay, dtype):
+def forgetful(decay, dtype, at=20):
+    """Arguments with this decay at the token, or the slice of tokens, `at`."""
     arguments = draw(t=40)
-    arguments["log_decay"].data[:, 20] = decay
-    arguments["log_input"].data[:, 20] = 0.0
+    arguments["log_decay"].data[:, at] = decay
+    arguments["log_input"].data[:, at] = 0.0
     rounded = {n: x.detach().float().to(dtype) for n, x in arguments.items() if n != "state"}
     rounded["state"] = LinearState(*(x.detach().float().to(dtype) for x in arguments["state"]))
     for x in flat(rounded):

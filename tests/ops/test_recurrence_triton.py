@@ -273,6 +273,25 @@ def test_what_is_broken_stays_in_its_future_and_its_sequence(name, bad):
 
 
 @every
+def test_rows_of_no_packed_sequence_are_zero(kind):
+    """On a GPU nobody reads `cu_seqlens` to refuse such a row: a batch of one shape may end in such rows."""
+    q, k, v, log_decay, beta, state = (
+        None if x is None else x.detach() for x in placed(draw(kind, t=3 * C, b=1))
+    )
+    bounds = torch.tensor([0, C - 3, C + 5], device=DEVICE)
+    end = int(bounds[-1])
+    state = state.expand(2, *state.shape[1:])
+    more = None, bounds, 0.5
+    y, _, saved = triton_recurrence.forward(q, k, v, log_decay, beta, state, *more, True)
+    dq, *gradients, _ = triton_recurrence.backward(
+        torch.ones_like(y), None, q, k, v, log_decay, beta, saved, state, *more
+    )
+    for result in (y, dq, *(x for x in gradients if x is not None)):
+        assert result[:, :end].isfinite().all()
+        assert not result[:, end:].any()
+
+
+@every
 def test_nothing_to_do(kind):
     """No tokens, no samples: the state as it was, but a copy, and gradients of that shape."""
     for b, time in ((2, 0), (0, 3)):

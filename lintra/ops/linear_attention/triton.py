@@ -7,6 +7,8 @@ Products of 32-bit numbers follow PyTorch's setting for TF32. Inputs of 16 bits 
 and what is made of them as sums of two bfloat16, of 16 bits.
 """
 
+import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -25,6 +27,7 @@ LONGEST = 16  # chunks to a span: the more, the fewer states go through memory
 SCAN = 1024  # numbers of a state to a program
 GONE = -200.0  # the logarithm of a decay that leaves nothing, beside inputs of any weight in float32
 ROWS = 64  # rows to a program where nothing is multiplied
+_LAUNCHING = threading.Lock()  # while Triton tries configurations, it keeps the arguments on the kernel
 
 
 class Cut(NamedTuple):
@@ -41,7 +44,7 @@ def cut(n: int, time: int, span: int, cu_seqlens: Tensor | None) -> Cut:
     if cu_seqlens is None:
         spans = -(-time // span)
         return Cut(n * spans, spans, None, None)
-    units = (time + n * (span - 1)) // span
+    units = (time + n * (span - 1)) // span if n else 0
     ends = ((cu_seqlens.diff() + span - 1) // span).cumsum(0)
     sequence_of = torch.searchsorted(ends, torch.arange(units, device=ends.device), right=True)
     first_of = torch.cat((ends.new_zeros(1), ends))
@@ -54,7 +57,7 @@ def bounded(cu_seqlens: Tensor, time: int) -> Tensor:
 
 
 def _limited(log_decay: Tensor | None) -> Tensor | None:
-    """No decay of so much that a sum with it loses the digits of the others."""
+    """Return decays whose sums are finite: of two that leave nothing the difference would be no number."""
     return None if log_decay is None else log_decay.clamp(min=GONE)
 
 
@@ -183,7 +186,7 @@ class _Call:
 def forward(q, k, v, *others):
     with on_device(q):
         call = _Call(q, k, v, *others)
-        y = torch.empty((*q.shape[:3], v.shape[3]), dtype=v.dtype, device=q.device)
+        y = result((*q.shape[:3], v.shape[3]), v.dtype, q, call.cu_seqlens)
         denominator = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         results = {"y": y, "denominator": denominator, "eps": call.eps, "NORMALIZE": call.normalize}
         if call.causal and call.t == 1 and call.cu_seqlens is None:
@@ -265,7 +268,7 @@ def backward(dy, dkv, dz, q, k, v, y, denominator, *others):
 
         tensors = strided("q", call.q) | strided("k", call.k) | strided("dy", dy)
         values = strided("v", call.v)
-        dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dq, dk, dv = (result(x.shape, x.dtype, x, call.cu_seqlens) for x in (q, k, v))
         decays, inputs = (x is not None for x in call.logarithms.values())
         query_dots = torch.empty((call.tiles_f, *q.shape[:3]), **like) if decays else None
         key_dots = torch.empty((call.tiles_f, *k.shape[:3]), **like) if decays or inputs else None
@@ -319,7 +322,7 @@ def _logarithm_gradients(
     from lintra.ops.linear_attention import triton_gradients as kernels
 
     made = [
-        None if x is None else torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        None if x is None else result(x.shape, torch.float32, x, call.cu_seqlens)
         for x in call.logarithms.values()
     ]
     arguments = {name: x for name, x in call.side(False).items() if name not in call.logarithms}
@@ -343,9 +346,16 @@ def _logarithm_gradients(
 
 
 def launch(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-    """An empty grid is nothing to do."""
+    """Launch a kernel, by one thread at a time; over an empty grid there is nothing to do."""
     if all(grid):
-        kernel[grid](**arguments)
+        with _LAUNCHING:
+            kernel[grid](**arguments)
+
+
+def result(shape: Sequence[int], dtype: torch.dtype, like: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """Return what kernels write results to, on the device of `like`: 0 where packed sequences end early."""
+    make = torch.empty if cu_seqlens is None else torch.zeros
+    return make(shape, dtype=dtype, device=like.device)
 
 
 def strided(name: str, x: Tensor) -> dict[str, Any]:

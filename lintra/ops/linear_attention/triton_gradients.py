@@ -10,6 +10,7 @@ from lintra.ops.linear_attention.triton_kernels import (
     apply_map,
     count_chunks,
     decay_weights,
+    exponential,
     load_logarithms,
     load_rows,
     load_state,
@@ -110,7 +111,7 @@ def query_gradients(
                 kv = load_state(states, column_f, column_e, E, F, E)
             total = product(given, kv, total, False, True, PRECISION)
         if log_decay is not None:
-            total *= tl.exp(elapsed)[:, None]
+            total *= exponential(elapsed)[:, None]
         if CAUSAL:
             keys = apply_map(load_rows(k, row, k_token, column_f, real, F), column_f, real, F, MAP)
             keys = narrowed(keys, k.dtype.element_ty, EXACT)
@@ -164,11 +165,11 @@ def key_gradients(
             total = product(values, dkv, total, False, True, PRECISION)
         total += dz[None, :]
         if log_decay is not None or log_input is not None:
-            total *= tl.exp(whole - elapsed + inputs)[:, None]
+            total *= exponential(whole - elapsed + inputs)[:, None]
         if CAUSAL:
             if RESIDENT and log_decay is not None:
-                dkv *= tl.exp(whole)
-                dz *= tl.exp(whole)
+                dkv *= exponential(whole)
+                dz *= exponential(whole)
             for reader in range(READERS):
                 head = g * READERS + reader
                 line = (batch * time + row) * (G * READERS) + head
@@ -191,7 +192,7 @@ def key_gradients(
                 total = product(scores, queries, total, False, False, PRECISION)
                 if RESIDENT:
                     if log_decay is not None:
-                        queries *= tl.exp(elapsed)[:, None]
+                        queries *= exponential(elapsed)[:, None]
                     dkv = product(queries, given, dkv, True, False, PRECISION)
                     dz += tl.sum(queries * column_gradient[:, None], 0)
         raw = load_rows(k, row, k_token, column_f, real, F)
@@ -235,10 +236,10 @@ def value_gradients(
                 dkv = load_state(states, column_f, column_e, E, F, E)
             total = product(narrowed(keys, k.dtype.element_ty, EXACT), dkv, total, False, False, PRECISION)
         if log_decay is not None or log_input is not None:
-            total *= tl.exp(whole - elapsed + inputs)[:, None]
+            total *= exponential(whole - elapsed + inputs)[:, None]
         if CAUSAL:
             if RESIDENT and log_decay is not None:
-                dkv *= tl.exp(whole)
+                dkv *= exponential(whole)
             for reader in range(READERS):
                 head = g * READERS + reader
                 line = (batch * time + row) * (G * READERS) + head
@@ -259,7 +260,7 @@ def value_gradients(
                 total = product(scores, given, total, False, False, PRECISION)
                 if RESIDENT:
                     if log_decay is not None:
-                        queries *= tl.exp(elapsed)[:, None]
+                        queries *= exponential(elapsed)[:, None]
                     dkv = product(queries, given, dkv, True, False, PRECISION)
         place = at[:, None] * E + column_e[None, :]
         total = tl.where(real[:, None], total, 0.0)

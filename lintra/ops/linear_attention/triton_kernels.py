@@ -165,18 +165,26 @@ def narrowed(features, kind, EXACT: tl.constexpr):
 
 @triton.jit
 def load_logarithms(log_decay, log_input, at, real, C: tl.constexpr):
-    """Return a chunk's decay from its beginning through each token, inputs and whole decay, as logarithms."""
-    elapsed = tl.zeros([C], tl.float32)
+    """Return a chunk's decay from its beginning through each token, inputs and whole decay, as logarithms.
+
+    Decays are float64: between two tokens stands a small difference of sums that may be thousands."""
+    elapsed = tl.zeros([C], tl.float64)
     inputs = tl.zeros([C], tl.float32)
     whole = tl.sum(elapsed, 0)
     if log_decay is not None:
         decay = tl.load(log_decay + at, mask=real, other=0.0)
-        elapsed = tl.cumsum(decay, 0)
+        elapsed = tl.cumsum(decay.to(tl.float64), 0)
         # Not elapsed's last: every use of it as a difference must be the same number.
         whole = tl.sum(tl.where(tl.arange(0, C) == C - 1, elapsed, 0.0), 0)
     if log_input is not None:
         inputs = tl.load(log_input + at, mask=real, other=0.0)
     return elapsed, inputs, whole
+
+
+@triton.jit
+def exponential(logarithm):
+    """float32"""
+    return tl.exp(logarithm.to(tl.float32))
 
 
 @triton.jit
@@ -186,12 +194,18 @@ def decay_weights(
     """Scores [query key] (BY_KEY: [key query]) times w, the future struck out before the exponential, after
     which there may be inf."""
     place = tl.arange(0, C)
+    # Two float32 for each sum: C x C differences of float64 are slow on most GPUs.
+    elapsed_high = elapsed.to(tl.float32)
+    elapsed_low = (elapsed - elapsed_high).to(tl.float32)
+    left_low = elapsed_low - inputs
     if BY_KEY:
         seen = place[None, :] >= place[:, None]
-        exponent = elapsed[None, :] - elapsed[:, None] + inputs[:, None]
+        exponent = elapsed_high[None, :] - elapsed_high[:, None]
+        exponent += elapsed_low[None, :] - left_low[:, None]
     else:
         seen = place[:, None] >= place[None, :]
-        exponent = elapsed[:, None] - elapsed[None, :] + inputs[None, :]
+        exponent = elapsed_high[:, None] - elapsed_high[None, :]
+        exponent += elapsed_low[:, None] - left_low[None, :]
     if WEIGHTED:
         return tl.where(seen, scores * tl.exp(tl.where(seen, exponent, float("-inf"))), 0.0)
     return tl.where(seen, scores, 0.0)
@@ -201,10 +215,10 @@ def decay_weights(
 def advance(kv, z, keys, values, elapsed, inputs, whole, log_decay, log_input, PRECISION: tl.constexpr):
     """The state behind a chunk."""
     if log_decay is not None:
-        kv *= tl.exp(whole)
-        z *= tl.exp(whole)
+        kv *= exponential(whole)
+        z *= exponential(whole)
     if log_decay is not None or log_input is not None:
-        keys = keys.to(tl.float32) * tl.exp(whole - elapsed + inputs)[:, None]
+        keys = keys.to(tl.float32) * exponential(whole - elapsed + inputs)[:, None]
     return product(keys, values, kv, True, False, PRECISION), z + tl.sum(keys.to(tl.float32), 0)
 
 
@@ -252,7 +266,7 @@ def sum_spans(
     if SERIAL and start_z is not None:
         z = tl.load(start_z + (i * G + g) * F + column_f, mask=column_f < F, other=0.0)
     left = tl.zeros([C], tl.float32)
-    remaining = tl.sum(left, 0)
+    remaining = tl.sum(left.to(tl.float64), 0)
     chunks = count_chunks(count, first, SPAN, C)
     for step in range(chunks):
         chunk = chunks - 1 - step if BACKWARD else step
@@ -266,8 +280,8 @@ def sum_spans(
         elapsed, inputs, whole = load_logarithms(log_decay, log_input, at, real, C)
         remaining += whole
         if log_decay is not None:
-            kv *= tl.exp(whole)
-            z *= tl.exp(whole)
+            kv *= exponential(whole)
+            z *= exponential(whole)
         for reader in range(READERS):
             head = g * READERS + reader
             x = load_rows(a + batch * a_batch + head * a_head, row, a_token, column_f, real, F)
@@ -277,12 +291,12 @@ def sum_spans(
                 line = (batch * time + row) * (G * READERS) + head
                 features = over(features, tl.load(denominator + line, mask=real, other=1.0))
                 if log_decay is not None:
-                    features *= tl.exp(elapsed)[:, None]
+                    features *= exponential(elapsed)[:, None]
                 kv = product(features, y, kv, True, False, PRECISION)
                 z += tl.sum(features * tl.load(dd + line, mask=real, other=0.0)[:, None], 0)
             else:
                 if log_decay is not None or log_input is not None:
-                    left = tl.exp(whole - elapsed + inputs)
+                    left = exponential(whole - elapsed + inputs)
                     features *= tl.where(real, left, 0.0)[:, None]
                     kv = product(features, y, kv, True, False, PRECISION)
                 else:
@@ -294,7 +308,7 @@ def sum_spans(
         kv_at = final_kv + (i * G + g) * F * E
         z_at = final_z + (i * G + g) * F
     elif log_decay is not None and tile == 0:
-        tl.store(decays + unit * G + g, remaining)
+        tl.store(decays + unit * G + g, remaining.to(tl.float32))
     tl.store(kv_at + place, kv, mask=inside)
     if tile_e == 0:
         tl.store(z_at + column_f, z, mask=column_f < F)
@@ -392,8 +406,8 @@ def outputs(
             weight += tl.sum(queries * z[None, :], 1)
             total = product(narrowed(queries, kind, EXACT), kv, total, False, False, PRECISION)
         if log_decay is not None:
-            weight *= tl.exp(elapsed)
-            total *= tl.exp(elapsed)[:, None]
+            weight *= exponential(elapsed)
+            total *= exponential(elapsed)[:, None]
         if CAUSAL:
             values = load_rows(v, row, v_token, column_e, real, E)
             scores = decay_weights(scores, elapsed, inputs, log_decay is not None or log_input is not None, C)
@@ -407,6 +421,8 @@ def outputs(
             total = tl.where((weight == 0)[:, None], 0.0, total)
         else:
             weight = weight * 0 + 1.0
+        if CAUSAL:  # padding may meet a state that is not finite
+            total = tl.where(real[:, None], total, 0.0)
         line = (batch * time + row) * heads + head
         place = line[:, None] * E + column_e[None, :]
         tl.store(y + place, total, mask=inside[:, None] & (column_e < E)[None, :])
@@ -466,6 +482,7 @@ def step(
         total = tl.where(weight == 0, 0.0, total / tl.where(weight == 0, 1.0, weight))
     else:
         weight = weight * 0 + 1.0
+    total = tl.where(real, total, 0.0)
     line = i * G * READERS + head
     tl.store(y + line * E + column_e, total, mask=column_e < E)
     if tl.program_id(2) == 0:

@@ -19,6 +19,7 @@ from lintra.ops.linear_attention.triton import (
     cut,
     launch,
     on_device,
+    result,
     rows_of,
     strided,
     target_programs,
@@ -93,6 +94,9 @@ class _Call:
 
     def new(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.float32, device=self.q.device)
+
+    def result(self, *shape: int) -> Tensor:
+        return result(shape, torch.float32, self.q, self.cu_seqlens)
 
     def levels(self) -> dict[str, int]:
         return {"LEVELS": self.chunk.bit_length() - 1}
@@ -201,7 +205,7 @@ class _Call:
     def outputs(self, states: Tensor, n: Tensor, scores: Tensor) -> Tensor:
         from lintra.ops.linear_attention import triton_recurrence_kernels as kernels
 
-        y = torch.empty((self.b, self.t, self.h, self.e), dtype=self.v.dtype, device=self.q.device)
+        y = result((self.b, self.t, self.h, self.e), self.v.dtype, self.q, self.cu_seqlens)
         launch(
             kernels.outputs,
             (self.spans.units * self.h * self.tiles_e,),
@@ -294,10 +298,10 @@ def backward(dy, dstate, q, k, v, log_decay, beta, saved, state, mask, cu_seqlen
         states, n, _ = call.states(sides)
         dstates, dn, before = _state_gradients(call, sides, dy, dstate, scores)
         delta = triangle is not None
-        parts = call.new(call.tiles_e + call.tiles_narrow, call.b, call.t, call.g) if delta else None
+        parts = call.result(call.tiles_e + call.tiles_narrow, call.b, call.t, call.g) if delta else None
         dv, x = dn, None
         if triangle is not None and parts is not None:
-            dv, x = call.each(call.g, call.e), call.each(call.g, call.e)
+            dv, x = call.result(call.b, call.t, call.g, call.e), call.each(call.g, call.e)
             launch(
                 kernels.value_gradients,
                 (call.spans.units * call.g * call.tiles_e,),
@@ -332,7 +336,7 @@ def _state_gradients(
     from lintra.ops.linear_attention import triton_recurrence_gradients as kernels
 
     added = call.new(call.spans.units, call.g, call.f, call.e)
-    partial_dn, dn = call.each(call.g, call.e), call.each(call.g, call.e)
+    partial_dn, dn = call.each(call.g, call.e), call.result(call.b, call.t, call.g, call.e)  # dn may be dv
     launch(
         kernels.chunk_gradients,
         (call.spans.units * call.g * call.tiles_f * call.tiles_e,),
@@ -404,11 +408,11 @@ def _row_gradients(
     former, how many heads share a row, and which of the queries of a state it is; None: beta k."""
     from lintra.ops.linear_attention import triton_recurrence_gradients as kernels
 
-    dq, dk = call.each(call.h, call.f), call.each(call.g, call.f)
+    dq, dk = (call.result(call.b, call.t, heads, call.f) for heads in (call.h, call.g))
     here = following = None
     if call.log_decay is not None:
         parts = () if call.decay == "feature" else (call.tiles_narrow,)
-        here, following = (call.new(*parts, *call.log_decay.shape) for _ in range(2))
+        here, following = (call.result(*parts, *call.log_decay.shape) for _ in range(2))
     grid = (call.spans.units * call.g * call.tiles_narrow,)
     given = call.places() | strided("k", call.k)
     given |= {"log_decay": call.log_decay, "states": states[0], "K_SHARE": call.k_share, "dk": dk}
