@@ -8,8 +8,8 @@ Only PyTorch is needed; `laws_of` gives pytest, or a loop, one test for each law
 """
 
 from lintra.testing.check import check_attention, laws_of
+from lintra.testing.function_laws import MODULE_LAWS, check_module
 from lintra.testing.laws import LAWS, WITH_DEFINITION
-from lintra.testing.module import MODULE_LAWS, check_module
 from lintra.testing.report import Finding, Report
 
 __all__ = [

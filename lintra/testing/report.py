@@ -113,6 +113,6 @@ def message(error: Exception) -> str:
         kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
         return kind + str(error)
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [frame for frame in frames if Path(frame.filename).parent == Path(__file__).parent]
+    ours = [frame for frame in frames if Path(__file__).parent in Path(frame.filename).parents]
     last = (ours or frames)[-1]
     return last.line or type(error).__name__
