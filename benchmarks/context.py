@@ -24,7 +24,7 @@ from lintra.attention import delta, linear, softmax
 from lintra.bench.reports import Row
 from lintra.bench.timing import Timing, interleaved
 from lintra.models import Decoder, decoder
-from lintra.nn.context import Method
+from lintra.nn.context_parallel import Method
 
 MEASURES = (
     "lintra/distributed.py",
@@ -146,10 +146,10 @@ def _apart(tokens: int) -> None:
 def _sent(method: Method, tokens: int) -> int:
     """On a rank: take a step of its piece of so many tokens -> the bytes that it has sent for the layers."""
     model, mesh = _shared[method]
-    assert model.context is not None
-    before = model.context.ranks.bytes_sent
+    assert model.context_parallel is not None
+    before = model.context_parallel.ranks.bytes_sent
     _step(model, tokens, mesh)
-    return model.context.ranks.bytes_sent - before
+    return model.context_parallel.ranks.bytes_sent - before
 
 
 def _step(model: Decoder, tokens: int, mesh: DeviceMesh | None = None) -> None:

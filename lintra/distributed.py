@@ -24,8 +24,8 @@ from lintra.config.fields import shown
 from lintra.models import Decoder
 from lintra.models.base import TransformerBase
 from lintra.nn import AttentionLayer
-from lintra.nn.context import Context, Method
 from lintra.nn.context_cost import Choice, Machine, choose
+from lintra.nn.context_parallel import ContextParallel, Method
 from lintra.nn.position import Bounded
 from lintra.ops import checks
 from lintra.ops.layout import Layout
@@ -69,9 +69,9 @@ def context_parallel(
     def methods(model: nn.Module, rows: int, tokens: int) -> dict[nn.Module, Method]:
         return {x: each.method for x, each in choose(model, ranks.size, rows, tokens, method).items()}
 
-    context = Context(ranks, model, methods)
+    context = ContextParallel(ranks, model, methods)
     for module in parts:
-        module.context = context
+        module.context_parallel = context
     model.register_forward_pre_hook(context.begin)
     return model
 
@@ -118,8 +118,9 @@ def extend(
     Every rank must call this. Raises ValueError on all of them for a state, a piece or a mask that does not
     fit on one, pieces of different batches, and more tokens than the model has positions.
     """
-    context = next((c for m in model.modules() if (c := getattr(m, "context", None)) is not None), None)
-    if not isinstance(context, Context):
+    found = (getattr(x, "context_parallel", None) for x in model.modules())
+    context = next((x for x in found if x is not None), None)
+    if not isinstance(context, ContextParallel):
         raise ValueError(f"extend needs a model of context_parallel, got {type(model).__name__} without")
     state = None if context.ranks.rank else state
     _check_pieces(model, context.ranks, x, state, mask, extra)

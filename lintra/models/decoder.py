@@ -21,8 +21,8 @@ from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
 from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
-from lintra.nn.context import Context
 from lintra.nn.context_cost import sharded
+from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
@@ -88,7 +88,7 @@ class DecoderState(NamedTuple):
 class Decoder(TransformerBase):
     """tokens [b t] -> params [b t p] of the distribution `output` over the symbol that follows each token."""
 
-    context: Context | None = None  # `lintra.distributed.context_parallel`: tokens are a piece of a sequence
+    context_parallel: ContextParallel | None = None  # of `lintra.distributed`: tokens are pieces of sequences
 
     def __init__(self, config: Config):
         super().__init__(config, _embedding(config), self.layers(config))
@@ -115,8 +115,8 @@ class Decoder(TransformerBase):
         """A whole sequence; params at t belong to the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
-        if self.context is not None:
-            layout = self.context.place(layout)
+        if self.context_parallel is not None:
+            layout = self.context_parallel.place(layout)
         x = self._embed_first(tokens, layout)
         run = self.block_runner()
         for block in self.blocks:
@@ -125,7 +125,7 @@ class Decoder(TransformerBase):
 
     def _embed_first(self, tokens: Tensor, layout: Layout) -> Tensor:
         """Return what goes into the first block, of a whole sequence or of a rank's piece of it."""
-        if self.context is None:
+        if self.context_parallel is None:
             return self.embed(tokens, None, layout)[0]
         reach = self.config.look_back
 
@@ -136,7 +136,7 @@ class Decoder(TransformerBase):
                 recent = torch.where(real, before, self.nothing_seen(1)[1])
             return self.embed(here, recent, layout)[0]
 
-        return self.context.exchange(layout, own)
+        return self.context_parallel.exchange(layout, own)
 
     def block_runner(self) -> Callable[..., Tensor]:
         """Return how a block is called, as `TransformerBase` does.
@@ -144,7 +144,7 @@ class Decoder(TransformerBase):
         Where blocks are recomputed in the backward, a state that is handed from rank to rank comes in from
         outside, so that it is not received again, and what ranks exchange is kept, but for the keys and
         values of a ring, which go round again."""
-        context, run = self.context, super().block_runner()
+        context, run = self.context_parallel, super().block_runner()
         if context is None or run is nn.Module.__call__:
             return run
 
@@ -215,10 +215,10 @@ class Decoder(TransformerBase):
             return x, before._replace(seen=layout.seen_after(), recent=recent)
 
         before = state._replace(layers=())
-        if self.context is None or not self.context.extending:
+        if self.context_parallel is None or not self.context_parallel.extending:
             x, after = embed(before, layout)
         else:
-            x, after = self.context.extend(before, layout, embed)
+            x, after = self.context_parallel.extend(before, layout, embed)
         x, layers = self.run_blocks(x, state.layers, layout)
         return self.head(x), after._replace(layers=layers)
 

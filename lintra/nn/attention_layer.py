@@ -12,7 +12,7 @@ from torch.nn import functional
 from lintra.attention import AttentionConfig, State, map_state
 from lintra.config import fields
 from lintra.legacy import accept_old_tensors, renamed_attributes
-from lintra.nn.context import Context
+from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import check_dtype, has_hooks, reference_param
 from lintra.ops import checks
@@ -61,7 +61,7 @@ class AttentionLayer(nn.Module):
     conv where causal=False.
     """
 
-    context: Context | None = None  # `lintra.distributed.context_parallel`: x is a piece of a sequence
+    context_parallel: ContextParallel | None = None  # of `lintra.distributed`: x is a piece of a sequence
 
     def __init__(
         self,
@@ -142,8 +142,8 @@ class AttentionLayer(nn.Module):
             warn_if_inverted(mask)
             check_dtype("x", x, self.qkv_proj)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
-        if self.context is not None:
-            return self._forward_piece(x, self.context, layout, extra)
+        if self.context_parallel is not None:
+            return self._forward_piece(x, self.context_parallel, layout, extra)
         return self._forward(x, layout, extra)
 
     def _forward(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
@@ -152,7 +152,9 @@ class AttentionLayer(nn.Module):
         y = self.attention(q, k, v, layout=layout, rope=self._rope(layout), **extra)
         return self._out(x, y)
 
-    def _forward_piece(self, x: Tensor, context: Context, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
+    def _forward_piece(
+        self, x: Tensor, context: ContextParallel, layout: Layout, extra: dict[str, Tensor]
+    ) -> Tensor:
         """y [b t c] of a rank's piece of sequences."""
         layout = context.place_once(self, layout)
 
@@ -209,13 +211,13 @@ class AttentionLayer(nn.Module):
         state = self.start(layout.n) if state is None else state
         check_layer_state(state, layout.n)
         self._check_conv(state.conv, layout.n)
-        if self.context is None or not self.context.extending:
+        if self.context_parallel is None or not self.context_parallel.extending:
             return self._extend(x, state, layout, extra)
 
         def own(state: AttentionLayerState, layout: Layout) -> tuple[Tensor, AttentionLayerState]:
             return self._extend(x, state, layout, extra)
 
-        return self.context.extend(state, layout, own)
+        return self.context_parallel.extend(state, layout, own)
 
     def _extend(
         self, x: Tensor, state: AttentionLayerState, layout: Layout, extra: dict[str, Tensor]

@@ -21,7 +21,7 @@ from torch import nn
 
 from lintra.attention import Attention
 from lintra.nn.attention_layer import AttentionLayer
-from lintra.nn.context import Method
+from lintra.nn.context_parallel import Method
 
 CHUNK = 64  # tokens of the triangles of the parallel form
 TOUCHED = 4  # operations that reading and writing a number counts for

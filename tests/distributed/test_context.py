@@ -288,7 +288,7 @@ def sent_on_rank(attention, method, tokens, options):
     mesh = init_device_mesh("cpu", (2,))
     model = context_parallel(build(attention, **options), mesh, method=method)
     model(shard(tokens, mesh)).sum().backward()
-    return model.context.ranks.bytes_sent
+    return model.context_parallel.ranks.bytes_sent
 
 
 @pytest.mark.parametrize("method", ["relay", "scan"])

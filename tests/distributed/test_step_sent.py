@@ -85,7 +85,7 @@ def by_context(kind):
     model(shard(torch.zeros(SEQUENCES, TIME, dtype=torch.int64), mesh)).sum().backward()
     with patch.object(dist, "all_reduce", counted):
         reduce_gradients(model, mesh)
-    return model.context.ranks.bytes_sent, reduced
+    return model.context_parallel.ranks.bytes_sent, reduced
 
 
 def step_of(kind, plan):

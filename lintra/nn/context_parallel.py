@@ -21,7 +21,7 @@ from lintra.ops.ranks import Ranks
 Method = Literal["relay", "scan"]
 
 
-class Context:
+class ContextParallel:
     """The ranks that hold the pieces, and the method of every layer of a model, in whose copies it is copied.
 
     choose: gives the methods, by layer, of the model, rows and the places of the longest piece."""
