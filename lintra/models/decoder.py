@@ -21,12 +21,11 @@ from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
 from lintra.models.base import TransformerBase, TransformerConfig, blocks
 from lintra.nn.block import Block
-from lintra.nn.context_cost import sharded
 from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.distributions import LogisticMixture, Logits
 from lintra.nn.embedding import ContextEmbedding, TiedHead, TokenEmbedding, ValueEmbedding
 from lintra.nn.mask import warn_if_inverted
-from lintra.nn.parameters import reference_param
+from lintra.nn.parameters import is_fsdp, reference_param
 from lintra.ops import checks
 from lintra.ops.history import look_back
 from lintra.ops.layout import CuSeqlens, Layout
@@ -154,7 +153,7 @@ class Decoder(TransformerBase):
                 contexts = [context.ranks.keeping(kept, replays=x) for x in (False, True)]
                 return cast("Any", run(block, x, layout=layout, context_fn=lambda: tuple(contexts)))
 
-            if sharded(self):  # weights would be gathered by all ranks together, one of which waits
+            if is_fsdp(self):  # weights would be gathered by all ranks together, one of which waits
                 raise ValueError(
                     f"FSDP2 cannot recompute layers that wait for a state, such as "
                     f"{block.attn.attention.name!r}: context_parallel needs method='scan', or the decoder "

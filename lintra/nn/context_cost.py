@@ -22,6 +22,7 @@ from torch import nn
 from lintra.attention import Attention
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.context_parallel import Method
+from lintra.nn.parameters import is_fsdp
 
 CHUNK = 64  # tokens of the triangles of the parallel form
 TOUCHED = 4  # operations that reading and writing a number counts for
@@ -71,7 +72,7 @@ def choose(
             why = "as asked for" if method == "scan" else "FSDP2 would have ranks that wait run in turn"
             found[x] = "scan", FREE.get(able[x], why)
     composing = [x for x, exchange in able.items() if exchange == "scan"]
-    if method == "auto" and composing and not sharded(model):
+    if method == "auto" and composing and not is_fsdp(model):
         decided = _compare(
             model, list(layers), composing, len(able) < len(layers), ranks, rows, tokens, machine
         )
@@ -83,15 +84,6 @@ FREE = {
     "window": "its window is sent without waiting, at no further cost",
     "ring": "keys and values go round, so that no rank keeps all of them",
 }
-
-
-def sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 gathers the weights of a model's layers, each on all ranks at once.
-
-    Ranks that wait for a state would then run one after the other."""
-    from torch.distributed.fsdp import FSDPModule
-
-    return any(isinstance(x, FSDPModule) for x in model.modules())
 
 
 def _compare(

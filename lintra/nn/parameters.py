@@ -1,12 +1,18 @@
-"""Layers that may replace a projection: with low-rank terms added, of 8 bits, with hooks.
+"""Layers that may replace a projection: with low-rank terms added, of 8 bits, with hooks, of sharded weights.
 
 Code that reads a layer's weight instead of calling the layer bypasses them.
 """
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from lintra.ops.autocast import in_autocast
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -39,3 +45,17 @@ def reference_param(module: nn.Module) -> Tensor:
         if x.is_floating_point():
             return x
     return torch.empty(0, device="cpu")
+
+
+def fsdp_modules(model: nn.Module) -> Iterator["FSDPModule"]:
+    """Yield the modules of a model whose weights FSDP2 gathers, each on all ranks at once."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield module
+
+
+def is_fsdp(model: nn.Module) -> bool:
+    """Return whether FSDP2 gathers weights of a model, for which no rank may wait for another."""
+    return next(fsdp_modules(model), None) is not None

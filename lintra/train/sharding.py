@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch import Tensor, nn
 
 from lintra.nn.block import Block, CrossBlock
+from lintra.nn.parameters import fsdp_modules
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -36,11 +37,8 @@ def shard(model: Module, mesh: "DeviceMesh") -> Module:
 def reshard(model: nn.Module) -> None:
     """Have each process drop what it has of the others' weights: a forward without a backward leaves that of
     the weights in no block."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for module in fsdp_modules(model):
+        module.reshard()
 
 
 def is_shared(x: Tensor) -> bool:
