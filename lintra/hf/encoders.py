@@ -27,7 +27,9 @@ class LintraModel(LintraPreTrainedModel):
             )
         return config.network(encoder, vocabulary=config.vocab_size + bool(config.start), **given)
 
-    def read(self, input_ids: Tensor | None, attention_mask: Tensor | None, given: dict[str, Any]) -> Tensor:
+    def encode(
+        self, input_ids: Tensor | None, attention_mask: Tensor | None, given: dict[str, Any]
+    ) -> Tensor:
         """Return hidden vectors [b t c], 0 where padded, or [b c] with a pool. `given` is as in `layout_of`,
         `token_type_ids` [b t] where the network has types, and `global_attention_mask` [b t], 1 for tokens
         that see all, where a mechanism has such (Longformer).
@@ -43,7 +45,7 @@ class LintraModel(LintraPreTrainedModel):
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **given: Any
     ) -> BaseModelOutput:
         """Return the hidden vector of each token, [b t c]; 0 in padded places."""
-        return BaseModelOutput(last_hidden_state=self.read(input_ids, attention_mask, given))
+        return BaseModelOutput(last_hidden_state=self.encode(input_ids, attention_mask, given))
 
 
 class _WithHead(LintraModel):
@@ -58,7 +60,7 @@ class _WithHead(LintraModel):
         **given: Any,
     ) -> Any:
         """Return logits, and with labels the loss that transformers has for this task."""
-        logits = getattr(self, str(self.head_name))(self.read(input_ids, attention_mask, given))
+        logits = getattr(self, str(self.head_name))(self.encode(input_ids, attention_mask, given))
         loss = None
         if labels is not None:
             options = {"vocab_size": logits.shape[-1], "config": self.config, **given}

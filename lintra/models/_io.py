@@ -79,8 +79,8 @@ def input_layout(
     return Layout.of("x", x, mask, cu_seqlens)
 
 
-def head(config: EncoderIOConfig, width: int) -> nn.Module:
-    """From hidden vectors of this width to predictions."""
+def build_head(config: EncoderIOConfig, width: int) -> nn.Module:
+    """Build the layer from hidden vectors of this width to predictions."""
     return nn.Identity() if config.outputs is None else nn.Linear(width, config.outputs)
 
 

@@ -170,10 +170,10 @@ class TransformerBase(nn.Module):
             raise ValueError(f"state is of {state.seen.shape[0]} sequences, {what} of {n}")
 
 
-def blocks(config: TransformerConfig, *, causal: bool = True) -> Iterable[Block]:
-    """The blocks of a configuration."""
+def build_blocks(config: TransformerConfig, *, causal: bool = True) -> Iterable[Block]:
+    """Build the blocks of a configuration."""
     for layer in range(config.layers):
-        yield Block(self_attention_layer(config, layer, causal), mlp(config), **block_options(config))
+        yield Block(self_attention_layer(config, layer, causal), build_mlp(config), **block_options(config))
 
 
 def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) -> AttentionLayer:
@@ -192,8 +192,8 @@ def self_attention_layer(config: TransformerConfig, layer: int, causal: bool) ->
     )
 
 
-def mlp(config: TransformerConfig) -> MLP | None:
-    """The feed-forward of one layer; None: it has none."""
+def build_mlp(config: TransformerConfig) -> MLP | None:
+    """Build the feed-forward of one layer; None: it has none."""
     if not config.mlp_ratio:
         return None
     return MLP(config.width, ratio=config.mlp_ratio, activation=config.activation, dropout=config.dropout)

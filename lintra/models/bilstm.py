@@ -55,7 +55,7 @@ class BiLSTM(nn.Module):
             bidirectional=True,
             dropout=config.dropout if config.layers > 1 else 0.0,  # PyTorch warns where nothing is between
         )
-        self.head = _io.head(config, 2 * config.width)
+        self.head = _io.build_head(config, 2 * config.width)
 
     def forward(self, x: Tensor, *, mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b *t o"]:
         layout = _io.input_layout(self.config, x, mask, None)

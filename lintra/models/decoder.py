@@ -19,7 +19,7 @@ from lintra.attention import State
 from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models._io import check_tokens
-from lintra.models.base import TransformerBase, TransformerConfig, blocks
+from lintra.models.base import TransformerBase, TransformerConfig, build_blocks
 from lintra.nn.block import Block
 from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.distributions import LogisticMixture, Logits
@@ -90,7 +90,7 @@ class Decoder(TransformerBase):
     context_parallel: ContextParallel | None = None  # of `lintra.distributed`: tokens are pieces of sequences
 
     def __init__(self, config: Config):
-        super().__init__(config, _embedding(config), self.layers(config))
+        super().__init__(config, _embedding(config), self.build_blocks(config))
         self.output = config.output.build(config.vocabulary)
         self.start_token = config.vocabulary if config.start else None
         if config.tie_embeddings:
@@ -100,9 +100,9 @@ class Decoder(TransformerBase):
             self.head = nn.Linear(config.width, self.output.size)
 
     @staticmethod
-    def layers(config: Config) -> Iterable[Block]:
-        """The blocks of this network."""
-        return blocks(config)
+    def build_blocks(config: Config) -> Iterable[Block]:
+        """Build the blocks of this network."""
+        return build_blocks(config)
 
     def forward(
         self,

@@ -21,7 +21,7 @@ from lintra.config import fields
 from lintra.legacy import renamed_arguments
 from lintra.models import _io
 from lintra.models._io import EncoderIOConfig
-from lintra.models.base import TransformerBase, TransformerConfig, blocks
+from lintra.models.base import TransformerBase, TransformerConfig, build_blocks
 from lintra.nn.block import build_norm
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.parameters import reference_param
@@ -79,7 +79,7 @@ class Encoder(TransformerBase):
     def __init__(self, config: Config):
         causal = _causal(config)
         embedding = _io.input_embedding(config, config.embedded)
-        super().__init__(config, embedding, blocks(config, causal=causal or config.alternating))
+        super().__init__(config, embedding, build_blocks(config, causal=causal or config.alternating))
         self.causal = causal
         self.token_types = (
             None if config.token_types is None else nn.Embedding(config.token_types, config.width)
@@ -113,9 +113,9 @@ class Encoder(TransformerBase):
         **extra: Tensor,
     ) -> Float[Tensor, "b t c"]:
         """Return the hidden vector of each token, before any prediction; 0 in padded places."""
-        return self.read(x, mask=mask, cu_seqlens=cu_seqlens, **extra)[0]
+        return self.encode(x, mask=mask, cu_seqlens=cu_seqlens, **extra)[0]
 
-    def read(
+    def encode(
         self, x: Tensor, *, mask: Tensor | None, cu_seqlens: CuSeqlens | None, **extra: Tensor
     ) -> tuple[Tensor, Layout]:
         """Return what `hidden` does, and the layout of it."""
@@ -200,7 +200,7 @@ def _flipped(x: Tensor | None) -> Tensor | None:
 
 def _head(config: Config) -> nn.Module:
     """From hidden vectors to predictions, through a hidden layer if there is one."""
-    last = _io.head(config, config.width)
+    last = _io.build_head(config, config.width)
     if config.head_activation is None:
         return last
     kinds = {"gelu": nn.GELU(), "gelu_tanh": nn.GELU("tanh"), "relu": nn.ReLU(), "tanh": nn.Tanh()}

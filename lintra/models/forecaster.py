@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lintra.attention import State
 from lintra.config import fields
-from lintra.models.base import Position, TransformerBase, TransformerConfig, blocks
+from lintra.models.base import Position, TransformerBase, TransformerConfig, build_blocks
 from lintra.nn.real_distributions import Gaussian, Quantiles, StudentT
 from lintra.nn.scaling import RunningScale, ScaleState
 from lintra.ops import checks
@@ -90,7 +90,7 @@ class Forecaster(TransformerBase):
 
     def __init__(self, config: Config):
         seen = 1 + len(config.lags)
-        super().__init__(config, nn.Linear(seen, config.width), blocks(config))
+        super().__init__(config, nn.Linear(seen, config.width), build_blocks(config))
         self.scaling = RunningScale(config.scale_rows)
         self.output = config.output
         self.head = nn.Linear(config.width, config.output.size)

@@ -18,7 +18,7 @@ from torch import Tensor
 from lintra.attention import AttentionConfig, State, in_layer, linear
 from lintra.legacy import renamed_arguments, renamed_attributes
 from lintra.models import decoder, encoder
-from lintra.models.base import block_options, mlp, self_attention_layer
+from lintra.models.base import block_options, build_mlp, self_attention_layer
 from lintra.models.decoder import Decoder, DecoderState
 from lintra.nn.attention_layer import AttentionLayer
 from lintra.nn.block import CrossBlock
@@ -67,7 +67,7 @@ class Seq2Seq(Decoder):
         self.encoder = config.encoder.build()
 
     @staticmethod
-    def layers(config: Config) -> Iterable[CrossBlock]:
+    def build_blocks(config: Config) -> Iterable[CrossBlock]:
         for layer in range(config.layers):
             cross_attn = AttentionLayer(
                 config.width,
@@ -78,7 +78,7 @@ class Seq2Seq(Decoder):
                 head_dim=config.head_dim,
             )
             attn = self_attention_layer(config, layer, causal=True)
-            yield CrossBlock(attn, cross_attn, mlp(config), **block_options(config))
+            yield CrossBlock(attn, cross_attn, build_mlp(config), **block_options(config))
 
     def encode_memory(
         self,
@@ -89,7 +89,7 @@ class Seq2Seq(Decoder):
         **extra: Tensor,
     ) -> Memory:
         """Return what the decoder keeps of symbols [b s] or features [b s i]; `extra` is for the encoder."""
-        hidden, layout = self.encoder.read(source, mask=mask, cu_seqlens=cu_seqlens, **extra)
+        hidden, layout = self.encoder.encode(source, mask=mask, cu_seqlens=cu_seqlens, **extra)
         if layout.packed:
             padded = layout.pad_all()
             hidden, layout = padded.unpack(hidden)[0], padded.layouts[0]
