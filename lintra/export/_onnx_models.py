@@ -37,8 +37,8 @@ class _Extend(nn.Module):
         return given[name] if name in given else like.new_zeros(tokens.shape[0], *like.shape[1:])
 
 
-def recurrence(model: Decoder, form: Form, *, chunked: bool) -> Graph:
-    """The graph of `model.extend`, of the parallel form in chunks or with an operator for any length."""
+def recurrence_graph(model: Decoder, form: Form, *, chunked: bool) -> Graph:
+    """Build the graph of `model.extend`, its parallel form in chunks or with an operator for any length."""
     chunk = longest_chunk(model) if chunked else 1
     time = 1 if form == "step" else chunk + 3
     # A token that is not there leaves a state as it was; a cache gets one place for it, in which nothing is.
@@ -124,8 +124,8 @@ class _Recognise(nn.Module):
         return self.model(x.index_select(1, there), mask=mask.index_select(1, there) & (places < time))
 
 
-def whole(model: Encoder | CTC, *, chunked: bool) -> Graph:
-    """The graph of `forward` of an encoder or a recogniser."""
+def whole_sequence_graph(model: Encoder | CTC, *, chunked: bool) -> Graph:
+    """Build the graph of `forward` of an encoder or a recogniser."""
     outputs: dict[str, Axes] = {}
     if isinstance(model, CTC):
         config, encoder = model.config, cast("Encoder", model.encoder)

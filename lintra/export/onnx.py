@@ -128,8 +128,8 @@ def _graph(model: Any, form: Form, opset: Opset, domain: Domain) -> Graph:
     chunked = not Target(opset, domain).has_operators
     model = _portable(model)
     if form == "whole":
-        return _onnx_models.whole(model, chunked=chunked)
-    return _onnx_models.recurrence(model, form, chunked=chunked)
+        return _onnx_models.whole_sequence_graph(model, chunked=chunked)
+    return _onnx_models.recurrence_graph(model, form, chunked=chunked)
 
 
 def _foreign(attention: Any, form: Form, target: Target) -> str | None:

@@ -166,7 +166,7 @@ class Text(TextTask, BitsTask):
         """All of the text to test on, or what is held out. Raises DataError."""
         if self.config.test is None:
             return self.validate
-        whole = text_files.whole(self._test_place(), utf8=self.tokenizer is not None)
+        whole = text_files.read_all(self._test_place(), utf8=self.tokenizer is not None)
         symbols = self._symbols(memoryview(whole))
         if len(symbols) < self.length:
             raise DataError(

@@ -19,7 +19,7 @@ from lintra.tasks import Batch, Samples, Task
 from lintra.train.batches import LengthSampler, StepSampler, of_similar_length, parts, seed_of, share
 from lintra.train.config import Config
 from lintra.train.optimizer import optimizer
-from lintra.train.sharding import whole
+from lintra.train.sharding import full_tensor
 from lintra.train.strategy import ShardedStrategy
 
 _REDRAW = 2**32  # in the place of a rank: the same on all of them, and the seed of nothing else
@@ -31,7 +31,7 @@ def _loader(samples: Samples, batches: Iterable[list[int]]) -> DataLoader[Batch]
     return DataLoader(
         samples,
         batch_sampler=batches,
-        collate_fn=_whole,
+        collate_fn=_already_collated,
         num_workers=samples.workers,
         worker_init_fn=_outlive_first_signal,
     )
@@ -44,7 +44,7 @@ def _outlive_first_signal(worker: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _whole(batch: Any) -> Any:
+def _already_collated(batch: Any) -> Any:
     """Return the batch unchanged: `__getitems__` has collated it."""
     return batch
 
@@ -173,7 +173,7 @@ class Learner(pl.LightningModule):
     ) -> None:
         """Clips by our own setting, and stops before an update that would spoil the weights."""
         longest = math.inf if self.config.clip is None else self.config.clip
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(self.parameters(), longest)))
+        norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), longest)))
         if not math.isfinite(norm):
             raise Diverged(
                 f"the loss or its gradient is not finite at step {self.trainer.global_step + 1:,}: "

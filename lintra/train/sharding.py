@@ -51,8 +51,8 @@ def local(x: Tensor) -> Tensor:
     return cast("Any", x).to_local() if is_shared(x) else x
 
 
-def whole(x: Tensor) -> Tensor:
-    """Return a tensor as one process has it. All processes must ask."""
+def full_tensor(x: Tensor) -> Tensor:
+    """Return a tensor with the parts of all processes. All processes must ask."""
     return cast("Any", x).full_tensor() if is_shared(x) else x
 
 

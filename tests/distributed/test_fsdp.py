@@ -32,7 +32,7 @@ from lintra.tasks import copy
 from lintra.train import callbacks
 from lintra.train.learner import Learner
 from lintra.train.muon import Muon
-from lintra.train.sharding import shard, whole
+from lintra.train.sharding import full_tensor, shard
 from tests.distributed.conftest import free_port
 
 TIME, N = 12, 11
@@ -84,7 +84,7 @@ def loss(model, config, tokens):
 
 
 def gradients(model):
-    return {name: None if x.grad is None else whole(x.grad) for name, x in model.named_parameters()}
+    return {name: None if x.grad is None else full_tensor(x.grad) for name, x in model.named_parameters()}
 
 
 def worst(dtype):
@@ -169,7 +169,8 @@ def muon_steps():
                     x.grad = distribute_tensor(gradient, mesh, x.placements)
             optimizer.step()
     return [
-        (x.detach(), whole(y).detach()) for x, y in zip(model.parameters(), shared.parameters(), strict=True)
+        (x.detach(), full_tensor(y).detach())
+        for x, y in zip(model.parameters(), shared.parameters(), strict=True)
     ]
 
 
@@ -460,7 +461,7 @@ def first_weights(folder, settings):
 
         def stop(learner, batch, batch_idx):
             state = learner.state_dict()
-            found.update({name: whole(x).clone() for name, x in state.items()})
+            found.update({name: full_tensor(x).clone() for name, x in state.items()})
             raise InterruptedError
 
         step, Learner.training_step = Learner.training_step, stop

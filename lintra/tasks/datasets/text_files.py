@@ -25,14 +25,14 @@ def split(data: str | None, *, utf8: bool = False) -> Split:
     utf8: cut it between two characters. Raises DataError, and then also where a file is not in UTF-8.
     """
     path = named("data", data, "a text file or a folder of them")
-    text = whole(path, utf8=utf8)
+    text = read_all(path, utf8=utf8)
     cut = len(text) - len(text) // 10
     cut = character_start(text, cut) if utf8 else cut
     view = memoryview(text)  # of which a part is no copy
     return Split(path, view[:cut], view[cut:])
 
 
-def whole(path: Path, *, utf8: bool = False) -> bytes:
+def read_all(path: Path, *, utf8: bool = False) -> bytes:
     """Return the text of a file, or of all files of a folder in the order of their names, each on lines of
     its own; some may be empty. Raises DataError; with utf8, also where one is not in UTF-8."""
     parts, files = [], files_of(path)
