@@ -27,7 +27,7 @@ from lintra.bench.training_step import MATMUL_OPERATIONS, matmul
 from lintra.bench.training_step import Sizes as Shape
 from lintra.bench.training_step import model as image_model
 from lintra.generation.native_decode import NativeDecoder
-from lintra.generation.sampling import Sampler
+from lintra.generation.options import Sampler
 from lintra.models import Decoder
 from lintra.native.quantize import DTYPES, Weights
 from lintra.tasks import PixelTask, predicted, read

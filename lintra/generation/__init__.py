@@ -2,7 +2,7 @@
 
 from lintra.generation.beam import Hypotheses, beam_search
 from lintra.generation.forecasting import sample_paths
-from lintra.generation.inputs import GenerationInputs, check_inputs, prepare_inputs
+from lintra.generation.inputs import GenerationInputs, prepare_inputs
 from lintra.generation.options import GenerationOptions, Sampler
 from lintra.generation.sampling import (
     cast_state,
@@ -20,7 +20,6 @@ __all__ = [
     "Sampler",
     "beam_search",
     "cast_state",
-    "check_inputs",
     "check_recurrent",
     "evaluation",
     "generate",

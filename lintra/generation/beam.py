@@ -13,7 +13,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from lintra.attention import map_state
-from lintra.generation.sampling import check_recurrent, evaluation, last, prepare_inputs
+from lintra.generation.inputs import prepare_inputs
+from lintra.generation.sampling import check_recurrent, evaluation, last
 from lintra.models import Decoder
 
 

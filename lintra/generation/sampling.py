@@ -16,22 +16,18 @@ from torch import Tensor, nn
 
 from lintra.generation import cuda_graph, native_decode
 from lintra.generation.inputs import GenerationInputs, prepare_inputs
-from lintra.generation.options import GenerationOptions, Sampler
+from lintra.generation.options import GenerationOptions
 from lintra.models import Decoder, Forecaster
 from lintra.models.decoder import DecoderState
 from lintra.nn.block import Block, CrossState
 
 __all__ = [
-    "GenerationInputs",
-    "GenerationOptions",
-    "Sampler",
     "cast_state",
     "check_recurrent",
     "evaluation",
     "generate",
     "generate_reference",
     "last",
-    "prepare_inputs",
     "stream",
 ]
 

@@ -7,7 +7,8 @@ from lintra import attention
 from lintra.attention import aft, delta, gated, linear, rfa, softmax
 from lintra.generation import GenerationOptions
 from lintra.generation.beam import beam_search
-from lintra.generation.sampling import Sampler, cast_state, generate, generate_reference, stream
+from lintra.generation.options import Sampler
+from lintra.generation.sampling import cast_state, generate, generate_reference, stream
 from lintra.models import Seq2Seq, decoder, encoder, seq2seq
 from lintra.nn import LogisticMixture
 from lintra.nn.distributions import Categorical

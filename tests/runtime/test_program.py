@@ -14,7 +14,7 @@ import torch
 from lintra import checkpoint, native, runtime
 from lintra.export import runtime as export
 from lintra.generation import generate
-from lintra.generation.sampling import Sampler
+from lintra.generation.options import Sampler
 from lintra.runtime import Model, Sequence
 from lintra.runtime.audio import Transcriber
 from tests.kinds import build

@@ -14,7 +14,8 @@ from lintra.attention.softmax import SoftmaxAttention
 from lintra.cli.info import info
 from lintra.export import runtime as export
 from lintra.generation import sampling
-from lintra.generation.sampling import Sampler
+from lintra.generation.inputs import prepare_inputs
+from lintra.generation.options import Sampler
 from lintra.models import decoder
 from lintra.native.quantize import round_rows
 from lintra.nn import LogisticMixture
@@ -347,15 +348,11 @@ def test_far_levels_of_a_mixture_keep_their_logarithms():
 def test_generation_is_that_of_pytorch():
     model = checkpoint.load("mnist-small")
     options = {"steps": 60, "seed": 5, "batch": 3, "temperature": 0.9}
-    drawn = torch.stack(
-        list(runtime.stream(loaded(model), sampling.prepare_inputs(model, None, **options))), 1
-    )
+    drawn = torch.stack(list(runtime.stream(loaded(model), prepare_inputs(model, None, **options))), 1)
     assert torch.equal(drawn, sampling.generate(model, **options))
     prompt, lengths = torch.randint(0, 256, (3, 9)), torch.tensor([0, 4, 9])
     options = {"steps": 30, "seed": 6, "lengths": lengths, "top_k": 50}
-    drawn = torch.stack(
-        list(runtime.stream(loaded(model), sampling.prepare_inputs(model, prompt, **options))), 1
-    )
+    drawn = torch.stack(list(runtime.stream(loaded(model), prepare_inputs(model, prompt, **options))), 1)
     assert torch.equal(drawn, sampling.generate(model, prompt, **options))
 
 
@@ -368,7 +365,7 @@ def test_generation_of_hybrids_is_that_of_pytorch(kind):
     options = {"steps": 100, "seed": 7, "temperature": 0.8}
     for begin in (None, prompt):
         asked = options if begin is not None else options | {"batch": 2}
-        drawn = list(runtime.stream(loaded(model), sampling.prepare_inputs(model, begin, **asked)))
+        drawn = list(runtime.stream(loaded(model), prepare_inputs(model, begin, **asked)))
         assert torch.equal(torch.stack(drawn, 1), sampling.generate(model, begin, **asked))
 
 
@@ -376,7 +373,7 @@ def test_sequences_end_as_in_pytorch():
     model = build(**KINDS["context"])
     for ends in ({"end": 3}, {"stop": [[2, 1], [4]]}, {"end": 0, "stop": [[2, 1]]}):
         options = {"steps": LENGTH, "seed": 2, "batch": 4} | ends
-        drawn = list(runtime.stream(loaded(model), sampling.prepare_inputs(model, None, **options)))
+        drawn = list(runtime.stream(loaded(model), prepare_inputs(model, None, **options)))
         found = sampling.generate(model, **options)
         assert torch.equal(torch.stack(drawn, 1), found)
         assert (found == found[:, -1:])[:, -2].any()  # a sequence that was filled up
@@ -384,11 +381,11 @@ def test_sequences_end_as_in_pytorch():
 
 def test_a_whole_sequence_is_drawn_to_its_last_position():
     model = build(**KINDS["context"])
-    begun = sampling.prepare_inputs(model, None, steps=LENGTH, seed=0)
+    begun = prepare_inputs(model, None, steps=LENGTH, seed=0)
     drawn = list(runtime.stream(loaded(model), begun))
     assert len(drawn) == LENGTH
     with pytest.raises(ValueError, match=f"reach {LENGTH} tokens, got token {LENGTH + 1}"):
-        sampling.prepare_inputs(model, None, steps=LENGTH + 1, seed=0)
+        prepare_inputs(model, None, steps=LENGTH + 1, seed=0)
 
 
 def test_the_own_generator_is_uniform_and_follows_from_its_seed():

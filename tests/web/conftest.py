@@ -14,7 +14,7 @@ from lintra import web
 from lintra.attention import linear
 from lintra.cli.model import open_model
 from lintra.export import runtime as export
-from lintra.generation.sampling import Sampler
+from lintra.generation.options import Sampler
 from lintra.runtime import Model, Sequence
 from lintra.tasks import digits
 

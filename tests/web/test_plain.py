@@ -13,7 +13,7 @@ from lintra import runtime, web
 from lintra.attention import softmax
 from lintra.attention.linear import LinearAttention
 from lintra.export import runtime as export
-from lintra.generation.sampling import Sampler
+from lintra.generation.options import Sampler
 from lintra.runtime import Model, Sequence
 from tests.kinds import build
 from tests.runtime.kinds import KINDS
