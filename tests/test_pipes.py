@@ -10,7 +10,7 @@ from lintra import checkpoint, pictures
 from lintra.audio import features, lines
 from lintra.io import files, tensors
 from lintra.runtime import Model
-from lintra.speech import arrays, corpus, manifest
+from lintra.speech import corpus, manifest, utterance_features
 from lintra.tasks import series, text, text_classification
 from lintra.tasks.datasets import text_files
 from lintra.train import Run
@@ -24,8 +24,8 @@ READERS = {
     "lines": lambda pipe: list(lines.lines(pipe)),
     "manifest": manifest.read_manifest,
     "kaldi": lambda pipe: manifest.read_kaldi(pipe.rename(pipe.with_name("text")).parent),
-    "array": lambda pipe: arrays.load(pipe.rename(pipe.with_suffix(".npy"))),
-    "arrays": lambda pipe: arrays.load(pipe.rename(pipe.with_suffix(".npz"))),
+    "array": lambda pipe: utterance_features.load(pipe.rename(pipe.with_suffix(".npy"))),
+    "arrays": lambda pipe: utterance_features.load(pipe.rename(pipe.with_suffix(".npz"))),
     "cache": lambda pipe: corpus.prepare(
         [], features.Config(), cache=pipe.rename(pipe.with_suffix(".safetensors"))
     ),

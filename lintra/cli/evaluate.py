@@ -16,10 +16,10 @@ from lintra.bench import reports
 from lintra.checkpoint import to_json
 from lintra.cli import evaluate_series, evaluate_speech, memory
 from lintra.cli.arguments import UsageError, changed, check_seed, parse
+from lintra.cli.decoding import DecodingOptions
 from lintra.cli.model import SPLITS, Device, open_model, refuse_unless_images, sampled
 from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
-from lintra.cli.search import DecodingOptions
 from lintra.cli.stopping import cut_short, stopping
 from lintra.config import fields
 from lintra.evaluate import Estimate, hypotheses

@@ -17,8 +17,8 @@ from lintra.cli.output import Output
 from lintra.cli.progress import progress
 from lintra.models import ctc
 from lintra.train.config import Strategy, Verbosity
-from lintra.train.copies import beside
 from lintra.train.data_checks import check_room
+from lintra.train.file_copies import beside
 from lintra.train.launch import is_first_process, launcher
 from lintra.train.optimizer import optimizer
 from lintra.train.run import RUN, first_model

@@ -13,11 +13,11 @@ from lintra import checkpoint
 from lintra.audio.microphone import Microphone
 from lintra.cli import listening
 from lintra.cli.arguments import UsageError, changed, parse
+from lintra.cli.decoding import DecodingOptions
 from lintra.cli.failures import report_failure
 from lintra.cli.listening import STDIN
 from lintra.cli.model import Device, chosen
 from lintra.cli.output import Quiet
-from lintra.cli.search import DecodingOptions
 from lintra.cli.stopping import stopping
 from lintra.cli.transcripts import Ctm, Form, Json, Srt, Text
 from lintra.models import CTC

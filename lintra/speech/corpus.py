@@ -12,9 +12,9 @@ import numpy as np
 from lintra.audio import features
 from lintra.audio.errors import SpeechError
 from lintra.io.files import refuse_irregular, remove_abandoned, write_atomically, write_lines
-from lintra.speech.arrays import arrays
 from lintra.speech.cache import Parts, Write, origin_of, reopen, write
 from lintra.speech.manifest import Utterance
+from lintra.speech.utterance_features import arrays
 
 SHOWN = 3  # of what cannot be used
 

@@ -20,9 +20,9 @@ from lintra.nn.mask import padded
 from lintra.nn.parameters import reference_param
 from lintra.speech import decoding
 from lintra.speech.alignment import Word, align, word_times
-from lintra.speech.arrays import arrays, given
 from lintra.speech.manifest import Utterance
 from lintra.speech.ngram import NGram
+from lintra.speech.utterance_features import arrays, given
 
 WIDEST = 10_000  # texts of a beam
 

@@ -16,7 +16,7 @@ import torch
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import encoder
-from lintra.tasks._classes import ClassificationTask
+from lintra.tasks._classification import ClassificationTask
 from lintra.tasks.base import Batch, Samples, TaskConfig
 from lintra.tasks.images import SOURCES, Data, check_count, first, last, locate
 

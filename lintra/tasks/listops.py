@@ -18,8 +18,8 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import encoder
 from lintra.nn.mask import padded
-from lintra.tasks._classes import ClassificationTask
-from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
+from lintra.tasks._classification import ClassificationTask
+from lintra.tasks._synthetic import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import Batch, TaskConfig
 
 DIGITS = 10  # the tokens below are these

@@ -19,8 +19,8 @@ import torch
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import encoder
-from lintra.tasks._classes import ClassificationTask
-from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
+from lintra.tasks._classification import ClassificationTask
+from lintra.tasks._synthetic import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import Batch, TaskConfig
 
 GAP = 2  # the larger of the steps along rows and columns from one dash to the next, and within one

@@ -25,7 +25,7 @@ import torch
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import decoder
-from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
+from lintra.tasks._synthetic import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import AccuracyTask, Batch, TaskConfig
 
 

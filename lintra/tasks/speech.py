@@ -23,10 +23,10 @@ from lintra.audio.symbols import Symbols, Unit, learn, read_lexicon
 from lintra.config import fields
 from lintra.models import CTC, bilstm, ctc, encoder
 from lintra.nn.mask import padded
+from lintra.speech.computed_corpus import computed
 from lintra.speech.corpus import describe_skipped, prepare, write_skipped
 from lintra.speech.decoding import greedy
 from lintra.speech.manifest import Utterance
-from lintra.speech.on_the_fly import computed
 from lintra.speech.scoring import Edits
 from lintra.tasks.base import Batch, DataError, Samples, Task, TaskConfig, elsewhere
 from lintra.tasks.datasets import speech_splits

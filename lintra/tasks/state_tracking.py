@@ -21,7 +21,7 @@ from torch import Tensor
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import Decoder, decoder
-from lintra.tasks._numbered import NumberedSamples, NumberedTask, check, generator
+from lintra.tasks._synthetic import NumberedSamples, NumberedTask, check, generator
 from lintra.tasks.base import Batch, TaskConfig
 
 MOST_POINTS = 5  # 120 permutations

@@ -22,8 +22,8 @@ from torch import Tensor
 from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import Decoder, decoder
-from lintra.tasks._numbered import generator
-from lintra.tasks._symbols import COPIES, TextTask
+from lintra.tasks._synthetic import generator
+from lintra.tasks._text import COPIES, TextTask
 from lintra.tasks.base import Batch, BitsTask, DataError, Samples, TaskConfig, elsewhere
 from lintra.tasks.datasets import subwords, text_files, token_shards
 from lintra.tasks.datasets.packed import Packed

@@ -21,8 +21,8 @@ from lintra.attention import AttentionPattern
 from lintra.config import fields
 from lintra.models import BiLSTM, Encoder, bilstm, encoder
 from lintra.nn.mask import padded
-from lintra.tasks._classes import ClassificationTask, logits
-from lintra.tasks._symbols import COPIES, TextTask
+from lintra.tasks._classification import ClassificationTask, logits
+from lintra.tasks._text import COPIES, TextTask
 from lintra.tasks.base import Batch, DataError, Samples, TaskConfig, elsewhere
 from lintra.tasks.datasets import tables, text_files
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 import lintra
 from lintra.checkpoint import to_json
 from lintra.distributed import check_alike
-from lintra.train.copies import copied
+from lintra.train.file_copies import copied
 from lintra.train.run import Run
 
 _LOOKED_AT, _PART = 16, 2**16  # parts of a file that are in its digest, and the bytes of each

@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from lintra.train.lost import LaunchesWatched
+from lintra.train.lost_processes import LaunchesWatched
 
 
 class OrderedDDP(LaunchesWatched, DDPStrategy):

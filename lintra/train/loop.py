@@ -30,7 +30,7 @@ from lintra.train.ema import WeightEMA
 from lintra.train.launch import is_first_process, processes, world
 from lintra.train.learner import Learner
 from lintra.train.logs import loggers
-from lintra.train.lost import end_with_parent, lost_in_training
+from lintra.train.lost_processes import end_with_parent, lost_in_training
 from lintra.train.precision import choose_precision
 from lintra.train.progress import ProgressBar, in_words, validation
 from lintra.train.rendezvous import announce_run, await_run, cluster_environment

@@ -16,7 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lintra.io.files import Error
 from lintra.train import launch
-from lintra.train.lost import lost_at_start
+from lintra.train.lost_processes import lost_at_start
 from lintra.train.run import Run
 
 SHARED = 60.0  # seconds until every node sees what the first one has written: NFS looks again after as many

@@ -28,7 +28,7 @@ from lintra.config.fields import check_one, shown
 from lintra.io.files import Error, leftovers, locked, read_json, write_atomically
 from lintra.train import launch
 from lintra.train.config import Config
-from lintra.train.copies import Sums, copied, find_copies, keep_copies, refuse_others
+from lintra.train.file_copies import Sums, copied, find_copies, keep_copies, refuse_others
 
 RUN = "run.json"
 

@@ -19,7 +19,7 @@ from lintra.checkpoint import FORMAT, WEIGHTS, check_format, with_weights, write
 from lintra.io.files import Error, read_json, write_atomically
 from lintra.io.shards import read_whole
 from lintra.io.tensors import write_tensors
-from lintra.train.serialize import flatten, unflatten
+from lintra.train.tree_json import flatten, unflatten
 
 TREE, TENSORS = "training.json", "training.safetensors"
 # What Lightning asks of a checkpoint, and its own version, by which it brings an older one up to date.

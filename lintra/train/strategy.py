@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from lintra.io.shards import check_engine
-from lintra.train.lost import LaunchesWatched
+from lintra.train.lost_processes import LaunchesWatched
 from lintra.train.sharding import shard
 from lintra.train.storage import Storage
 

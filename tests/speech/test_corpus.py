@@ -17,9 +17,9 @@ from lintra.audio.errors import SpeechError
 from lintra.audio.waveform import Audio
 from lintra.io import files
 from lintra.speech import cache, corpus
+from lintra.speech.computed_corpus import computed
 from lintra.speech.corpus import Skipped, prepare
 from lintra.speech.manifest import Utterance
-from lintra.speech.on_the_fly import computed
 
 CONFIG = features.Config(rate=8_000, bins=8)
 GIVEN = features.Config(kind="given", bins=3)

@@ -13,10 +13,10 @@ from lintra.audio.symbols import Symbols
 from lintra.models import ctc
 from lintra.speech import corpora
 from lintra.speech.alignment import frames_needed
-from lintra.speech.arrays import given
+from lintra.speech.computed_corpus import ComputedCorpus
 from lintra.speech.corpus import Corpus, Skipped, describe_skipped
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
-from lintra.speech.on_the_fly import ComputedCorpus
+from lintra.speech.utterance_features import given
 from lintra.tasks.base import DataError
 from lintra.tasks.datasets.data_files import NAME_THE_FOLDER, all_or_none, named_folder
 

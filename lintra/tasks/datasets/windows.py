@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from lintra.tasks._numbered import generator
+from lintra.tasks._synthetic import generator
 from lintra.tasks.base import Batch, DataError, Samples
 from lintra.tasks.datasets.time_series import Series
 

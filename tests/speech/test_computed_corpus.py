@@ -9,9 +9,9 @@ import soundfile
 from lintra.audio import features, waveform
 from lintra.audio.errors import SpeechError
 from lintra.audio.waveform import Audio
+from lintra.speech.computed_corpus import computed
 from lintra.speech.corpus import prepare
 from lintra.speech.manifest import Utterance
-from lintra.speech.on_the_fly import computed
 
 CONFIG = features.Config(rate=8_000, bins=8)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lintra.train.serialize import flatten, unflatten
+from lintra.train.tree_json import flatten, unflatten
 
 keys = st.one_of(
     st.text(max_size=5), st.integers(), st.sampled_from(["$tensor", "$tuple", "$pairs", "$float", "a/b"])

@@ -11,9 +11,9 @@ import numpy as np
 from lintra.audio import features, waveform
 from lintra.audio.augment import frames_at
 from lintra.audio.errors import SpeechError
-from lintra.speech.arrays import arrays, given
 from lintra.speech.corpus import Skipped, check_speeds
 from lintra.speech.manifest import Utterance
+from lintra.speech.utterance_features import arrays, given
 
 _SLACK = 0.5  # seconds that a recording may be shorter than its manifest says, as rounded times do
 _FOR_STATISTICS = 256  # utterances
