@@ -11,7 +11,7 @@ import numpy as np
 from lintra.audio import features, waveform
 from lintra.audio.augment import frames_at
 from lintra.audio.errors import SpeechError
-from lintra.speech.corpus import Skipped, check_speeds
+from lintra.speech.corpus import Skipped, check_speeds, id_at_speed, none_usable
 from lintra.speech.manifest import Utterance
 from lintra.speech.utterance_features import arrays, given
 
@@ -33,7 +33,7 @@ class ComputedCorpus:
 
     @property
     def ids(self) -> list[str]:
-        return [x.id if speed == 1 else f"{x.id}@{speed:g}" for x, speed in self._used]
+        return [id_at_speed(x, speed) for x, speed in self._used]
 
     @property
     def texts(self) -> list[str | None]:
@@ -44,7 +44,7 @@ class ComputedCorpus:
         return [x.speaker for x, _ in self._used]
 
     def frames(self, i: int) -> int:
-        """The frames of utterance i."""
+        """Return the number of frames of utterance i."""
         return self._frames[i]
 
     def array(self, i: int) -> np.ndarray:
@@ -96,8 +96,7 @@ def computed(
             frames += found
         report(number)
     if not used:
-        first = f"; the first, {skipped[0].id}: {skipped[0].reason}" if skipped else ""
-        raise SpeechError(f"none of {len(utterances)} utterances can be used{first}")
+        raise none_usable(utterances, [x.reason for x in skipped])
     return ComputedCorpus(used, frames, config), skipped
 
 

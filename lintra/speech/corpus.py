@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,9 +42,34 @@ def write_skipped(path: Path, skipped: Sequence[Skipped]) -> None:
         path.unlink(missing_ok=True)  # of a time when there were some
 
 
+class CorpusLike(Protocol):
+    """Utterances and their features, which are kept or computed when they are asked for."""
+
+    @property
+    def ids(self) -> list[str]: ...
+    @property
+    def texts(self) -> list[str | None]: ...
+    @property
+    def speakers(self) -> list[str | None]: ...
+
+    def __len__(self) -> int: ...
+
+    def frames(self, i: int) -> int:
+        """Return the number of frames of utterance i."""
+        ...
+
+    def array(self, i: int) -> np.ndarray:
+        """Return the features of utterance i, float32 [t bins]."""
+        ...
+
+    def sampled_frames(self) -> np.ndarray:
+        """Return features that stand for those of all utterances, float32 [t bins]."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Corpus:
-    """Utterances and their features; array i is rows offsets[i] to offsets[i + 1] of `features`."""
+    """Utterances and features in one array, those of utterance i in rows offsets[i] to offsets[i + 1]."""
 
     ids: list[str]
     texts: list[str | None]
@@ -56,7 +81,7 @@ class Corpus:
         return len(self.ids)
 
     def frames(self, i: int) -> int:
-        """The frames of utterance i."""
+        """Return the number of frames of utterance i."""
         return int(self.offsets[i + 1] - self.offsets[i])
 
     def array(self, i: int) -> np.ndarray:
@@ -114,12 +139,23 @@ def check_speeds(speeds: Sequence[float]) -> None:
         raise ValueError(f"speeds must be different numbers in 0.1 .. 10, got {tuple(speeds)}")
 
 
+def id_at_speed(utterance: Utterance, speed: float) -> str:
+    """Return the id of an utterance at a speed: its own, or with the speed behind it, as in id@1.1."""
+    return utterance.id if speed == 1 else f"{utterance.id}@{speed:g}"
+
+
+def none_usable(utterances: Sequence[Utterance], reasons: Sequence[str]) -> SpeechError:
+    """Return the error for utterances of which none can be used, the first for the first of these reasons."""
+    first = f"; the first, {utterances[0].id}: {reasons[0]}" if reasons else ""
+    return SpeechError(f"none of {len(utterances)} utterances can be used{first}")
+
+
 def _corpus(
     rows: np.ndarray, parts: Parts, utterances: Sequence[Utterance], speeds: Sequence[float]
 ) -> tuple[Corpus, list[Skipped]]:
     used = [(utterances[i], speed) for i in parts.kept for speed in speeds]
     corpus = Corpus(
-        ids=[x.id if speed == 1 else f"{x.id}@{speed:g}" for x, speed in used],
+        ids=[id_at_speed(x, speed) for x, speed in used],
         texts=[x.text for x, _ in used],
         speakers=[x.speaker for x, _ in used],
         features=rows,
@@ -149,6 +185,5 @@ def _compute(
                 write(x)
         report(i + 1)
     if not kept:
-        first = f"; the first, {utterances[0].id}: {skipped[0][1]}" if skipped else ""
-        raise SpeechError(f"none of {len(utterances)} utterances can be used{first}")
+        raise none_usable(utterances, [reason for _, reason in skipped])
     return Parts(np.array(lengths, np.int32), np.array(kept, np.int32), skipped)

@@ -13,8 +13,7 @@ from lintra.audio.symbols import Symbols
 from lintra.models import ctc
 from lintra.speech import corpora
 from lintra.speech.alignment import frames_needed
-from lintra.speech.computed_corpus import ComputedCorpus
-from lintra.speech.corpus import Corpus, Skipped, describe_skipped
+from lintra.speech.corpus import CorpusLike, Skipped, describe_skipped
 from lintra.speech.manifest import Utterance, read_kaldi, read_manifest
 from lintra.speech.utterance_features import given
 from lintra.tasks.base import DataError
@@ -89,14 +88,14 @@ def features_of(utterances: Sequence[Utterance], audio: features.Config) -> feat
 class UtteranceSet:
     """A split as training reads it: its features, what was said as numbers, and what could not be used."""
 
-    corpus: Corpus | ComputedCorpus
+    corpus: CorpusLike
     places: list[int]  # of the utterances that can be used, in the corpus
     targets: list[list[int]]  # of each of them
     skipped: list[Skipped] = field(default_factory=list)
 
     @classmethod
     def of(
-        cls, found: tuple[Corpus | ComputedCorpus, list[Skipped]], symbols: Symbols, subsample: int, what: str
+        cls, found: tuple[CorpusLike, list[Skipped]], symbols: Symbols, subsample: int, what: str
     ) -> "UtteranceSet":
         """Raise DataError, with the first reasons, if none is left."""
         heard = cls(found[0], [], [], list(found[1]))
