@@ -23,7 +23,7 @@ from lintra.cli.progress import progress
 from lintra.cli.stopping import cut_short, stopping
 from lintra.config import fields
 from lintra.evaluate import Estimate, hypotheses
-from lintra.io.files import refuse_folder, refuse_unwritable, write_lines
+from lintra.io.files import is_part_of, refuse_folder, refuse_unwritable, write_lines
 from lintra.models import Decoder
 from lintra.tasks import PixelTask, Task
 from lintra.tasks.series import SeriesTask
@@ -83,10 +83,11 @@ class Options:
     def refuse_data(self, task: Task) -> None:
         """Raise UsageError where what is asked for would take the place of a file that the task reads."""
         named = [getattr(task.config, name) for name in task.config.PATHS]
-        read = {Path(x).expanduser().resolve() for x in named if x is not None}
+        read = [Path(x).expanduser() for x in named if x is not None]
         for file in self.written:
-            place = file.expanduser().resolve()
-            if place in read or (place.exists() and not read.isdisjoint(place.parents)):
+            place = file.expanduser()
+            new = not place.exists()  # a new file may lie in a folder of data
+            if any(is_part_of(place, x) and not (new and x.is_dir()) for x in read):
                 raise UsageError(f"{file} has data that {self.model} reads: write to another file")
 
 

@@ -13,7 +13,7 @@ from lintra.cli.arguments import UsageError, parse
 from lintra.cli.output import Quiet
 from lintra.cli.progress import progress
 from lintra.config import fields
-from lintra.io.files import refuse_folder, refuse_unwritable
+from lintra.io.files import is_part_of, refuse_folder, refuse_unwritable
 from lintra.tasks.datasets import shard_writer, text_files, token_shards
 from lintra.tasks.datasets.documents import LONGEST, documents
 from lintra.tokenizer import Tokenizer, check_vocabulary, pieces
@@ -170,10 +170,8 @@ def _end(options: TextOptions, tokenizer: Tokenizer | None) -> int | None:
 
 def _refuse_inside(out: Path, read: Sequence[Path], what: str) -> None:
     """Raise UsageError where what is written would be a part of what is read."""
-    place = out.resolve()
     for path in read:
-        text = path.resolve()
-        if place == text or (text.is_dir() and text in place.parents):
+        if is_part_of(out, path):
             raise UsageError(
                 f"{out} is or would be a part of the text in {path}: name another {what} with --out"
             )

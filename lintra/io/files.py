@@ -114,6 +114,12 @@ def remove_abandoned(path: Path, *, of: str | None = None) -> None:
                 shutil.rmtree(work)
 
 
+def is_part_of(path: Path, whole: Path) -> bool:
+    """Return whether a path is this file or folder, or lies in it, whatever links lead there."""
+    path, whole = path.resolve(), whole.resolve()
+    return path == whole or (whole.is_dir() and whole in path.parents)
+
+
 def refuse_folder(name: str, path: Path | None) -> None:
     """Raise ValueError if the file that argument `name` asks to be written is a folder, a pipe, a device or
     a part of a run or checkpoint."""
