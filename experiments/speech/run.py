@@ -116,7 +116,7 @@ def with_language_model(one: Trial) -> Search:
     """A beam with n-grams of the transcripts to learn from. Its weights are guesses, not tuned."""
     samples = problem(one.task).train
     symbols = len(problem(one.task).symbols.names)
-    lm = NGram.learn(samples.heard.targets, order=6, symbols=symbols)
+    lm = NGram.learn(samples.utterances.targets, order=6, symbols=symbols)
     return Search(beam=12, lm=lm, weight=0.6, bonus=0.5)
 
 

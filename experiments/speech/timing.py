@@ -39,7 +39,7 @@ def epoch(corpus: str, model: str, data: Path) -> tuple[Callable[[], None], int]
 def long(model: str, length: int, data: Path) -> Callable[[], None]:
     """One update of the paper's model on utterances of AN4, joined to so many frames each, LONG in all."""
     one = problem(task("an4", model, data, preset="paper"))
-    corpus, places = one.train.heard.corpus, iter(one.train.heard.places)
+    corpus, places = one.train.utterances.corpus, iter(one.train.utterances.places)
     rows, targets = [], []
     for _ in range(LONG // length):
         frames, said = np.zeros((0, corpus.features.shape[1]), np.float32), []

@@ -26,7 +26,7 @@ def pieces(path: Path, *, seconds: float, refused: str) -> Generator[Audio, None
         raise SpeechError(
             f"{path} cannot be read as audio: {refused} (install ffmpeg to hear formats such as m4a)"
         )
-    with tempfile.TemporaryFile() as told, _started(program, path, told) as process:
+    with tempfile.TemporaryFile() as errors, _started(program, path, errors) as process:
         assert process.stdout is not None
         output, ended = process.stdout, False
 
@@ -43,8 +43,8 @@ def pieces(path: Path, *, seconds: float, refused: str) -> Generator[Audio, None
             except SpeechError as error:
                 failure = error
             if (failure is None or ended) and process.wait():
-                told.seek(0)
-                reason = _reason(told.read().decode(errors="replace"))
+                errors.seek(0)
+                reason = _reason(errors.read().decode(errors="replace"))
                 raise SpeechError(f"{path} cannot be read as audio: {refused}; ffmpeg: {reason}") from failure
             if failure is not None:
                 raise failure
@@ -52,7 +52,7 @@ def pieces(path: Path, *, seconds: float, refused: str) -> Generator[Audio, None
             process.kill()
 
 
-def _started(program: str, path: Path, told: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(program: str, path: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     """ffmpeg, writing WAV to a pipe. Whatever the file refers to, it opens no network address; whatever it is
     called, it is a file; and Ctrl-C is for this program alone."""
     reads = ["-protocol_whitelist", "file", "-i", f"file:{path.absolute()}"]
@@ -61,7 +61,7 @@ def _started(program: str, path: Path, told: IO[bytes]) -> subprocess.Popen[byte
         [program, "-nostdin", "-hide_banner", "-v", "error", "-xerror", *reads, *writes],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=told,
+        stderr=errors,
         start_new_session=True,
     )
 

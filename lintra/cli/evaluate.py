@@ -56,7 +56,7 @@ class Options:
     hypotheses: tuple[Path, ...] = ()  # files for what it wrote (speech): *.jsonl, *.trn, *.ctm
     predictions: Path | None = None  # a file for the scores of each text (text classification): JSON lines
     output: Quiet = dataclasses.field(default_factory=Quiet)
-    searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)  # for speech
+    decoding: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)  # for speech
 
     def __post_init__(self):
         fields.at_least(self, limit=1, batch=1)
@@ -98,7 +98,7 @@ def evaluate_command(args: Sequence[str]) -> int:
     refuse_unwritable(options.json)
     if isinstance(task, Speech):
         return evaluate_speech.evaluate(model, task, options)
-    for name in [*changed(options.searching), *(["hypotheses"] if options.hypotheses else [])]:
+    for name in [*changed(options.decoding), *(["hypotheses"] if options.hypotheses else [])]:
         raise UsageError(f"{name} is for speech, {options.model} is of the task {task.name}")
     if options.predictions and not isinstance(task, TextClassification):
         raise UsageError(f"predictions are of texts, {options.model} is of the task {task.name}")

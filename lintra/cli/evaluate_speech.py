@@ -30,12 +30,12 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
     for path in options.hypotheses:
         for file in hypotheses.written(path):
             files.refuse_unwritable(file)
-    config, search = model.config, options.searching.search(model)
+    config, search = model.config, options.decoding.search(model)
     corpus, skipped = _corpus(config.features, task, options)
     start = time.perf_counter()
     quiet = options.output.quiet
     with progress("hearing", len(corpus), "utterances", quiet=quiet) as report, stopping() as stop:
-        heard, without = scoring.transcripts(
+        scored, without = scoring.transcripts(
             model,
             corpus,
             range(len(corpus)),
@@ -46,23 +46,23 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             stopped=stop,
         )
     seconds = time.perf_counter() - start
-    partial = len(heard) + len(without) < len(corpus)
+    partial = len(scored) + len(without) < len(corpus)
     skipped = [*skipped, *without]
-    if not heard:
+    if not scored:
         raise UsageError(f"none of {len(skipped):,} utterances can be scored: {describe_skipped(skipped)}")
-    rates = scoring.error_rates(heard, config.symbols.unit)
+    rates = scoring.error_rates(scored, config.symbols.unit)
     parameters = sum(p.numel() for p in model.parameters())
     print(
-        f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(heard):,} of {len(task.tested):,} "
+        f"{task.name}: {parameters / 1e6:.2f} M parameters, {len(scored):,} of {len(task.tested):,} "
         f"{SPLITS[task.judged_by]} utterances, {seconds:.1f} s\n"
     )
     print("\n".join(f"  {name:<9} errors  {_format(rate)}" for name, rate in rates.items()))
     if partial:
-        print(f"\n{cut_short(f'the {len(heard):,} shortest of {len(corpus):,} utterances')}")
+        print(f"\n{cut_short(f'the {len(scored):,} shortest of {len(corpus):,} utterances')}")
     if skipped:
         print(f"\n{describe_skipped(skipped, options.json)}")
     for path in options.hypotheses:
-        hypotheses.write(path, heard, task.tested, config.symbols.unit)
+        hypotheses.write(path, scored, task.tested, config.symbols.unit)
     if options.hypotheses:
         made = [str(file) for path in options.hypotheses for file in hypotheses.written(path)]
         print(f"\nhypotheses saved in {', '.join(made)}")
@@ -72,7 +72,7 @@ def evaluate(model: CTC, task: Speech, options: Any) -> int:
             model=str(options.model),
             parameters=parameters,
             task=to_json(task.config),
-            search=options.searching.as_json(search),
+            search=options.decoding.as_json(search),
             test_samples=len(task.tested),
             partial=partial,
             scores={name: dataclasses.asdict(rate) for name, rate in rates.items()},

@@ -141,8 +141,8 @@ class Drawing:
         with show as report, stopping() as stopped:
             for number, given in enumerate(prompts.split(batch)):
                 before = number * batch * steps
-                told = lambda n, before=before: report(before + n)  # noqa: E731
-                sampled = self._batch(given, steps, number * batch, told, stopped, texts)
+                report_all = lambda n, before=before: report(before + n)  # noqa: E731
+                sampled = self._batch(given, steps, number * batch, report_all, stopped, texts)
                 if sampled is None:
                     break
                 done.append(sampled)

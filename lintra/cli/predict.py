@@ -84,14 +84,14 @@ def predict_command(args: Sequence[str]) -> int:
 
 
 def _transcribe(model: CTC, options: Options) -> int:
-    from lintra.cli.transcripts import heard  # needs lintra[speech]
+    from lintra.cli.transcripts import transcribe_as_json  # needs lintra[speech]
 
     if not options.files or options.lines:
         raise UsageError("a recogniser of speech hears audio files: name them, without --lines")
     failed = 0
     for file in options.files:
         try:
-            print_json(heard(model, file))
+            print_json(transcribe_as_json(model, file))
         except ValueError as error:
             failed += 1
             report_failure(file, error)

@@ -45,7 +45,7 @@ class Options:
     rate: int | None = None  # Hz of raw samples on standard input: 16 bits, one channel
     block: float = 0.5  # seconds of a piece
     device: Device = "auto"  # auto: a GPU if there is one
-    searching: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
+    decoding: DecodingOptions = dataclasses.field(default_factory=DecodingOptions)
     output: Quiet = dataclasses.field(default_factory=Quiet)
 
     def __post_init__(self):
@@ -57,7 +57,7 @@ class Options:
             raise ValueError("json, ctm and srt are forms of the same: choose one")
         if self.srt and len(self.files) > 1:
             raise ValueError(f"srt has the times of one recording: name one file, got {len(self.files)}")
-        if self.streams and (given := changed(self.searching)):
+        if self.streams and (given := changed(self.decoding)):
             raise ValueError(f"stream and live write the best path: leave out {', '.join(given)}")
         if not self.streams and self.block != Options.block:
             raise ValueError(f"block is for stream, got {self.block} without it")
@@ -95,7 +95,7 @@ def transcribe_command(args: Sequence[str]) -> int:
         raise UsageError(f"{options.model} cannot stream: {why}")
     if STDIN in options.files and model.config.features.kind == "given":
         raise UsageError(f"{options.model} hears features that are given, and what is piped in is audio")
-    search, failed = options.searching.search(model), 0
+    search, failed = options.decoding.search(model), 0
     if options.live:
         return _live(model, options)
     called = names("stdin" if file == STDIN else file.stem for file in options.files)  # in CTM

@@ -20,9 +20,9 @@ class Form(Protocol):
 
     def whole(self, found: Transcript) -> None: ...
 
-    def push(self, text: str, heard: Transcriber) -> None: ...
+    def push(self, text: str, transcriber: Transcriber) -> None: ...
 
-    def finish(self, heard: Transcriber) -> None: ...
+    def finish(self, transcriber: Transcriber) -> None: ...
 
 
 class Text:
@@ -37,11 +37,11 @@ class Text:
     def whole(self, found: Transcript) -> None:
         _say(self._label + found.text)
 
-    def push(self, text: str, heard: Transcriber) -> None:
+    def push(self, text: str, transcriber: Transcriber) -> None:
         print(text if self._begun else self._label + text, end="", flush=True)
         self._begun = True
 
-    def finish(self, heard: Transcriber) -> None:
+    def finish(self, transcriber: Transcriber) -> None:
         if self._begun:
             _say("")
 
@@ -58,14 +58,14 @@ class Json:
     def whole(self, found: Transcript) -> None:
         json_lines.print_json(as_json(self._audio, found))
 
-    def push(self, text: str, heard: Transcriber) -> None:
-        for word in heard.words:
+    def push(self, text: str, transcriber: Transcriber) -> None:
+        for word in transcriber.words:
             self._say(word, final=True)
-        if heard.partial not in (None, self._partial):
-            self._say(heard.partial, final=False)
-        self._partial = heard.partial
+        if transcriber.partial not in (None, self._partial):
+            self._say(transcriber.partial, final=False)
+        self._partial = transcriber.partial
 
-    def finish(self, heard: Transcriber) -> None:
+    def finish(self, transcriber: Transcriber) -> None:
         pass
 
     def _say(self, word: Word, *, final: bool) -> None:
@@ -83,10 +83,10 @@ class Ctm:
     def whole(self, found: Transcript) -> None:
         self._words(found.words)
 
-    def push(self, text: str, heard: Transcriber) -> None:
-        self._words(heard.words)
+    def push(self, text: str, transcriber: Transcriber) -> None:
+        self._words(transcriber.words)
 
-    def finish(self, heard: Transcriber) -> None:
+    def finish(self, transcriber: Transcriber) -> None:
         pass
 
     def _words(self, words: Iterable[Word]) -> None:
@@ -105,11 +105,11 @@ class Srt:
     def whole(self, found: Transcript) -> None:
         self._cues(self._subtitles.push(found.words) + self._subtitles.finish(found.duration))
 
-    def push(self, text: str, heard: Transcriber) -> None:
-        self._cues(self._subtitles.push(heard.words, heard.partial, seconds=heard.seconds))
+    def push(self, text: str, transcriber: Transcriber) -> None:
+        self._cues(self._subtitles.push(transcriber.words, transcriber.partial, seconds=transcriber.seconds))
 
-    def finish(self, heard: Transcriber) -> None:
-        self._cues(self._subtitles.finish(heard.duration))
+    def finish(self, transcriber: Transcriber) -> None:
+        self._cues(self._subtitles.finish(transcriber.duration))
 
     def _cues(self, cues: Iterable[Cue]) -> None:
         for cue in cues:
@@ -117,7 +117,7 @@ class Srt:
             print(srt(self._number, cue), end="", flush=True)
 
 
-def heard(model: CTC, file: Path, search: Search | None = None) -> dict[str, Any]:
+def transcribe_as_json(model: CTC, file: Path, search: Search | None = None) -> dict[str, Any]:
     """Return what is said in an audio file, for JSON: its text, and its words with their times in seconds."""
     return as_json(str(file), transcribe(model, file, search=search, timestamps=True))
 

@@ -29,7 +29,7 @@ def written(path: Path) -> list[Path]:
     return [path] if beside is None else [path, path.with_suffix(beside)]
 
 
-def write(path: Path, heard: Sequence[ScoredUtterance], utterances: Sequence[Utterance], unit: Unit) -> None:
+def write(path: Path, scored: Sequence[ScoredUtterance], utterances: Sequence[Utterance], unit: Unit) -> None:
     """Write what was heard, and what was said, into `written(path)`, each file whole or not at all.
 
     utterances: of the test set, with what is known of those that were heard. unit: of what the model writes.
@@ -37,15 +37,15 @@ def write(path: Path, heard: Sequence[ScoredUtterance], utterances: Sequence[Utt
     """
     known = {utterance.id: utterance for utterance in utterances}
     for file, lines in zip(written(path), _LINES[path.suffix], strict=True):
-        write_lines(file, lines(heard, known, unit))
+        write_lines(file, lines(scored, known, unit))
 
 
 Known = Mapping[str, Utterance]
 _Lines = Callable[[Sequence[ScoredUtterance], Known, Unit], Iterator[str]]
 
 
-def _objects(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
-    for each in heard:
+def _objects(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
+    for each in scored:
         errors = {name: asdict(edits) for name, edits in each.edits(unit).items()}
         said = {"reference": each.reference, "hypothesis": each.hypothesis, "errors": errors}
         yield json.dumps({"id": each.id, **_source(known[each.id]), **said}, ensure_ascii=False)
@@ -63,26 +63,26 @@ def _source(utterance: Utterance) -> dict[str, Any]:
 
 
 def _trn(text: Callable[[ScoredUtterance], str]) -> _Lines:
-    def lines(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
-        called = names((each.id for each in heard), r"[\s()]")
-        yield from (trn(name, text(each)) for name, each in zip(called, heard, strict=True))
+    def lines(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
+        called = names((each.id for each in scored), r"[\s()]")
+        yield from (trn(name, text(each)) for name, each in zip(called, scored, strict=True))
 
     return lines
 
 
-def _ctm(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
-    for name, each in _sorted(heard):
+def _ctm(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
+    for name, each in _sorted(scored):
         yield from (ctm(name, word) for word in each.words)
 
 
-def _stm(heard: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
-    for name, each in _sorted(heard):
+def _stm(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterator[str]:
+    for name, each in _sorted(scored):
         yield stm(name, known[each.id].speaker, each.duration, each.reference)
 
 
-def _sorted(heard: Sequence[ScoredUtterance]) -> list[tuple[str, ScoredUtterance]]:
+def _sorted(scored: Sequence[ScoredUtterance]) -> list[tuple[str, ScoredUtterance]]:
     """By name, as these tools want it."""
-    return sorted(zip(names(each.id for each in heard), heard, strict=True), key=lambda item: item[0])
+    return sorted(zip(names(each.id for each in scored), scored, strict=True), key=lambda item: item[0])
 
 
 _LINES: Mapping[str, Sequence[_Lines]] = {

@@ -88,8 +88,8 @@ def transcripts(
     with evaluation(model):
         for first in range(0, len(order), batch):
             chosen = order[first : first + batch]
-            heard = _heard(model, corpus, chosen, skipped)
-            for place, each in heard.items():
+            of_each = _log_probs(model, corpus, chosen, skipped)
+            for place, each in of_each.items():
                 ids, frames = search(each), corpus.frames(place)
                 found[place] = ScoredUtterance(
                     corpus.ids[place],
@@ -104,7 +104,7 @@ def transcripts(
     return [found[place] for place in said if place in found], skipped
 
 
-def _heard(
+def _log_probs(
     model: CTC, corpus: Corpus, places: Sequence[int], skipped: list[Skipped]
 ) -> dict[int, Float[Tensor, "t n"]]:
     """The log-probabilities of the utterances at these places; without those that cannot be heard even alone,
@@ -115,7 +115,7 @@ def _heard(
         if len(places) == 1:
             skipped.append(Skipped(corpus.ids[places[0]], str(error)))
             return {}
-    alone = (_heard(model, corpus, [place], skipped) for place in places)
+    alone = (_log_probs(model, corpus, [place], skipped) for place in places)
     return {place: each for found in alone for place, each in found.items()}
 
 
@@ -128,12 +128,12 @@ def reference(symbols: Symbols, text: str | None) -> str:
     return symbols.decode(symbols.encode(text)) if symbols.unit == "phoneme" else plain(text)
 
 
-def error_rates(heard: Sequence[ScoredUtterance], unit: Unit) -> dict[str, ErrorRate]:
+def error_rates(scored: Sequence[ScoredUtterance], unit: Unit) -> dict[str, ErrorRate]:
     """Return the rate of each kind of error: "character" and "word", or "phoneme". Results of several models
     for an utterance, of one id, are resampled as one sample of speech. ValueError if there are no utterances.
     """
     found: dict[str, list[ScoredUtterance]] = {}
-    for each in heard:
+    for each in scored:
         found.setdefault(each.id, []).append(each)
     each = [[x.edits(unit) for x in same] for same in found.values()]
     return {

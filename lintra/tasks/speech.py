@@ -162,17 +162,19 @@ class Utterances(Samples):
     targets. "x" and "targets" are as long as the longest of a batch.
     """
 
-    def __init__(self, heard: speech_splits.UtteranceSet, workers: int = 0):
-        self.heard, self.workers = heard, workers
-        self.lengths = [heard.corpus.frames(place) for place in heard.places]
+    def __init__(self, utterances: speech_splits.UtteranceSet, workers: int = 0):
+        self.utterances, self.workers = utterances, workers
+        self.lengths = [utterances.corpus.frames(place) for place in utterances.places]
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         places = [range(len(self))[i] for i in indices]
-        frames = [torch.from_numpy(self.heard.corpus.array(self.heard.places[i]).copy()) for i in places]
-        targets = [torch.tensor(self.heard.targets[i]) for i in places]
+        frames = [
+            torch.from_numpy(self.utterances.corpus.array(self.utterances.places[i]).copy()) for i in places
+        ]
+        targets = [torch.tensor(self.utterances.targets[i]) for i in places]
         (x, mask), (targets, _) = padded(frames), padded(targets)
         return {"x": x, "mask": mask, "targets": targets}
 
@@ -192,15 +194,15 @@ class Speech(Task):
 
     @cached_property
     def train(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._heard("train", self.config.speeds)
+        return self._split("train", self.config.speeds)
 
     @cached_property
     def validate(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._heard("validate")
+        return self._split("validate")
 
     @cached_property
     def test(self) -> Utterances:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._heard("test") if self.judged_by == "test" else self.validate
+        return self._split("test") if self.judged_by == "test" else self.validate
 
     @property
     def judged_by(self) -> Literal["test", "validate"]:
@@ -256,7 +258,7 @@ class Speech(Task):
         """Return what could not be used: the first of it, and all of it in a file of each split."""
         found = []
         for split, samples in (("train", self.train), ("validate", self.validate)):
-            file, skipped = folder / f"skipped-{split}.jsonl", samples.heard.skipped
+            file, skipped = folder / f"skipped-{split}.jsonl", samples.utterances.skipped
             write_skipped(file, skipped)
             if skipped:
                 found.append(f"{split}: {describe_skipped(skipped, file)}")
@@ -271,7 +273,7 @@ class Speech(Task):
             split += f"-{sha256(os.fsencode(Path(place).expanduser().absolute())).hexdigest()[:8]}"
         return Path(self.config.cache).expanduser() / f"{split}.safetensors"
 
-    def _heard(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
+    def _split(self, split: str, speeds: tuple[float, ...] = (1.0,)) -> Utterances:
         utterances = self.tested if split == "test" else self.utterances[split]
         with self.watch(f"features to {split} on", len(utterances), "utterances") as report:
             options: Any = {"speeds": speeds, "report": report}
@@ -279,8 +281,8 @@ class Speech(Task):
                 found = computed(utterances, self.features, **options)
             else:
                 found = prepare(utterances, self.features, cache=self.cached(split), **options)
-        heard = speech_splits.UtteranceSet.of(found, self.symbols, self.subsample, split)
-        return Utterances(heard, self.config.workers)
+        chosen = speech_splits.UtteranceSet.of(found, self.symbols, self.subsample, split)
+        return Utterances(chosen, self.config.workers)
 
     def model(self, attention: AttentionPattern) -> ctc.Config:
         """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.
@@ -323,7 +325,7 @@ class Speech(Task):
 
     def prepare(self, model: CTC) -> None:
         if model.config.normalize == "global":
-            model.fit_statistics(self.train.heard.corpus.sampled_frames())
+            model.fit_statistics(self.train.utterances.corpus.sampled_frames())
 
     def check(self, model: ctc.Config) -> None:
         for name in ("symbols", "features"):

@@ -78,8 +78,8 @@ def test_a_batch_is_what_was_said(task):
         assert torch.equal(batch["x"][i][batch["mask"][i]], one["x"])
         target = batch["targets"][i]
         assert torch.equal(target[target > 0], one["targets"])
-        place = samples.heard.places[i]
-        assert task.symbols.decode(one["targets"].tolist()) == samples.heard.corpus.texts[place]
+        place = samples.utterances.places[i]
+        assert task.symbols.decode(one["targets"].tolist()) == samples.utterances.corpus.texts[place]
     assert task.length == ctc.steps(max(task.train.lengths + task.validate.lengths), 2)
     assert task.batch_tokens == 2_000
     assert dataclasses.replace(task.config, batch_frames=99).build().batch_tokens == 99
@@ -132,7 +132,7 @@ def test_what_cannot_be_learned_from_is_counted(tmp_path):
     for i, frames in ((25, 6), (26, 12)):  # 4 symbols do not fit into 3 steps, one of them 4 times not into 6
         np.save(folder / f"{i}.npy", np.zeros((frames, 5), np.float32))
     task = speech.Config(kaldi=str(folder), subsample=2).build()
-    skipped = {x.id: x.reason for part in (task.train, task.validate) for x in part.heard.skipped}
+    skipped = {x.id: x.reason for part in (task.train, task.validate) for x in part.utterances.skipped}
     assert skipped == {
         "u24": "it has no transcript",
         "u25": "3 frames after subsampling are too few for its 4 symbols: it needs 4",
@@ -143,7 +143,7 @@ def test_what_cannot_be_learned_from_is_counted(tmp_path):
     assert task.per_sample(model, task.train.__getitems__(range(len(task.train))))["loss"].isfinite().all()
     told = {remark.split(":")[0]: remark for remark in task.notices(tmp_path)}
     for split, samples in (("train", task.train), ("validate", task.validate)):
-        file, own = tmp_path / f"skipped-{split}.jsonl", samples.heard.skipped
+        file, own = tmp_path / f"skipped-{split}.jsonl", samples.utterances.skipped
         assert (split in told) == file.exists() == bool(own)
         if own:
             assert [json.loads(line) for line in file.read_text().splitlines()] == [x._asdict() for x in own]
@@ -170,9 +170,9 @@ def test_a_test_set_with_symbols_that_were_not_learned(tmp_path):
     other = write_kaldi(tmp_path / "other", ["AB", "AD", "BB"])
     task = speech.Config(kaldi=str(folder), test=str(other)).build()
     assert len(task.test) == 2
-    assert [(x.id, "'D'" in x.reason) for x in task.test.heard.skipped] == [("u1", True)]
+    assert [(x.id, "'D'" in x.reason) for x in task.test.utterances.skipped] == [("u1", True)]
     assert [x.id for x in task.tested] == ["u0", "u1", "u2"]
-    assert speech.Config(kaldi=str(folder)).build().test.heard.places == task.validate.heard.places
+    assert speech.Config(kaldi=str(folder)).build().test.utterances.places == task.validate.utterances.places
     moved = dataclasses.replace(task.config, test=None).with_data(str(other))
     assert moved == task.config
 
@@ -201,7 +201,7 @@ def test_statistics_of_the_training_data(task):
     task = dataclasses.replace(task.config, normalize="global").build()
     model = small(task.model(linear.Config())).build()
     task.prepare(model)
-    frames = task.train.heard.corpus.features
+    frames = task.train.utterances.corpus.features
     # In float32, of sums in float64.
     torch.testing.assert_close(model.mean, torch.from_numpy(frames.mean(0)), rtol=1e-4, atol=1e-5)
     plain = dataclasses.replace(task.config, normalize=None).build()
@@ -214,7 +214,7 @@ def test_phonemes_of_a_lexicon(tmp_path):
     config = speech.Config(kaldi=str(folder), units="phoneme", lexicon=str(tmp_path / "lexicon.txt"))
     task = config.build()
     assert task.symbols.names == ("ah", "b", "iy")
-    skipped = [*task.train.heard.skipped, *task.validate.heard.skipped]
+    skipped = [*task.train.utterances.skipped, *task.validate.utterances.skipped]
     assert [(x.id, "'C'" in x.reason) for x in skipped] == [("u19", True)]
     assert task.symbols.decode(task.train[0]["targets"].tolist()) in ("ah b iy", "b iy b iy")
 
@@ -258,7 +258,7 @@ def test_audio(tmp_path):
     ]
     assert (task.features.rate, task.features.bins) == (8_000, 20)
     again = config.build()
-    assert np.array_equal(again.train.heard.corpus.features, task.train.heard.corpus.features)
+    assert np.array_equal(again.train.utterances.corpus.features, task.train.utterances.corpus.features)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_features_that_cannot_be_used_do_not_end_the_others(tmp_path, damage):
     spoil(first)
     task = speech.Config(kaldi=str(folder), subsample=2).build()
     assert task.features.bins == 5
-    assert [x.id for x in task.train.heard.skipped] == [first]
+    assert [x.id for x in task.train.utterances.skipped] == [first]
     assert len(task.train) == len(others)
     for id in others:
         spoil(id)
@@ -423,7 +423,7 @@ def test_on_the_fly_a_batch_is_what_it_is_else(tmp_path):
         assert samples.lengths == wanted.lengths
         batch, other = (x.__getitems__(range(len(wanted))) for x in (samples, wanted))
         assert all(torch.equal(batch[name], other[name]) for name in other)
-        assert not hasattr(samples.heard.corpus, "features")
+        assert not hasattr(samples.utterances.corpus, "features")
     assert (task.length, task.symbols, task.features) == (kept.length, kept.symbols, kept.features)
     models = [small(x.model(linear.Config())).build() for x in (kept, task)]
     for each, model in zip((kept, task), models, strict=True):

@@ -98,25 +98,27 @@ class UtteranceSet:
         cls, found: tuple[CorpusLike, list[Skipped]], symbols: Symbols, subsample: int, what: str
     ) -> "UtteranceSet":
         """Raise DataError, with the first reasons, if none is left."""
-        heard = cls(found[0], [], [], list(found[1]))
-        for place, (name, text) in enumerate(zip(heard.corpus.ids, heard.corpus.texts, strict=True)):
+        utterances = cls(found[0], [], [], list(found[1]))
+        for place, (name, text) in enumerate(
+            zip(utterances.corpus.ids, utterances.corpus.texts, strict=True)
+        ):
             try:
                 target = symbols.encode(text or "")
             except SpeechError as error:
-                heard.skipped.append(Skipped(name, str(error)))
+                utterances.skipped.append(Skipped(name, str(error)))
                 continue
-            steps = ctc.steps(heard.corpus.frames(place), subsample)
+            steps = ctc.steps(utterances.corpus.frames(place), subsample)
             if not target:
-                heard.skipped.append(Skipped(name, "it has no transcript"))
+                utterances.skipped.append(Skipped(name, "it has no transcript"))
             elif steps < (needed := frames_needed(target)):
                 reason = f"{steps} frames after subsampling are too few for its {len(target)} symbols"
-                heard.skipped.append(Skipped(name, f"{reason}: it needs {needed}"))
+                utterances.skipped.append(Skipped(name, f"{reason}: it needs {needed}"))
             else:
-                heard.places.append(place)
-                heard.targets.append(target)
-        if not heard.places:
-            raise DataError(f"no utterance to {what} on can be used: {describe_skipped(heard.skipped)}")
-        return heard
+                utterances.places.append(place)
+                utterances.targets.append(target)
+        if not utterances.places:
+            raise DataError(f"no utterance to {what} on can be used: {describe_skipped(utterances.skipped)}")
+        return utterances
 
 
 def _corpus(config: Any) -> Splits:
