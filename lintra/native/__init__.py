@@ -1,11 +1,11 @@
-"""The causal and the bidirectional linear attention sum in C++, on the CPU.
+"""The library of C++ kernels for the CPU: its loader, and what calls of all kernels share.
 
-`forward` and `backward` compute what `lintra.ops.linear_attention` defines. The library has a plain C
-interface, reached with ctypes (which releases the GIL), and holds one build of the kernels per instruction
-set. The environment variable LINTRA_NATIVE chooses one ("avx512", "avx2", "baseline", "neon") or "off".
-`lintra.native.decoder` is one token through a whole network.
+It has a plain C interface, reached with ctypes (which releases the GIL), and holds one build of the kernels
+per instruction set. The environment variable LINTRA_NATIVE chooses one ("avx512", "avx2", "baseline", "neon")
+or "off". The kernels are called in the other files of this folder; `lintra.native.decoder` is one token
+through a whole network.
 
-Needs only torch and the standard library. Arguments are trusted: the caller has checked them.
+Needs only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ ACTIVATIONS = {"gelu": 0, "swiglu": 1, "relu": 2}  # of MLPs, here and in files 
 VARIABLE = "LINTRA_NATIVE"
 
 _NO_TENSOR = (0, 0, 0, 0)
-_FORWARD = struct.Struct("13q d 25q 6q")  # lintra_call up to z_out
-_BACKWARD = struct.Struct("13q d 25q 6q 4q 9q")  # the whole of lintra_call
+LINEAR_ATTENTION = struct.Struct("13q d 25q 6q 4q 9q")  # lintra_call
 RECURRENCE = struct.Struct("15q d 12q 12q 1q 4q 4q 7q")  # lintra_recurrence
 CONV1D = struct.Struct("9q 4q 4q 1q 3q 2q 4q 1q 4q")  # lintra_conv1d
 CONV1D_STEP = struct.Struct("9q 4q 4q 2q 3q")  # lintra_conv1d_step
 SCAN = struct.Struct("11q 24q 5q 4q 2q 4q 1q 12q 6q")  # lintra_scan
 SOFTMAX = struct.Struct("16q d 28q 5q 2q 4q 4q")  # lintra_softmax
-_SIZES = {"call": _BACKWARD, "recurrence": RECURRENCE, "conv1d": CONV1D, "scan": SCAN, "softmax": SOFTMAX}
-_SIZES["conv1d_step"] = CONV1D_STEP
+_SIZES = {"call": LINEAR_ATTENTION, "recurrence": RECURRENCE, "conv1d": CONV1D, "conv1d_step": CONV1D_STEP}
+_SIZES |= {"scan": SCAN, "softmax": SOFTMAX}
 _FUNCTIONS = ("forward", "backward", "decode", "recurrence_forward", "recurrence_backward")
 _FUNCTIONS += ("conv1d_forward", "conv1d_backward", "conv1d_step_forward", "scan_forward", "scan_backward")
 _FUNCTIONS += ("softmax_forward", "softmax_backward")
@@ -167,7 +166,7 @@ def _native() -> _Native:
 
 
 def available() -> bool:
-    """Return whether `forward` and `backward` can run here. Raises ValueError if LINTRA_NATIVE is wrong."""
+    """Return whether the kernels can run here. Raises ValueError if LINTRA_NATIVE is wrong."""
     return _native().reason is None
 
 
@@ -212,114 +211,6 @@ def use(name: str) -> Iterator[None]:
         native.chosen, native.reason = before
 
 
-def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor | None = None,
-    log_input: Tensor | None = None,
-    kv: Tensor | None = None,
-    z: Tensor | None = None,
-    mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    causal: bool = True,
-    normalize: bool = True,
-    eps: float = 1e-6,
-    feature_map: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum and the state after it.
-
-    q [b t h f], k [b s g f], v [b s g e] of one dtype (float32, float64, bfloat16, float16), any strides;
-    log_decay and log_input [b s g], kv [b g f e], z [b g f] in the sum dtype (float64 for float64, else
-    float32); mask [b s] bool. With cu_seqlens [n+1] the row of b = 1 holds n sequences, and kv, z are
-    [n g ...]. Returns y [b t h e] in v's dtype and, in the sum dtype, kv, z and the denominators [b t h]
-    (with eps; 1 if `normalize` is false), which `backward` needs. Raises MemoryError.
-    """
-    b, t, h, f = q.shape
-    g, e = v.shape[2:]
-    total = torch.float64 if q.dtype is torch.float64 else torch.float32
-    y = q.new_empty((b, t, h, e))
-    den = torch.empty((b, t, h), dtype=total, device="cpu")
-    cu_seqlens = as_int64(cu_seqlens)
-    n = _sequences(q, cu_seqlens)
-    kv_out = torch.empty((n, g, f, e), dtype=total, device="cpu")
-    z_out = torch.empty((n, g, f), dtype=total, device="cpu")
-    q, k, v = last_contiguous(q), last_contiguous(k), last_contiguous(v)
-    same_shape("kv", kv, (n, g, f, e))
-    same_shape("z", z, (n, g, f))
-    same_dtype(total, kv=kv, z=z)
-    kv, z = (None if x is None else x.contiguous() for x in (kv, z))
-    library, instruction_set = chosen()
-    call = _FORWARD.pack(
-        *_head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
-        *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
-        address(kv),
-        address(z),
-        y.data_ptr(),
-        den.data_ptr(),
-        kv_out.data_ptr(),
-        z_out.data_ptr(),
-    )
-    check(library.lintra_forward(call))
-    return y, kv_out, z_out, den
-
-
-def backward(
-    dy: Tensor,
-    dkv: Tensor | None,
-    dz: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    y: Tensor,
-    den: Tensor,
-    log_decay: Tensor | None = None,
-    log_input: Tensor | None = None,
-    kv: Tensor | None = None,
-    z: Tensor | None = None,
-    mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    causal: bool = True,
-    normalize: bool = True,
-    eps: float = 1e-6,
-    feature_map: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
-    """The gradients of `forward`: of q, k, v, log_decay, log_input, and of the state before.
-
-    `dy`, `dkv`, `dz` are those of what `forward` returned (the last two may be None, for zero), `y` and `den`
-    its results. The gradients of q, k, v have their dtype, the others the sum dtype; those of log_decay and
-    log_input are None where the input is. Raises MemoryError.
-    """
-    total = den.dtype
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device="cpu") for x in (q, k, v))
-    dlog_decay = None if log_decay is None else torch.empty(log_decay.shape, dtype=total, device="cpu")
-    dlog_input = None if log_input is None else torch.empty(log_input.shape, dtype=total, device="cpu")
-    cu_seqlens = as_int64(cu_seqlens)
-    n, g = _sequences(q, cu_seqlens), k.shape[2]
-    dkv_in = torch.empty((n, g, q.shape[3], v.shape[3]), dtype=total, device="cpu")
-    dz_in = torch.empty((n, g, q.shape[3]), dtype=total, device="cpu")
-    q, k, v, dy = last_contiguous(q), last_contiguous(k), last_contiguous(v), last_contiguous(dy)
-    y, den = y.contiguous(), den.contiguous()
-    kv, z, dkv, dz = (None if x is None else x.contiguous() for x in (kv, z, dkv, dz))
-    library, instruction_set = chosen()
-    call = _BACKWARD.pack(
-        *_head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map),
-        *_inputs(q, k, v, log_decay, log_input, mask, cu_seqlens),
-        address(kv),
-        address(z),
-        y.data_ptr(),
-        den.data_ptr(),
-        0,
-        0,
-        *strided(dy),
-        address(dkv),
-        address(dz),
-        *map(address, (dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in)),
-    )
-    check(library.lintra_backward(call))
-    return dq, dk, dv, dlog_decay, dlog_input, dkv_in, dz_in
-
-
 def last_contiguous(x: Tensor) -> Tensor:
     """Return x with its last axis contiguous, copied if it was not."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
@@ -328,11 +219,6 @@ def last_contiguous(x: Tensor) -> Tensor:
 def as_int64(x: Tensor | None) -> Tensor | None:
     """Return integers as the library reads them: contiguous, of 64 bits."""
     return None if x is None else x.to(torch.int64).contiguous()
-
-
-def _sequences(q: Tensor, cu_seqlens: Tensor | None) -> int:
-    """Return how many states there are."""
-    return q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
 
 
 def address(x: Tensor | None) -> int:
@@ -360,33 +246,6 @@ def strided(x: Tensor | None) -> tuple[int, int, int, int]:
         return _NO_TENSOR
     strides = x.stride()
     return x.data_ptr(), strides[0], strides[1], strides[2] if len(strides) > 2 else 0
-
-
-def _head(instruction_set, q, k, v, cu_seqlens, causal, normalize, eps, feature_map) -> tuple:
-    t, h, f = q.shape[1:]
-    return (
-        instruction_set,
-        torch.get_num_threads(),
-        DTYPES[q.dtype],
-        causal,
-        normalize,
-        FEATURE_MAPS[feature_map],
-        _sequences(q, cu_seqlens),
-        t,
-        k.shape[1],
-        h,
-        k.shape[2],
-        f,
-        v.shape[3],
-        eps,
-    )
-
-
-def _inputs(q, k, v, log_decay, log_input, mask, cu_seqlens) -> tuple:
-    return (
-        *(word for x in (q, k, v, log_decay, log_input, mask) for word in strided(x)),
-        address(cu_seqlens),
-    )
 
 
 def check(status: int) -> None:

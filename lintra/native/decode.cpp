@@ -1,5 +1,5 @@
 // Decoding of one token. Its phases follow each other without going back to Python: threads take shares of a phase as
-// they come and wait for its last share. Compiled once per instruction set, as kernel.cpp is.
+// they come and wait for its last share. Compiled once per instruction set, as linear_attention.cpp is.
 #include <sched.h>
 
 #include "kernel.h"

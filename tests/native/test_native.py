@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lintra import native, ops
+from lintra.native import linear_attention as kernel
 
 pytestmark = pytest.mark.skipif(
     not native.instruction_sets(), reason=f"no native library: {native.why_not()}"
@@ -139,7 +140,7 @@ def check(inputs, mask, dtype, *, causal=True, normalize=True, eps=1e-6, feature
         for name in ("log_decay", "log_input"):
             if given[name] is not None:
                 given[name] = given[name].masked_fill(~mask[..., None], float("nan"))
-    y, kv_out, z_out, den = native.forward(**given, mask=mask, **settings)
+    y, kv_out, z_out, den = kernel.forward(**given, mask=mask, **settings)
     assert y.dtype == dtype
     assert kv_out.dtype == z_out.dtype == den.dtype == total
     for name, mine, right in zip(("y", "kv", "z"), (y, kv_out, z_out), expected, strict=True):
@@ -160,7 +161,7 @@ def check(inputs, mask, dtype, *, causal=True, normalize=True, eps=1e-6, feature
     mine = dict(
         zip(
             ("q", "k", "v", "log_decay", "log_input", "kv", "z"),
-            native.backward(dy, dkv, dz, y=y, den=den, **given, mask=mask, **settings),
+            kernel.backward(dy, dkv, dz, y=y, den=den, **given, mask=mask, **settings),
             strict=True,
         )
     )
@@ -253,7 +254,7 @@ def test_threads(instruction_set, count, h, causal):
     with threads(count):
         check(inputs, mask, torch.float64, causal=causal)
         first, again = (
-            native.forward(**inputs, mask=mask, causal=causal, normalize=True, eps=1e-6) for _ in range(2)
+            kernel.forward(**inputs, mask=mask, causal=causal, normalize=True, eps=1e-6) for _ in range(2)
         )
     for x, y in zip(first, again, strict=True):
         assert torch.equal(x, y)
@@ -262,7 +263,7 @@ def test_threads(instruction_set, count, h, causal):
 def test_strides(instruction_set):
     """Heads before time, slices of larger tensors, expanded gradients, a last axis that is not contiguous."""
     inputs, _ = problem(21, 8, 8)
-    plain = native.forward(**inputs)
+    plain = kernel.forward(**inputs)
     big = torch.randn(2, 50, 7, 13, dtype=torch.float64)
     window = big[:, 3:45:2, 1:6:4, 2:10]
     window.copy_(inputs["q"])
@@ -273,13 +274,13 @@ def test_strides(instruction_set):
         v=inputs["v"].transpose(1, 2).contiguous().transpose(1, 2),
     )
     assert odd["k"].stride(-1) != 1
-    for x, y in zip(native.forward(**odd), plain, strict=True):
+    for x, y in zip(kernel.forward(**odd), plain, strict=True):
         assert torch.equal(x, y)
     dy = torch.ones(()).double().expand(plain[0].shape)
     y, _, _, den = plain
     for x, z in zip(
-        native.backward(dy, None, None, y=y, den=den, **odd),
-        native.backward(dy.contiguous(), None, None, y=y, den=den, **inputs),
+        kernel.backward(dy, None, None, y=y, den=den, **odd),
+        kernel.backward(dy.contiguous(), None, None, y=y, den=den, **inputs),
         strict=True,
     ):
         assert x is z is None or torch.equal(x, z)
@@ -313,8 +314,8 @@ def test_offsets_of_more_than_32_bits(instruction_set, far_apart, axis, t):
 
 def results(dy, **inputs):
     """All that the kernels give, forward and backward."""
-    y, kv, z, den = native.forward(**inputs, feature_map="elu+1")
-    return y, kv, z, den, *native.backward(dy, kv, z, y=y, den=den, **inputs, feature_map="elu+1")
+    y, kv, z, den = kernel.forward(**inputs, feature_map="elu+1")
+    return y, kv, z, den, *kernel.backward(dy, kv, z, y=y, den=den, **inputs, feature_map="elu+1")
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -322,12 +323,12 @@ def test_steps_are_the_sequence(instruction_set, dtype):
     inputs, mask = problem(20, 13, 21, h=4, g=2, decay=True, weights=True, mask="holes", feature_map="elu+1")
     total = SUM.get(dtype, torch.float32)
     inputs = cast(inputs, dtype)
-    whole = native.forward(**inputs, mask=mask, feature_map="elu+1")
+    whole = kernel.forward(**inputs, mask=mask, feature_map="elu+1")
     state, rows = {"kv": None, "z": None}, []
     for i in range(20):
         now = {n: None if x is None else x[:, i : i + 1] for n, x in inputs.items() if n not in state}
         before = {n: None if x is None else x.clone() for n, x in state.items()}
-        y, kv, z, _ = native.forward(**now, **state, mask=mask[:, i : i + 1], feature_map="elu+1")
+        y, kv, z, _ = kernel.forward(**now, **state, mask=mask[:, i : i + 1], feature_map="elu+1")
         for n, x in before.items():
             assert x is None or torch.equal(x, state[n]), "the state before a step is the caller's"
         state = {"kv": kv, "z": z}
@@ -342,7 +343,7 @@ def test_a_state_of_other_sequences_is_not_read(instruction_set, wrong):
     kv, z = torch.zeros(3, 2, 4, 4), torch.zeros(3, 2, 4)
     kv = {"batch": kv[:1], "heads": kv[:, :1], "dtype": kv.double()}[wrong]
     with native.use(instruction_set), pytest.raises((ValueError, TypeError), match=r"^kv must be "):
-        native.forward(q, k, v, kv=kv, z=z)
+        kernel.forward(q, k, v, kv=kv, z=z)
 
 
 @torch.no_grad()
@@ -364,7 +365,7 @@ def test_feature_map_at_its_limits(instruction_set):
     for dtype, tolerance in ((torch.float32, 3e-7), (torch.float64, 4e-16)):
         q = x.to(dtype)[None, :, None, None]
         kv, z = torch.ones(1, 1, 1, 1, dtype=dtype), torch.ones(1, 1, 1, dtype=dtype)
-        y = native.forward(
+        y = kernel.forward(
             q, torch.ones_like(q), torch.zeros_like(q), kv=kv, z=z, normalize=False, feature_map="elu+1"
         )[0].flatten()
         right = phi(x.double(), "elu+1").to(dtype)
@@ -375,13 +376,13 @@ def test_feature_map_at_its_limits(instruction_set):
 def test_every_half_precision_number_passes_through(instruction_set, dtype):
     x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
     one = torch.ones(1, 1, 1, 1, dtype=dtype)
-    y = native.forward(one, one, x[None, None, None], normalize=False)[0]
+    y = kernel.forward(one, one, x[None, None, None], normalize=False)[0]
     torch.testing.assert_close(y.flatten(), x, rtol=0, atol=0, equal_nan=True)
     # Halves of neighbouring numbers need rounding, and multiples reach subnormals and overflow.
     for factor in (1 / 3, 1e-4, 3.7, 1e-7):
         kv = (x.float() * factor).nan_to_num(0, 1e30, -1e30)[None, None, None]
         nothing, z = torch.zeros_like(x)[None, None, None], torch.ones(1, 1, 1)
-        y = native.forward(one, one * 0, nothing, normalize=False, kv=kv, z=z)[0]
+        y = kernel.forward(one, one * 0, nothing, normalize=False, kv=kv, z=z)[0]
         assert torch.equal(y.flatten(), kv.flatten().to(dtype))
 
 
@@ -391,7 +392,7 @@ def test_halves_are_subnormal_where_floats_are_flushed(instruction_set):
     with threads(1):  # the setting is that of this thread
         torch.set_flush_denormal(True)
         try:
-            y = native.forward(one, one, x[None, None, None], normalize=False)[0]
+            y = kernel.forward(one, one, x[None, None, None], normalize=False)[0]
         finally:
             torch.set_flush_denormal(False)
     assert torch.equal(y.flatten(), x)
@@ -401,27 +402,27 @@ def test_decay_that_forgets_everything(instruction_set):
     """log_decay = -inf empties the state: what follows equals a fresh start, and nothing becomes NaN."""
     inputs, _ = problem(40, 8, 8, decay=True)
     inputs["log_decay"][:, 21] = -torch.inf
-    y, kv = native.forward(**inputs)[:2]
+    y, kv = kernel.forward(**inputs)[:2]
     tail = {n: None if x is None else x[:, 21:] for n, x in inputs.items()}
-    fresh = native.forward(**tail)
+    fresh = kernel.forward(**tail)
     torch.testing.assert_close(y[:, 21:], fresh[0], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(kv, fresh[1], rtol=1e-12, atol=1e-12)
 
 
 def test_the_future_is_not_seen(instruction_set):
     inputs, _ = problem(48, 8, 8)
-    y = native.forward(**inputs)[0]
+    y = kernel.forward(**inputs)[0]
     for cut in (1, 16, 20, 31):
         changed = {n: x if x is None else x.clone() for n, x in inputs.items()}
         changed["k"][:, cut:], changed["v"][:, cut:] = 7.0, -7.0
-        assert torch.equal(native.forward(**changed)[0][:, :cut], y[:, :cut])
+        assert torch.equal(kernel.forward(**changed)[0][:, :cut], y[:, :cut])
 
 
 def test_long_sequence_stays_close_to_float64():
     inputs, _ = problem(65536, 16, 16, b=1, h=1)
     low = {n: None if x is None else x.float() for n, x in inputs.items()}
-    y = native.forward(**{n: None if x is None else x.double() for n, x in low.items()})[0]
-    close("y", native.forward(**low)[0], y, 1e-4)
+    y = kernel.forward(**{n: None if x is None else x.double() for n, x in low.items()})[0]
+    close("y", kernel.forward(**low)[0], y, 1e-4)
 
 
 def big():
@@ -432,12 +433,12 @@ def big():
 def test_several_python_threads():
     inputs = big()
     with threads(2):
-        expected = native.forward(**inputs)
+        expected = kernel.forward(**inputs)
         wrong = []
 
         def work():
             for _ in range(20):
-                results = zip(native.forward(**inputs), expected, strict=True)
+                results = zip(kernel.forward(**inputs), expected, strict=True)
                 wrong.extend(1 for x, y in results if not torch.equal(x, y))
 
         workers = [threading.Thread(target=work) for _ in range(4)]
@@ -451,15 +452,15 @@ def test_several_python_threads():
 
 FORK = """
 import os, sys, torch
-from lintra import native
+from lintra.native import linear_attention as kernel
 torch.set_num_threads(2)
 x = torch.rand(1, 4096, 3, 32)
-y = native.forward(x, x, x)[0]
+y = kernel.forward(x, x, x)[0]
 torch.mm(torch.ones(500, 500), torch.ones(500, 500))
 child = os.fork()
 if child == 0:
     # Compared by numpy: PyTorch's own parallel loops would hang here, as they do in any forked child.
-    same = native.forward(x, x, x)[0].numpy().tobytes() == y.numpy().tobytes()
+    same = kernel.forward(x, x, x)[0].numpy().tobytes() == y.numpy().tobytes()
     os._exit(0 if same else 3)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -519,7 +520,7 @@ def test_no_memory():
     loaded = native._native()
     settings = (loaded.chosen, 1, native.DTYPES[torch.float32], True, True, 0)
     b, t, s, h, g, f, e = 1, 16, 16, 1, 1, 2**50, 1
-    call = native._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 31)
+    call = kernel._FORWARD.pack(*settings, b, t, s, h, g, f, e, 0.0, *[0] * 31)
     with pytest.raises(MemoryError):
         native.check(loaded.library.lintra_forward(call))
 
@@ -532,7 +533,7 @@ def test_use():
         assert not native.available()
         assert native.why_not()
         with pytest.raises(RuntimeError, match="not available"):
-            native.forward(*(torch.ones(1, 1, 1, 1) for _ in range(3)))
+            kernel.forward(*(torch.ones(1, 1, 1, 1) for _ in range(3)))
     assert native.instruction_set() == name
     with pytest.raises(ValueError, match="LINTRA_NATIVE must be one of"), native.use("mmx"):
         pass

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lintra import native
+from lintra.native import linear_attention as kernel
 from lintra.ops import LinearState, linear_attention
 from lintra.ops.layout import SHORT, Layout, sequence_bounds
 from tests.ops.test_linear_attention import (
@@ -233,9 +233,9 @@ def test_native_never_reads_beyond_the_row():
     x = torch.rand(1, 4, 1, 2)
     for wrong in ([1, 4], [0, 5], [0, 3], [0, 3, 2, 4], [0, -1, 4]):
         with pytest.raises(RuntimeError, match="refused the call"):
-            native.forward(x, x, x, cu_seqlens=torch.tensor(wrong))
+            kernel.forward(x, x, x, cu_seqlens=torch.tensor(wrong))
     with pytest.raises(RuntimeError, match="refused the call"):
-        native.forward(x, x[:, :3], x[:, :3], cu_seqlens=torch.tensor([0, 4]), causal=False)
+        kernel.forward(x, x[:, :3], x[:, :3], cu_seqlens=torch.tensor([0, 4]), causal=False)
 
 
 SCRIPT = """

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lintra.native import forward as native_forward
+from lintra.native.linear_attention import forward as native_forward
 from lintra.ops import checks, dispatch
 from lintra.ops.autocast import follow_autocast, no_autocast
 from lintra.ops.dispatch import can_skip_operator

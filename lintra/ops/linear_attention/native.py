@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lintra import native
+from lintra.native import linear_attention as kernel
 from lintra.native import recurrence
 from lintra.ops.dispatch import can_skip_operator
 from lintra.ops.features import FeatureMapName
 from lintra.ops.linear_attention import operator
 
 linear_attention_native = operator.register(
-    "linear_attention", "native", native.forward, native.backward, ["CPU"]
+    "linear_attention", "native", kernel.forward, kernel.backward, ["CPU"]
 )
 
 
@@ -49,4 +49,4 @@ def native_step(
         sizes = sizes and kv.shape == (b, h, f, v.shape[3]) and z.shape == (b, h, f)
     if not sizes:
         return None
-    return native.forward(q, k, v, kv=kv, z=z, eps=eps, feature_map=feature_map)[:3]
+    return kernel.forward(q, k, v, kv=kv, z=z, eps=eps, feature_map=feature_map)[:3]
