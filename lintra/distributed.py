@@ -130,13 +130,13 @@ def extend(
     return context.relay.share(y, after)
 
 
-def shard(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
-    """Return this rank's piece of a whole tensor, by default of [b t ...] along the time.
+def shard(x: Tensor, mesh: "DeviceMesh") -> Tensor:
+    """Return this rank's piece of a whole tensor [b t ...] along the time.
 
     The first ranks get one token more where their number does not divide the length. Raises ValueError for
     fewer tokens than ranks."""
-    first, end = _piece(x.shape[dim], mesh)
-    return x.narrow(dim, first, end - first)
+    first, end = _piece(x.shape[1], mesh)
+    return x[:, first:end]
 
 
 def shard_packed(cu_seqlens: Int[Tensor, "bounds"], mesh: "DeviceMesh") -> Layout:
@@ -156,10 +156,10 @@ def shard_packed(cu_seqlens: Int[Tensor, "bounds"], mesh: "DeviceMesh") -> Layou
     return layout
 
 
-def gather(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
-    """Return the pieces of all ranks as one tensor, on every rank. No gradient passes."""
+def gather(x: Tensor, mesh: "DeviceMesh") -> Tensor:
+    """Return the pieces [b t ...] of all ranks as one tensor, on every rank. No gradient passes."""
     group = mesh.get_group()
-    x = x.detach().movedim(dim, 0).contiguous()
+    x = x.detach().transpose(0, 1).contiguous()
     length = torch.tensor([x.shape[0]], device=x.device)
     lengths = [torch.zeros_like(length) for _ in range(mesh.size())]
     dist.all_gather(lengths, length, group=group)
@@ -169,7 +169,7 @@ def gather(x: Tensor, mesh: "DeviceMesh", dim: int = 1) -> Tensor:
     padded[: len(x)] = x
     found = [torch.empty_like(padded) for _ in parts]
     dist.all_gather(found, padded, group=group)
-    return torch.cat([y[: len(part)] for y, part in zip(found, parts, strict=True)]).movedim(0, dim)
+    return torch.cat([y[: len(part)] for y, part in zip(found, parts, strict=True)]).transpose(0, 1)
 
 
 def reduce_gradients(model: nn.Module, mesh: "DeviceMesh") -> None:

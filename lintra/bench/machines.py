@@ -123,10 +123,10 @@ NCCL_CALL, NCCL_NVLINK, NCCL_NETWORK = 8.4e-6, 3.4e-6, 14e-6
 KERNELS, LAUNCH = 80, 5e-6
 
 
-def h100(*, reached: float = H100_REACHED) -> Machine:
-    """Nodes of 8 H100 with NVLink, a 400 Gb/s InfiniBand port a GPU; `reached`: of the peak."""
+def h100() -> Machine:
+    """Nodes of 8 H100 with NVLink, a 400 Gb/s InfiniBand port a GPU."""
     return Machine(
-        operations=reached * H100_PEAK,
+        operations=H100_REACHED * H100_PEAK,
         memory=FREE_MEMORY * H100_MEMORY,
         memory_bandwidth=LINK_REACHED * H100_MEMORY_BANDWIDTH,
         node=8,

@@ -17,6 +17,7 @@ from lintra.tasks import Report, Task, predict
 # What the probabilities of all symbols may sum to, beside 1: in float32 those of the narrowest mixture of
 # logistics miss it by 3e-5, all others by less than 5e-6.
 TOLERANCE = 1e-4
+SUMMED = 1024  # predictions whose probabilities are
 
 RELEASED = 16  # batches after which memory is given back: it grows by one large tensor a batch otherwise
 
@@ -119,8 +120,8 @@ def of_images(nats: Tensor, values: int, levels: int) -> dict[str, Estimate]:
 
 
 @torch.no_grad()
-def normalisation(model: Decoder, tokens: Tensor, *, places: int = 1024, seed: int = 0) -> float:
-    """Return how far from 1 the probabilities of all symbols sum at most, at `places` predictions of tokens
+def normalisation(model: Decoder, tokens: Tensor, *, seed: int = 0) -> float:
+    """Return how far from 1 the probabilities of all symbols sum at most, at SUMMED predictions of tokens
     [n t], all if there are fewer.
 
     They are summed in float64, but are what the scores are made of.
@@ -131,7 +132,7 @@ def normalisation(model: Decoder, tokens: Tensor, *, places: int = 1024, seed: i
         )
         if not len(params):  # a single symbol, which nothing comes before
             return 0.0
-        chosen = torch.randperm(len(params), generator=torch.Generator().manual_seed(seed))[:places]
+        chosen = torch.randperm(len(params), generator=torch.Generator().manual_seed(seed))[:SUMMED]
         total = model.output.log_probs(params[chosen.to(params.device)]).double().exp().sum(-1)
     return float((total - 1).abs().max())
 

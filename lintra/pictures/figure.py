@@ -15,8 +15,8 @@ COLORS = ("#0b6e99", "#d1495b", "#66a182", "#b97a0e", "#7b5ea7", "#8a5a44", "#4f
 SIZE = (7.0, 4.2)  # inches
 
 
-def figure_of(title: str, size: tuple[float, float] = SIZE) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=size, dpi=150, facecolor=PAPER, layout="constrained")
+def figure_of(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE, dpi=150, facecolor=PAPER, layout="constrained")
     axes = figure.subplots()
     dress(axes, title)
     return figure, axes
