@@ -5,9 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lintra.attention._state import State, check_form
+from lintra.attention._state import check_form
 from lintra.attention.base import Attention
 from lintra.ops.layout import Layout
+from lintra.ops.state import State
 
 
 class KernelAttention(Attention):

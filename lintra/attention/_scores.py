@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lintra.attention._state import State, map_state
 from lintra.attention.base import Attention
 from lintra.ops import checks
 from lintra.ops.layout import Layout
 from lintra.ops.softmax_attention import PartialAttention, fused_attention, softmax_attention
 from lintra.ops.softmax_native import all_keys, runs_natively
+from lintra.ops.state import State, map_state
 
 
 class TokenMemory(NamedTuple):

@@ -1,4 +1,4 @@
-"""Functions of a state of any mechanism: choosing samples, adding tokens, applying a function."""
+"""Functions of a state of any mechanism: choosing samples, adding tokens, checking its form."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-State = Any  # a NamedTuple of tensors, batch axis first; each mechanism has its own
+from lintra.ops.state import State, map_state
 
 
 def select(keep: Bool[Tensor, "b"], new: State, old: State) -> State:
@@ -39,25 +39,6 @@ def append(cache: State, new: State) -> State:
         return torch.cat((x, y), 1) if x.shape[1] else y.clone(memory_format=torch.contiguous_format)
 
     return map_state(joined, cache, new)
-
-
-def map_state(function: Any, state: State, *others: State) -> State:
-    """A state of the same form with `function` applied to every tensor, as in `map`.
-
-    `map_state(lambda x: x[index], state)` reorders the batch (beam search); `x.detach()`, `x.to(device)` and
-    `x.clone()` go the same way.
-    """
-    if isinstance(state, Tensor):
-        return function(state, *others)
-    parts = [map_state(function, *each) for each in zip(state, *others, strict=True)]
-    return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
-
-
-def leaves(state: State) -> list[Tensor]:
-    """The tensors of a state, in their order."""
-    found: list[Tensor] = []
-    map_state(lambda x: found.append(x) or x, state)
-    return found
 
 
 def check_form(like: State, state: State, n: int, apart: tuple[str, ...], name: str = "state") -> None:

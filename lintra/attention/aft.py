@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lintra.attention._state import State, map_state
 from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.config import fields
 from lintra.ops import checks
@@ -27,6 +26,7 @@ from lintra.ops.layout import Layout
 from lintra.ops.near_far import near_and_far
 from lintra.ops.padding import connected_zeros
 from lintra.ops.running import ExpSums, no_sums, running_sums, total_sums
+from lintra.ops.state import State, map_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,13 +15,14 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lintra.attention._state import State, check_dtypes, check_form, map_state, select
+from lintra.attention._state import check_dtypes, check_form, select
 from lintra.ops import checks
 from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast
 from lintra.ops.dispatch import eager
 from lintra.ops.layout import CuSeqlens, Layout
 from lintra.ops.padding import connected_zeros
 from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.state import State, map_state
 
 VERBS = ("forward", "extend", "step", "encode_memory", "cross_attend")
 

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from lintra.attention._dynamic_projection import DynamicProjection, Norm
 from lintra.attention._scores import ScoredAttention
-from lintra.attention._state import append, map_state
+from lintra.attention._state import append
 from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops.banded import banded_attention
@@ -42,6 +42,7 @@ from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.segments import segment_attention
 from lintra.ops.softmax_attention import PartialAttention, merge_lse
 from lintra.ops.softmax_native import all_keys, runs_natively, softmax_native
+from lintra.ops.state import map_state
 
 # So many queries at a time look back: those of a block are not shown the summaries that all of them precede.
 _BLOCK = 512

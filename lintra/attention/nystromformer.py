@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lintra.attention._scores import ScoredAttention
-from lintra.attention._state import map_state
 from lintra.attention.base import Capabilities
 from lintra.config import fields
 from lintra.ops.landmarks import Segments, exact_inverse, iterative_inverse, segment_means
 from lintra.ops.layout import Layout
+from lintra.ops.state import map_state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 from lintra.ops import checks
 from lintra.ops.padding import LeftAlign, real_tokens, zero_padding
 from lintra.ops.rope import RotaryEmbedding
+from lintra.ops.state import map_state
 
 if TYPE_CHECKING:
     from lintra.ops.piece import Piece
@@ -269,11 +270,11 @@ class Padded(NamedTuple):
         ys, states = [], []
         for i, (sequences, layout) in enumerate(zip(self.sequences, self.layouts, strict=True)):
             tensors = {name: None if part is None else part[i] for name, part in parts.items()}
-            before = _map_state(lambda x, which=sequences: x[which], state)
+            before = map_state(lambda x, which=sequences: x[which], state)
             y, after = function(layout=layout, state=before, **tensors)
             ys.append(y)
             states.append(after)
-        return self.pack(ys), _map_state(lambda *x: self.in_order(x), *states)
+        return self.pack(ys), map_state(lambda *x: self.in_order(x), *states)
 
 
 def locate(cu_seqlens: Int[Tensor, "bounds"], time: int) -> tuple[Int[Tensor, "t"], Int[Tensor, "t"]]:
@@ -325,13 +326,6 @@ def _pad(cu_seqlens: Tensor, time: int, buckets: list[tuple[Tensor, int]]) -> Pa
         total += m * len(bucket)
     sequence, position = locate(cu_seqlens, time)
     return Padded(start[sequence] + position, tuple(bucket for bucket, _ in buckets), tuple(layouts))
-
-
-def _map_state(function: Callable[..., Tensor], state: Any, *others: Any) -> Any:
-    """Return a state of the same form with `function` applied to every tensor, as in `map`."""
-    if isinstance(state, Tensor):
-        return function(state, *others)
-    return type(state)(*map(function, state, *others))
 
 
 def _check_cu_seqlens(cu_seqlens: Tensor, name: str, x: Tensor) -> None:
