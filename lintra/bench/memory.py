@@ -1,7 +1,6 @@
 """Peak memory, measured in a process of its own."""
 
 import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -43,15 +42,6 @@ def grow_at_most(size: int) -> None:
 
         most = _status("VmSize") + size
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
-def free() -> int:
-    """Bytes that can be had without taking them from another process; where the system does not say, half
-    of all memory."""
-    try:
-        return 1024 * int(_field(Path("/proc/meminfo").read_text(), "MemAvailable"))
-    except OSError:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def printed_by(program: str) -> str:

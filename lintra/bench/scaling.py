@@ -6,6 +6,7 @@ for one sequence. Memory is the peak of a call above what a process of its own h
 take more time or memory than there is, is left out, and a row says so.
 """
 
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,8 @@ import numpy as np
 import torch
 
 from lintra import pictures
-from lintra.bench import memory, options, points
+from lintra.allocator import available
+from lintra.bench import options, points
 from lintra.bench.calls import Call, Inputs
 from lintra.bench.points import FUSED, WRITTEN_OUT, Cost, Point
 from lintra.bench.reports import Row
@@ -92,7 +94,7 @@ def run(
         raise ValueError("device is cuda, but PyTorch finds no GPU here")
     who = sizes.contestants()
     rows: list[Row] = []
-    most = int(FREE * (memory.free() if sizes.device == "cpu" else torch.cuda.mem_get_info()[0]))
+    most = int(FREE * _free(sizes.device))
     costs: dict[str, dict[int, Cost]] = {}
     for each in who:
         costs[each], left_out = sweep(each, sizes, most, partial(points.cost, tell=others.tell), others.names)
@@ -116,6 +118,12 @@ def run(
             )
             rows.append(Row(f"{each}, {n:,} tokens: {_MEMORY}", cost.size / 1e6 / batch, "MB"))
     return [*rows, *_growth(rows, sizes), *_ratios(rows, sizes, others.counterparts)], timings
+
+
+def _free(device: str) -> int:
+    """The free bytes of a device; half of a CPU's memory where the system does not say."""
+    free = available(torch.device(device))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if free is None else free
 
 
 def sweep(

@@ -1,5 +1,6 @@
 """The scaling figure: exponents that are known, points that do not fit, libraries that are not there."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,19 @@ def test_the_sweep_of_the_memory_is_progress_too(monkeypatch):
     seen = []
     scaling.run(replace(scaling.QUICK, lengths=(64,)), seen.append)
     assert seen == list(range(1, scaling.QUICK.turns + 1))
+
+
+@pytest.mark.parametrize("free", [10**9, None])
+def test_a_call_may_need_a_part_of_the_memory_that_is_free(monkeypatch, free):
+    """Of a container's too, as `available` knows its limit; of half of all memory where none is known."""
+    given = []
+    monkeypatch.setattr(scaling, "available", lambda device: free)
+    monkeypatch.setattr(
+        scaling, "sweep", lambda who, sizes, most, *_: given.append(most) or ({64: Cost(0.001, 1)}, [])
+    )
+    scaling.run(replace(scaling.QUICK, lengths=(64,)), lambda done: None)
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    assert set(given) == {int(scaling.FREE * (free or half))}
 
 
 @pytest.mark.slow
