@@ -8,8 +8,6 @@ loss.backward()
 reduce_gradients(model, mesh)
 """
 
-import hashlib
-import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
@@ -19,8 +17,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from lintra.agreement import check_alike, gather_objects
 from lintra.attention import Attention, State
-from lintra.config.fields import shown
 from lintra.models import Decoder
 from lintra.models.base import TransformerBase
 from lintra.nn import AttentionLayer
@@ -247,7 +245,7 @@ def _check_pieces(
         counts = (new + getattr(state, "seen", 0)).tolist()
     except (ValueError, TypeError) as error:
         problem, cause = f"{error}", error
-    found = _everywhere((problem, counts), ranks.group)
+    found = gather_objects((problem, counts), ranks.group)
     for rank, (told, _) in enumerate(found):
         if told is not None:
             raise ValueError(f"rank {rank} cannot extend the state: {told}") from cause
@@ -282,35 +280,3 @@ def _words(x: Tensor) -> int | None:
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     bits = x.detach().contiguous().reshape(-1).view(kinds.get(x.element_size(), torch.int64))
     return int(bits.sum(dtype=torch.int64))
-
-
-class RanksDiffer(ValueError):
-    """Something that must be the same on all ranks is not; raised on every one of them."""
-
-    exit_code = 2
-
-
-def check_alike(what: str, own: dict[str, Any], group: "dist.ProcessGroup | None" = None) -> None:
-    """Raise RanksDiffer, on every rank, with the ranks and the names where `own`, called `what`, is not that
-    of rank 0. Only digests are sent, unless they differ."""
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    digests = _everywhere(digest, group)
-    others = [rank for rank, each in enumerate(digests) if each != digests[0]]
-    if not others:
-        return
-    all_of_them = _everywhere(own, group)
-    first, other = all_of_them[0], all_of_them[others[0]]
-    names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
-    told = [f"{name} is {shown(other.get(name))}, not {shown(first.get(name))}" for name in names[:3]]
-    more = f", and {len(names) - 3} more" if len(names) > 3 else ""
-    raise RanksDiffer(
-        f"{what} must be the same on all ranks, but on {others} it is not that of rank 0: on rank "
-        f"{others[0]} {', '.join(told)}{more}"
-    )
-
-
-def _everywhere(value: Any, group: "dist.ProcessGroup | None") -> list[Any]:
-    """Return what each rank has given."""
-    found = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return found

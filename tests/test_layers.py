@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "lintra"
 ORDER = [
     {"config", "legacy"},
-    {"allocator", "io"},
+    {"agreement", "allocator", "io"},
     {"native"},
     {"ops"},
     {"attention"},

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 import lintra
+from lintra.agreement import check_alike
 from lintra.checkpoint import to_json
-from lintra.distributed import check_alike
 from lintra.train.file_copies import copied
 from lintra.train.run import Run
 

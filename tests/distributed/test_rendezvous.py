@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 import lintra
 from lintra import checkpoint
+from lintra.agreement import RanksDiffer, check_alike
 from lintra.attention import linear
-from lintra.distributed import RanksDiffer, check_alike
 from lintra.tasks import digits
 from lintra.train import Config, Run, fit, rendezvous
 from lintra.train.consistency import digest_of_folder
