@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from lintra.compat.fast_transformers.attention import LinearAttention
@@ -27,13 +28,16 @@ from lintra.compat.fast_transformers.recurrent.attention.cross_attention import 
     linear_attention as cross_linear,
 )
 from lintra.compat.fast_transformers.recurrent.attention.self_attention import full_attention as self_full
+from lintra.compat.fast_transformers.recurrent.attention.self_attention import linear_attention as self_linear
 from lintra.compat.fast_transformers.recurrent.transformers import (
     RecurrentTransformerDecoderLayer,
     RecurrentTransformerEncoder,
     RecurrentTransformerEncoderLayer,
 )
+from lintra.ops import LinearState, linear_attention
 from lintra.ops.features import elu_plus_one
 from lintra.testing.laws import EXACT
+from tests.ops.test_linear_attention import needs_native
 
 SMALL = {
     "n_layers": 2,
@@ -464,3 +468,53 @@ def test_a_feature_map_of_ones_own_is_drawn_where_a_sequence_begins():
 def test_modules_have_their_names():
     assert self_full.RecurrentFullAttention is RecurrentFullAttention
     assert cross_linear.RecurrentCrossLinearAttention is RecurrentCrossLinearAttention
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("feature_map", [None, "elu+1"])
+def test_the_short_way_of_one_token_is_the_sum(dtype, feature_map):
+    q, k, v = (draw(2, 1, 3, n, seed=i, dtype=dtype).abs() for i, n in enumerate((5, 5, 3)))
+    state = None
+    for _ in range(3):
+        found = self_linear.native_step(q, k, v, state, 1e-6, feature_map)
+        y, (kv, z) = linear_attention(q, k, v, state=state, feature_map=feature_map)
+        assert found is not None
+        for a, b in zip(found, (y, kv, z), strict=True):
+            assert torch.equal(a, b)
+        state = LinearState(kv, z)
+
+
+@needs_native
+def test_the_short_way_is_for_numbers_alone():
+    """Gradients, transforms, graphs and what does not fit are left to the whole function."""
+    q, k, v = (draw(2, 1, 3, n, seed=i, dtype=torch.float32) for i, n in enumerate((4, 4, 3)))
+    kv, z = linear_attention(q, k, v)[1]
+
+    def found(q=q, k=k, v=v, kv=kv, z=z):
+        return self_linear.native_step(q, k, v, (kv, z), 1e-6, None) is not None
+
+    assert found()
+    learned = q.clone().requires_grad_()
+    assert not found(q=learned)
+    assert not found(kv=kv.clone().requires_grad_())
+    with torch.no_grad():
+        assert found(q=learned)
+    for wrong in (
+        {"k": k[:, :, :2]},
+        {"q": q[:1]},
+        {"v": v[:1]},
+        {"kv": kv.mT},
+        {"z": z[:, :2]},
+        {"q": q.double()},
+        {"kv": kv.bfloat16()},
+        {"z": z.to("meta")},
+    ):
+        assert not found(**wrong)
+    assert self_linear.native_step(q.bfloat16(), k.bfloat16(), v.bfloat16(), None, 1e-6, None) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not found()
+    seen = []
+    torch.func.vmap(lambda x: seen.append(found(q=x[None])) or x)(q)
+    make_fx(lambda x: seen.append(found(q=x)) or x)(q)
+    assert seen == [False, False]

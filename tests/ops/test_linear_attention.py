@@ -7,12 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from lintra import native
 from lintra.ops import LinearState, linear_attention
-from lintra.ops.linear_attention.native import native_step
 
 FAST = ["torch", *(["native"] if native.available() else [])]
 # The second writes C++ and compiles that too, which takes minutes for a sum in chunks.
@@ -258,58 +256,6 @@ def test_opcheck(causal):
     for state in ((kv, z), (kv.detach().mT.contiguous().mT.requires_grad_(), z)):
         others = (x.get("log_decay"), x["log_input"], *state, mask, None, causal, True, 1e-6, "relu")
         accepted((x["q"], x["k"], x["v"], *others))
-
-
-@needs_native
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("feature_map", [None, "elu+1"])
-def test_the_short_way_of_one_token_is_the_sum(dtype, feature_map):
-    arguments = draw(t=1, h=3, g=3, decay=False, dtype=dtype)
-    q, k, v = (arguments[n].detach().abs() for n in "qkv")
-    state = None
-    for _ in range(3):
-        found = native_step(q, k, v, state, 1e-6, feature_map)
-        y, (kv, z) = linear_attention(q, k, v, state=state, feature_map=feature_map)
-        assert found is not None
-        for a, b in zip(found, (y, kv, z), strict=True):
-            assert torch.equal(a, b)
-        state = LinearState(kv, z)
-
-
-@needs_native
-def test_the_short_way_is_for_numbers_alone():
-    """Gradients, transforms, graphs and what does not fit are left to the whole function."""
-    arguments = draw(t=1, h=3, g=3, f=4, decay=False, dtype=torch.float32)
-    q, k, v = (arguments[n].detach() for n in "qkv")
-    kv, z = linear_attention(q, k, v)[1]
-
-    def found(q=q, k=k, v=v, kv=kv, z=z):
-        return native_step(q, k, v, (kv, z), 1e-6, None) is not None
-
-    assert found()
-    learned = q.clone().requires_grad_()
-    assert not found(q=learned)
-    assert not found(kv=kv.clone().requires_grad_())
-    with torch.no_grad():
-        assert found(q=learned)
-    for wrong in (
-        {"k": k[:, :, :2]},
-        {"q": q[:1]},
-        {"v": v[:1]},
-        {"kv": kv.mT},
-        {"z": z[:, :2]},
-        {"q": q.double()},
-        {"kv": kv.bfloat16()},
-        {"z": z.to("meta")},
-    ):
-        assert not found(**wrong)
-    assert native_step(q.bfloat16(), k.bfloat16(), v.bfloat16(), None, 1e-6, None) is None
-    with torch.autocast("cpu", torch.bfloat16):
-        assert not found()
-    seen = []
-    torch.func.vmap(lambda x: seen.append(found(q=x[None])) or x)(q)
-    make_fx(lambda x: seen.append(found(q=x)) or x)(q)
-    assert seen == [False, False]
 
 
 @pytest.mark.parametrize("impl", FAST)

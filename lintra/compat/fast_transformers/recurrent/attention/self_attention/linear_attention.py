@@ -1,5 +1,7 @@
 """Causal linear attention as an RNN with a state of constant size."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from lintra import ops
@@ -7,9 +9,11 @@ from lintra.compat.fast_transformers._features import FEATURES, Features, featur
 from lintra.compat.fast_transformers.attention_registry import RecurrentAttentionRegistry
 from lintra.compat.fast_transformers.feature_maps.fourier_features import begin
 from lintra.compat.fast_transformers.recurrent._utils import State, check_state, open_state
+from lintra.native import linear_attention as kernel
 from lintra.ops.checks import sum_dtype
+from lintra.ops.dispatch import can_skip_operator
+from lintra.ops.features import FeatureMapName
 from lintra.ops.linear_attention import LinearState
-from lintra.ops.linear_attention.native import native_step
 
 
 class RecurrentLinearAttention(Features):
@@ -37,6 +41,32 @@ class RecurrentLinearAttention(Features):
         else:
             y, kv, z = found
         return y.squeeze(1), [kv, z]
+
+
+def native_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Sequence[Tensor] | None,
+    eps: float,
+    feature_map: FeatureMapName | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """One token of causal linear attention: y [b 1 h e], kv, z as `lintra.ops.linear_attention` gives them.
+
+    None where more than numbers is asked for: gradients, autocast, graphs, other devices, errors. q, k
+    [b 1 h f], v [b 1 h e]. All the checks and PyTorch's dispatcher take longer than the arithmetic of one
+    token, which is why a loop over tokens asks here first."""
+    kv, z = (None, None) if state is None else state
+    given = [x for x in (q, k, v, kv, z) if x is not None]
+    if not can_skip_operator(*given):
+        return None
+    b, _, h, f = q.shape
+    sizes = (b, 1, h, f) == q.shape == k.shape and v.shape[:3] == (b, 1, h) and f and v.shape[3]
+    if kv is not None and z is not None:
+        sizes = sizes and kv.shape == (b, h, f, v.shape[3]) and z.shape == (b, h, f)
+    if not sizes:
+        return None
+    return kernel.forward(q, k, v, kv=kv, z=z, eps=eps, feature_map=feature_map)[:3]
 
 
 for _name in ("linear", "causal-linear"):
