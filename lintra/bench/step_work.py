@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lintra.attention import State, delta, leaves, linear, softmax
 from lintra.models import decoder
 from lintra.nn.block import Block
+from lintra.nn.context_cost import delta_operations
 
 Mechanism = Literal["linear", "delta", "softmax"]
 _KINDS: dict[type, Mechanism] = {linear.Config: "linear", delta.Config: "delta", softmax.Config: "softmax"}
@@ -114,9 +115,8 @@ class Work:
         A token and query head, of r to a state, features f and values of width e:
 
             linear    c (f + e) within the chunk, f e + f to read the state, f e / r to add to it; twice each
-            delta     and c f / r of keys by keys, c (f + e) / 2 r for the triangle, f (f + 2 e) / r for what
-            a
-                      chunk erases and reads, f f e / c r to carry the state over it; twice each
+            delta     and c f / r of keys by keys, c (f + e) / 2 r for the triangle, f (f + 2 e) / r for
+                      what a chunk erases and reads, f f e / c r to carry the state over it; twice each
             softmax   (t + 1) / 2 keys, d + e each, twice; the backward computes the scores again
 
         A chunk's triangle is solved twice more in the backward, its gradient is one more product."""
@@ -139,12 +139,10 @@ class Work:
     def _recurrence_operations(self, tokens: int, length: int, heads: int, e: int) -> Passes:
         """Return the operations of a recurrence by chunks, with so many query heads and values of width e."""
         n, f, states, chunk = tokens * heads, self.features, tokens * self.states, self._chunk(length)
-        within, read = 2 * n * chunk * (f + e), 2 * n * f * e
         if self.mechanism == "linear":
-            return products(within + read + 2 * n * f + 2 * states * f * e)
-        carried = 2 * states * f * (chunk + f + 2 * e + f * e / chunk)
-        triangle = states * chunk * (f + e)
-        return products(within + read + carried) + Passes(triangle, 3 * triangle)
+            return products(2 * n * (chunk * (f + e) + f * e + f) + 2 * states * f * e)
+        multiplied, solved = (2 * states * x for x in delta_operations(f, e, chunk, n / states))
+        return products(multiplied) + Passes(solved, 3 * solved)
 
     def _chunk(self, length: int) -> int:
         return min(getattr(self.attention.config, "chunk", length), length)

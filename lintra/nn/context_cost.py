@@ -153,24 +153,29 @@ def state_operations(attention: Attention) -> float:
     if not attention.matrix_transition:
         return g * f * e + TOUCHED * g * (f + e)
     # The transition is computed beside the state.
-    return g * (_delta_operations(f, e + f) + TOUCHED * (3 * f + e))
+    return g * (sum(delta_operations(f, e + f, CHUNK)) + TOUCHED * (3 * f + e))
 
 
 def mixing_operations(attention: Attention, tokens: int) -> float:
     """Return what a token costs beside projections and MLP in a sequence of so many tokens, forward."""
     if attention.can.state == "constant":
         g, f, e = _state_sizes(attention)
-        return g * (_delta_operations(f, e) if attention.matrix_transition else 2 * f * e + CHUNK * (f + e))
+        if attention.matrix_transition:
+            return g * sum(delta_operations(f, e, CHUNK))
+        return g * (2 * f * e + CHUNK * (f + e))
     window = getattr(attention.config, "window", None)
     seen = tokens / 2 if window is None else min(window, tokens)
     return seen * attention.heads * (attention.dim + attention.value_dim)
 
 
-def _delta_operations(f: int, e: int) -> float:
-    """Operations of a token and state by the delta rule in its form by chunks, as `lintra.bench.step_work`
-    counts it."""
-    within, triangle = CHUNK * (f + e), CHUNK * (f + e) / 2
-    return within + triangle + f * e + f * (CHUNK + f + 2 * e + f * e / CHUNK)
+def delta_operations(f: int, e: int, chunk: int, readers: float = 1) -> tuple[float, float]:
+    """Return what a token and state cost by the delta rule in its form by chunks, a multiplication and an
+    addition as one: in products of matrices, and in solving the triangles.
+
+    f features, values of width e, `readers` query heads of a state."""
+    read = chunk * (f + e) + f * e  # within the chunk, and of the state
+    carried = f * (chunk + f + 2 * e + f * e / chunk)
+    return readers * read + carried, chunk * (f + e) / 2
 
 
 def _state_sizes(attention: Attention) -> tuple[int, int, int]:
