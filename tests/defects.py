@@ -91,8 +91,8 @@ TABLE = """
 ?tests/attention/test_performer.py::test_defect_08_gradients_survive_a_decay_of_everything[torch]
 
 09 lintra/ops/lsh.py: rounds count alike
--    o, logsumexp = merge_lse(*pieces)
-+    o, logsumexp = sum(each.o for each in pieces) / len(pieces), merge_lse(*pieces).logsumexp
+-    o, logsumexp = merge_lse(*partials)
++    o, logsumexp = sum(each.o for each in partials) / len(partials), merge_lse(*partials).logsumexp
 ?tests/attention/test_lsh.py::test_defect_09_rounds_are_not_averaged
 
 09 lintra/ops/lsh.py: a length may be 0
@@ -101,8 +101,10 @@ TABLE = """
 ?tests/attention/test_lsh.py::test_defect_09_a_zero_vector_has_a_length
 
 10 lintra/attention/longformer.py: a global token counts in the window as well
--piece = self._window(x.local.q, append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen)))
-+piece = self._window(x.local.q, append(state.near, Tokens(x.local.k, x.local.v, x.real)))
+-        near = append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen))
+-        partial = self._window(x.local.q, near)
++        near = append(state.near, Tokens(x.local.k, x.local.v, x.real))
++        partial = self._window(x.local.q, near)
 ?tests/attention/test_longformer.py::test_defect_10_a_global_token_in_the_window_counts_once
 
 10 lintra/attention/bigbird.py: a global block counts in the window as well

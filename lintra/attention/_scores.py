@@ -65,8 +65,8 @@ class ScoredAttention(Attention):
         """Return attention [b t h e] to some of the keys a query sees, to be merged with that to others."""
         q = q.unflatten(2, (self.kv_heads, self.group)).movedim(1, 3)
         k, v = (x.movedim(1, 2)[:, :, None] for x in (k, v))
-        piece = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
-        return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
+        partial = softmax_attention(q, k, v, visible=visible[:, None, None], **self.weighing())
+        return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in partial))
 
     def check_memory(self, memory: State, q: Tensor) -> None:
         """Raise as for any mechanism, and unless the keys and values that are kept have this one's heads and

@@ -170,10 +170,10 @@ class ClusteredAttention(ScoredAttention):
         """Softmax attention [b h t e] of each query to the keys `top` [b h c k] of its cluster."""
         clusters, time = self.config.clusters, q.shape[2]
         # The keys of a cluster are a few blocks of as many places as those of its queries.
-        pieces = max(1, top.shape[3] // max(BLOCK, time // clusters))
-        size = -(-top.shape[3] // pieces)
+        per_cluster = max(1, top.shape[3] // max(BLOCK, time // clusters))
+        size = -(-top.shape[3] // per_cluster)
         blocks = clustering.Blocks.of(cluster, clusters, size)
-        added = pieces * size - top.shape[3]
+        added = per_cluster * size - top.shape[3]
         seen = None
         if real is not None or added:
             known = real_tokens(real, v.transpose(1, 2))[:, None, None].expand(*top.shape[:3], -1)
@@ -181,7 +181,7 @@ class ClusteredAttention(ScoredAttention):
         top = functional.pad(top, (0, added))
         rows = _of_cluster(q, blocks.member.flatten(2))
         keys, values = (_keys(x, top, self.group).flatten(2, 3) for x in (k, v))
-        entries = blocks.cluster[..., None] * pieces + torch.arange(pieces, device=top.device)
+        entries = blocks.cluster[..., None] * per_cluster + torch.arange(per_cluster, device=top.device)
         entries = entries.flatten(0, 1)[:, None]
         rows, keys, values = (x.flatten(0, 1)[:, :, None] for x in (rows, keys, values))
         y = block_attention(

@@ -102,8 +102,8 @@ class _QKV(NamedTuple):
     v: Tensor
 
 
-class _Piece(NamedTuple):
-    """A piece of a sequence as it is read, its real tokens in front.
+class _Inputs(NamedTuple):
+    """Tokens as they are read, real ones in front.
 
     q [b t h d], k [b t g d], v [b t g e] by the local and by the global projections; which tokens are real
     and which global [b t]; at [b n], where the global ones are, as far as `there` [b n].
@@ -229,7 +229,7 @@ class LongformerAttention(ScoredAttention):
         rope: RotaryEmbedding | None = None,
         global_mask: Tensor | None = None,
         **projected: Tensor,
-    ) -> tuple[_Piece, LeftAlign | None]:
+    ) -> tuple[_Inputs, LeftAlign | None]:
         """Rotated, real tokens in front."""
         left = layout.left_align()
 
@@ -251,7 +251,7 @@ class LongformerAttention(ScoredAttention):
             chosen = global_mask if left is None else left.gather(global_mask)  # padding wins
             chosen, n = self._limited(chosen, state.columns.seen.sum(1))
         at = put_last(~chosen)[:, :n]
-        return _Piece(local, wide, real, chosen, at, chosen.gather(1, at)), left
+        return _Inputs(local, wide, real, chosen, at, chosen.gather(1, at)), left
 
     def _limited(self, chosen: Tensor, before: Tensor) -> tuple[Tensor, int]:
         """The global tokens [b t] of a mask, and how many of them a sample has at most; `before` [b] came in
@@ -269,19 +269,20 @@ class LongformerAttention(ScoredAttention):
             )
         return chosen, _most(chosen)
 
-    def _attend(self, x: _Piece, state: LongformerState) -> Tensor:
-        """y [b t h e] of the piece after `state`."""
+    def _attend(self, x: _Inputs, state: LongformerState) -> Tensor:
+        """y [b t h e] of these tokens after `state`."""
         # Sets: a global token counts among the columns and not in a window.
-        piece = self._window(x.local.q, append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen)))
+        near = append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen))
+        partial = self._window(x.local.q, near)
         if not self.extra_inputs():
-            return piece.o.to(x.local.v.dtype)
+            return partial.o.to(x.local.v.dtype)
         columns, rows = self._columns(x, state), append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))
         sees_columns, sees_rows = columns.seen[:, None], rows.seen[:, None]
         if self.causal:
             place = torch.arange(x.local.q.shape[1], device=x.local.q.device).expand(x.local.q.shape[0], -1)
             sees_columns = sees_columns & (_behind(x.at, columns)[:, None] <= place[:, :, None])
             sees_rows = sees_rows & (_behind(place, rows)[:, None] <= x.at[:, :, None])
-        y = merge_lse(piece, self.partial_attention(x.local.q, columns.k, columns.v, sees_columns)).o
+        y = merge_lse(partial, self.partial_attention(x.local.q, columns.k, columns.v, sees_columns)).o
         of_all = self.partial_attention(take(x.wide.q, x.at), rows.k, rows.v, sees_rows).o
         of_all = torch.zeros_like(y).scatter(1, x.at[..., None, None].expand_as(of_all), of_all)
         return torch.where(x.chosen[..., None, None], of_all, y).to(x.local.v.dtype)
@@ -292,12 +293,12 @@ class LongformerAttention(ScoredAttention):
         options = {"dilation": self.config.dilations, "visible": near.seen, **self.weighing()}
         return banded_attention(q, near.k, near.v, before=before, after=after, **options)
 
-    def _columns(self, x: _Piece, state: LongformerState) -> Tokens:
-        """The global tokens, those of the piece behind those of the state."""
+    def _columns(self, x: _Inputs, state: LongformerState) -> Tokens:
+        """The global tokens, those read now behind those of the state."""
         k, v = zero_padding(x.there, take(x.local.k, x.at), take(x.local.v, x.at))
         return append(state.columns, Tokens(k, v, x.there))
 
-    def _after(self, x: _Piece, state: LongformerState) -> LongformerState:
+    def _after(self, x: _Inputs, state: LongformerState) -> LongformerState:
         near = append(state.near, Tokens(x.local.k, x.local.v, x.real & ~x.chosen))
         columns = self._columns(x, state)
         rows = append(state.rows, Tokens(x.wide.k, x.wide.v, x.real))

@@ -143,12 +143,12 @@ class LongShortAttention(ScoredAttention):
             return super()._forward(q, k, v, layout, rope=rope)
         left, q, k, v, rope = _left(layout, q, k, v, rope)
         real = layout.real(q) if left is None else left.mask
-        piece = self._read(q, self._summaries(k, v, real))
+        partial = self._read(q, self._summaries(k, v, real))
         if self.config.window:
             size = {"segment": self.config.window, "side": (self.config.window + 1) // 2}
             q, k, v = self._nearby(q, k, v, rope)
-            piece = merge_lse(piece, segment_attention(q, k, v, **size, visible=real, **self.weighing()))
-        y = piece.o.to(v.dtype)
+            partial = merge_lse(partial, segment_attention(q, k, v, **size, visible=real, **self.weighing()))
+        y = partial.o.to(v.dtype)
         return y if left is None else left.restore(y)
 
     def start(
@@ -256,12 +256,12 @@ class LongShortAttention(ScoredAttention):
         place = torch.arange(-held, q.shape[1], device=q.device)
         real = (place >= -state.seen[:, None]) & (place < count[:, None])
         if q.shape[1] == 1:
-            piece = self.partial_attention(q, k, v, (real & (place > -self.config.window))[:, None])
+            partial = self.partial_attention(q, k, v, (real & (place > -self.config.window))[:, None])
         else:
             band = {"before": self.config.window - 1, "after": 0, "visible": real}
-            piece = banded_attention(q, k, v, **band, **self.weighing())
+            partial = banded_attention(q, k, v, **band, **self.weighing())
         last = held + count[:, None] + torch.arange(-self._kept(k.shape[1]), 0, device=q.device)
-        return piece, _take(k, last, last >= 0), _take(v, last, last >= 0)
+        return partial, _take(k, last, last >= 0), _take(v, last, last >= 0)
 
     def _sum_up(
         self, k: Tensor, v: Tensor, state: LongShortState, count: Tensor
@@ -303,15 +303,15 @@ class LongShortAttention(ScoredAttention):
         if self.rank and not passed and runs_natively(q, k, v, self.weighing()["dropout"]):
             return self._look_back_by_segments(q, k, v)
         own = (state.seen[:, None] + torch.arange(time, device=q.device)) // size
-        pieces = []
+        partials = []
         for first in range(0, time, _BLOCK):
             last = min(first + _BLOCK, time)
             few = (passed + last - 1) // size
             finished = torch.arange(few, device=q.device) < own[:, first:last, None]
             keys, values = k[:, :few].flatten(1, 2), v[:, :few].flatten(1, 2)
             visible = finished.repeat_interleave(self.rank, 2)
-            pieces.append(self.partial_attention(q[:, first:last], keys, values, visible))
-        return PartialAttention(*(torch.cat(x, 1) for x in zip(*pieces, strict=True)))
+            partials.append(self.partial_attention(q[:, first:last], keys, values, visible))
+        return PartialAttention(*(torch.cat(x, 1) for x in zip(*partials, strict=True)))
 
     def _look_back_by_segments(self, q: Tensor, k: Tensor, v: Tensor) -> PartialAttention:
         """`_look_back` of the first tokens of all sequences: those of a segment see the same summaries, so
@@ -326,9 +326,9 @@ class LongShortAttention(ScoredAttention):
         first, *others = (
             softmax_native(q.flatten(2, 3), k[:, :, i], v[:, :, i], "band", **band) for i in range(self.rank)
         )
-        piece = merge_lse(first, *others)
+        partial = merge_lse(first, *others)
         return PartialAttention(
-            *(x.unflatten(2, (h, size)).transpose(2, 3).flatten(1, 2)[:, :t] for x in piece)
+            *(x.unflatten(2, (h, size)).transpose(2, 3).flatten(1, 2)[:, :t] for x in partial)
         )
 
     def _kept(self, held: int) -> int:

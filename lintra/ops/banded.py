@@ -127,10 +127,10 @@ def _in_pytorch(
     rows, time = q.shape[:2]
     q, k, v, real, band, step = _blocks(q, k, v, visible, before, after)
     if dropout or checks.transforming(q, k, v):
-        piece = _at_once(q, k, v, real, band, step, scale=factor, dropout=dropout)
+        found = _at_once(q, k, v, real, band, step, scale=factor, dropout=dropout)
     else:
-        piece = PartialAttention(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
-    o, logsumexp = (_join(x, rows, time, h) for x in (piece.o, piece.logsumexp[..., None]))
+        found = PartialAttention(*_Banded.apply(q.to(sum_dtype(q.dtype)) * factor, k, v, real, band, step))
+    o, logsumexp = (_join(x, rows, time, h) for x in (found.o, found.logsumexp[..., None]))
     if dilation > 1:
         o, logsumexp = (_interleave(x, dilation, t) for x in (o, logsumexp))
     return PartialAttention(o, logsumexp[..., 0])
@@ -267,14 +267,14 @@ def _join(x: Float[Tensor, "m n i w"], b: int, t: int, h: int) -> Float[Tensor, 
 
 def _each(dilations: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, **options: Any) -> PartialAttention:
     """The heads of each dilation, one after the other."""
-    group, pieces, order = q.shape[2] // k.shape[2], [], []
+    group, partials, order = q.shape[2] // k.shape[2], [], []
     for dilation in sorted(set(dilations)):
         heads = [i for i, x in enumerate(dilations) if x == dilation]
         near = (x[:, :, [i // group for i in heads]] for x in (k, v))
-        pieces.append(banded_attention(q[:, :, heads], *near, dilation=dilation, **options))
+        partials.append(banded_attention(q[:, :, heads], *near, dilation=dilation, **options))
         order += heads
     back = [order.index(i) for i in range(len(order))]
-    return PartialAttention(*(torch.cat(x, 2)[:, :, back] for x in zip(*pieces, strict=True)))
+    return PartialAttention(*(torch.cat(x, 2)[:, :, back] for x in zip(*partials, strict=True)))
 
 
 def _classes(x: Tensor, dilation: int) -> Tensor:

@@ -78,8 +78,8 @@ def block_attention_reference(
     times = times.repeat_interleave(r, 1) if times.shape[1] > 1 else times
     k, v = (x.repeat_interleave(r, 2).movedim(1, 2) for x in (k, v))
     often = times.clamp(min=1).to(k.dtype).log()
-    piece = softmax_attention(q.movedim(1, 2), k, v, visible=times > 0, bias=often, scale=scale)
-    return piece.o.movedim(1, 2)
+    partial = softmax_attention(q.movedim(1, 2), k, v, visible=times > 0, bias=often, scale=scale)
+    return partial.o.movedim(1, 2)
 
 
 def random_ranks(

@@ -255,13 +255,15 @@ def lsh_attention(
     if few and runs_natively(u, keys, v, dropout):
         real = None if mask is None else order.real[:, :time]
         rule = (pattern.rule(exact_union), chunk, pattern.look_back, pattern.look_ahead, scale)
-        piece = PartialAttention(*_operator(u, keys, v, real, order.token, order.place, order.bucket, *rule))
+        partial = PartialAttention(
+            *_operator(u, keys, v, real, order.token, order.place, order.bucket, *rule)
+        )
     else:
-        piece = _rounds(u, keys, v, order, pattern, exact_union, allowed, scale=scale, dropout=dropout)
+        partial = _rounds(u, keys, v, order, pattern, exact_union, allowed, scale=scale, dropout=dropout)
     own = v
     if allowed is not None:
         own = v * allowed.diagonal()[:, None, None]
-    return _join(piece, own, order.real[:, :time], dropout)
+    return _join(partial, own, order.real[:, :time], dropout)
 
 
 def _rounds(
@@ -281,12 +283,12 @@ def _rounds(
     if allowed is not None:
         allowed = functional.pad(allowed, (0, spare, 0, spare))
     place = torch.arange(order.real.shape[1] // chunk, device=u.device).expand(*u.shape[:2], -1)
-    pieces = []
+    partials = []
     for i in range(order.token.shape[2]):
         token, rank = order.token[:, :, i], order.rank[:, :, i]
         query = token.unflatten(2, (-1, chunk))
         sight = Sight.of(order, i, query, place, pattern, exact_union, allowed)
-        piece = softmax_attention(
+        partial = softmax_attention(
             _take(u, query),
             _beside(_take(keys, query), sight.source),
             _beside(_take(v, query), sight.source),
@@ -294,10 +296,12 @@ def _rounds(
             bias=sight.bias(sum_dtype(v.dtype)),
             **options,
         )
-        pieces.append(
-            PartialAttention(_take(piece.o.flatten(2, 3), rank), piece.logsumexp.flatten(2).gather(2, rank))
+        partials.append(
+            PartialAttention(
+                _take(partial.o.flatten(2, 3), rank), partial.logsumexp.flatten(2).gather(2, rank)
+            )
         )
-    o, logsumexp = merge_lse(*pieces)
+    o, logsumexp = merge_lse(*partials)
     return PartialAttention(o.transpose(1, 2)[:, :time], logsumexp.transpose(1, 2)[:, :time])
 
 
@@ -347,13 +351,13 @@ def lsh_attention_newest(
         return connected_zeros(v[:, last].shape, u, v)
     order = Order.of(bucket, mask, pattern.chunk)
     u, v = u.transpose(1, 2), v.transpose(1, 2)
-    pieces = []
+    partials = []
     for i in range(bucket.shape[3]):
         place = order.place[:, :, i, last].to(torch.int64)
         query = torch.full_like(place, last.start)[..., None]
         sight = Sight.of(order, i, query, place, pattern, exact_union)
         key = sight.key.clamp(max=last.start)
-        piece = softmax_attention(
+        partial = softmax_attention(
             u[:, :, last, None],
             unit(_take(u, key)),
             _take(v, key),
@@ -362,9 +366,9 @@ def lsh_attention_newest(
             scale=scale,
             dropout=dropout,
         )
-        pieces.append(PartialAttention(piece.o.flatten(2, 3), piece.logsumexp.flatten(2)))
-    piece = PartialAttention(*(x.transpose(1, 2) for x in merge_lse(*pieces)))
-    return _join(piece, v[:, :, last].transpose(1, 2), order.real[:, last], dropout)
+        partials.append(PartialAttention(partial.o.flatten(2, 3), partial.logsumexp.flatten(2)))
+    partial = PartialAttention(*(x.transpose(1, 2) for x in merge_lse(*partials)))
+    return _join(partial, v[:, :, last].transpose(1, 2), order.real[:, last], dropout)
 
 
 def unit(u: Tensor) -> Tensor:
@@ -420,10 +424,10 @@ def _beside(x: Tensor, source: Tensor) -> Tensor:
     return rows.reshape(batch, heads, count, -1, width)
 
 
-def _join(piece: PartialAttention, own: Tensor, real: Tensor, dropout: float) -> Tensor:
+def _join(partial: PartialAttention, own: Tensor, real: Tensor, dropout: float) -> Tensor:
     """Return the result of the rounds [b t h e], or a token's `own` value where none of them sees a key."""
-    alone = piece.logsumexp[..., None] == -math.inf
+    alone = partial.logsumexp[..., None] == -math.inf
     if dropout:
         own = own * functional.dropout(torch.ones_like(own[..., :1]), dropout)
-    y = torch.where(alone, own.to(piece.o.dtype), piece.o)
+    y = torch.where(alone, own.to(partial.o.dtype), partial.o)
     return y.masked_fill(~real[:, :, None, None], 0.0).to(own.dtype)

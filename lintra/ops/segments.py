@@ -86,8 +86,8 @@ def _in_pytorch(
     k, v = (windows(functional.pad(x.movedim(1, 2), (0, 0, side, side + more)), 2, width, c) for x in (k, v))
     real = q.new_ones(1, t, dtype=torch.bool) if visible is None else visible
     real = windows(functional.pad(real, (side, side + more)), 1, width, c)  # b n j
-    piece = softmax_attention(q, k, v, visible=real[:, None, :, None], scale=scale, dropout=dropout)
-    o, logsumexp = (x.unflatten(3, (c, h // g)) for x in piece)
+    partial = softmax_attention(q, k, v, visible=real[:, None, :, None], scale=scale, dropout=dropout)
+    o, logsumexp = (x.unflatten(3, (c, h // g)) for x in partial)
     o, logsumexp = o.permute(0, 2, 3, 1, 4, 5), logsumexp.permute(0, 2, 3, 1, 4)
     return PartialAttention(*(x.flatten(3, 4).flatten(1, 2)[:, :t] for x in (o, logsumexp)))
 

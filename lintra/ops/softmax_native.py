@@ -106,8 +106,8 @@ def _all_scores(
     q = q.unflatten(2, (k.shape[2], -1)).movedim(1, 3)  # b g r t d
     k, v = (x.movedim(1, 2)[:, :, None] for x in (k, v))
     visible = None if visible is None else visible[:, None, None, None]
-    piece = softmax_attention(q, k, v, visible=visible, scale=scale, dropout=dropout)
-    return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in piece))
+    partial = softmax_attention(q, k, v, visible=visible, scale=scale, dropout=dropout)
+    return PartialAttention(*(x.movedim(3, 1).flatten(2, 3) for x in partial))
 
 
 def _scores_again(q: Tensor, k: Tensor, v: Tensor, *where: Any) -> PartialAttention:

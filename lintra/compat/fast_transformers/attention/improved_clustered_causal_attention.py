@@ -47,14 +47,14 @@ class ImprovedClusteredCausalAttention(ImprovedClusteredAttention):
             x.gather(2, top.flatten(2)[..., None].expand(-1, -1, -1, x.shape[3])).unflatten(2, top.shape[2:])
             for x in (k, v)
         )
-        piece = softmax_attention(
+        partial = softmax_attention(
             q[..., None, :],
             keys,
             values,
             visible=visible[..., None, :],
             **self._weighing(),
         )
-        return piece.o[..., 0, :].movedim(1, 2).to(v.dtype)
+        return partial.o[..., 0, :].movedim(1, 2).to(v.dtype)
 
 
 for name in ("causal-improved-clustered", "improved-causal"):  # the second is what it is called here besides

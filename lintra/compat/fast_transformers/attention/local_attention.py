@@ -49,8 +49,8 @@ class LocalAttention(MaskedAttention, ScoredInnerAttention):
 
     def _band(self, q: Tensor, k: Tensor, v: Tensor, real_k: Tensor | None, after: int) -> Tensor:
         before = self.local_context // 2
-        piece = banded_attention(q, k, v, before=before, after=after, visible=real_k, **self._weighing())
-        return piece.o.to(v.dtype)
+        partial = banded_attention(q, k, v, before=before, after=after, visible=real_k, **self._weighing())
+        return partial.o.to(v.dtype)
 
     def _masked(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, real: Real) -> Tensor:
         """Attend by blocks of c queries, each with the j keys that are near one of them."""
@@ -67,14 +67,14 @@ class LocalAttention(MaskedAttention, ScoredInnerAttention):
         columns = rows[:, :1] - before + torch.arange(width, device=q.device)
         near = (rows - columns <= before) & (columns - rows <= after)
         near &= visible[rows.clamp(max=time - 1), columns.clamp(0, keys - 1)]
-        piece = softmax_attention(
+        partial = softmax_attention(
             q.movedim(3, 1),
             k.movedim(3, 1),
             v.movedim(3, 1),
             visible=near & seen[:, None, :, None],
             **self._weighing(),
         )
-        return piece.o.movedim(1, 3).flatten(1, 2)[:, :time].to(v.dtype)
+        return partial.o.movedim(1, 3).flatten(1, 2)[:, :time].to(v.dtype)
 
 
 AttentionRegistry.register("local", LocalAttention, [("local_context", Int), *SOFTMAX])
