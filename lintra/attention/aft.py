@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from lintra.attention.base import Attention, Capabilities, Exchange
 from lintra.config import fields
+from lintra.config.fields import spelled
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.layout import Layout
@@ -95,7 +96,7 @@ class AttentionFree(Attention):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ExpSums:
         if not self.can.recurrent:
-            raise NotImplementedError(f"attention {self.name!r} has no recurrent form with {self.config}")
+            raise ValueError(f"attention {self.name!r} has no recurrent form with {spelled(self.config)}")
         dtype = checks.sum_dtype(dtype or torch.get_default_dtype())
         return no_sums(batch, self.kv_heads, self.dim, device=device, dtype=dtype)
 

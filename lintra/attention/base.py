@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from lintra.attention._state import check_dtypes, check_form, select
+from lintra.config.fields import spelled
 from lintra.ops import checks
 from lintra.ops.autocast import follow_autocast, in_autocast, no_autocast
 from lintra.ops.dispatch import eager
@@ -116,7 +117,9 @@ class Attention(nn.Module):
         if causal and not self.can.causal:
             raise ValueError(f"attention {self.name!r} ({self.paper}) has no causal form, got causal=True")
         if not causal and not self.can.bidirectional:
-            raise ValueError(f"attention {self.name!r} is causal only with {config}, got causal=False")
+            raise ValueError(
+                f"attention {self.name!r} is causal only with {spelled(config)}, got causal=False"
+            )
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.dim, self.value_dim = dim, dim if value_dim is None else value_dim
         given = getattr(config, "value_heads", None)
@@ -315,7 +318,9 @@ class Attention(nn.Module):
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, state: State, **extra: Any) -> tuple[Tensor, State]:
         """y [b 1 h e] of one token, and the next state: the recurrence."""
-        raise NotImplementedError(f"attention {self.name!r} has no recurrent form with {self.config}")
+        raise NotImplementedError(
+            f"attention {self.name!r} has no recurrent form with {spelled(self.config)}"
+        )
 
     def _encode_memory(self, k: Tensor, v: Tensor, layout: Layout) -> State:
         raise NotImplementedError(f"attention {self.name!r} declares a cross form and has no _encode_memory")
@@ -447,7 +452,7 @@ class Attention(nn.Module):
                 checks.shape(name, x, "b t w", {"b": q.shape[0], "t": q.shape[1], "w": widths[name]})
                 checks.floating(name, x)
             elif name not in self.call_inputs:
-                raise TypeError(f"attention {self.name!r} takes no {name} with {self.config}")
+                raise TypeError(f"attention {self.name!r} takes no {name} with {spelled(self.config)}")
             elif x is not None and x.shape[:2] != q.shape[:2]:
                 raise ValueError(
                     f"{name} must be [b={q.shape[0]} t={q.shape[1]} ...], got shape {list(x.shape)}"
@@ -490,7 +495,7 @@ class Attention(nn.Module):
     def check_cross(self) -> None:
         """Raise ValueError where cross-attention is asked of a mechanism without it, or of a causal one."""
         if not self.can.cross:
-            raise ValueError(f"attention {self.name!r} has no cross form with {self.config}")
+            raise ValueError(f"attention {self.name!r} has no cross form with {spelled(self.config)}")
         if self.causal:
             raise ValueError("encode_memory and cross_attend need a mechanism built with causal=False")
 

@@ -27,6 +27,7 @@ from lintra.attention._scores import ScoredAttention
 from lintra.attention._state import append
 from lintra.attention.base import Capabilities, Exchange
 from lintra.config import fields
+from lintra.config.fields import spelled
 from lintra.ops import checks
 from lintra.ops.banded import banded_attention
 from lintra.ops.layout import Layout
@@ -331,7 +332,7 @@ class LongformerAttention(ScoredAttention):
         if extra.get("global_mask") is not None and not self.config.global_projections:
             raise ValueError(
                 "after a state, a global_mask needs global_projections=True: only then the state holds what "
-                f"later global tokens read, got {self.config}"
+                f"later global tokens read, got {spelled(self.config)}"
             )
 
 

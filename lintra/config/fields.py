@@ -28,6 +28,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
+def spelled(config: Any) -> str:
+    """A configuration as a program writes it, `softmax.Config(window=4)`: what differs from its defaults; one
+    that is no dataclass, as it is printed."""
+    if not dataclasses.is_dataclass(config):
+        return str(config)
+    changed = []
+    for field in dataclasses.fields(config):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if (value := getattr(config, field.name)) != default:
+            changed.append(f"{field.name}={value!r}")
+    kind = type(config)
+    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}({', '.join(changed)})"
+
+
 def at_least(config: Any, **least: int) -> None:
     """Raise ValueError that names the field, the rule and the value where one is below; None passes."""
     for name, bound in least.items():
@@ -109,4 +125,6 @@ def describe(hint: Any) -> str:
     if typing.Protocol in hint.__mro__:
         line = hint.__doc__.partition("\n")[0]
         return line[0].lower() + line[1:].rstrip(".")
+    if hint.__module__.startswith("lintra.") and (kinds := [kind.__name__ for kind in hint.__subclasses__()]):
+        return f"a {hint.__name__} ({', '.join(f'{kind}()' for kind in kinds)})"
     return hint.__name__

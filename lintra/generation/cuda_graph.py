@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lintra.attention import Attention, State, map_state
 from lintra.models import Decoder
-from lintra.nn.parameters import reference_param
+from lintra.nn.parameters import has_hooks, reference_param
 
 MIN_STEPS = 32  # tokens: a recording itself runs the step several times
 _recording = threading.Lock()  # one at a time in a process
@@ -40,8 +40,9 @@ def choose_extend(model: Decoder, tokens: Tensor, state: State, steps: int) -> E
 
 
 def can_replay(model: Decoder) -> bool:
-    """Return whether the model is on a CUDA device and no state in it grows."""
-    return reference_param(model).is_cuda and has_constant_state(model)
+    """Return whether the model is on a CUDA device, no state in it grows, and no hook runs at each token."""
+    hooks = any(has_hooks(module) for module in model.modules())
+    return reference_param(model).is_cuda and has_constant_state(model) and not hooks
 
 
 def has_constant_state(model: Decoder) -> bool:

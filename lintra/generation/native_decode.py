@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lintra import native
 from lintra.attention import State, map_state
 from lintra.attention.linear import LinearAttention
+from lintra.config.fields import spelled
 from lintra.models import Decoder, Seq2Seq
 from lintra.models.decoder import DecoderState
 from lintra.native.decoder import Decoder as Native
@@ -84,7 +85,7 @@ def _foreign(module: nn.Module) -> str | None:
     if isinstance(module, AttentionLayer):
         attention = module.attention
         if not isinstance(attention, LinearAttention) or attention.config.feature_map.fused is None:
-            return f"a fused step knows linear attention with elu+1 or relu, got {attention.config}"
+            return f"a fused step knows linear attention with elu+1 or relu, got {spelled(attention.config)}"
         if attention.config.impl not in ("auto", "native"):
             return f"a fused step is native, got impl={attention.config.impl!r}"
         if module.additions is not None:

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from lintra.config.fields import spelled
 from lintra.generation import cuda_graph, native_decode
 from lintra.generation.inputs import GenerationInputs, prepare_inputs
 from lintra.generation.options import GenerationOptions
@@ -169,7 +170,8 @@ def check_recurrent(model: Decoder | Forecaster) -> None:
             decodes = isinstance(model, Decoder)
             instead = f"lintra.generation.sampling.{reference}" if decodes else "take another mechanism"
             raise ValueError(
-                f"attention {attention.name!r} has no recurrent form with {attention.config}: {instead}"
+                f"attention {attention.name!r} has no recurrent form with "
+                f"{spelled(attention.config)}: {instead}"
             )
 
 

@@ -16,6 +16,7 @@ from lintra.legacy import renamed_attributes
 from lintra.nn.attention_layer import AttentionLayer, QKNorm
 from lintra.nn.block import Block, NormKind, NormPlace, build_norm
 from lintra.nn.mlp import MLP, Activation
+from lintra.nn.parameters import hooked
 from lintra.nn.position import Bounded, Grid, Learned, Sinusoidal
 from lintra.ops.layout import Layout
 
@@ -146,7 +147,7 @@ class TransformerBase(nn.Module):
         """Return x after all blocks, each behind its state, and the states after them."""
         states = []
         for block, before in zip(self.blocks, layers, strict=True):
-            x, state = block.extend(x, before, layout=layout, **self.extra_of(block, extra))
+            x, state = hooked(block, "extend")(x, before, layout=layout, **self.extra_of(block, extra))
             states.append(state)
         return self.norm(layout.zero(x)), tuple(states)
 

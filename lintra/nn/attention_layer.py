@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from lintra.attention import AttentionConfig, State, map_state
 from lintra.config import fields
+from lintra.config.fields import spelled
 from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.context_parallel import ContextParallel
 from lintra.nn.mask import warn_if_inverted
-from lintra.nn.parameters import check_dtype, has_hooks, reference_param
+from lintra.nn.parameters import check_dtype, has_hooks, hooked, reference_param
 from lintra.ops import checks
 from lintra.ops.autocast import widened
 from lintra.ops.conv1d import causal_conv1d, conv_impl, conv_weight
@@ -98,13 +99,14 @@ class AttentionLayer(nn.Module):
         self.rotary, self.conv, self.qk_norm, self.output_gate = rotary, conv, qk_norm, output_gate
         self.attention = attention.build(heads=heads, dim=self.dim, causal=causal, kv_heads=self.kv_heads)
         if rotary is not None and not self.attention.rope_dim:
-            raise ValueError(f"{attention} {self.attention.no_rope_reason}, got rotary={rotary}")
+            raise ValueError(f"{spelled(attention)} {self.attention.no_rope_reason}, got rotary={rotary}")
         if rotary is not None and self.attention.rope_dim % 2:
             raise ValueError(
-                f"rotary needs an even number of features, got {self.attention.rope_dim} in {attention}"
+                f"rotary needs an even number of features, got {self.attention.rope_dim} in "
+                f"{spelled(attention)}"
             )
         if rotary is not None and self.attention.rope_warning:
-            warnings.warn(f"{attention} {self.attention.rope_warning}", stacklevel=2)
+            warnings.warn(f"{spelled(attention)} {self.attention.rope_warning}", stacklevel=2)
         # One product gives q, k, v; the mechanism reads them as strided views of it.
         keys = 0 if self.attention.shared_key else self.kv_heads * self.dim
         self.widths = [heads * self.dim, keys, self.attention.value_heads * self.dim]
@@ -225,7 +227,8 @@ class AttentionLayer(nn.Module):
         q, k, v, last = self._qkv(x, state.conv, layout)
         extra = self._extra(x, q, extra)
         rope = self._rope(layout)
-        y, after = self.attention.extend(q, k, v, state.attention, layout=layout, rope=rope, **extra)
+        extend = hooked(self.attention, "extend")
+        y, after = extend(q, k, v, state.attention, layout=layout, rope=rope, **extra)
         return self._out(x, y), AttentionLayerState(layout.seen_after(), after, last)
 
     def _check_conv(self, inputs: tuple[Tensor, ...], n: int) -> None:
@@ -278,7 +281,8 @@ class AttentionLayer(nn.Module):
             if n != 1:
                 raise ValueError(f"memory must be of {x.shape[0]} sequences, as x is, or of one, got {n}")
             memory = map_state(lambda part: part.expand(x.shape[0], *part.shape[1:]), memory)
-        return self._out(x, self.attention.cross_attend(self._normed(q), memory, layout=layout))
+        attend = hooked(self.attention, "cross_attend")
+        return self._out(x, attend(self._normed(q), memory, layout=layout))
 
     def _check_cross(self) -> None:
         if self.rotary is not None:

@@ -10,6 +10,7 @@ from lintra.legacy import accept_old_tensors, renamed_attributes
 from lintra.nn.attention_layer import AttentionLayer, AttentionLayerState, check_layer_state, enter
 from lintra.nn.mask import warn_if_inverted
 from lintra.nn.mlp import MLP
+from lintra.nn.parameters import hooked
 from lintra.ops.layout import CuSeqlens, Layout
 
 NormPlace = Literal["pre", "post"]
@@ -101,7 +102,8 @@ class Block(nn.Module):
             check_layer_state(state, layout.n)
             x, state = self.extend(layout.zero(x), state, layout=layout.after(state.seen), **extra)
             return layout.zero(x), state
-        y, after = self.attn.extend(self._normed(x, self.attn_norm), state, layout=layout, **extra)
+        extend = hooked(self.attn, "extend")
+        y, after = extend(self._normed(x, self.attn_norm), state, layout=layout, **extra)
         x = self._join(x, y, self.attn_norm)
         return self._feed_forward(x), after
 
@@ -207,19 +209,21 @@ class CrossBlock(Block):
             check_layer_state(state.own, layout.n)
             x, state = self.extend(layout.zero(x), state, layout=layout.after(state.own.seen), **extra)
             return layout.zero(x), state
-        y, after = self.attn.extend(self._normed(x, self.attn_norm), state.own, layout=layout, **extra)
+        extend = hooked(self.attn, "extend")
+        y, after = extend(self._normed(x, self.attn_norm), state.own, layout=layout, **extra)
         x = self._read(self._join(x, y, self.attn_norm), state.memory, layout)
         x = self._feed_forward(x)
         return x, CrossState(after, state.memory)
 
     def _read(self, x: Tensor, memory: State, layout: Layout) -> Tensor:
         queries = self._normed(x, self.cross_attn_norm)
+        attend = hooked(self.cross_attn, "cross_attend")
         if not layout.packed:
-            found = self.cross_attn.cross_attend(queries, memory, layout=layout)
+            found = attend(queries, memory, layout=layout)
         else:
 
             def read(layout: Layout, x: Tensor) -> Tensor:
-                return self.cross_attn.cross_attend(x, memory, layout=layout)
+                return attend(x, memory, layout=layout)
 
             found = layout.pad_all().each(read, x=queries)
         return self._join(x, found, self.cross_attn_norm)

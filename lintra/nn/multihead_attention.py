@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from lintra.attention import Attention, AttentionConfig
 from lintra.config import fields
+from lintra.config.fields import spelled
 from lintra.nn.mask import padded, warn_if_inverted
 from lintra.ops import checks
 from lintra.ops.layout import Layout
@@ -17,8 +18,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention` with `attention`, a mechanism's `Config`, in place of softmax.
 
     The other arguments are PyTorch's, and so are the names of the parameters: its state dicts load, and with
-    `softmax.Config()` the output is the same. `dropout` is that of the weights, for a mechanism which has
-    them. `causal` says how it is called; None: at each call as `is_causal` and `attn_mask` say, where the
+    `softmax.Config()` the output is the same. Sampled features of a mechanism stay what they are; parameters
+    of its own, such as gates, need `strict=False`. `dropout` is that of the weights, for a mechanism that has
+    any. `causal` says how it is called; None: at each call as `is_causal` and `attn_mask` say, where the
     mechanism has both forms with the same parameters.
 
     Raises ValueError for what a mechanism cannot do, and for add_bias_kv and add_zero_attn. Projections of
@@ -49,8 +51,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ValueError("add_bias_kv and add_zero_attn must be False: no mechanism adds keys")
         if dropout and getattr(attention, "dropout", None) != 0:
             raise ValueError(
-                f"dropout must be 0 for {attention}, which has no weights to drop or a dropout of its own, "
-                f"got {dropout}"
+                f"dropout must be 0 for {spelled(attention)}, which has no weights to drop or a dropout of "
+                f"its own, got {dropout}"
             )
         if dropout:
             attention = dataclasses.replace(attention, dropout=dropout)  # pyright: ignore (it has the field)
@@ -74,7 +76,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if self.in_proj_weight is None and not self.attention.can.cross:
             raise ValueError(
                 f"kdim and vdim must be embed_dim={embed_dim}, since attention {self.attention.name!r} has "
-                f"no cross form with {attention}, got {self.kdim} and {self.vdim}"
+                f"no cross form with {spelled(attention)}, got {self.kdim} and {self.vdim}"
             )
         widths = self.attention.extra_inputs()
         self.extra_proj = nn.ModuleDict({x: nn.Linear(embed_dim, n, bias) for x, n in widths.items()})
@@ -82,6 +84,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             joint = nn.Linear(embed_dim, 3 * embed_dim, bias, device="meta")
             joint.weight, joint.bias = self.in_proj_weight, self.in_proj_bias
             self.attention.initialize(joint, self.extra_proj)
+        self.register_load_state_dict_pre_hook(_keep_sampled)
         self.to(device=device, dtype=dtype)
 
     def train(self, mode: bool = True):
@@ -169,7 +172,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _attend_across(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
         form = self._forms.get(False)
         if form is None or not form.can.cross:
-            reason = f"attention {self.attention.name!r} has no cross form with {self.attention.config}"
+            reason = (
+                f"attention {self.attention.name!r} has no cross form with {spelled(self.attention.config)}"
+            )
             raise ValueError(f"key must be the tensor query: {self._refused.get(False, reason)}")
         q, k, v = self._project(query, layout.zero(key), layout.zero(value))
         memory = form.encode_memory(k, v, layout=layout)
@@ -184,6 +189,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         parts = map(functional.linear, inputs, weights, biases)
         return [x.unflatten(2, (self.num_heads, self.head_dim)) for x in parts]
+
+
+def _keep_sampled(module: MultiheadAttention, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Add a mechanism's sampled buffers to a state dict that knows no mechanism, as PyTorch's do."""
+    own = f"{prefix}attention."
+    if not any(name.startswith(own) for name in state_dict):
+        learned = dict(module.attention.named_parameters())
+        kept = module.attention.state_dict()
+        state_dict.update({own + name: x for name, x in kept.items() if name not in learned})
 
 
 def _build(

@@ -3,8 +3,8 @@
 Code that reads a layer's weight instead of calling the layer bypasses them.
 """
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,35 @@ def has_hooks(module: nn.Module) -> bool:
     own."""
     hooks = module._forward_hooks or module._forward_pre_hooks
     return bool(hooks or module._backward_hooks or module._backward_pre_hooks or "forward" in vars(module))
+
+
+def hooked(module: nn.Module, name: str) -> Callable[..., Any]:
+    """Return the method `name` of a module that stands in for its forward behind a state: `extend`, which
+    returns the next state too, or `cross_attend`. The state is its last positional argument.
+
+    Where the module has forward hooks they run around it as around `forward`: they get the tensors of the
+    call without the state, and the output without the next one, either of which they may replace."""
+    method = getattr(module, name)
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return method
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        *given, state = inputs
+        args: tuple[Any, ...] = tuple(given)
+        for key, before in list(module._forward_pre_hooks.items()):
+            if key in module._forward_pre_hooks_with_kwargs:
+                args, options = before(module, args, options) or (args, options)
+            elif (found := before(module, args)) is not None:
+                args = found if isinstance(found, tuple) else (found,)
+        result = method(*args, state, **options)
+        y, *after = result if name == "extend" else (result,)
+        for key, behind in list(module._forward_hooks.items()):
+            more = (options,) if key in module._forward_hooks_with_kwargs else ()
+            found = behind(module, args, *more, y)
+            y = y if found is None else found
+        return (y, *after) if after else y
+
+    return run
 
 
 def check_dtype(name: str, x: Tensor, module: nn.Module) -> None:

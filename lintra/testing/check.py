@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lintra.attention import AttentionConfig
+from lintra.config.fields import spelled
 from lintra.testing import laws as book
 from lintra.testing._apply import Law, check_assertions, find, select
 from lintra.testing.laws import TIME, Case
@@ -103,7 +104,7 @@ def _cases(
     if not found:
         mode = True if causal is None else causal
         Case(name, config, mode, **shapes[-1]).build()  # which says why not
-        raise ValueError(f"{config} cannot be built in any mode")
+        raise ValueError(f"{spelled(config)} cannot be built in any mode")
     return found
 
 

@@ -245,7 +245,7 @@ def test_a_window_has_no_recurrent_and_no_cross_form():
         lambda: attention.extend(q, k, v, None),
         lambda: attention.step(q[:, :1], k[:, :1], v[:, :1], None),
     ):
-        with pytest.raises(NotImplementedError, match="'aft' has no recurrent form"):
+        with pytest.raises(ValueError, match="'aft' has no recurrent form"):
             call()
     attention, _ = build(LOCAL, False)
     for call in (lambda: attention.encode_memory(k, v), lambda: attention.cross_attend(q, None)):

@@ -202,7 +202,7 @@ def test_config_refuses(options, message):
 
 
 def test_it_is_causal_only():
-    with pytest.raises(ValueError, match=r"'gated' is causal only with Config.* got causal=False"):
+    with pytest.raises(ValueError, match=r"'gated' is causal only with gated\.Config.* got causal=False"):
         gated.Config().build(heads=2, dim=4, causal=False)
     with pytest.raises(ValueError, match="'gated' has no cross form"):
         CASE.build().encode_memory(*CASE.draw()[1:3])

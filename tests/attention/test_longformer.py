@@ -449,7 +449,7 @@ def test_refuses():
     attention, inputs = case.build(), case.draw()
     with pytest.raises(TypeError, match=r"'longformer' takes global_q \[b t \d+\], got None"):
         attention(*inputs[:3])
-    with pytest.raises(TypeError, match="'longformer' takes no gate with Config"):
+    with pytest.raises(TypeError, match=r"'longformer' takes no gate with .*Config"):
         attention(*inputs[:3], **named(inputs), gate=inputs[0])
     with pytest.raises(ValueError, match="global_k must be"):
         attention(*inputs[:3], **named(inputs) | {"global_k": inputs[3]})

@@ -388,7 +388,7 @@ def test_cross_attention_has_no_window():
     _, k, v = draw()
     windowed = build(False, window=4)
     assert not windowed.can.cross
-    with pytest.raises(ValueError, match=r"'longshort' has no cross form with Config\(window=4"):
+    with pytest.raises(ValueError, match=r"'longshort' has no cross form with longshort\.Config\(window=4"):
         windowed.encode_memory(k, v)
     assert build(False, window=0).can.cross
     with pytest.raises(ValueError, match="causal=False"):

@@ -213,7 +213,7 @@ def test_a_convolution_has_no_cross_form():
     assert build(Config()).can.cross
     memory = build(Config()).encode_memory(k, v)
     for call in (lambda: attention.encode_memory(k, v), lambda: attention.cross_attend(q, memory)):
-        with pytest.raises(ValueError, match=r"'nystromformer' has no cross form with Config.*conv=3"):
+        with pytest.raises(ValueError, match=r"'nystromformer' has no cross form with .*Config.*conv=3"):
             call()
 
 

@@ -134,7 +134,7 @@ def test_config_refuses(field, value):
 
 
 def test_a_window_needs_causal():
-    with pytest.raises(ValueError, match=r"causal only with Config\(window=3.* got causal=False"):
+    with pytest.raises(ValueError, match=r"causal only with softmax\.Config\(window=3.* got causal=False"):
         softmax.Config(window=3).build(heads=2, dim=4, causal=False)
     assert softmax.Config(window=3).build(heads=2, dim=4, causal=True).can.state == "window"
 

@@ -343,3 +343,23 @@ def test_a_causal_mask_in_a_graph_is_asked_for_by_name():
     compiled = torch.compile(layer, backend="eager")
     with pytest.raises(ValueError, match="pass is_causal=True"):
         compiled(*[torch.randn(1, 5, 16)] * 3, need_weights=False, attn_mask=mask)
+
+
+@pytest.mark.parametrize("name", ["performer", "bigbird", "clustered"])
+def test_state_dicts_of_pytorch_leave_sampled_features_alone(name):
+    torch.manual_seed(0)
+    theirs, config = torch.nn.MultiheadAttention(16, 2), attention.load(name).Config()
+    ours = MultiheadAttention(16, 2, attention=config)
+    sampled = {n: x.clone() for n, x in ours.attention.state_dict().items()}
+    assert sampled
+    network, whole = torch.nn.Sequential(ours), torch.nn.Sequential(theirs)
+    network.load_state_dict(whole.state_dict())
+    assert torch.equal(ours.in_proj_weight, theirs.in_proj_weight)
+    for n, x in ours.attention.state_dict().items():
+        assert torch.equal(x, sampled[n])
+    other = MultiheadAttention(16, 2, attention=config)
+    other.load_state_dict(ours.state_dict())
+    some = {n: x for n, x in ours.state_dict().items() if n != f"attention.{next(iter(sampled))}"}
+    if len(sampled) > 1:  # one of them lost is an error
+        with pytest.raises(RuntimeError, match="Missing key"):
+            other.load_state_dict(some)
