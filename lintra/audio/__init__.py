@@ -1,1 +1,1 @@
-"""From a waveform to features, and the symbols of a text. No model is in it."""
+"""Features of waveforms, and the symbols of texts; no model is in it."""

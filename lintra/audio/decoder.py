@@ -53,8 +53,8 @@ def pieces(path: Path, *, seconds: float, refused: str) -> Generator[Audio, None
 
 
 def _started(program: str, path: Path, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    """ffmpeg, writing WAV to a pipe. Whatever the file refers to, it opens no network address; whatever it is
-    called, it is a file; and Ctrl-C is for this program alone."""
+    """Start ffmpeg, which writes WAV to a pipe. Whatever the file refers to, it opens no network address;
+    whatever it is called, it is a file; and Ctrl-C is for this program alone."""
     reads = ["-protocol_whitelist", "file", "-i", f"file:{path.absolute()}"]
     writes = ["-map", "0:a:0", "-c:a", "pcm_f32le", "-f", "wav", "pipe:1"]
     return subprocess.Popen(

@@ -63,7 +63,7 @@ class Config:
 
     @property
     def seconds(self) -> float:
-        """From the beginning of a frame to that of the next; of audio a whole number of samples."""
+        """Seconds from the beginning of a frame to that of the next; of audio a whole number of samples."""
         return self.shift / self.rate if self.kind == "fbank" else self.shift_ms / 1000
 
     def frames(self, samples: int) -> int:

@@ -8,7 +8,7 @@ from lintra.io.files import refuse_irregular
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, line) of each line that is not blank, without its end; the first is number 1.
+    """Yield (number, line) of each line that is not blank, without its end; the first is number 1.
 
     A byte order mark and the line ends of Windows are no part of a line. Raises SpeechError for a file that
     cannot be read or is no UTF-8.

@@ -13,7 +13,7 @@ from lintra.audio.samples import Audio, check_rate, checked
 from lintra.io.packages import package
 
 _AT_ONCE = 0.05  # seconds of audio that the device gives at once: what is lost at the end is less
-_LOOK_UP = 0.1  # seconds without audio after which it is asked whether to go on
+_LOOK_UP = 0.1  # seconds without audio after which it is asked whether to continue
 
 
 class Microphone:

@@ -123,7 +123,7 @@ def read_lexicon(path: str | Path) -> dict[str, tuple[str, ...]]:
 
 
 def plain(text: str) -> str:
-    """One space between words, none around them, in Unicode's NFC."""
+    """Normalise a text: one space between words, none around them, Unicode's NFC."""
     return " ".join(unicodedata.normalize("NFC", text).split())
 
 

@@ -190,7 +190,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _renew_lock() -> None:
-    """Replaces the lock in a forked child, where the thread that may hold it does not run."""
+    """Replace the lock in a forked child, where the thread that may hold it does not run."""
     global _ONE_AT_A_TIME
     _ONE_AT_A_TIME = threading.Lock()
 

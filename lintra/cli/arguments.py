@@ -71,7 +71,7 @@ def _cli(form: Any, args: Sequence[str], **options: Any) -> Any:
 
 
 def _errors(form: Any, args: Sequence[str], prog: str) -> str:
-    """What tyro says of a wrong command line, without line breaks inside of what a user wrote."""
+    """Return tyro's message on a wrong command line, without line breaks inside what a user wrote."""
     errors, columns = io.StringIO(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(10**6)
     try:

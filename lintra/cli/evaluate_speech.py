@@ -21,8 +21,8 @@ from lintra.tasks.speech import Speech
 
 
 def evaluate(model: CTC, task: Speech, options: Any) -> int:
-    """Error rates on the task's test set, by `lintra.cli.evaluate.Options` -> the exit code: 1 where
-    utterances were skipped."""
+    """Print error rates on the task's test set, by `lintra.cli.evaluate.Options`. Return the exit code, 1
+    where utterances were skipped."""
     if options.pictures:
         raise UsageError(f"pictures is for models of images, {options.model} is of the task speech")
     if options.predictions:

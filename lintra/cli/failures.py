@@ -1,4 +1,4 @@
-"""One line of standard error for a file or text that failed where others go on."""
+"""One line of standard error for a file or text that failed, while the others are processed."""
 
 import sys
 

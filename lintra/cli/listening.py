@@ -113,7 +113,7 @@ def _until(stopped: Callable[[], bool], pieces: Iterable[np.ndarray]) -> Iterato
 
 
 def _with_end(pieces: Iterable[np.ndarray]) -> Iterator[np.ndarray | None]:
-    """None after the last one, also where an error follows it: what came before is heard to its end."""
+    """Yield the pieces, then None, also where an error follows: what came before is heard to its end."""
     any_came = False
     try:
         for piece in pieces:

@@ -49,7 +49,7 @@ def check_all(n: int, tokens: int) -> None:
 
 @torch.no_grad()
 def check_paths(model: Forecaster, history: torch.Tensor, horizon: int, samples: int) -> None:
-    """Raise UsageError if so many paths by which each series [b t] may go on would not find room."""
+    """Raise UsageError if so many paths by which each series [b t] may continue would not find room."""
     free = available(reference_param(model).device)
     seen = torch.nn.functional.pad(history[:1], (0, horizon))[:, :_MADE]
     state = model.extend(seen.to(reference_param(model).device))[1]

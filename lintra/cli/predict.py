@@ -26,7 +26,7 @@ OF_SERIES = ("quantiles", *predict_series.OF_FILES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Say what new texts are, how series go on, or what is said in recordings: an object a line, with the
+    """Say what new texts are, how series continue, or what is said in recordings: an object a line, with the
     scores of a text's classes, the quantiles of a forecast or the words of a recording. A text file is one
     text, or with --lines one a line; CSV and JSON lines have one a row. Without files, every line of standard
     input is a text, or the next row of a series, and the row after it is forecast."""
@@ -36,7 +36,7 @@ class Options:
     lines: bool = False  # every line of a file is a text of its own
     text_column: str | None = None  # of CSV or JSON lines; else that of the training
     horizon: int | None = None  # rows that are forecast; else those of the training
-    samples: int = 100  # paths by which a series may go on
+    samples: int = 100  # paths by which a series may continue
     quantiles: tuple[float, ...] = (0.1, 0.9)  # of a forecast, beside its median
     paths: bool = False  # the sampled paths themselves, too
     columns: tuple[str, ...] = ()  # with series; else those of the training, as the next two

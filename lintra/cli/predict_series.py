@@ -1,4 +1,4 @@
-"""`lintra predict` for series: how those of a file go on, or the next row of a stream."""
+"""`lintra predict` for series: forecasts of those in a file, or of the next row of a stream."""
 
 import codecs
 import math

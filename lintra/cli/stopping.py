@@ -26,8 +26,8 @@ class Stopping:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside, the signal raises StopRequested too, as it does where it came before: for what may wait
-        without end."""
+        """Let the signal raise StopRequested inside, or now if it came before: for what may wait without
+        end."""
         self.raises = True
         try:
             if self():
@@ -39,7 +39,7 @@ class Stopping:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stopping]:
-    """Inside, the first SIGINT or SIGTERM is only noted; the second one does what it did before.
+    """Only note the first SIGINT or SIGTERM inside; the second one does what it did before.
 
     In another thread than the main one, which alone is sent signals, nothing is noted.
     """

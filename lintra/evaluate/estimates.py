@@ -87,8 +87,8 @@ def nats(
     report: Report = lambda done: None,
     stopped: Stopped = lambda: False,
 ) -> Tensor:
-    """-log p of every value of images [n t] that the model predicts, given those before it -> [n t'] float32,
-    of the first of them if stopped.
+    """Return -log p of every value of images [n t] that the model predicts, given those before it -> [n t']
+    float32, of the first of them if stopped.
 
     t' is t, or t - 1 for a model without a start symbol, which does not predict the first value.
     """
@@ -138,7 +138,7 @@ def normalisation(model: Decoder, tokens: Tensor, *, seed: int = 0) -> float:
 
 
 def _batches(n: int, batch: int, report: Report, stopped: Stopped) -> Iterator[range]:
-    """0 .. n - 1 in pieces, as many as there are until stopped; of each it reports when it is done."""
+    """Yield 0 .. n - 1 in pieces until stopped, and report each once it is done."""
     for number, first in enumerate(range(0, n, batch), 1):
         piece = range(first, min(first + batch, n))
         yield piece

@@ -81,7 +81,7 @@ def _stm(scored: Sequence[ScoredUtterance], known: Known, unit: Unit) -> Iterato
 
 
 def _sorted(scored: Sequence[ScoredUtterance]) -> list[tuple[str, ScoredUtterance]]:
-    """By name, as these tools want it."""
+    """Sort by name, as these tools want it."""
     return sorted(zip(names(each.id for each in scored), scored, strict=True), key=lambda item: item[0])
 
 

@@ -8,7 +8,7 @@ from lintra.tasks import PixelTask, digits
 
 
 def out_of_domain(task: PixelTask, images: Tensor, seed: int = 0) -> dict[str, Tensor]:
-    """Others of the size and number of images [n h*w*ch], what they are -> uint8 levels [n h*w*ch].
+    """Make images of other kinds, of the size and number of `images`: kind -> uint8 levels [n h*w*ch].
 
     The bundled 8 x 8 digits, enlarged, are among them where the images are grey and larger.
     """

@@ -32,7 +32,8 @@ def draw(
     batch: int,
     seed: int = 0,
 ) -> list[Path]:
-    """Four pictures into `folder`, of test images [n t] and what `nats` gives for them -> their files."""
+    """Draw four pictures into `folder`, of test images [n t] and what `nats` gives for them -> their
+    files."""
     paths = [
         folder / f"{name}.png" for name in ("temperatures", "completions", "bits-per-pixel", "out-of-domain")
     ]

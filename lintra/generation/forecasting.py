@@ -23,7 +23,7 @@ def sample_paths(
     samples: int = 100,
     seed: int | None = None,
 ) -> Float[Tensor, "b n horizon"]:
-    """Return how each series may go on, `samples` times, float64 on the CPU.
+    """Sample `samples` continuations of each series, float64 on the CPU.
 
     The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows.
     Series i has a generator of its own, from `sequence_seed(seed, i)`: its paths do not depend on how many

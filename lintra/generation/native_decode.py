@@ -110,7 +110,7 @@ class NativeDecoder:
     def __init__(
         self,
         model: Decoder,  # in evaluation mode
-        state: DecoderState,  # to go on from; it is copied
+        state: DecoderState,  # to continue from; it is copied
         weights: Weights = "float32",  # how the weights are kept: "float32", "bfloat16" or "int8"
     ):
         check_weights(model, weights)

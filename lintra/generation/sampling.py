@@ -63,7 +63,7 @@ def generate_reference(
     source_mask: Tensor | None = None,
     **keywords: Any,
 ) -> Int[Tensor, "b n"]:
-    """`generate` by the definition, without a state: for every token the whole sequence once more, with the
+    """Generate by the definition, without a state: for every token the whole sequence once more, with the
     model's own weights. Raises ValueError for a state_dtype too."""
     tensors = {"lengths": lengths, "source": source, "source_mask": source_mask}
     inputs = prepare_inputs(model, prompt, options, **tensors, **keywords)

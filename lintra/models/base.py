@@ -102,7 +102,7 @@ class TransformerConfig:
 
 
 class TransformerBase(nn.Module):
-    """embedding, position, blocks and the last norm; what enters and what leaves is the network's own."""
+    """Embedding, positions, blocks and the last norm of a network, whose inputs and head are its own."""
 
     def __init__(self, config: Any, embedding: nn.Module, blocks: Iterable[Block]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""From frames of speech to what was said: convolutions that halve time, an encoder, CTC over symbols.
+"""Recogniser of speech: convolutions that halve the time axis, an encoder, and CTC over symbols.
 
     x [b t i] -> normalized -> subsampled [b t' c] -> encoder -> log_probs [b t' n+1], 0 the blank
 
@@ -110,8 +110,8 @@ class CTC(nn.Module):
     def forward(
         self, x: Float[Tensor, "b t i"], *, mask: Bool[Tensor, "b t"] | None = None
     ) -> tuple[Float[Tensor, "b u n"], Bool[Tensor, "b u"]]:
-        """Whole utterances. The real frames of each count as its first ones; log_probs are 0 in padded
-        places, and float32 unless the model is float64."""
+        """Return log_probs of whole utterances, and which are real. The real frames of each count as its
+        first ones; log_probs are 0 in padded places, and float32 unless the model is float64."""
         left = enter(x, self.config.features.bins, mask, None).left_align()
         warn_if_inverted(mask)
         check_dtype("x", x, self.head)
@@ -136,7 +136,7 @@ class CTC(nn.Module):
     def extend(
         self, x: Float[Tensor, "b t i"], state: CTCState | None = None, *, last: bool = False
     ) -> tuple[Float[Tensor, "b u n"], CTCState]:
-        """log_probs of the frames after `state` (None: before any), as `forward` gives them for all together.
+        """Return log_probs of the frames after `state` (None: before any), as `forward` does for all at once.
 
         Their number is a multiple of `subsample`, unless they are the `last` of the utterance: nothing may
         follow then. Raises ValueError otherwise, for a state of another batch, and what `start` raises.
@@ -222,13 +222,14 @@ class CTC(nn.Module):
         return (centred * (variance + _FLAT).rsqrt()).to(x.dtype)
 
     def _log_probs(self, hidden: Tensor) -> Tensor:
-        """Log-probabilities, whose small differences are lost in 16 bits."""
+        """Return log-probabilities in float32 at least: 16 bits lose their small differences."""
         logits = self.head(hidden)
         return logits.to(checks.sum_dtype(logits.dtype)).log_softmax(-1)
 
 
 def _subsample(stage: nn.Conv1d, x: Tensor, edge: Tensor) -> tuple[Tensor, Tensor]:
-    """x [b t c] and the frame before it [b 1 c], through a stage -> [b ceil(t/2) c'], and the last frame."""
+    """Apply a stage to x [b t c] behind the frame before it [b 1 c] -> [b ceil(t/2) c'], and the last
+    frame."""
     if not x.shape[1]:
         return x.new_zeros(len(x), 0, stage.out_channels), edge
     read = functional.pad(torch.cat((edge, x), 1), (0, 0, 0, x.shape[1] % 2))

@@ -67,7 +67,7 @@ class Config(TransformerConfig):
 
     @property
     def look_back(self) -> int:
-        """How many tokens back the embedding looks; 0: it sees each token alone."""
+        """Number of tokens that the embedding looks back; 0: it sees each token alone."""
         return max(self.context, default=0)
 
     def build(self) -> "Decoder":
@@ -111,7 +111,7 @@ class Decoder(TransformerBase):
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
     ) -> Float[Tensor, "b t p"]:
-        """A whole sequence; params at t belong to the symbol after tokens[t]."""
+        """Return params of a whole sequence; those at t are of the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
         if self.context_parallel is not None:
@@ -185,7 +185,7 @@ class Decoder(TransformerBase):
         return DecoderState(*self.nothing_seen(batch), layers)
 
     def nothing_seen(self, batch: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
-        """`seen` and `recent` of a state before any token: as if start symbols had stood there."""
+        """Return `seen` and `recent` of a state before any token, as if start symbols stood there."""
         device, reach = reference_param(self).device, self.config.look_back
         return (
             torch.zeros(batch, dtype=torch.int64, device=device),
@@ -200,7 +200,7 @@ class Decoder(TransformerBase):
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
-        """Any number of tokens after `state` (None: before any): a prompt in parallel, or one at a time.
+        """Return params of any number of tokens after `state` (None: before any), and the state after them.
 
         Raises ValueError for a state of another model or batch.
         """

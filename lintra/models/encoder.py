@@ -199,7 +199,7 @@ def _flipped(x: Tensor | None) -> Tensor | None:
 
 
 def _head(config: Config) -> nn.Module:
-    """From hidden vectors to predictions, through a hidden layer if there is one."""
+    """Build the layers from hidden vectors to predictions, a hidden one among them if it is configured."""
     last = _io.build_head(config, config.width)
     if config.head_activation is None:
         return last

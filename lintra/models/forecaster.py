@@ -47,7 +47,7 @@ class Config(TransformerConfig):
 
     @property
     def look_back(self) -> int:
-        """How many rows back the lags look; 0: each value is seen alone."""
+        """Number of rows that the lags look back; 0: each value is seen alone."""
         return max(self.lags, default=0)
 
     def build(self) -> "Forecaster":

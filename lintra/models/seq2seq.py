@@ -107,7 +107,7 @@ class Seq2Seq(Decoder):
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
     ) -> Float[Tensor, "b t p"]:
-        """A whole sequence; params at t belong to the symbol after tokens[t]."""
+        """Return params of a whole sequence; those at t are of the symbol after tokens[t]."""
         layout = self.input_layout(tokens, mask, cu_seqlens)
         warn_if_inverted(mask)
         self._check_memory(memory, layout.n)
@@ -132,7 +132,8 @@ class Seq2Seq(Decoder):
         mask: Bool[Tensor, "b t"] | None = None,
         cu_seqlens: CuSeqlens | None = None,
     ) -> tuple[Float[Tensor, "b t p"], DecoderState]:
-        """Any number of tokens after `state`, which `start` makes of a memory: TypeError for None."""
+        """Return params of any number of tokens after `state`, which `start` makes of a memory, and the state
+        after them. Raises TypeError for None."""
         if state is None:
             raise TypeError(
                 "state must be that of a memory, as model.start(model.encode_memory(source)) is, got None"

@@ -157,7 +157,7 @@ class AttentionLayer(nn.Module):
     def _forward_piece(
         self, x: Tensor, context: ContextParallel, layout: Layout, extra: dict[str, Tensor]
     ) -> Tensor:
-        """y [b t c] of a rank's piece of sequences."""
+        """Return y [b t c] of a rank's piece of sequences."""
         layout = context.place_once(self, layout)
 
         def given(tokens: slice) -> dict[str, Tensor]:
@@ -293,7 +293,7 @@ class AttentionLayer(nn.Module):
     def _qkv(
         self, x: Tensor, before: tuple[Tensor, ...], layout: Layout
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-        """q [b t h d], k [b t g d], v [b t o d], strided views of one product, and the state of the
+        """Return q [b t h d], k [b t g d], v [b t o d], strided views of one product, and the state of the
         convolution."""
         x = self.qkv_proj(x)
         if self.conv is not None:
@@ -315,14 +315,14 @@ class AttentionLayer(nn.Module):
         return layout.piece.window([wide], self.conv_weight.shape[1] - 1, layout)
 
     def _normed(self, x: Tensor) -> Tensor:
-        """Queries or keys as `qk_norm` has them."""
+        """Normalise queries or keys as `qk_norm` says."""
         if self.qk_norm is None:
             return x
         (wide,) = widened(x)
         return l2_norm(wide).to(x.dtype)
 
     def _out(self, x: Tensor, y: Tensor) -> Tensor:
-        """The layer's output of its input and what the heads [b t m d] give."""
+        """Compute the layer's output from its input and the outputs of the heads [b t m d]."""
         if self.output_gate:
             (wide,) = widened(y)
             y = gated_norm(wide, self.gate_proj(x), weight=self.out_norm).to(y.dtype)
@@ -346,7 +346,7 @@ class AttentionLayer(nn.Module):
         return extra
 
     def _parts(self, x: Tensor, which: slice) -> list[Tensor]:
-        """Some of q, k and v alone, where the others would not be used."""
+        """Project to some of q, k and v alone, where the others would not be used."""
         if type(self.qkv_proj) is nn.Linear and not has_hooks(self.qkv_proj):
             rows = slice(sum(self.widths[: which.start]), sum(self.widths[: which.stop]))
             bias = None if self.qkv_proj.bias is None else self.qkv_proj.bias[rows]

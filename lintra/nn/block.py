@@ -108,17 +108,17 @@ class Block(nn.Module):
         return self._feed_forward(x), after
 
     def _feed_forward(self, x: Tensor) -> Tensor:
-        """x after the second part, where there is one."""
+        """Return x after the feed-forward, where there is one."""
         if self.mlp is None:
             return x
         return self._join(x, self.mlp(self._normed(x, self.mlp_norm)), self.mlp_norm)
 
     def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """The input of a part."""
+        """Return the input of attention or feed-forward."""
         return norm(x) if self.pre else x
 
     def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
-        """The output of a part, added to what was there."""
+        """Add the output of attention or feed-forward to its input."""
         x = x + (self.dropout(y) if self.training else y)
         return x if self.pre else norm(x)
 

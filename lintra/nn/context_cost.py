@@ -1,4 +1,4 @@
-"""Waiting for a state or exchanging it: what either costs a step, predicted before it runs.
+"""Predicted cost of a step in which ranks wait for states, or exchange them.
 
 With L layers, R ranks, pieces of t tokens and c multiplications and additions a token and layer, at a rate of
 so many a second, a message taking `latency` + bytes / `bandwidth`:
@@ -43,7 +43,7 @@ class Machine:
 
 
 class Choice(NamedTuple):
-    """How a layer, by its name in a network, gets what stands before a rank's piece, and why."""
+    """Method by which a layer, named as in its network, gets what stands before a rank's piece, and why."""
 
     layer: str
     attention: str

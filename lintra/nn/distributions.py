@@ -131,7 +131,7 @@ class DiscretisedLogistics(Distribution):
         return torch.logsumexp(torch.log_softmax(logits, -1) + mass, -1)
 
     def log_probs(self, params: Tensor) -> Tensor:
-        """Each level as in `log_prob`, at less than half the cost: an edge between two is looked at once."""
+        """Return `log_prob` of every level at less than half the cost: each edge is computed once."""
         logits, mean, log_scale = widened(params)[0].chunk(3, -1)
         sharpness = self._sharpness(log_scale)
         half = 1 / (self.vocabulary - 1)
@@ -145,7 +145,8 @@ class DiscretisedLogistics(Distribution):
         return torch.logsumexp(torch.log_softmax(logits, -1)[..., None] + mass, -2)
 
     def quantile(self, params: Tensor, level: Tensor) -> Tensor:
-        """From the masses below some 2 sqrt(n) of the n edges: those of a coarse row, then of a fine one."""
+        """Find the level from the masses below about 2 sqrt(n) of the n edges: a coarse row, then a fine
+        one."""
         logits, mean, log_scale = params.to(_finest(params)).chunk(3, -1)
         sharpness = self._sharpness(log_scale)
         weights = logits.softmax(-1)

@@ -1,4 +1,4 @@
-"""From symbols to vectors. Symbols are 0 .. n-1; `start` adds one more, n, that stands before the first."""
+"""Embeddings of the symbols 0 .. n-1; `start` adds one more, n, that stands before the first."""
 
 import torch
 from jaxtyping import Float, Int

@@ -17,7 +17,8 @@ _usual: tuple[ref[Tensor], int] | None = None  # the mask last looked at and fou
 
 
 def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[Tensor, "b t"]:
-    """True for the first lengths[i] tokens of sample i. `time` is the padded length, default the longest.
+    """Return a mask, True for the first lengths[i] tokens of sample i. `time` is the padded length, default
+    the longest.
 
     Raises TypeError for lengths that are no tensor, ValueError for lengths that are no integers [b] or not
     between 0 and `time`.
@@ -34,7 +35,7 @@ def lengths_to_mask(lengths: Int[Tensor, "b"], time: int | None = None) -> Bool[
 
 
 def warn_if_inverted(mask: Bool[Tensor, "b t"] | None, *, as_padding: bool = False) -> None:
-    """Warns where a mask leaves a sequence without any token and all others without the first place.
+    """Warn where a mask leaves a sequence without any token and all others without the first place.
 
     So does one of the opposite convention, True for padding as `key_padding_mask` of PyTorch is, of a batch
     padded at its end: the longest sequence, which fills it, has then no token, and the others begin with

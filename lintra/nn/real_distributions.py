@@ -102,8 +102,8 @@ class StudentT(RealDistribution):
         return tail + normaliser + scale.log()
 
     def quantile(self, params: Tensor, level: Tensor) -> Tensor:
-        """By bisection between the quantiles of a normal distribution and of two degrees of freedom, which
-        enclose it."""
+        """Find the quantile by bisection between those of a normal distribution and of two degrees of
+        freedom, which enclose it."""
         loc, scale, df = self._parts(params)
         upper = torch.maximum(level, 1 - level).to(loc.dtype).double()
         near = torch.special.ndtri(upper)
@@ -116,7 +116,7 @@ class StudentT(RealDistribution):
         return loc + scale * torch.where(level < 0.5, -near, near).to(loc.dtype)
 
     def sample(self, params: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """By the polar method of Bailey 1994, Mathematics of Computation 62(206)."""
+        """Sample by the polar method of Bailey 1994, Mathematics of Computation 62(206)."""
         loc, scale, df = self._parts(params)
         radius, angle = _uniform(params, generator), _uniform(params, generator)
         squared = df.double() * torch.expm1(-2 / df.double() * radius.log())

@@ -97,7 +97,7 @@ def fsdd(
 def _strings(
     recordings: Sequence[tuple[str, np.ndarray]], low: int, high: int, draw: np.random.Generator
 ) -> Iterator[list[tuple[str, np.ndarray]]]:
-    """All recordings of a speaker in a random order, some at a time."""
+    """Yield all recordings of a speaker in a random order, some at a time."""
     order = draw.permutation(len(recordings)).tolist()
     while order:
         n = int(draw.integers(low, high + 1))
@@ -106,7 +106,7 @@ def _strings(
 
 
 def _cepstra(path: Path) -> np.ndarray:
-    """[frames 13] float32."""
+    """Return the cepstra of a file, [frames 13] float32."""
     refuse_irregular(path, SpeechError)
     try:
         content = lzma.decompress(path.read_bytes())
@@ -148,7 +148,7 @@ def _wave(content: bytes, name: str) -> np.ndarray:
 
 
 def _rows(path: Path, separator: str, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """(place, values by column) of each line after the first, which must name the columns."""
+    """Yield (place, values by column) of each line after the first, which must name the columns."""
     for number, line in lines(path):
         place, values = f"{path}, line {number:,}", line.split(separator)
         if number == 1:

@@ -35,7 +35,7 @@ def describe_skipped(skipped: Sequence[Skipped], file: Path | None = None) -> st
 
 
 def write_skipped(path: Path, skipped: Sequence[Skipped]) -> None:
-    """A file with a line {"id": ..., "reason": ...} for each, none for none. Raises files.Error."""
+    """Write a file with a line {"id": ..., "reason": ...} for each, no file for none. Raises files.Error."""
     if skipped:
         write_lines(path, (json.dumps(each._asdict(), ensure_ascii=False) for each in skipped))
     else:

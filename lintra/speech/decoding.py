@@ -1,4 +1,4 @@
-"""From the log-probabilities of CTC to symbols: the best path, and the best text over all of its paths.
+"""Decoding of CTC's log-probabilities: the best path, and the best text over all of its paths.
 
 Column 0 of log_probs [t n+1] is the blank, i is symbol i. A path is one of them a frame; the text it stands
 for is what is left when repeats are merged and blanks struck out. Graves et al. 2006, ICML, section 3.

@@ -117,7 +117,8 @@ class NGram:
         return float(self.log_probs(history)[symbol])
 
     def log_probs(self, history: Sequence[int]) -> np.ndarray:
-        """[symbols + 1], of the end and every symbol; probabilities that sum to 1. Not to be written to."""
+        """Return [symbols + 1], of the end and every symbol; their probabilities sum to 1. Not to be written
+        to."""
         return self._after(self.recent(history))
 
     def _after(self, history: tuple[int, ...]) -> np.ndarray:

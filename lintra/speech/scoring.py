@@ -58,12 +58,12 @@ class Edits:
 
 
 def character_edits(reference: str, hypothesis: str) -> Edits:
-    """Between two texts, character by character; a space is one too."""
+    """Count edits between two texts by characters, of which a space is one."""
     return Edits.between(reference, hypothesis)
 
 
 def word_edits(reference: str, hypothesis: str) -> Edits:
-    """Between two texts, word by word; words are what white space parts."""
+    """Count edits between two texts by words, which white space separates."""
     return Edits.between(reference.split(), hypothesis.split())
 
 

@@ -1,4 +1,4 @@
-"""Text while it is being said: audio in pieces of any size, memory of a constant one."""
+"""Transcription while somebody speaks: audio in pieces of any size, in constant memory."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -28,7 +28,7 @@ class Recogniser(Protocol):
 
 
 class Transcriber:
-    """Hears one recording. What `push` and `finish` return, together, is the best path of the whole of it.
+    """Transcriber of one recording: what `push` and `finish` return, together, is its best path.
 
     words: those that the last call completed, with their times, which are those of the whole as well;
     partial: the word that is being said, as far as it is known.

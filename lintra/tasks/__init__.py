@@ -1,4 +1,4 @@
-"""The problems to train on. One file, one task: the folder is the registry."""
+"""Problems to train on. One file, one task: the folder is the registry."""
 
 import sys
 from types import ModuleType

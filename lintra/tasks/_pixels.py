@@ -49,7 +49,7 @@ class PixelTask(BitsTask):
 
     @abstractmethod
     def images(self, split: Split) -> np.ndarray:
-        """[n h w ch] uint8. Raises DataError."""
+        """Return images [n h w ch] uint8. Raises DataError."""
 
     def at_hand(self) -> bool:
         """Return whether the images are on this machine already."""
@@ -121,7 +121,7 @@ class PixelTask(BitsTask):
         return torch.empty(n, 0, dtype=torch.int64)
 
     def prompts(self, complete: int, fraction: float = 0.5) -> tuple[Tensor, Tensor]:
-        """`upper` of the first `complete` test images, n, and the images -> [n t'], [n h*w*ch] int64.
+        """Return `upper` of the first `complete` test images, n, and the images -> [n t'], [n h*w*ch] int64.
 
         Raises ValueError.
         """

@@ -95,7 +95,8 @@ class Task(ABC):
     validates_all: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Task":
-        """Itself: its data are large and never change, and copies of what learns from them share them."""
+        """Return the task itself: its data are large and never change, and copies of what learns from them
+        share them."""
         return self
 
     def notices(self, folder: Path) -> list[str]:
@@ -182,7 +183,7 @@ class NextToken(Task):
 
 
 class BitsTask(NextToken):
-    """A next-token task that is judged by how short what it says could be stored."""
+    """A next-token task scored in bits: the size to which its predictions could compress the data."""
 
     bits: str  # what its score calls the loss in bits
 
@@ -241,7 +242,7 @@ def predicted(x: Tensor, predictions: Tensor) -> Tensor:
 
 
 def counted(batch: Batch) -> Tensor:
-    """[b t] bool: which tokens are predictions that count; all, unless the batch says otherwise."""
+    """Return [b t] bool: which tokens are predictions that count; all, unless the batch says otherwise."""
     return batch.get("counted", torch.ones_like(batch["tokens"], dtype=torch.bool))
 
 

@@ -1,4 +1,4 @@
-"""The copy task: say again what was said.
+"""The copy task: repeat a sequence of symbols.
 
 A sequence is `separator, s, separator, s`: s has a random length and random symbols, the loss counts
 only its second appearance. Katharopoulos et al. 2020, arXiv:2006.16236, section 4.1 and figure 2.
@@ -60,7 +60,7 @@ class CopySamples(NumberedSamples):
         return {"tokens": torch.from_numpy(tokens), "counted": torch.from_numpy(counts)}
 
     def _symbols(self, number: int) -> np.ndarray:
-        """The s of one sample, its length random too."""
+        """Draw the symbols of one sample, as many as chance says."""
         draw = generator(self.config.data_seed, number)
         size = draw.integers(self.config.length // 4, (self.config.length - 1) // 2)
         return draw.integers(1, self.config.symbols + 1, size)
@@ -75,7 +75,7 @@ class Copy(NumberedTask, AccuracyTask):
         return self.config.length
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
-        """The paper's: 4 layers, 8 heads of 32, feed-forward 4x."""
+        """Return the paper's network: 4 layers, 8 heads of 32, feed-forward 4x."""
         return decoder.Config(
             vocabulary=self.config.symbols + 1,
             attention=attention,

@@ -52,7 +52,7 @@ class Digits(PixelTask):
         return {"train": train, "validate": validate, "test": test}[split]
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
-        """Small enough for a minute of training: 3 layers, 4 heads of 32."""
+        """Return a network small enough for a minute of training: 3 layers, 4 heads of 32."""
         return decoder.Config(
             vocabulary=self.levels,
             attention=attention,

@@ -105,7 +105,7 @@ class ImageClassification(ClassificationTask):
         return ClassifiedImages(grey(first(None, self._splits.test)), self._splits.labels("test"))
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
-        """Small enough for two cores: 3 layers, 4 heads of 16, the mean over all pixels."""
+        """Return a network small enough for two cores: 3 layers, 4 heads of 16, the mean over all pixels."""
         return encoder.Config(
             vocabulary=256,
             attention=attention,

@@ -114,8 +114,8 @@ class Images(PixelTask):
         return last(config.held_out, splits.train)
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
-        """The paper's: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10 logistics. Ours
-        have no more parameters, and are shown what surrounds each value.
+        """Return the paper's network: 8 layers for MNIST, 16 for CIFAR-10, 8 heads of 32, a mixture of 10
+        logistics. Ours have no more parameters, and are shown what surrounds each value.
         """
         layers = {"mnist": 8, "cifar10": 16}[self.config.data]
         mixture = decoder.LogisticMixture(components=10)

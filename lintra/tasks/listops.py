@@ -166,7 +166,7 @@ class ListOps(NumberedTask, ClassificationTask):
         return self.config.longest - 1
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
-        """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all tokens."""
+        """Return a network small enough for two cores: 2 layers, 4 heads of 32, the mean over all tokens."""
         return encoder.Config(
             vocabulary=VOCABULARY,
             attention=attention,

@@ -171,7 +171,7 @@ class Pathfinder(NumberedTask, ClassificationTask):
         return self.config.size**2
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
-        """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all pixels."""
+        """Return a network small enough for two cores: 2 layers, 4 heads of 32, the mean over all pixels."""
         return encoder.Config(
             vocabulary=256,
             attention=attention,

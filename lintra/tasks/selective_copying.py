@@ -1,4 +1,4 @@
-"""Selective copying: say again what was said, and leave the noise out.
+"""Selective copying: repeat the symbols that stand among noise.
 
 A sequence is `symbols` scattered among noise, a separator, and these symbols again in their order; the loss
 counts only the second time. Unlike in the copy task the distance to what is copied differs from symbol to

@@ -164,8 +164,8 @@ class SeriesTask(Task):
         return replace(config, season=self.season)
 
     def model(self, attention: AttentionPattern) -> forecaster.Config:
-        """Small enough for two cores: 2 layers, 4 heads of 16; each value is seen with the three before it,
-        and those around the place of the next one a season and two seasons earlier."""
+        """Return a network small enough for two cores: 2 layers, 4 heads of 16; each value is seen with the
+        three before it, and those around the place of the next one a season and two seasons earlier."""
         season = self.season
         lags = {1, 2, 3} | ({season - 1, season, 2 * season - 1} if season > 1 else set())
         return forecaster.Config(

@@ -285,8 +285,8 @@ class Speech(Task):
         return Utterances(chosen, self.config.workers)
 
     def model(self, attention: AttentionPattern) -> ctc.Config:
-        """The paper's: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3 layers of 320.
-        Ours are small enough for two cores.
+        """Return the paper's network: 9 layers, 6 heads of 64 (it does not say how wide); a Bi-LSTM of 3
+        layers of 320. Ours are small enough for two cores.
         """
         config, small = self.config, self.config.preset == "small"
         if config.encoder == "bilstm":

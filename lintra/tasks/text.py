@@ -129,7 +129,7 @@ class Parts(NamedTuple):
     validate: Samples
     bytes_per_symbol: float  # of what is held out
     exact: bool = True  # whether the symbols say all that the text does
-    summary: str | None = None  # of what is not told otherwise
+    summary: str | None = None  # a line on the data, where nothing else reports them
 
 
 class Text(TextTask, BitsTask):
@@ -270,7 +270,7 @@ class Text(TextTask, BitsTask):
             )
 
     def model(self, attention: AttentionPattern) -> decoder.Config:
-        """Small enough for two cores: 4 layers, 4 heads of 32."""
+        """Return a network small enough for two cores: 4 layers, 4 heads of 32."""
         return decoder.Config(
             vocabulary=self.vocabulary,
             attention=attention,

@@ -211,7 +211,7 @@ class TextClassification(ClassificationTask, TextTask):
         return lines
 
     def model(self, attention: AttentionPattern) -> encoder.Config:
-        """Small enough for two cores: 2 layers, 4 heads of 32, the mean over all symbols."""
+        """Return a network small enough for two cores: 2 layers, 4 heads of 32, the mean over all symbols."""
         return encoder.Config(
             vocabulary=self.vocabulary,
             attention=attention,

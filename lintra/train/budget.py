@@ -25,7 +25,8 @@ def shortened(config: Config, steps: int) -> Config:
 
 
 class TimeBudget(Callback):
-    """Shortens the schedule to the steps that fit into the time, where fewer fit than were asked for.
+    """Callback that shortens the schedule to the steps that fit into the time, where fewer fit than were
+    asked for.
 
     The speed is that since the first step here, which may compile. It is measured after a few steps, and
     again after every validation, which takes time too. The steps go into run.json: a resumed run keeps them.

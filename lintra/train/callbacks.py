@@ -117,8 +117,8 @@ class CheckpointCallback(Checkpoint):
 
 
 class MetricLogger(Callback):
-    """Loss, learning rate, minutes since training began or went on, and validation scores to every logger,
-    over the number of steps done."""
+    """Loss, learning rate, minutes since training began or was resumed, and validation scores to every
+    logger, over the number of steps done."""
 
     def __init__(self, stop: StopCallback):
         self.stop = stop

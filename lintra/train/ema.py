@@ -56,4 +56,4 @@ class WeightEMA(WeightAveraging):
         super()._swap_models(pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Leaves the weights that learn as they are: the checkpoint at the end is one to resume from."""
+        """Leave the weights that learn as they are: the checkpoint at the end is one to resume from."""

@@ -68,7 +68,7 @@ class Learner(pl.LightningModule):
         self.batch_loss = torch.tensor(torch.nan)  # the mean over the latest batch, of all processes
 
     def configure_model(self) -> None:
-        """Shares the model out where the strategy does that."""
+        """Share the model out where the strategy does that."""
         if isinstance(self.trainer.strategy, ShardedStrategy):
             self.model = self.trainer.strategy.shard(self.model)
         if self.config.checkpoint_blocks:
@@ -161,7 +161,7 @@ class Learner(pl.LightningModule):
         return loss.detach()
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        """Forgets the gradients of the step before, unless those of parts of this step are among them."""
+        """Zero the gradients of the step before, unless those of parts of this step are among them."""
         if self.config.accumulate == 1:
             optimizer.zero_grad()
 
@@ -171,7 +171,7 @@ class Learner(pl.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clips by our own setting, and stops before an update that would spoil the weights."""
+        """Clip by our own setting, and stop before an update that would spoil the weights."""
         longest = math.inf if self.config.clip is None else self.config.clip
         norm = float(full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), longest)))
         if not math.isfinite(norm):

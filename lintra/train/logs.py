@@ -16,7 +16,7 @@ from lintra.train.launch import is_first_process
 from lintra.train.run import Run
 
 _STEP = "trainer/global_step"  # as Lightning calls it
-_ID = "wandb.json"  # in the folder of logs: a resumed run goes on with its lines
+_ID = "wandb.json"  # in the folder of logs: a resumed run continues its lines
 
 
 @contextlib.contextmanager

@@ -59,7 +59,7 @@ def fit_checked(run: Run, task: Task, verbosity: Verbosity = "progress") -> None
 
 
 class _Console(Console):
-    """Where training is reported; once nobody reads that any more, as behind `| head`, training goes on."""
+    """Console of training, which continues when nobody reads it any more, as behind `| head`."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -77,7 +77,7 @@ def _fit(run: Run, task: Task, verbosity: Verbosity, first: bool) -> None:
         torch.manual_seed(seed_of(run.train.seed))
         model = _model(run, task, start is None, first)
         size = f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters"
-        after = f", going on after {start.name}" if start else ""
+        after = f", resumed after {start.name}" if start else ""
         console.print(f"{task.name}: {size}, {run.train.precision} precision, in {run.folder}{after}")
         config = shortened(run.train, run.steps)
         for notice in (*notices(config), *task.notices(run.folder)) if first else ():

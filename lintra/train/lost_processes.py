@@ -35,8 +35,8 @@ class LostProcess(ConnectionError):
 
 
 class WatchingLauncher(_SubprocessScriptLauncher):
-    """Lightning's, without its observer, which kills this process and says nothing once another one of the
-    node has ended: `lost_in_training` watches over them."""
+    """Lightning's launcher without its observer, which kills this process and says nothing once another one
+    of the node has ended: `lost_in_training` watches over them."""
 
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: pl.Trainer | None = None, **kwargs: Any
@@ -60,9 +60,9 @@ class LaunchesWatched:
 
 @contextlib.contextmanager
 def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
-    """Inside, an error of communication becomes a LostProcess that says where training was, and the processes
-    that a `WatchingLauncher` has started end. Where this one does not notice that one of them has ended,
-    since it waits for it to come or computes, it ends with the same words."""
+    """Turn an error of communication inside into a LostProcess that says where training was, and end the
+    processes that a `WatchingLauncher` has started. Where this one does not notice that one of them has
+    ended, since it waits for it to come or computes, it ends with the same words."""
     launcher, over = trainer.strategy.launcher, threading.Event()
 
     def lost() -> LostProcess:
@@ -98,7 +98,7 @@ def lost_in_training(run: Run, trainer: pl.Trainer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lost_at_start(run: Run) -> Iterator[None]:
-    """Inside, an error becomes a LostProcess: one has not come, or has ended before the first step."""
+    """Turn an error inside into a LostProcess: one has not come, or has ended before the first step."""
     try:
         yield
     except (RuntimeError, TimeoutError) as error:

@@ -45,7 +45,7 @@ class Muon(torch.optim.Optimizer):
                     self._move(parameters[first : first + most], group["lr"], group["weight_decay"])
 
     def _move(self, parameters: list[Tensor], lr: float, weight_decay: float) -> None:
-        """Matrices of a shape."""
+        """Update matrices of one shape."""
         directions = self._directions(torch.stack([self._averaged(p) for p in parameters]))
         for parameter, direction in zip(parameters, directions, strict=True):
             own = local(parameter)

@@ -69,7 +69,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
         return loss
 
     def _share(self) -> None:
-        """The parts work on this optimiser's groups and state: there is nothing else to save or change."""
+        """Have the parts work on this optimiser's groups and state: there is nothing else to save or
+        change."""
         first = len(self.parts[0].param_groups)
         groups = self.param_groups[:first], self.param_groups[first:]
         for part, own in zip(self.parts, groups, strict=True):
@@ -77,7 +78,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
 
 def _groups(model: nn.Module, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """These parameters; those that a mechanism wants left alone, if any, without weight decay."""
+    """Group parameters, those that a mechanism wants left alone, if any, without weight decay."""
     free = {id(x) for x in attention.no_weight_decay(model)}
     decayed = [x for x in parameters if id(x) not in free]
     others = [x for x in parameters if id(x) in free]

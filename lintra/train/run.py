@@ -198,8 +198,8 @@ class Run:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Held by the one program that trains the run, by its first process for all. Raises Error if another
-        holds it."""
+        """Hold the run for the one program that trains it, by its first process for all. Raises Error if
+        another holds it."""
         with locked(self.folder) if launch.is_first_process() else contextlib.nullcontext():
             yield
 

@@ -82,7 +82,8 @@ class ShardedStrategy(LaunchesWatched, ModelParallelStrategy):
         ParallelStrategy.load_optimizer_state_dict(self, checkpoint)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Begins to write it; `wait` ends that. Raises what `wait` does, of the checkpoint before."""
+        """Begin to write a checkpoint; `wait` ends that. Raises what `wait` does, of the checkpoint
+        before."""
         assert self._storage is not None
         self._storage.begin(checkpoint, Path(filepath))
 

@@ -142,7 +142,7 @@ def test_killed_before_and_while_a_checkpoint_is_written(undisturbed, strategy, 
     ]
     code, out, err = torchrun(folder, victims, strategy=strategy)
     assert code == 0, err
-    assert re.findall("going on after (.*)", out) == ["step-00000006"]
+    assert re.findall("resumed after (.*)", out) == ["step-00000006"]
     assert_same_end(undisturbed, folder)
 
 
@@ -182,7 +182,7 @@ def test_a_lost_node_leaves_a_smaller_world(tmp_path):
     assert ended(second)[0] == -signal.SIGKILL
     code, out, err = ended(first)
     assert code == 0, err
-    assert re.findall("going on after (.*)", out) == ["step-00000009"]
+    assert re.findall("resumed after (.*)", out) == ["step-00000009"]
     code, _, err = ended(start(["lintra.cli", *arguments(tmp_path / "one", dropout=0)]))
     assert code == 0, err
     ours, theirs = (checkpoint.load(x).state_dict() for x in (tmp_path / "one", folder))

@@ -1,4 +1,4 @@
-"""The last inputs of packed sequences, with which their convolutions go on."""
+"""The last inputs of packed sequences, from which their convolutions continue."""
 
 import torch
 from torch import Tensor

@@ -25,7 +25,7 @@ class Document(NamedTuple):
 
     text: bytes
     place: str  # where it stands, for errors
-    ends: bool = True  # False: what it was cut from goes on in the next one
+    ends: bool = True  # False: what it was cut from continues in the next one
 
 
 def documents(

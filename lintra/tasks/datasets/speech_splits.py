@@ -47,9 +47,9 @@ def read(config: Any) -> Splits:
 
 
 def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Utterance]]:
-    """A tenth is held back to validate on: of the speakers if all are known and there are enough of them, so
-    that none is heard in training, else of the utterances. Drawn, always the same. Raises DataError for fewer
-    than ten utterances.
+    """Hold back a tenth to validate on: of the speakers if all are known and there are enough of them, so
+    that none is heard in training, else of the utterances. The choice is random, by a fixed seed. Raises
+    DataError for fewer than ten utterances.
     """
     if len(utterances) < HELD_BACK:
         raise DataError(f"there are {len(utterances)} utterances to learn from: take {HELD_BACK} or more")
@@ -65,7 +65,7 @@ def hold_back(utterances: Sequence[Utterance]) -> tuple[list[Utterance], list[Ut
 
 
 def features_of(utterances: Sequence[Utterance], audio: features.Config) -> features.Config:
-    """`audio` where there is audio; where frames come as they are, the width of the first that can be used.
+    """Return `audio` where there is audio, else a configuration as wide as the first frames that can be used.
 
     Raises DataError where some come as audio and some as frames, and where none can be used.
     """
@@ -97,7 +97,8 @@ class UtteranceSet:
     def of(
         cls, found: tuple[CorpusLike, list[Skipped]], symbols: Symbols, subsample: int, what: str
     ) -> "UtteranceSet":
-        """Raise DataError, with the first reasons, if none is left."""
+        """Return the utterances that can be used. Raises DataError, with the first reasons, if there is
+        none."""
         utterances = cls(found[0], [], [], list(found[1]))
         for place, (name, text) in enumerate(
             zip(utterances.corpus.ids, utterances.corpus.texts, strict=True)

@@ -20,7 +20,7 @@ class TimeError(ValueError):
 
 @dataclass(frozen=True)
 class TimeSteps:
-    """Where a series ends, and how far its rows are apart: a number, seconds, or months of the calendar."""
+    """End of a series, and the distance of its rows: a number, seconds, or months of the calendar."""
 
     last: Time
     step: float
@@ -106,7 +106,7 @@ def _steps(times: Sequence[Time], texts: Sequence[str], lines: Sequence[int]) ->
 
 
 def _shifted(texts: Sequence[str]) -> str:
-    """What to say more where times have several offsets from UTC."""
+    """Return a hint for times with several offsets from UTC, empty for others."""
     if len({found[1] for text in texts if (found := _OFFSET.search(text.strip()))}) < 2:
         return ""
     return ". Their offset from UTC changes, as for daylight saving: write local times without it"
