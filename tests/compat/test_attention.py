@@ -27,15 +27,12 @@ from lintra.compat.fast_transformers.events import AttentionEvent, EventDispatch
 from lintra.compat.fast_transformers.feature_maps.base import FeatureMap
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
 from lintra.testing.laws import EXACT, gradients
+from tests.compat.inputs import draw
 
 TYPES = [x for x in AttentionRegistry.keys if x != "conditional-full"]
 ANY_MASK = ["full", "exact-topk", "local", "reformer", "aft-full"]
 CAUSAL_ONLY = ["causal-linear", "improved-causal", "causal-improved-clustered"]
 SIZES = {"query_dimensions": 4, "clusters": 3, "topk": 3, "local_context": 4, "chunk_size": 4}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inner(attention_type, **options):

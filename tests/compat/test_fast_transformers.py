@@ -26,6 +26,7 @@ from lintra.compat.fast_transformers.feature_maps import (
 )
 from lintra.compat.fast_transformers.masking import FullMask, LengthMask, TriangularCausalMask
 from lintra.testing.laws import EXACT, gradients
+from tests.compat.inputs import draw
 
 SMALL = {
     "n_layers": 2,
@@ -59,10 +60,6 @@ MAPS = {
     "fourier": RandomFourierFeatures.factory(n_dims=32, softmax_temp=0.01),
 }
 LENGTHS = torch.tensor([11, 6])
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def encoder(builder=TransformerEncoderBuilder, attention_type="full", **options):

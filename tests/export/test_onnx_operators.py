@@ -19,6 +19,7 @@ from tests.export.test_onnx import (
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.usefixtures("opset_27")
 
 TARGETS = {
     "standard": {"opset": 27},
@@ -41,12 +42,6 @@ RECURRENCES |= {
     "retention, faded keys": retention.Config(decay_per="kv_head", fastest=0.5),
 }
 FAST = {("linear", "step", "com.microsoft"), ("linear", "parallel", "standard")}  # an export takes seconds
-
-
-@pytest.fixture(autouse=True)
-def opset_27(monkeypatch):
-    """onnxruntime refuses an opset that was not released when it was built, unless it is told not to."""
-    monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
 
 
 def nodes(content, kind):

@@ -13,15 +13,10 @@ from tests.export.test_onnx import CLOSE, session
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.usefixtures("opset_27")
 
 PLAIN, OPERATORS, CONTRIB = {}, {"opset": 27}, {"domain": "com.microsoft"}
 slow = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def opset_27(monkeypatch):
-    """onnxruntime refuses an opset that was not released when it was built, unless it is told not to."""
-    monkeypatch.setenv("ALLOW_RELEASED_ONNX_OPSET_ONLY", "0")
 
 
 def build_encoder(attention, **changes):

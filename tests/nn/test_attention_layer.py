@@ -18,6 +18,7 @@ from lintra.nn import AttentionLayer, Block
 from lintra.ops import Layout
 from lintra.testing.laws import EXACT, gradients, some_masks
 from tests.attention.test_delta import convolved
+from tests.nn.inputs import draw
 
 PARTS = {"conv": 3, "qk_norm": "l2", "output_gate": True}
 MECHANISMS = [linear.Config(), softmax.Config(), retention.Config()]
@@ -28,10 +29,6 @@ def build(config=MECHANISMS[0], **options):
     torch.manual_seed(0)
     shape = {"heads": 4, "kv_heads": 2, "causal": True, "rotary": 100.0} | options
     return AttentionLayer(24, config, **shape).double()
-
-
-def draw(b=2, t=9):
-    return torch.randn(b, t, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def written_out(layer, x):

@@ -12,6 +12,7 @@ from lintra.generation import generate
 from lintra.models import decoder
 from lintra.nn import AttentionLayer
 from lintra.testing.laws import EXACT, some_masks
+from tests.nn.inputs import draw
 
 CONFIGS = [module.Config(value_heads=8) for module in (delta, kda, gated, ssd, retention)]
 each = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__module__[17:])
@@ -21,10 +22,6 @@ PARTS = {"conv": 3, "qk_norm": "l2", "output_gate": True}
 def build(config, **options) -> AttentionLayer:
     torch.manual_seed(0)
     return AttentionLayer(24, config, heads=4, kv_heads=2, rotary=100.0, **options).double()
-
-
-def draw(b=2, t=9):
-    return torch.randn(b, t, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 @each

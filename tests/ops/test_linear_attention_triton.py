@@ -11,6 +11,7 @@ from lintra.ops import LinearState, dispatch, linear_attention
 from lintra.ops.features import apply_feature_map
 from lintra.ops.linear_attention import divide, linear_attention_reference
 from lintra.ops.linear_attention import triton as linear_attention_triton
+from tests.ops.interpreter import Patched, filled_with_nan, patient_interpreter  # noqa: F401 (a fixture)
 from tests.ops.test_layout import alone, gradients, places, sequences
 from tests.ops.test_linear_attention import (
     accepted,
@@ -34,48 +35,7 @@ FLOAT32 = 2.0**-23
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the kernels are given to write into is NaN."""
-    empty = torch.empty
-
-    def nan(*arguments, **options):
-        x = empty(*arguments, **options)
-        return x.fill_(torch.nan) if x.is_floating_point() else x
-
-    monkeypatch.setattr(linear_attention_triton, "torch", _Patched(torch, empty=nan))
-
-
-class _Patched:
-    """A module with some of its names replaced, for one that imports it."""
-
-    def __init__(self, module, **names):
-        self.__dict__.update(module=module, names=names)
-
-    def __getattr__(self, name):
-        return self.names[name] if name in self.names else getattr(self.module, name)
-
-
-@pytest.fixture(autouse=True)
-def patient_interpreter(monkeypatch):
-    """The interpreter prepares the language at every call of a jitted function: here once for each module. It
-    cuts float32 down to bfloat16, and asked to round it loses the carry; GPUs round, and so does PyTorch."""
-    if DEVICE == "cuda":
-        return
-    from triton.runtime import interpreter
-
-    prepared, convert = set(), interpreter._convert_float
-
-    def rounded(x, source, target, mode):
-        if (source.name, target.name) != ("fp32", "bf16"):
-            return convert(x, source, target, mode)
-        return torch.from_numpy(x.view("float32").copy()).bfloat16().view(torch.uint16).numpy()
-
-    def call(self, *arguments, **options):
-        if self.fn.__module__ not in prepared:
-            interpreter._patch_lang(self.fn)
-            prepared.add(self.fn.__module__)
-        return self.rewrite()(*arguments, **options)
-
-    monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", call)
-    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+    monkeypatch.setattr(linear_attention_triton, "torch", Patched(torch, empty=filled_with_nan))
 
 
 @pytest.fixture

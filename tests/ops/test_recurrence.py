@@ -13,58 +13,25 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra import native
-from lintra.ops import LinearState, linear_attention, recurrence_reference
+from lintra.ops import LinearState, linear_attention
 from lintra.ops.padding import expand_mask
 from lintra.testing.laws import EXACT, gradients, some_masks
+from tests.ops.recurrences import (
+    KINDS,
+    draw,
+    fast,
+    given_ones,
+    of_packed,
+    of_repeated_heads,
+    reference,
+    results,
+)
 
-KINDS = {  # by name: whether there is a beta, and the decay
-    "sum, feature": (False, "feature"),
-    "delta": (True, None),
-    "delta, head": (True, "head"),
-    "delta, feature": (True, "feature"),
-}
 CUTS = [0, 1, 16, 50, 69, 70]  # of 70 tokens
 IMPLS = ["torch", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="no C++"))]
 
 every = pytest.mark.parametrize("kind", KINDS)
 both = pytest.mark.parametrize("impl", IMPLS)
-
-
-def draw(kind, b=2, t=9, h=4, g=2, d=5, e=3, *, dtype=torch.float64, seed=0):
-    """q, unit keys, v, log_decay or None, beta in [0, 2] or None, and a state, all differentiable."""
-    generator = torch.Generator().manual_seed(seed)
-    delta, decay = KINDS[kind]
-    shapes = [(b, t, h, d), (b, t, g, d), (b, t, g, e), (b, t, g, d), (b, t, g), (b, g, d, e)]
-    q, k, v, rate, beta, state = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
-    rate = -(rate[..., 0] if decay == "head" else rate).abs()
-    total = torch.float64 if dtype == torch.float64 else torch.float32
-    inputs = [x.to(dtype) for x in (q, functional.normalize(k, dim=-1), v)]
-    inputs += [rate.to(total) if decay else None, (2 * beta.sigmoid()).to(total) if delta else None]
-    return [None if x is None else x.requires_grad_() for x in (*inputs, state.to(total))]
-
-
-def given_ones(inputs):
-    return [x for x in inputs if x is not None]
-
-
-def fast(q, k, v, log_decay, beta, state, **options):
-    """y and kv."""
-    before = None if state is None else LinearState.of(state)
-    options = {"normalize": False, **options}
-    y, after = linear_attention(q, k, v, log_decay=log_decay, beta=beta, state=before, **options)
-    return y, after.kv
-
-
-def reference(q, k, v, log_decay, beta, state):
-    if log_decay is not None and log_decay.dim() == 3:
-        log_decay = log_decay[..., None]
-    return recurrence_reference(q, k, v, log_decay, beta, state)
-
-
-def results(call, inputs):
-    """y, the final state, and the gradients of an uneven sum over both."""
-    y, state = call(*inputs)
-    return [y, state, *gradients(torch.cat((y.flatten(), state.flatten())), given_ones(inputs))]
 
 
 @both
@@ -216,12 +183,11 @@ def test_heads_are_shared_in_either_direction(kind, impl, heads):
     q, k, v = (x[:, :, :n].detach().requires_grad_() for x, n in zip(full[:3], heads, strict=True))
     inputs = [q, k, v, *full[3:]]
 
-    def repeated(q, k, v, *others):
-        q = q.repeat_interleave(max(queries, g) // queries, 2)
-        k, v = (x.repeat_interleave(g // x.shape[2], 2) for x in (k, v))
-        return reference(q, k, v, *others)
-
-    assert_close(results(partial(fast, impl=impl), inputs), results(repeated, inputs), **EXACT)
+    assert_close(
+        results(partial(fast, impl=impl), inputs),
+        results(partial(of_repeated_heads, heads=g), inputs),
+        **EXACT,
+    )
 
 
 @both
@@ -233,15 +199,8 @@ def test_packed_sequences_are_those_alone(kind, impl, lengths):
     inputs[5] = draw(kind, b=n)[5]
     bounds = torch.tensor([0, *lengths]).cumsum(0)
 
-    def alone(*x):
-        found = [
-            reference(*(None if each is None else each[:, i:j] for each in x[:5]), x[5][at : at + 1])
-            for at, (i, j) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
-        ]
-        return torch.cat([y for y, _ in found], 1), torch.cat([after for _, after in found])
-
     packed = partial(fast, cu_seqlens=bounds, impl=impl)
-    assert_close(results(packed, inputs), results(alone, inputs), **EXACT)
+    assert_close(results(packed, inputs), results(partial(of_packed, bounds=bounds), inputs), **EXACT)
 
 
 @both

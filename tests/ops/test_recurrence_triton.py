@@ -13,8 +13,17 @@ from lintra.ops import LinearState, dispatch, linear_attention, recurrence_refer
 from lintra.ops.linear_attention import triton_recurrence
 from lintra.ops.padding import expand_mask
 from lintra.testing.laws import gradients, some_masks
-from tests.ops.test_linear_attention_triton import _Patched, patient_interpreter  # noqa: F401 (a fixture)
-from tests.ops.test_recurrence import KINDS, draw, fast, given_ones, reference, results
+from tests.ops.interpreter import Patched, filled_with_nan, patient_interpreter  # noqa: F401 (a fixture)
+from tests.ops.recurrences import (
+    KINDS,
+    draw,
+    fast,
+    given_ones,
+    of_packed,
+    of_repeated_heads,
+    reference,
+    results,
+)
 
 WHY_NOT = dispatch._no_gpu_kernels(torch.device("cuda"))
 pytestmark = pytest.mark.skipif(WHY_NOT is not None, reason=f"no Triton kernels: {WHY_NOT}")
@@ -29,14 +38,8 @@ triton = partial(fast, impl="triton")
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the kernels are given to write into is NaN."""
-    empty, empty_like = torch.empty, torch.empty_like
-
-    def nan(*arguments, **options):
-        x = empty(*arguments, **options)
-        return x.fill_(torch.nan) if x.is_floating_point() else x
-
-    names = {"empty": nan, "empty_like": lambda x: empty_like(x).fill_(torch.nan)}
-    monkeypatch.setattr(triton_recurrence, "torch", _Patched(torch, **names))
+    names = {"empty": filled_with_nan, "empty_like": lambda x: torch.empty_like(x).fill_(torch.nan)}
+    monkeypatch.setattr(triton_recurrence, "torch", Patched(torch, **names))
 
 
 @pytest.fixture(autouse=True)
@@ -123,12 +126,7 @@ def test_heads_are_shared_in_either_direction(kind, heads):
     full = draw(kind, b=1, t=C + 3, h=max(queries, g), g=g)
     q, k, v = (x[:, :, :n].detach().requires_grad_() for x, n in zip(full[:3], heads, strict=True))
 
-    def repeated(q, k, v, *others):
-        q = q.repeat_interleave(max(queries, g) // queries, 2)
-        k, v = (x.repeat_interleave(g // x.shape[2], 2) for x in (k, v))
-        return reference(q, k, v, *others)
-
-    agrees([q, k, v, *full[3:]], repeated)
+    agrees([q, k, v, *full[3:]], partial(of_repeated_heads, heads=g))
 
 
 @every
@@ -139,14 +137,7 @@ def test_packed_sequences_are_those_alone(kind, lengths):
     inputs[5] = draw(kind, b=n, h=2, g=1)[5]
     bounds = torch.tensor([0, *lengths]).cumsum(0)
 
-    def alone(*x):
-        found = [
-            reference(*(None if each is None else each[:, i:j] for each in x[:5]), x[5][at : at + 1])
-            for at, (i, j) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True))
-        ]
-        return torch.cat([y for y, _ in found], 1), torch.cat([after for _, after in found])
-
-    agrees(inputs, alone, cu_seqlens=bounds)
+    agrees(inputs, partial(of_packed, bounds=bounds), cu_seqlens=bounds)
 
 
 @every

@@ -14,6 +14,7 @@ from lintra.native import scan
 from lintra.ops import selective_scan, selective_scan_reference
 from lintra.ops.padding import expand_mask
 from lintra.testing.laws import EXACT, Largest, gradients, some_masks
+from tests.ops.recurrences import results
 
 compiled_in = pytest.mark.skipif(not native.available(), reason="no C++")
 IMPLS = ["torch", pytest.param("native", marks=compiled_in)]
@@ -33,22 +34,12 @@ def draw(b=2, t=9, c=5, n=3, g=1, *, dtype=torch.float64, seed=0):
     return [x.requires_grad_() for x in inputs]
 
 
-def given_ones(inputs):
-    return [x for x in inputs if x is not None]
-
-
 def fast(u, dt, A, B, C, D, z, dt_bias, state, *, dt_softplus=True, **options):
     return selective_scan(u, dt, A, B, C, D, z, dt_bias, dt_softplus, state=state, **options)
 
 
 def reference(u, dt, A, B, C, D, z, dt_bias, state, *, dt_softplus=True):
     return selective_scan_reference(u, dt, A, B, C, D, z, dt_bias, dt_softplus, state)
-
-
-def results(call, inputs):
-    """y, the final state, and the gradients of an uneven sum over both."""
-    y, state = call(*inputs)
-    return [y, state, *gradients(torch.cat((y.flatten(), state.flatten())), given_ones(inputs))]
 
 
 def without(inputs, *places):

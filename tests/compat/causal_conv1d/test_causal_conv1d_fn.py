@@ -6,8 +6,8 @@ from torch.testing import assert_close
 
 from lintra.compat.causal_conv1d import causal_conv1d_fn
 from lintra.compat.causal_conv1d.causal_conv1d_varlen import causal_conv1d_varlen_states
-from lintra.testing.laws import gradients, raises
-from tests.compat.mamba_ssm.loops import convolution
+from lintra.testing.laws import raises
+from tests.compat.mamba_ssm.loops import convolution, everything
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
 
@@ -18,11 +18,6 @@ def draw(t=20, w=4, d=11, dtype=torch.float64):
     shapes = ((2, t, d), (d, w), (d,), (2, w - 1, d))
     x, weight, bias, state = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
     return [y.requires_grad_() for y in (x.mT, weight, bias, state.mT)]
-
-
-def everything(outputs, inputs):
-    """The outputs and the gradients of an uneven sum over them."""
-    return [*outputs, *gradients(torch.cat([x.flatten() for x in outputs]), inputs)]
 
 
 @pytest.mark.parametrize("activation", [None, "silu", "swish"])

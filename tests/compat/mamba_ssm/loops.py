@@ -1,8 +1,10 @@
-"""The definitions by loops over tokens, slow and in the dtype of their arguments."""
+"""The definitions by loops over tokens, slow and in the dtype of their arguments; and what is compared."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from lintra.testing.laws import gradients
 
 
 def step_sizes(dt, bias, softplus, limit):
@@ -64,3 +66,8 @@ def rms_norm(x, weight, z, eps, size, before):
     groups = x.unflatten(-1, (-1, size))
     x = (groups / (groups.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(-2) * weight
     return x * gate if before else x
+
+
+def everything(outputs, inputs):
+    """The outputs and the gradients of an uneven sum over them."""
+    return [*outputs, *gradients(torch.cat([x.flatten() for x in outputs]), inputs)]

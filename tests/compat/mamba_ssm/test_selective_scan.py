@@ -8,8 +8,9 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 from lintra.compat.mamba_ssm import mamba_inner_fn, selective_scan_fn
-from lintra.testing.laws import gradients, raises
+from lintra.testing.laws import raises
 from tests.compat.mamba_ssm import loops
+from tests.compat.mamba_ssm.loops import everything
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 70 tokens
@@ -23,11 +24,6 @@ def draw(B=SHARED, C=SHARED, t=23, dtype=torch.float64):
     inputs = [torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes]
     inputs[2] = -inputs[2].exp()
     return [x.requires_grad_() for x in inputs]
-
-
-def everything(outputs, inputs):
-    """The outputs and the gradients of an uneven sum over them."""
-    return [*outputs, *gradients(torch.cat([x.flatten() for x in outputs]), inputs)]
 
 
 @pytest.mark.parametrize("softplus", [False, True])

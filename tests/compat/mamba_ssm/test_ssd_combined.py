@@ -13,8 +13,9 @@ from lintra.compat.mamba_ssm.ops.triton.ssd_combined import (
     mamba_chunk_scan_combined,
     mamba_split_conv1d_scan_combined,
 )
-from lintra.testing.laws import gradients, raises
+from lintra.testing.laws import raises
 from tests.compat.mamba_ssm import loops
+from tests.compat.mamba_ssm.loops import everything
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}  # of float64
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # of float32, over 150 tokens
@@ -35,11 +36,6 @@ def ours(x, dt, A, B, C, D, z, dt_bias, state, **options):
     return mamba_chunk_scan_combined(
         x, dt, A, B, C, 16, D=D, z=z, dt_bias=dt_bias, initial_states=state, **options
     )
-
-
-def everything(outputs, inputs):
-    """The outputs and the gradients of an uneven sum over them."""
-    return [*outputs, *gradients(torch.cat([x.flatten() for x in outputs]), inputs)]
 
 
 @pytest.mark.parametrize("options", [{}, {"heads_of_D": True}, {"g": 1}, {"t": 1}, {"g": 4, "t": 70}])
