@@ -30,13 +30,13 @@ def anonymous() -> int:
 
 
 def forget_peak() -> None:
-    """From now on `peak` counts from what this process holds now, where the system can do that. proc(5)."""
+    """Have `peak` count from what this process holds now, where the system can do that. proc(5)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def grow_at_most(size: int) -> None:
-    """More than `size` further bytes are refused to this process, where the system can do that."""
+    """Refuse more than `size` further bytes to this process, where the system can do that."""
     if _STATUS.exists():
         import resource
 

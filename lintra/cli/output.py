@@ -1,4 +1,4 @@
-"""How much a command prints, by flags that commands share."""
+"""Flags, shared by commands, for how much they print."""
 
 import dataclasses
 

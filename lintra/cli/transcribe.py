@@ -72,7 +72,7 @@ class Options:
 
     @property
     def streams(self) -> bool:
-        """Whether text is written while it is heard."""
+        """Return whether text is written while it is heard."""
         return self.stream or self.live
 
     def form(self, audio: str, name: str) -> Form:

@@ -1,4 +1,4 @@
-"""From networks of lintra.models to Hugging Face classes and back, with equal outputs."""
+"""Conversion of networks of lintra.models to Hugging Face classes and back, with equal outputs."""
 
 from pathlib import Path
 from typing import Any

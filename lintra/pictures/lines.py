@@ -78,8 +78,9 @@ def percentages(
 
 
 def curves(path: Path, lines: Lines, *, x: str, y: str, title: str, log: bool = False) -> None:
-    """At most 7 lines, name -> {x: y}, x from 0. y is from 0 if the least is below half of the largest; else,
-    as with bits/dim, it begins near the least: from 0 on, no difference between the lines would be seen.
+    """Draw at most 7 lines, name -> {x: y}, x from 0. y is from 0 if the least is below half of the largest;
+    else, as with bits/dim, it begins near the least: from 0 on, no difference between the lines would be
+    seen.
 
     log: y is logarithmic, and what is not positive has no place.
     """
@@ -199,7 +200,7 @@ def _inches(axes: Axes) -> np.ndarray:
 
 
 def _in_margin(spots: Mapping[str, np.ndarray], letter: np.ndarray) -> dict[str, Place]:
-    """At the heights of rising points, or near them where the names would touch."""
+    """Place names at the heights of rising points, or near them where the names would touch."""
     heights = _moved_apart([spot[1] for spot in spots.values()], 1.35 * letter[1])
     return {name: (1.035, height, "left") for name, height in zip(spots, heights, strict=True)}
 
@@ -207,7 +208,8 @@ def _in_margin(spots: Mapping[str, np.ndarray], letter: np.ndarray) -> dict[str,
 def _in_plot(
     spots: Mapping[str, np.ndarray], letter: np.ndarray, tracks: Sequence[np.ndarray]
 ) -> dict[str, Place]:
-    """On one side or the other of each point, where the fewest lines [n 2] and names are in the way."""
+    """Place names on one side or the other of each point, where the fewest lines [n 2] and names are in the
+    way."""
     places, taken = {}, []
     for name, (x, y) in spots.items():
         width, height = (0.58 * len(name) + 0.5) * letter[0], 1.35 * letter[1]

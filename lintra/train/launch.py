@@ -1,4 +1,4 @@
-"""How the processes that train a run together were started, as environment variables say it.
+"""Launcher of the processes that train a run together, read off environment variables.
 
 Lightning starts the processes of one machine itself, and those of several where each machine has MASTER_ADDR,
 MASTER_PORT and NODE_RANK. torchrun and Slurm's srun start all of them at once: what they say counts then.

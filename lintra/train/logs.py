@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: files for TensorBoard and as CSV, and Weights & Biases where asked for."""
+"""Loggers of a run: files for TensorBoard and as CSV, and Weights & Biases where asked for."""
 
 import contextlib
 import secrets

@@ -131,7 +131,7 @@ class SimpleMapper:
 
 
 class PytorchMapper(SimpleMapper):
-    """From nn.TransformerEncoder."""
+    """Mapper of the weights of `nn.TransformerEncoder`."""
 
     def __init__(self):
         rules = (
@@ -145,7 +145,7 @@ class PytorchMapper(SimpleMapper):
 
 
 class HugginfaceBertEncoderMapper(SimpleMapper):
-    """From the encoder of a BERT of Hugging Face: BertModel's `encoder`."""
+    """Mapper of the weights of Hugging Face's BERT: BertModel's `encoder`."""
 
     RULES: ClassVar[list[MappingRule]] = [
         RegexRule(rf"layer\.(\d+)\.{theirs}", rf"layers.\1.{ours}")
@@ -164,7 +164,8 @@ class HugginfaceBertEncoderMapper(SimpleMapper):
 
 
 class LongformerMapper(SimpleMapper):
-    """From the encoder of a Longformer. The projections of its global attention are left out."""
+    """Mapper of the weights of a Longformer's encoder. The projections of its global attention are left
+    out."""
 
     def __init__(self):
         left_out = RegexRule(r"layer\.(\d+)\.attention\.self\.(query|key|value)_global", "")
