@@ -28,9 +28,12 @@ class Sections:
         self.rows(x[None], "float32")
 
     def rows(self, x: Tensor, kind: Weights) -> None:
-        """x [o i], the rows filled up with zeros."""
-        x = x.detach().cpu().float()
-        scale = None
+        """x [o i], the rows filled up with zeros. Raises ValueError for numbers that would be stored as
+        infinite or NaN: what is computed from sound weights may overflow."""
+        given = x.detach().cpu()
+        x, scale = given.float(), None
+        if not bool(x.isfinite().all()):
+            raise ValueError(f"what a file holds must fit into float32, got {float(given.abs().max()):g}")
         if kind == "int8":
             x, scale = round_rows(x)
         stored = x.to(torch.int8 if kind == "int8" else _TORCH[kind])

@@ -142,8 +142,8 @@ def to_bytes(model: Decoder | CTC, weights: Weights = "float32") -> bytes:
     """The content of a file. weights: how those of the layers and the head are kept, int8 with a scale for
     each row; tables, of which a token reads one row, are float16 unless weights are float32.
 
-    Raises ValueError with the reason for a model that the runtime does not know, or whose weights are too
-    large for float16.
+    Raises ValueError with the reason for a model that the runtime does not know, or whose numbers are too
+    large for float16, or for float32, as the exponential of a rate of decay may be.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}, got {weights!r}")

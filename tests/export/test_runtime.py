@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from lintra.attention import delta, linear, performer, retention, softmax
+from lintra.attention import delta, linear, performer, retention, softmax, ssd
 from lintra.checkpoint import Error
 from lintra.export import runtime as export
 from lintra.models import decoder, encoder
@@ -142,6 +142,32 @@ def test_weights_that_do_not_fit():
         export.to_bytes(model, "int8")
     with pytest.raises(ValueError, match="weights must be one of float32, float16, int8, got 'int4'"):
         export.to_bytes(model, "int4")
+
+
+def loud_decay(model):
+    model.blocks[0].attn.attention.A_log[0] = 89.0  # exp(89) is beyond float32
+
+
+def loud_weight(model):
+    model.double().head.weight[0, 0] = 1e39
+
+
+@pytest.mark.parametrize("weights", export.WEIGHTS)
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (changed(loud_decay, attention=ssd.Config()), "inf"),
+        (changed(loud_weight), r"1e\+39"),
+    ],
+    ids=["a rate of decay", "a weight in float64"],
+)
+def test_a_file_that_would_not_load_is_not_written(model, told, weights, tmp_path):
+    """Numbers that are finite, and are not when they are stored; a file that was there stays."""
+    assert export.why_not(model) is None
+    (tmp_path / "model.lrt").write_text("before")
+    with pytest.raises(ValueError, match=f"what a file holds must fit into float32, got {told}"):
+        export.write(model, tmp_path / "model.lrt", weights)
+    assert (tmp_path / "model.lrt").read_text() == "before"
 
 
 @dataclass
