@@ -35,9 +35,13 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
     protocol_version = "HTTP/1.1"
 
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the page was closed while it was asked for or came
+            super().handle()
+
     def do_GET(self) -> None:
         # By another name this machine is not asked by its user, but by a page that made the name lead here.
-        if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):
+        if self.headers.get("Host", "").partition(":")[0].lower() not in (ADDRESS, "localhost"):
             self.send_error(HTTPStatus.FORBIDDEN)
         elif self.path.partition("?")[0] != "/":
             self.send_error(HTTPStatus.NOT_FOUND)
@@ -48,8 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             if self.command == "GET":
-                with contextlib.suppress(ConnectionError):  # the page was closed while it came
-                    self.wfile.write(self.server.content)
+                self.wfile.write(self.server.content)
 
     do_HEAD = do_GET
 

@@ -2,6 +2,8 @@
 
 import http.client
 import re
+import socket
+import struct
 import threading
 
 import pytest
@@ -103,10 +105,32 @@ def ask(server, path="/", method="GET", host=None):
 def test_who_is_answered(server):
     whole = (200, "<p>a page with an é</p>")
     assert ask(server) == ask(server, "/?again") == ask(server, host="localhost:1") == whole
+    assert ask(server, host="LOCALHOST") == whole
     assert ask(server, method="HEAD") == (200, "")
     assert ask(server, "/other")[0] == 404
     assert ask(server, host="elsewhere.example")[0] == 403
     assert ask(server, method="POST")[0] == 501
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+)
+def test_a_connection_that_is_reset(server, sent, capsys):
+    """It leaves no traceback in the terminal, and others are answered."""
+    finished = threading.Event()
+    shutdown_request = server.shutdown_request
+
+    def shutdown(request):
+        shutdown_request(request)
+        finished.set()
+
+    server.shutdown_request = shutdown
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close resets
+        connection.sendall(sent)
+    assert finished.wait(60)
+    assert ask(server)[0] == 200
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_port_in_use(server):
