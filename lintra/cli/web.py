@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lintra import checkpoint, train, web
-from lintra.cli.arguments import UsageError, parse
+from lintra.cli.arguments import UsageError, changed, parse
 from lintra.export.runtime import Weights
 from lintra.io.files import refuse_folder, write_atomically
 from lintra.models import CTC
@@ -26,6 +26,8 @@ class Options:
             raise ValueError(f"port must lie in 0 .. 65535, got {self.port}")
         if self.out is not None and self.out.suffix not in (".html", ".htm"):
             raise ValueError(f"out must end in .html, got {self.out}")
+        if self.out is not None and changed(self, ("port",)):
+            raise ValueError(f"port is of a page that is served, and out writes it to {self.out}")
         refuse_folder("out", self.out)
 
 

@@ -72,6 +72,10 @@ def test_a_port_in_use(lintra_says, folder):
         (["--port", "65536"], "port must lie in 0 .. 65535, got 65536"),
         (["--port", "-1"], "port must lie in 0 .. 65535, got -1"),
         (["--out", "page.txt"], "out must end in .html, got page.txt"),
+        (
+            ["--out", "page.html", "--port", "0"],
+            "port is of a page that is served, and out writes it to page.html",
+        ),
         (["--out", "folder.html"], "out must be a file, got the folder folder.html"),
         (["--model", "none"], "none"),
         (
