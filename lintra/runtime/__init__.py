@@ -198,7 +198,9 @@ class Sequence:
         uniform = self.uniform() if uniform is None else uniform
         top_k = min(sampler.top_k or 0, self.model.facts["vocabulary"])
         top_p = 1.0 if sampler.top_p is None else sampler.top_p
-        sampled = self.library.lrt_sample(self.address, sampler.temperature, top_k, top_p, uniform)
+        # The runtime takes no more than float32 holds; all symbols are as likely there as above it.
+        temperature = min(sampler.temperature, torch.finfo(torch.float32).max)
+        sampled = self.library.lrt_sample(self.address, temperature, top_k, top_p, uniform)
         return self.model.check(sampled)
 
     def seed(self, seed: int) -> None:

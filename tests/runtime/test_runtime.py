@@ -289,6 +289,7 @@ SAMPLERS = [
     Sampler(top_p=1e-9),
     Sampler(temperature=1.5, top_k=20, top_p=0.95),
     Sampler(temperature=1e-30),
+    Sampler(temperature=1e39),  # infinite in float32
 ]
 
 
