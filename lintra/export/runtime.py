@@ -54,7 +54,13 @@ NORM_PLACES = ("pre", "post")
 POSITIONS = ("none", "sinusoidal", "concatenated", "tables", "rotary")
 OUTPUTS = ("logits", "mixture")
 
-_LIMITS = {"vocabulary": 2**24, "layers": 2**12, "width": 2**16, "rows": 2**15, "hidden": 2**20}
+_LIMITS: dict[str, float] = {
+    "vocabulary": 2**24,
+    "layers": 2**12,
+    "width": 2**16,
+    "rows": 2**15,
+    "hidden": 2**20,
+}
 _LIMITS |= {
     "components": 2**16,
     "place": 2**16,
@@ -66,6 +72,8 @@ _LIMITS |= {
     "window": 2**24,
 }
 _LIMITS |= {"heads": 2**16, "heads * head_dim": 2**18}
+_FLOAT32 = torch.finfo(torch.float32).max
+_LIMITS |= {"eps": _FLOAT32, "scale": _FLOAT32, "beta_scale": _FLOAT32, "eps of norms": _FLOAT32}
 
 # What is taken apart here. A class derived from one of them may compute something else.
 _KNOWN = (Block, AttentionLayer, MLP, *ATTENTIONS, Grid, Learned, Sinusoidal)
@@ -288,7 +296,7 @@ def _components(model: Any) -> int:
     return model.output.size // 3
 
 
-def _sizes(model: Any) -> list[tuple[str, int, int]]:
+def _sizes(model: Any) -> list[tuple[str, float, float]]:
     """Return what the format bounds: name, value, the most."""
     network = _network(model)
     around, kinds, config = Surroundings.of(network.blocks[0]), _kinds(network), network.config
@@ -309,6 +317,10 @@ def _sizes(model: Any) -> list[tuple[str, int, int]]:
         "heads": max(kind.heads for kind in kinds),
         "head_dim": around.dim,
         "heads * head_dim": max(kind.heads for kind in kinds) * around.dim,
+        "eps": max(kind.eps for kind in kinds),
+        "scale": max(kind.scale for kind in kinds),
+        "beta_scale": max(kind.beta_scale for kind in kinds),
+        "eps of norms": norms(network)[0].eps,
     }
     found = [(name, value, _LIMITS[name]) for name, value in given.items()]
     return [*found, ("axes", len(_axes(network)), AXES), ("places", len(context), PLACES)]

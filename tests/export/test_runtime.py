@@ -46,6 +46,12 @@ def other_embedding(model):
     model.embedding.table.__class__ = type("Louder", (nn.Embedding,), {})
 
 
+def loud_norms(model):
+    for module in model.modules():
+        if isinstance(module, nn.LayerNorm):
+            module.eps = 1e39
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
@@ -63,6 +69,10 @@ def other_embedding(model):
             build(attention=softmax.Config(window=2**24 + 1)),
             "takes window of at most 16,777,216, got 16,777,217",
         ),
+        (build(attention=linear.Config(eps=1e39)), r"takes eps of at most 3\.4\d*e\+38, got 1e\+39"),
+        (build(attention=(linear.Config(), linear.Config(eps=1e39))), "takes eps of at most"),
+        (build(attention=softmax.Config(scale=1e39)), r"takes scale of at most 3\.4\d*e\+38, got 1e\+39"),
+        (changed(loud_norms), "takes eps of norms of at most"),
         (build(heads=1, head_dim=2**17), "takes head_dim of at most 65,536, got 131,072"),
         (
             build(attention=(linear.Config(), performer.Config())),
