@@ -115,6 +115,8 @@ class Model:
 
     def symbol(self, number: int) -> str | None:
         """The name of a symbol of a recogniser; None for the blank, 0, and what is no symbol."""
+        if not 0 <= index(number) < 2**32:  # else what wraps around might be one
+            return None
         name = self.library.lrt_symbol(self.address, number)
         return None if name is None else name.decode(errors="replace")
 
@@ -129,7 +131,10 @@ class Model:
         return content.tobytes()
 
     def state_size(self, tokens: int) -> int:
-        """Bytes of a state that is saved after so many tokens: one number without softmax attention."""
+        """Bytes of a state that is saved after so many tokens: one number without softmax attention. Raises
+        Error for fewer than 0."""
+        if tokens < 0:
+            raise Error(f"tokens must be at least 0, got {tokens}")
         return self.library.lrt_state_size_for(self.address, min(tokens, 2**32 - 1))
 
     def check(self, code: int) -> int:

@@ -126,6 +126,9 @@ def test_names(symbols):
     assert [model.symbol(i) for i in range(len(symbols.names) + 2)] == [None, *symbols.names, None]
     assert model.facts["spaced"] == 1
     assert loaded(build()).facts["spaced"] == 0
+    assert [model.symbol(number) for number in (-1, 2**32 + 1, 1 - 2**32)] == [None] * 3
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        model.symbol(1.5)  # pyright: ignore[reportArgumentType]
     assert loaded(build_decoder()).symbol(1) is None
 
 

@@ -437,6 +437,11 @@ def test_what_a_sequence_refuses():
         sequence.step(0)
 
 
+def test_states_of_fewer_than_no_tokens():
+    with pytest.raises(Error, match="tokens must be at least 0, got -1"):
+        loaded(build(**KINDS["hybrid"])).state_size(-1)
+
+
 def test_no_probabilities():
     """A symbol whose sums overflow: a sentence, and nothing of it stays in the working memory."""
     model = build(**KINDS["retention"])
