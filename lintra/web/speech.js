@@ -6,7 +6,7 @@
   let program; // what the worker runs, or this thread
   const ask = (message) => program.ask(message);
   let ready = false, job = 0, running = 0, rate = 0; // running: the job, 0: none; rate: of the model, Hz
-  let microphone = null; // { stream, context } while it is open
+  let microphone = null; // { stream, context, begun } while it is open; begun: its sound is heard
   let line = null; // the paragraph of what is being said
 
   function say(text, wrong = false) {
@@ -78,7 +78,7 @@
 
   async function listen() {
     if (!navigator.mediaDevices?.getUserMedia) return say(NO_DEVICES, true);
-    const mine = begin(), opened = { stream: null, context: null };
+    const mine = begin(), opened = { stream: null, context: null, begun: false };
     microphone = opened;
     label();
     say("Asking for the microphone…");
@@ -89,6 +89,7 @@
       opened.stream = await navigator.mediaDevices.getUserMedia({ audio });
       if (running !== mine) return release(opened);
       await opened.context.resume();
+      if (running !== mine) return release(opened);
       ask({ do: "begin", job: mine, rate: opened.context.sampleRate });
       await tap(opened, (samples) => {
         if (running !== mine) return;
@@ -96,6 +97,7 @@
         showLevel(samples);
       });
       if (running !== mine) return release(opened);
+      opened.begun = true;
       for (const track of opened.stream.getTracks())
         track.onended = () => running === mine && end("The microphone was disconnected.");
       say("Listening: speak.");
@@ -139,9 +141,9 @@
   }
 
   function end(told) {
-    const asking = microphone && !microphone.stream, open = microphone;
+    const begun = microphone?.begun; // else the browser still asks or starts, or it is a recording
     close();
-    if (asking || !open) {
+    if (!begun) {
       ask({ do: "stop" });
       running = 0;
       label();
