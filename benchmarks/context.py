@@ -29,7 +29,7 @@ from lintra.nn.context_parallel import Method
 MEASURES = (
     "lintra/distributed.py",
     "lintra/nn",
-    "lintra/ops/piece.py",
+    "lintra/ops/sequence_shard.py",
     "lintra/ops/ranks.py",
     "lintra/ops/linear_attention",
     "lintra/models",

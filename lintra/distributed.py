@@ -46,8 +46,8 @@ def context_parallel(
     and `reduce_gradients` adds what the ranks have. `model.extend` and generation stay as they were; pieces
     behind a state go through `extend` of this module.
     method: "relay" hands states from rank to rank, each waiting for the one before (`lintra.nn.relay`);
-    "scan" has all ranks exchange what they find of their pieces (`lintra.ops.piece`), where a mechanism can;
-    "auto" takes what is predicted to be faster, which `explain` shows.
+    "scan" has all ranks exchange what they find of their pieces (`lintra.ops.sequence_shard`), where a
+    mechanism can; "auto" takes what is predicted to be faster, which `explain` shows.
     Every rank must call this, with the same model. Raises ValueError for a mechanism that is not causal, has
     no recurrent form or lets later tokens decide what a token sees, for other networks of lintra.models, and
     on all ranks for a model that is not the same on all of them.
@@ -121,9 +121,9 @@ def extend(
     if not isinstance(context, ContextParallel):
         raise ValueError(f"extend needs a model of context_parallel, got {type(model).__name__} without")
     state = None if context.ranks.rank else state
-    _check_pieces(model, context.ranks, x, state, mask, extra)
-    context.ranks.settle()
-    with context.pieces_in_extend():
+    _check_shards(model, context.ranks, x, state, mask, extra)
+    context.ranks.release_sent()
+    with context.shards_in_extend():
         y, after = cast("Any", model).extend(x, state, mask=mask, **extra)
     return context.relay.share(y, after)
 
@@ -133,7 +133,7 @@ def shard(x: Tensor, mesh: "DeviceMesh") -> Tensor:
 
     The first ranks get one token more where their number does not divide the length. Raises ValueError for
     fewer tokens than ranks."""
-    first, end = _piece(x.shape[1], mesh)
+    first, end = _bounds(x.shape[1], mesh)
     return x[:, first:end]
 
 
@@ -146,7 +146,7 @@ def shard_packed(cu_seqlens: Int[Tensor, "bounds"], mesh: "DeviceMesh") -> Layou
     places = cu_seqlens.tolist()
     if not places or places[0] != 0 or any(b < a for a, b in pairwise(places)):
         raise ValueError(f"cu_seqlens must begin with 0 and not decrease, got {places}")
-    first, end = _piece(places[-1], mesh)
+    first, end = _bounds(places[-1], mesh)
     inside = [place - first for place in dict.fromkeys(places) if first < place < end]
     bounds = torch.tensor([0, *inside, end - first], dtype=cu_seqlens.dtype, device=cu_seqlens.device)
     layout = Layout(1, end - first, cu_seqlens.device, cu_seqlens=bounds)
@@ -181,7 +181,7 @@ def reduce_gradients(model: nn.Module, mesh: "DeviceMesh") -> None:
             dist.all_reduce(parameter.grad, group=mesh.get_group())
 
 
-def _piece(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
+def _bounds(length: int, mesh: "DeviceMesh") -> tuple[int, int]:
     """Return where this rank's piece begins and ends."""
     ranks, rank = mesh.size(), mesh.get_local_rank()
     if length < ranks:
@@ -221,7 +221,7 @@ def _check(name: str, attention: Attention, model: nn.Module) -> None:
         raise ValueError(f"{name} cannot hand on its state: attention {attention.name!r} {why}")
 
 
-def _check_pieces(
+def _check_shards(
     model: nn.Module,
     ranks: Ranks,
     x: Tensor,

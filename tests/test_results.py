@@ -16,6 +16,7 @@ WITHOUT = "before reports named their commit"
 MOVED = {
     "lintra/fused.py": "lintra/generation/native_decode.py",
     "lintra/ops/linear_attention.py": "lintra/ops/linear_attention",
+    "lintra/ops/piece.py": "lintra/ops/sequence_shard.py",
 }
 PAGES = [
     *(ROOT / name for name in ("README.md",)),

@@ -91,7 +91,7 @@ class ConvolvedRecurrence(Attention):
         impl = conv_impl(self.config.impl)
         if layout is None:
             layout, impl = Layout(q.shape[0], 1, q.device), "reference"
-        if layout.piece is not None:
+        if layout.shard is not None:
             state, layout = self._inputs_before(inputs, state, layout), layout.after(layout.seen)
         found = []
         for name, x, before in zip("qkv", inputs, state[1:], strict=True):
@@ -113,9 +113,9 @@ class ConvolvedRecurrence(Attention):
         self, inputs: tuple[Tensor, ...], state: ConvolvedState, layout: Layout
     ) -> ConvolvedState:
         """The state with the last inputs of the convolution on earlier ranks, in one exchange."""
-        assert layout.piece is not None
+        assert layout.shard is not None
         flat = torch.cat([x.flatten(2) for x in inputs], -1)
-        (before,), _ = layout.piece.window([flat], state.q.shape[1], layout)
+        (before,), _ = layout.shard.window([flat], state.q.shape[1], layout)
         parts = before.split([x[0, 0].numel() for x in inputs], -1)
         last = (x.unflatten(2, y.shape[2:]) for x, y in zip(parts, inputs, strict=True))
         return ConvolvedState(state.kv, *last)

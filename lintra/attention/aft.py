@@ -106,16 +106,16 @@ class AttentionFree(Attention):
         if not q.shape[1]:
             return connected_zeros(q.shape, q, k, v), map_state(torch.clone, state)
         k, v = widened(k, v)
-        state = state if layout.piece is None else self._sums_before(k, v, state, layout)
+        state = state if layout.shard is None else self._sums_before(k, v, state, layout)
         sums = running_sums(k, v, layout.mask, state)
         # Views would keep the whole line.
         return self._gate(q, sums.mean()), ExpSums(*(x[:, -1].clone() for x in sums))
 
     def _sums_before(self, k: Tensor, v: Tensor, state: ExpSums, layout: Layout) -> ExpSums:
-        """The sums of the pieces on earlier ranks, all times exp of the largest key that they have."""
-        assert layout.piece is not None
+        """The sums of the shards on earlier ranks, all times exp of the largest key that they have."""
+        assert layout.shard is not None
         total = total_sums(k, v, layout.mask)
-        earlier = layout.piece.gather(total.highest)
+        earlier = layout.shard.gather(total.highest)
         before = torch.stack((state.highest, *earlier)).amax(0)
         highest = torch.maximum(before, total.highest)
 
@@ -127,7 +127,7 @@ class AttentionFree(Attention):
             return added, (before - highest).exp() if transition else None
 
         like = torch.stack((state.numerator, state.denominator), -1)
-        sums = layout.piece.state(like, tuple(state.highest.shape), own)
+        sums = layout.shard.state(like, tuple(state.highest.shape), own)
         return ExpSums(sums[..., 0], sums[..., 1], before)
 
     def _step(self, q: Tensor, k: Tensor, v: Tensor, state: ExpSums, **_: Any) -> tuple[Tensor, ExpSums]:

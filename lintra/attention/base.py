@@ -28,7 +28,7 @@ from lintra.ops.state import State, map_state
 VERBS = ("forward", "extend", "step", "encode_memory", "cross_attend")
 
 
-# What ranks that hold pieces of a sequence exchange: states that compose, last places, all keys and values.
+# What ranks that hold shards of a sequence exchange: states that compose, last places, all keys and values.
 Exchange = Literal["scan", "window", "ring"]
 
 
@@ -89,7 +89,7 @@ class Attention(nn.Module):
     reads_packed: ClassVar[bool] = False  # its hooks take packed batches as they are
     memory: ClassVar[type]  # of what cross-attention keeps
     grows_apart: ClassVar[tuple[str, ...]] = ()  # parts of a state that do not grow with the one before
-    matrix_transition: ClassVar[bool] = False  # what a piece does to a state from before is a matrix product
+    matrix_transition: ClassVar[bool] = False  # what a shard does to a state from before is a matrix product
     rotates: ClassVar[bool] = False  # its hooks take `rope` and apply it themselves
     can: Capabilities  # of the class; a configuration may narrow it before this constructor runs
 
@@ -164,7 +164,7 @@ class Attention(nn.Module):
             self.register_buffer(name, None if x is None else x.to(like))
 
     def exchange(self) -> Exchange | None:
-        """Return how `_forward` gets what stands before a rank's piece of longer sequences, `layout.piece`
+        """Return how `_forward` gets what stands before a rank's shard of longer sequences, `layout.shard`
         (`lintra.distributed`); None: not by itself, so that ranks wait for the state of the one before."""
         return None
 

@@ -116,7 +116,7 @@ class Cosformer(KernelAttention):
     ) -> tuple[Tensor, CosformerState]:
         """`queries` [b t]: the positions of q, if they are not those of k."""
         config = self.config
-        here = self._positions(layout if layout.piece is not None else layout.after(state.seen))
+        here = self._positions(layout if layout.shard is not None else layout.after(state.seen))
         queries = here[:, : q.shape[1]] if queries is None else queries
         q, k = self._features(q, queries), self._features(k, here)
         y, (kv, z) = ops.linear_attention(

@@ -162,10 +162,10 @@ class LongformerAttention(ScoredAttention):
         ValueError for more than the limit, where they can be counted at no cost."""
         state = self.start(layout.n, device=q.device, dtype=q.dtype)
         x, left = self._enter(q, k, v, state, layout, **extra)
-        if layout.piece is not None:
+        if layout.shard is not None:
             aligned = layout if left is None else Layout(layout.rows, layout.time, q.device, mask=left.mask)
             count = self.config.window * max(self.config.dilations)
-            (near_k, near_v), real = layout.piece.window([x.local.k, x.local.v], count, aligned)
+            (near_k, near_v), real = layout.shard.window([x.local.k, x.local.v], count, aligned)
             state = state._replace(near=Tokens(near_k, near_v, real))
         y = self._attend(x, state)
         return y if left is None else left.restore(y)

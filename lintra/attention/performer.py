@@ -203,8 +203,8 @@ class Performer(KernelAttention):
             largest = projection.amax(-1) - offset
             if layout.mask is not None:
                 largest = largest.masked_fill(~layout.mask[..., None], -torch.inf)
-            if layout.piece is not None:
-                before = torch.stack((before, *layout.piece.gather(largest.amax(1)))).amax(0)
+            if layout.shard is not None:
+                before = torch.stack((before, *layout.shard.gather(largest.amax(1)))).amax(0)
             c = running_max(torch.cat((before[:, None], largest), 1))
             # -inf before the first key, where there is nothing to decay.
             log_decay = (c[:, :-1] - c[:, 1:]).nan_to_num(0.0, neginf=0.0) if self.causal else None

@@ -208,8 +208,8 @@ class RandomFeatureAttention(KernelAttention):
         return Gate(*(layout.zero(x) for x in (keep, functional.logsigmoid(-gate))))
 
     def _weight_before(self, n: Tensor, keep: Tensor | None, layout: Layout) -> Tensor:
-        """n of the state, or of the pieces on earlier ranks."""
-        if layout.piece is None:
+        """n of the state, or of the shards on earlier ranks."""
+        if layout.shard is None:
             return n
         if keep is None:
             return n if layout.seen is None else n + layout.seen[:, None]
@@ -219,7 +219,7 @@ class RandomFeatureAttention(KernelAttention):
         def own(transition: bool) -> tuple[Tensor, Tensor | None]:
             return -total.expm1()[..., None, None], total.exp() if transition else None
 
-        return layout.piece.state(like, tuple(n.shape), own)[..., 0, 0]
+        return layout.shard.state(like, tuple(n.shape), own)[..., 0, 0]
 
     def _weights(self, before: Tensor, k: Tensor, mask: Tensor | None, keep: Tensor | None) -> Tensor:
         """n [b t+1 g] before the first token of k and after each."""

@@ -74,8 +74,8 @@ class SoftmaxAttention(ScoredAttention):
         return None if self.config.dropout else "ring"
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, **_: Any) -> Tensor:
-        if layout.piece is not None:
-            return self._forward_piece(q, k, v, layout)
+        if layout.shard is not None:
+            return self._forward_shard(q, k, v, layout)
         if not self.causal:
             return self.attend_all(q, k, v, layout.mask)
         if layout.mask is None:
@@ -86,16 +86,16 @@ class SoftmaxAttention(ScoredAttention):
             return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)
         return super()._forward(q, k, v, layout)
 
-    def _forward_piece(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
-        """y [b t h e] of a rank's piece of longer sequences: behind the window before it, or in a ring."""
-        assert layout.piece is not None
+    def _forward_shard(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout) -> Tensor:
+        """y [b t h e] of a rank's shard of longer sequences: behind the window before it, or in a ring."""
+        assert layout.shard is not None
         if self.config.window is None:
             left = layout.left_align()
             q, k, v = (q, k, v) if left is None else (left.gather(x) for x in (q, k, v))
-            y = ring_attention(q, k, v, layout.piece, scale=self.scale)
+            y = ring_attention(q, k, v, layout.shard, scale=self.scale)
             return y if left is None else left.restore(y)
-        (k_before, v_before), real = layout.piece.window([k, v], self.config.window - 1, layout)
-        before = SoftmaxState(k_before, v_before, layout.piece.positions(real))
+        (k_before, v_before), real = layout.shard.window([k, v], self.config.window - 1, layout)
+        before = SoftmaxState(k_before, v_before, layout.shard.positions(real))
         return self._extend(q, k, v, before, layout)[0]
 
     def start(

@@ -87,7 +87,7 @@ class DecoderState(NamedTuple):
 class Decoder(TransformerBase):
     """tokens [b t] -> params [b t p] of the distribution `output` over the symbol that follows each token."""
 
-    context_parallel: ContextParallel | None = None  # of `lintra.distributed`: tokens are pieces of sequences
+    context_parallel: ContextParallel | None = None  # of `lintra.distributed`: tokens are shards of sequences
 
     def __init__(self, config: Config):
         super().__init__(config, _embedding(config), self.build_blocks(config))
@@ -123,15 +123,15 @@ class Decoder(TransformerBase):
         return self.head(self.norm(layout.zero(x)))
 
     def _embed_first(self, tokens: Tensor, layout: Layout) -> Tensor:
-        """Return what goes into the first block, of a whole sequence or of a rank's piece of it."""
+        """Return what goes into the first block, of a whole sequence or of a rank's shard of it."""
         if self.context_parallel is None:
             return self.embed(tokens, None, layout)[0]
         reach = self.config.look_back
 
         def own(layout: Layout, places: slice) -> Tensor:
             here, recent = tokens[:, places], None
-            if layout.piece is not None and reach:
-                (before,), real = layout.piece.window([layout.zero(here)], reach, layout)
+            if layout.shard is not None and reach:
+                (before,), real = layout.shard.window([layout.zero(here)], reach, layout)
                 recent = torch.where(real, before, self.nothing_seen(1)[1])
             return self.embed(here, recent, layout)[0]
 
@@ -147,10 +147,10 @@ class Decoder(TransformerBase):
         if context is None or run is nn.Module.__call__:
             return run
 
-        def run_piece(block: Block, x: Tensor, *, layout: Layout) -> Tensor:
+        def run_shard(block: Block, x: Tensor, *, layout: Layout) -> Tensor:
             if context.method(block.attn) == "scan":
-                kept: list[list[Tensor]] = []
-                contexts = [context.ranks.keeping(kept, replays=x) for x in (False, True)]
+                record: list[list[Tensor]] = []
+                contexts = [context.ranks.record_or_replay(record, replays=x) for x in (False, True)]
                 return cast("Any", run(block, x, layout=layout, context_fn=lambda: tuple(contexts)))
 
             if is_fsdp(self):  # weights would be gathered by all ranks together, one of which waits
@@ -165,7 +165,7 @@ class Decoder(TransformerBase):
 
             return context.relay.run(block.start, layout, behind)[0]
 
-        return run_piece
+        return run_shard
 
     def shift(self, targets: Int[Tensor, "b t"], cu_seqlens: CuSeqlens | None = None) -> Int[Tensor, "b t"]:
         """Return what the network reads to predict `targets`: the start symbol, then all but the last of

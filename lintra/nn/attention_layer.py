@@ -62,7 +62,7 @@ class AttentionLayer(nn.Module):
     conv where causal=False.
     """
 
-    context_parallel: ContextParallel | None = None  # of `lintra.distributed`: x is a piece of a sequence
+    context_parallel: ContextParallel | None = None  # of `lintra.distributed`: x is a shard of a sequence
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class AttentionLayer(nn.Module):
             check_dtype("x", x, self.qkv_proj)
             return layout.zero(self.forward(layout.zero(x), layout=layout, **extra))
         if self.context_parallel is not None:
-            return self._forward_piece(x, self.context_parallel, layout, extra)
+            return self._forward_shard(x, self.context_parallel, layout, extra)
         return self._forward(x, layout, extra)
 
     def _forward(self, x: Tensor, layout: Layout, extra: dict[str, Tensor]) -> Tensor:
@@ -154,10 +154,10 @@ class AttentionLayer(nn.Module):
         y = self.attention(q, k, v, layout=layout, rope=self._rope(layout), **extra)
         return self._out(x, y)
 
-    def _forward_piece(
+    def _forward_shard(
         self, x: Tensor, context: ContextParallel, layout: Layout, extra: dict[str, Tensor]
     ) -> Tensor:
-        """Return y [b t c] of a rank's piece of sequences."""
+        """Return y [b t c] of a rank's shard of sequences."""
         layout = context.place_once(self, layout)
 
         def given(tokens: slice) -> dict[str, Tensor]:
@@ -298,7 +298,7 @@ class AttentionLayer(nn.Module):
         x = self.qkv_proj(x)
         if self.conv is not None:
             state = before[0] if before else None
-            if layout.piece is not None:
+            if layout.shard is not None:
                 ((state,), _), layout = self._inputs_before(x, layout), layout.after(layout.seen)
             options: dict[str, Any] = {"activation": "silu", "layout": layout, "impl": self.conv_impl}
             x, last = causal_conv1d(x, self.conv_weight, state=state, **options)
@@ -310,9 +310,9 @@ class AttentionLayer(nn.Module):
 
     def _inputs_before(self, x: Tensor, layout: Layout) -> tuple[list[Tensor], Tensor]:
         """The last inputs of the convolution on earlier ranks."""
-        assert layout.piece is not None
+        assert layout.shard is not None
         (wide,) = widened(x)
-        return layout.piece.window([wide], self.conv_weight.shape[1] - 1, layout)
+        return layout.shard.window([wide], self.conv_weight.shape[1] - 1, layout)
 
     def _normed(self, x: Tensor) -> Tensor:
         """Normalise queries or keys as `qk_norm` says."""

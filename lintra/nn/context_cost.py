@@ -1,12 +1,12 @@
 """Predicted cost of a step in which ranks wait for states, or exchange them.
 
-With L layers, R ranks, pieces of t tokens and c multiplications and additions a token and layer, at a rate of
+With L layers, R ranks, shards of t tokens and c multiplications and additions a token and layer, at a rate of
 so many a second, a message taking `latency` + bytes / `bandwidth`:
 
     relay   (R - 1) (3 c t / rate + 2 messages)             rank r begins r layers late, and ends so
     scan    L_s (3 s t / rate + 2 log2(R) messages)         one more pass over keys and values, at s a token
 
-beyond what the pieces take by themselves, forward and backward, whose backward counts twice its forward. L_s
+beyond what the shards take by themselves, forward and backward, whose backward counts twice its forward. L_s
 are the layers whose states compose. The pass is one of ranks between two others: of two ranks none has it. A
 layer that can only wait has the others wait with it, whatever they do.
 """
@@ -43,7 +43,7 @@ class Machine:
 
 
 class Choice(NamedTuple):
-    """Method by which a layer, named as in its network, gets what stands before a rank's piece, and why."""
+    """Method by which a layer, named as in its network, gets what stands before a rank's shard, and why."""
 
     layer: str
     attention: str
@@ -56,7 +56,7 @@ def choose(
 ) -> dict[nn.Module, Choice]:
     """Return the method of every `AttentionLayer` of a model.
 
-    tokens: of the longest piece. method: "relay", "scan", where a mechanism has it, or "auto", whichever of
+    tokens: of the longest shard. method: "relay", "scan", where a mechanism has it, or "auto", whichever of
     the two is predicted to take less time."""
     layers = {x: name for name, x in model.named_modules() if isinstance(x, AttentionLayer)}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -108,7 +108,7 @@ def _compare(
 def relay_seconds(
     model: nn.Module, layers: list[AttentionLayer], ranks: int, rows: int, tokens: int, machine: Machine
 ) -> float:
-    """Return what waiting for states is predicted to add to a step of pieces of `tokens`.
+    """Return what waiting for states is predicted to add to a step of shards of `tokens`.
 
     A rank waits for a layer, with what stands beside attention in its block, and not for the head."""
     inside: Any = getattr(model, "blocks", model)
@@ -123,7 +123,7 @@ def relay_seconds(
 def scan_seconds(
     layers: Iterable[AttentionLayer], ranks: int, rows: int, tokens: int, machine: Machine
 ) -> float:
-    """Return what exchanging states is predicted to add to a step of pieces of `tokens`."""
+    """Return what exchanging states is predicted to add to a step of shards of `tokens`."""
     rounds = math.ceil(math.log2(ranks))
     total = 0.0
     for x in layers:
@@ -148,7 +148,7 @@ def transition_numbers(attention: Attention, ranks: int) -> int:
 
 
 def state_operations(attention: Attention) -> float:
-    """Return what a token costs in the pass that finds what a piece does to a state, forward."""
+    """Return what a token costs in the pass that finds what a shard does to a state, forward."""
     g, f, e = _state_sizes(attention)
     if not attention.matrix_transition:
         return g * f * e + TOUCHED * g * (f + e)

@@ -1,8 +1,8 @@
-"""A network whose sequences lie in pieces on several ranks: how each of its layers gets what stands before.
+"""A network whose sequences lie in shards on several ranks: how each of its layers gets what stands before.
 
-A layer either computes from its own piece what the other ranks need and exchanges that for what it needs
-(`lintra.ops.piece`), or waits for the state of the rank before (`lintra.nn.relay`). The first costs one more
-pass over keys and values where states compose, the second lets rank r begin r layers late.
+A layer either computes from its own shard what the other ranks need and exchanges that for what it needs
+(`lintra.ops.sequence_shard`), or waits for the state of the rank before (`lintra.nn.relay`). The first costs
+one more pass over keys and values where states compose, the second lets rank r begin r layers late.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from lintra.attention import State
 from lintra.nn.relay import Relay
 from lintra.ops.layout import Layout
-from lintra.ops.piece import Piece
 from lintra.ops.ranks import Ranks
+from lintra.ops.sequence_shard import SequenceShard
 
 Method = Literal["relay", "scan"]
 
 
 class ContextParallel:
-    """The ranks that hold the pieces, and the method of every layer of a model, in whose copies it is copied.
+    """The ranks that hold the shards, and the method of every layer of a model, in whose copies it is copied.
 
-    choose: gives the methods, by layer, of the model, rows and the places of the longest piece."""
+    choose: gives the methods, by layer, of the model, rows and the places of the longest shard."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class ContextParallel:
         self._choose, self._sizes = choose, (0, 0)
         self._methods: dict[nn.Module, Method] = {}
         self._placed_by_network = False
-        self.extending = False  # `extend` takes pieces too, and hands states from rank to rank
+        self.extending = False  # `extend` takes shards too, and hands states from rank to rank
 
     @contextmanager
-    def pieces_in_extend(self) -> Iterator[None]:
-        """Have `extend` of the model and its layers take pieces within this context."""
+    def shards_in_extend(self) -> Iterator[None]:
+        """Have `extend` of the model and its layers take shards within this context."""
         self.extending = True
         try:
             yield
@@ -50,52 +50,52 @@ class ContextParallel:
     def extend(
         self, state: State, layout: Layout, own: Callable[[State, Layout], tuple[Tensor, State]]
     ) -> tuple[Tensor, State]:
-        """Return y [b t ...] of a piece and the state after it: on rank 0 behind `state`, elsewhere behind
+        """Return y [b t ...] of a shard and the state after it: on rank 0 behind `state`, elsewhere behind
         that of the rank before. own: gives both, of a state and the layout behind its `seen` tokens."""
         return self.relay.run(
             lambda n: state, layout, lambda before, layout, _: own(before, layout.after(before.seen))
         )
 
     def begin(self, *_: Any) -> None:
-        """Have the ranks compare their pieces before the next layer runs: the hook before a network."""
+        """Have the ranks compare their shards before the next layer runs: the hook before a network."""
         self._placed_by_network = False
 
     def method(self, layer: nn.Module) -> Method:
-        """Return how a layer gets what stands before its piece, of the sizes at hand."""
+        """Return how a layer gets what stands before its shard, of the sizes at hand."""
         return self._methods[layer]
 
     def place(self, layout: Layout) -> Layout:
-        """Return the layout of a rank's piece of sequences. Collective: all ranks must call it together.
+        """Return the layout of a rank's shard of sequences. Collective: all ranks must call it together.
 
-        Raises ValueError, on all ranks, unless they have pieces of the same sequences."""
-        piece = Piece.of(self.ranks, layout)
+        Raises ValueError, on all ranks, unless they have shards of the same sequences."""
+        shard = SequenceShard.of(self.ranks, layout)
         self._placed_by_network = True
-        sizes = layout.rows, max(span.time for span in piece.spans)
+        sizes = layout.rows, max(span.time for span in shard.spans)
         if sizes != self._sizes:
             self._sizes, self._methods = sizes, self._choose(self.model, *sizes)
         if not layout.packed:
-            return piece.first(layout, alone=True)
+            return shard.first(layout, alone=True)
         placed = layout.after(layout.seen)
-        placed.piece = piece
+        placed.shard = shard
         return placed
 
     def place_once(self, layer: nn.Module, layout: Layout) -> Layout:
         """Return the rank's layout: the network's if it has exchanged one, else that of `place`.
 
         Layers that relay a state do not exchange again: all ranks would wait for each other."""
-        if layout.piece is not None or (self._placed_by_network and self.method(layer) == "relay"):
+        if layout.shard is not None or (self._placed_by_network and self.method(layer) == "relay"):
             return layout
         return self.place(layout)
 
     def exchange(self, layout: Layout, forward: Callable[[Layout, slice], Tensor]) -> Tensor:
-        """Return y [b t ...] of a piece: `forward` takes a layout with a piece, or without, and its tokens.
+        """Return y [b t ...] of a shard: `forward` takes a layout with a shard, or without, and its tokens.
 
         Of a packed batch the last sequence runs first, because others wait for what it leaves."""
-        piece = layout.piece
-        assert piece is not None
+        shard = layout.shard
+        assert shard is not None
         if not layout.packed:
             return forward(layout, slice(0, layout.time))
-        first, middle, last = piece.parts(layout)
+        first, middle, last = shard.parts(layout)
         if last is None:
             return forward(first, slice(0, first.time))
         ends = first.time, layout.time - last.time

@@ -1,17 +1,17 @@
 """Handing a state from rank to rank, and its gradient back.
 
-Rank r holds the r-th piece of every sequence. A layer's state after a piece is all that the next piece needs
+Rank r holds the r-th shard of every sequence. A layer's state after a shard is all that the next shard needs
 of it, whatever the mechanism, so that the result is that of one process:
 
     y_r, state_r = extend(x_r, state_{r-1})            forward, from rank 0 up
     dx_r, dstate_{r-1} = backward(dy_r, dstate_r)      backward, from the last rank down
 
 While rank r is at layer l, rank r - 1 is at layer l + 1: with L layers and R ranks a step takes at most
-(L + R - 1) / L times what a piece takes alone. A rank sends one state a layer, and gets one gradient of it;
-where a state is constant, they are of one size however long the piece.
+(L + R - 1) / L times what a shard takes alone. A rank sends one state a layer, and gets one gradient of it;
+where a state is constant, they are of one size however long the shard.
 
 Rank 0 begins with the state before any token, or with one that it is given; the state after the last rank's
-piece is then shared with all of them.
+shard is then shared with all of them.
 """
 
 from collections.abc import Callable
@@ -44,9 +44,9 @@ class Relay:
         layout: Layout,
         extend: Callable[[State, Layout, slice], tuple[Tensor, State]],
     ) -> tuple[Tensor, State]:
-        """Return y [b t ...] of this rank's piece, and the state after it, that of its last sequences.
+        """Return y [b t ...] of this rank's shard, and the state after it, that of its last sequences.
 
-        start: gives what n sequences begin with, on rank 0 or within the piece. extend: gives y and the next
+        start: gives what n sequences begin with, on rank 0 or within the shard. extend: gives y and the next
         state of a state, a layout and the tokens, a slice of the time, that it is of."""
         receives = self.before is not None and (layout.begun or not layout.packed)
         if layout.packed and receives:

@@ -25,7 +25,7 @@ from lintra.ops.rope import RotaryEmbedding
 from lintra.ops.state import map_state
 
 if TYPE_CHECKING:
-    from lintra.ops.piece import Piece
+    from lintra.ops.sequence_shard import SequenceShard
 
 SHORT = 16  # tokens: of shorter sequences the padding costs less than a bucket of their own
 
@@ -55,9 +55,10 @@ class Layout:
         self.mask, self.cu_seqlens, self.seen = mask, cu_seqlens, seen
         self.packed = cu_seqlens is not None
         self.n = rows if cu_seqlens is None else len(cu_seqlens) - 1
-        # Of a piece of a packed batch: its first sequence began before it, its last goes on after it.
+        # Of a shard of a packed batch: its first sequence began before it, its last goes on after it.
         self.begun, self.unfinished = False, False
-        self.piece: Piece | None = None  # these places are a rank's piece of sequences; `after` drops it
+        # These places are a rank's shard of sequences; `after` drops it.
+        self.shard: SequenceShard | None = None
         self._made: dict[Any, Any] = {}  # what depends on `seen`
         self._laid: dict[Any, Any] = {}  # what does not: `after` shares it
 
@@ -87,7 +88,7 @@ class Layout:
         return cls(x.shape[0], x.shape[1], x.device, mask=mask, cu_seqlens=cu_seqlens, seen=seen)
 
     def after(self, seen: Int[Tensor, "n"] | None) -> "Layout":
-        """Return the same places behind `seen` [n] tokens of each sequence (None: none), no rank's piece."""
+        """Return the same places behind `seen` [n] tokens of each sequence (None: none), no rank's shard."""
         places = {"mask": self.mask, "cu_seqlens": self.cu_seqlens}
         layout = Layout(self.rows, self.time, self.device, **places, seen=seen)
         layout._laid, layout.begun, layout.unfinished = self._laid, self.begun, self.unfinished
@@ -96,7 +97,7 @@ class Layout:
     def reversed(self) -> "Layout":
         """Return the layout of x.flip(1), in which each sequence is read from its end. Raises ValueError
         behind tokens that were seen."""
-        if self.seen is not None or self.piece is not None:
+        if self.seen is not None or self.shard is not None:
             raise ValueError("a sequence is read from its end as a whole, not behind a state or in pieces")
         return self._once(self._laid, "reversed", self._reversed)
 

@@ -1,10 +1,10 @@
-"""Messages between the processes that each hold a piece of the same sequences.
+"""Messages between the processes that each hold a shard of the same sequences.
 
-Of a group of R processes of torch.distributed rank r holds the r-th piece. What a piece needs of the ones
+Of a group of R processes of torch.distributed rank r holds the r-th shard. What a shard needs of the ones
 before it comes in one of three ways, each with a backward of its own:
 
-    scan      states that compose, x -> A x + s: the composition of all earlier pieces, in log2 R messages
-    halo      the last places of the pieces before: a message from each of the nearest ranks, without a chain
+    scan      states that compose, x -> A x + s: the composition of all earlier shards, in log2 R messages
+    halo      the last places of the shards before: a message from each of the nearest ranks, without a chain
     gather    small numbers of all ranks, without a gradient
 
 The adjoint of an exclusive scan is an exclusive scan from the other side, with A transposed. Hillis and
@@ -35,26 +35,27 @@ class Ranks:
         self.everyone = dist.get_process_group_ranks(group)
         self.group, self.rank, self.size = group, dist.get_rank(group), len(self.everyone)
         self.bytes_sent = 0
-        self._number, self._settled = next(_NUMBERS), 0  # in _under_way; how many of these `settle` has seen
-        self.kept: list[list[Tensor]] | None = None  # where what comes in is put
-        self.replayed: Iterator[list[Tensor]] | None = None  # what comes in, where it has before
+        self._number = next(_NUMBERS)  # in _under_way
+        self._releasable = 0  # how many of what is there the last `release_sent` has seen
+        self.record: list[list[Tensor]] | None = None  # where what comes in is put
+        self.replay: Iterator[list[Tensor]] | None = None  # what comes in, where it has before
 
     def __deepcopy__(self, memo: Any) -> "Ranks":
-        """Return the same processes: a copy of a model has its pieces on them, too."""
+        """Return the same processes: a copy of a model has its shards on them, too."""
         return self
 
-    def keeping(self, kept: list[list[Tensor]], *, replays: bool) -> AbstractContextManager[None]:
-        """Have what comes in within this context put into `kept` or, where it replays, taken from there: for
-        layers that are computed again in the backward, each time that it is entered."""
-        return _Keeping(self, kept, replays)
+    def record_or_replay(self, record: list[list[Tensor]], *, replays: bool) -> AbstractContextManager[None]:
+        """Have what comes in within this context put into `record` or, where it replays, taken from there:
+        for layers that are computed again in the backward, each time that it is entered."""
+        return _RecordOrReplay(self, record, replays)
 
-    def once(self, receive: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Return what comes in, or has come in the first time."""
-        if self.replayed is not None:
-            return next(self.replayed)
+    def recorded(self, receive: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Return what comes in, or what is recorded of the first time."""
+        if self.replay is not None:
+            return next(self.replay)
         found = receive()
-        if self.kept is not None:
-            self.kept.append([x.detach() for x in found])
+        if self.record is not None:
+            self.record.append([x.detach() for x in found])
         return found
 
     def send(self, x: Tensor, to: int) -> None:
@@ -65,16 +66,16 @@ class Ranks:
             _under_way.setdefault(self._number, []).append((work, x))
             self.bytes_sent += x.nbytes
 
-    def settle(self) -> None:
+    def release_sent(self) -> None:
         """Let go of what was sent before the last call.
 
         All ranks call this after a collective in each pass of a model: by then all of that has been received.
         gloo reports so only where it is waited for."""
         sent = _under_way.get(self._number, [])
-        for work, _ in sent[: self._settled]:
+        for work, _ in sent[: self._releasable]:
             work.wait()
-        del sent[: self._settled]
-        self._settled = len(sent)
+        del sent[: self._releasable]
+        self._releasable = len(sent)
 
     def receive(self, like: Tensor, source: int) -> Tensor:
         """Return the next tensor from a rank of the group, of the shape and dtype of `like`."""
@@ -94,7 +95,7 @@ class Ranks:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what each rank has, of one shape on all of them, without a gradient."""
-        return self.once(lambda: self._gather(x.detach().contiguous()))
+        return self.recorded(lambda: self._gather(x.detach().contiguous()))
 
     def _gather(self, x: Tensor) -> list[Tensor]:
         found = [torch.empty_like(x) for _ in self.everyone]
@@ -103,9 +104,9 @@ class Ranks:
         return found
 
     def scan(self, added: Tensor, transition: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
-        """Return what the pieces before this rank's have made of 0 [b g f e].
+        """Return what the shards before this rank's have made of 0 [b g f e].
 
-        A piece makes `transition` x + `added` of x. transition is [b g], a factor; [b g f], one for every
+        A shard makes `transition` x + `added` of x. transition is [b g], a factor; [b g f], one for every
         feature; or [b g f f], a matrix: `sizes` on all ranks. The first and the last rank need none."""
         return cast("Tensor", _Scan.apply(self, sizes, anchor(added.device), added, transition))
 
@@ -123,17 +124,17 @@ def anchor(device: torch.device | None = None) -> Tensor:
     return torch.zeros((), device=device, requires_grad=torch.is_grad_enabled())
 
 
-class _Keeping:
-    def __init__(self, ranks: Ranks, kept: list[list[Tensor]], replays: bool):
-        self.ranks, self.kept, self.replays = ranks, kept, replays
+class _RecordOrReplay:
+    def __init__(self, ranks: Ranks, record: list[list[Tensor]], replays: bool):
+        self.ranks, self.record, self.replays = ranks, record, replays
 
     def __enter__(self) -> None:
         ranks = self.ranks
-        self.before = ranks.kept, ranks.replayed
-        ranks.kept, ranks.replayed = (None, iter(self.kept)) if self.replays else (self.kept, None)
+        self.before = ranks.record, ranks.replay
+        ranks.record, ranks.replay = (None, iter(self.record)) if self.replays else (self.record, None)
 
     def __exit__(self, *_: object) -> None:
-        self.ranks.kept, self.ranks.replayed = self.before
+        self.ranks.record, self.ranks.replay = self.before
 
 
 def compose(transition: Tensor | None, x: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ def compose(transition: Tensor | None, x: Tensor) -> Tensor:
 
 
 def compose_transitions(late: Tensor | None, early: Tensor) -> Tensor:
-    """Return the transition of two pieces, one behind the other."""
+    """Return the transition of two shards, one behind the other."""
     assert late is not None, "a rank between the first and the last has a transition"
     return late @ early if late.dim() == 4 else late * early
 
@@ -190,7 +191,7 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, ranks: Ranks, sizes: Any, anchor: Tensor, added: Tensor, transition: Any) -> Tensor:
-        (before,) = ranks.once(lambda: [_exclusive(ranks, added, transition, sizes, back=False)])
+        (before,) = ranks.recorded(lambda: [_exclusive(ranks, added, transition, sizes, back=False)])
         ctx.ranks, ctx.sizes = ranks, sizes
         ctx.save_for_backward(before, transition)
         return before
@@ -230,7 +231,7 @@ class _Halo(torch.autograd.Function):
     def forward(ctx: Any, ranks: Ranks, hops: int, anchor: Tensor, *places: Tensor) -> tuple[Tensor, ...]:
         ctx.ranks, ctx.hops = ranks, hops
         ctx.like = [torch.empty(x.shape, dtype=x.dtype, device="meta") for x in places]
-        found = ranks.once(lambda: _nearest(ranks, hops, places))
+        found = ranks.recorded(lambda: _nearest(ranks, hops, places))
         ctx.mark_non_differentiable(*(x for x in found if not x.is_floating_point()))
         return tuple(found)
 

@@ -1,15 +1,15 @@
-"""Exact causal softmax attention over sequences in pieces on several ranks: keys and values go round.
+"""Exact causal softmax attention over sequences in shards on several ranks: keys and values go round.
 
-Every rank has the queries of its piece. The keys and values of the earlier pieces come to it one block after
+Every rank has the queries of its shard. The keys and values of the earlier shards come to it one block after
 the other, from the rank before, and are passed on; results over blocks are joined by their log-sum-exp
-(`lintra.ops.softmax_attention`). Blocks of later pieces are never seen, and never sent. The backward passes
+(`lintra.ops.softmax_attention`). Blocks of later shards are never seen, and never sent. The backward passes
 the blocks again, and sends what it finds of their gradients to the ranks that have them. Scores are computed
 a few rows at a time, with p the weights, L the log-sum-exp of a query over all blocks,
 
     p = exp(s - L)      dv += p^T do      ds = p (do v^T - do . o)
 
 A rank keeps its own keys and values and one block that passes through. Rank r reads r + 1 blocks, the last
-one R: of pieces of one length the last rank computes almost twice the mean. Liu et al. 2023,
+one R: of shards of one length the last rank computes almost twice the mean. Liu et al. 2023,
 arXiv:2310.01889.
 
 Letters: b rows, t queries, s keys, h heads, g key-value heads, r = h / g, n = t r rows of a key-value head.
@@ -26,8 +26,8 @@ from torch.autograd.function import once_differentiable
 
 from lintra.ops.autocast import no_autocast
 from lintra.ops.checks import sum_dtype
-from lintra.ops.piece import Piece
 from lintra.ops.ranks import anchor
+from lintra.ops.sequence_shard import SequenceShard
 from lintra.ops.softmax_attention import PartialAttention, merge_lse
 
 CACHED, BUSY = 2**20, 2**26  # scores at a time: on a CPU, and what keeps a GPU busy
@@ -37,32 +37,32 @@ def ring_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],
     v: Float[Tensor, "b t g e"],
-    piece: Piece,
+    shard: SequenceShard,
     *,
     scale: float,
 ) -> Float[Tensor, "b t h e"]:
-    """Attention of the tokens of a piece, real ones in front, to all before them on this and earlier ranks.
+    """Attention of the tokens of a shard, real ones in front, to all before them on this and earlier ranks.
 
     `scale` multiplies q . k and has no unit. First derivatives alone."""
-    sent = [k, v] if piece.gives else piece.left_behind()
-    if not piece.takes:
-        piece.leave([k, v])
+    sent = [k, v] if shard.sends else shard.unstash()
+    if not shard.receives:
+        shard.stash([k, v])
     with no_autocast(q):
-        return cast("Tensor", _Ring.apply(piece, scale, anchor(q.device), q, k, v, *sent))
+        return cast("Tensor", _Ring.apply(shard, scale, anchor(q.device), q, k, v, *sent))
 
 
 class _Ring(torch.autograd.Function):
     """q, k, v and the k, v that this rank sends -> y."""
 
     @staticmethod
-    def forward(ctx: Any, piece: Piece, scale: float, anchor: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, shard: SequenceShard, scale: float, anchor: Tensor, *tensors: Tensor) -> Tensor:
         q, k, v, *sent = tensors
         rows, r = _rows(q, k.shape[2]), q.shape[2] // k.shape[2]
         found = _attend(rows, k, v, scale, r, None)
-        for _, counts, block in _passing(piece, sent):
+        for _, counts, block in _passing(shard, sent):
             found = merge_lse(found, _attend(rows, block[0], block[1], scale, r, counts))
         o = _heads(found.o, q.shape[2]).to(v.dtype)
-        ctx.piece, ctx.scale = piece, scale
+        ctx.shard, ctx.scale = shard, scale
         ctx.save_for_backward(*tensors, o, found.logsumexp)
         return o
 
@@ -70,7 +70,7 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         q, k, v, *sent, o, logsumexp = ctx.saved_tensors
-        piece, g, r = ctx.piece, k.shape[2], q.shape[2] // k.shape[2]
+        shard, g, r = ctx.shard, k.shape[2], q.shape[2] // k.shape[2]
         rows, dtype = _rows(q, g), sum_dtype(v.dtype)
         do = _rows(dy, g).to(dtype)
         less = (do * _rows(o, g).to(dtype)).sum(-1)
@@ -78,36 +78,36 @@ class _Ring(torch.autograd.Function):
         given = rows, do, less, logsumexp
         dq, dk, dv = _differentiate(given, [k, v], None, **options)
         found = []
-        for source, counts, block in _passing(piece, sent):
+        for source, counts, block in _passing(shard, sent):
             more, *dblock = _differentiate(given, block, counts, **options)
             dq += more
             found += [(x, source) for x in dblock]
         # Only now: of what two ranks send each other, NCCL takes nothing before the other one wants it.
         for x, source in found:
-            piece.ranks.send(x, source)
+            shard.ranks.send(x, source)
         dsent = [torch.zeros_like(x, dtype=dtype) for x in sent]
-        for reader in piece.readers if piece.takes else ():
+        for reader in shard.readers if shard.receives else ():
             for x in dsent:
-                x += piece.ranks.receive(x, reader)
+                x += shard.ranks.receive(x, reader)
         dq = _heads(dq, q.shape[2]).to(q.dtype)
         return None, None, None, dq, dk.to(k.dtype), dv.to(v.dtype), *(x.to(v.dtype) for x in dsent)
 
 
-def _passing(piece: Piece, block: list[Tensor]) -> Iterator[tuple[int, list[int], list[Tensor]]]:
+def _passing(shard: SequenceShard, block: list[Tensor]) -> Iterator[tuple[int, list[int], list[Tensor]]]:
     """The keys and values of earlier ranks as they pass: the rank they are of, how many of them there are in
     each row, and they. Each is sent on before it is read."""
-    if not piece.takes:
+    if not shard.receives:
         return
-    ranks = piece.ranks
+    ranks = shard.ranks
     rank = source = ranks.rank
     while True:
-        if rank + 1 < ranks.size and source in piece.chain_of(rank + 1):
+        if rank + 1 < ranks.size and source in shard.chain_of(rank + 1):
             for x in block:
                 ranks.send(x, rank + 1)
         source -= 1
-        if source not in piece.chain:
+        if source not in shard.chain:
             return
-        span = piece.spans[source]
+        span = shard.spans[source]
         time = span.time if span.single else span.counts[0]
         like = [x.new_empty(x.shape[0], time, *x.shape[2:]) for x in block]
         block = [ranks.receive(x, rank - 1) for x in like]

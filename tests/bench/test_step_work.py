@@ -13,7 +13,7 @@ from lintra.models import decoder
 from lintra.nn import context_cost
 from lintra.ops import linear_attention
 from lintra.ops.layout import Layout
-from lintra.ops.piece import Piece, Span
+from lintra.ops.sequence_shard import SequenceShard, Span
 
 KINDS = {
     "linear": linear.Config(impl="torch"),
@@ -153,7 +153,7 @@ def test_the_pass_for_a_state_is_counted_as_it_runs(kind):
     found = []
     for layout in (Layout(1, TIME, k.device), Layout(1, TIME, k.device)):
         if found:
-            layout.piece = Piece(ranks, [Span(TIME, [TIME], True, True, True)] * 3)
+            layout.shard = SequenceShard(ranks, [Span(TIME, [TIME], True, True, True)] * 3)
         with FlopCounterMode(display=False) as forward:
             linear_attention(k, k, v, layout=layout, **options)
         found.append(forward.get_total_flops())

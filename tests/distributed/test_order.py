@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from lintra.ops.piece import Piece, Span
 from lintra.ops.ring_attention import ring_attention
+from lintra.ops.sequence_shard import SequenceShard, Span
 
 TIME = 4
 
@@ -32,8 +32,8 @@ class Recording:
 
 def attend(ranks):
     q, k, v = (torch.rand(1, TIME, 1, 4, requires_grad=True) for _ in range(3))
-    piece = Piece(ranks, [Span(TIME, [TIME], True, True, True)] * ranks.size)
-    ring_attention(q, k, v, piece, scale=1.0).sum().backward()
+    shard = SequenceShard(ranks, [Span(TIME, [TIME], True, True, True)] * ranks.size)
+    ring_attention(q, k, v, shard, scale=1.0).sum().backward()
 
 
 def left_over(noted):

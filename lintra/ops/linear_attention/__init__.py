@@ -21,8 +21,8 @@ from lintra.ops.linear_attention.chunked import (
     linear_attention_chunked,
     linear_attention_step,
 )
+from lintra.ops.linear_attention.context_parallel import attend_shard
 from lintra.ops.linear_attention.native import linear_attention_native
-from lintra.ops.linear_attention.piece import attend_piece
 from lintra.ops.linear_attention.recurrence import recur, same_heads
 from lintra.ops.linear_attention.reference import (
     LinearAttentionInputs,
@@ -101,10 +101,10 @@ def linear_attention(
         given = {"log_decay": log_decay, "log_input": log_input, "beta": beta}
         options = {"causal": causal, "normalize": normalize, "eps": eps, "feature_map": feature_map}
         layout = _validate(q, k, v, given, state, mask, cu_seqlens, scale, chunk, **options)
-    if layout.piece is not None:
+    if layout.shard is not None:
         given = {"log_decay": log_decay, "log_input": log_input, "beta": beta, "feature_map": feature_map}
         options = {"normalize": normalize, "eps": eps, "scale": scale, "chunk": chunk, "impl": impl}
-        return attend_piece(linear_attention, q, k, v, state=state, layout=layout, **given, **options)
+        return attend_shard(linear_attention, q, k, v, state=state, layout=layout, **given, **options)
     mask = layout.mask
     if beta is not None or (log_decay is not None and log_decay.dim() == 4):
         with no_autocast(q):

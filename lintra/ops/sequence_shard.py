@@ -1,8 +1,8 @@
-"""A rank's piece of sequences: how far they have come before it, and what layers get from there.
+"""A rank's shard of sequences: how far they have come before it, and what layers get from there.
 
 Ranks exchange once, before the first layer, how many tokens of each sequence they hold and where packed
 sequences end. Later messages need not repeat it: every rank knows how many tokens of each sequence stand
-before each piece, and over how many ranks the last ones are spread.
+before each shard, and over how many ranks the last ones are spread.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from lintra.ops.ranks import Ranks
 
 
 class Span(NamedTuple):
-    """Contents of a rank's piece: places [t]; real tokens of its last sequence, of each row; whether the
+    """Contents of a rank's shard: places [t]; real tokens of its last sequence, of each row; whether the
     first one began before it; whether its last one goes on behind it; whether they are one."""
 
     time: int
@@ -29,38 +29,39 @@ class Span(NamedTuple):
     single: bool
 
 
-class Piece:
-    """A piece of sequences that begin on earlier ranks, seen from within a layer.
+class SequenceShard:
+    """A shard of sequences that begin on earlier ranks, seen from within a layer.
 
-    What is kept of a piece is that of its last sequence, and what comes in is for its first one. They are the
-    same but in a packed batch, of which the last sequence runs first (`last`), leaves what it has here, and
+    What is kept of a shard is that of its last sequence, and what comes in is for its first one. They are the
+    same but in a packed batch, of which the last sequence runs first (`last`), stashes what it has here, and
     the first one (`first`) exchanges it for what it needs."""
 
     def __init__(self, ranks: Ranks, spans: list[Span]):
         self.ranks, self.spans = ranks, spans
-        self.gives = self.takes = True
-        self._left: list[list[Tensor]] = []
+        # Whether others get what these tokens have; whether these get what earlier ones have.
+        self.sends = self.receives = True
+        self._stashed: list[list[Tensor]] = []
         self._parts: tuple[Layout, Layout | None, Layout | None] | None = None
         rank = ranks.rank
         self.chain = self.chain_of(rank)
         self.readers = [r for r in range(rank + 1, ranks.size) if rank in self.chain_of(r)]
-        self.heard = spans[rank].unfinished and rank + 1 < ranks.size  # the next rank goes on
+        self.continues = spans[rank].unfinished and rank + 1 < ranks.size  # the next rank goes on
         self.between = 0 < rank < ranks.size - 1
         counts = [torch.tensor(spans[p].counts) for p in self.chain]
         self.seen = sum(counts, torch.zeros(len(spans[rank].counts), dtype=torch.int64))  # [b], on the CPU
 
     @classmethod
-    def of(cls, ranks: Ranks, layout: Layout) -> "Piece":
-        """Return the piece of which `layout` is. All ranks must call this at the same time.
+    def of(cls, ranks: Ranks, layout: Layout) -> "SequenceShard":
+        """Return the shard of which `layout` is. All ranks must call this at the same time.
 
-        Raises ValueError, on all of them, unless they have pieces of the same sequences."""
+        Raises ValueError, on all of them, unless they have shards of the same sequences."""
         last = layout.time
         if layout.cu_seqlens is not None:
             last = int(layout.cu_seqlens[-1] - layout.cu_seqlens[-2]) if layout.n else 0
         flags = [layout.packed, layout.mask is not None, layout.begun, layout.unfinished, layout.n == 1]
         header = torch.tensor([layout.rows, layout.time, last, *flags], device=layout.device)
         found = [x.tolist() for x in ranks.gather(header)]
-        ranks.settle()
+        ranks.release_sent()
         if len({rows for rows, *_ in found}) > 1:
             raise ValueError(
                 "all ranks must have pieces of the same sequences, got "
@@ -95,13 +96,13 @@ class Piece:
         """Return the layout of the first sequence, behind what there is of it on earlier ranks; `alone`: it
         is the last one too."""
         layout = layout.after(self.seen.to(layout.device))
-        layout.piece = self if alone else self._part(gives=False, takes=True)
+        layout.shard = self if alone else self._part(sends=False, receives=True)
         return layout
 
     def last(self, layout: Layout) -> Layout:
         """Return the layout of a last sequence that is not the first."""
         layout = layout.after(torch.zeros(1, dtype=torch.int64, device=layout.device))
-        layout.piece = self._part(gives=True, takes=False)
+        layout.shard = self._part(sends=True, receives=False)
         return layout
 
     def parts(self, layout: Layout) -> tuple[Layout, Layout | None, Layout | None]:
@@ -112,18 +113,18 @@ class Piece:
             self._parts = self.first(first, alone=last is None), middle, last
         return self._parts
 
-    def _part(self, *, gives: bool, takes: bool) -> "Piece":
-        part = Piece(self.ranks, self.spans)
-        part.gives, part.takes, part._left = gives, takes, self._left
+    def _part(self, *, sends: bool, receives: bool) -> "SequenceShard":
+        part = SequenceShard(self.ranks, self.spans)
+        part.sends, part.receives, part._stashed = sends, receives, self._stashed
         return part
 
-    def leave(self, tensors: list[Tensor]) -> None:
-        """Leave what a last sequence has for the other ranks, until the first one runs."""
-        self._left.append(tensors)
+    def stash(self, tensors: list[Tensor]) -> None:
+        """Keep what the last sequence has for the other ranks until the first one runs, and sends it."""
+        self._stashed.append(tensors)
 
-    def left_behind(self) -> list[Tensor]:
-        """Return what the last sequence has left, in its order."""
-        return self._left.pop(0)
+    def unstash(self) -> list[Tensor]:
+        """Return what the last sequence has stashed, in its order."""
+        return self._stashed.pop(0)
 
     def state(
         self,
@@ -131,48 +132,48 @@ class Piece:
         sizes: tuple[int, ...],
         own: Callable[[bool], tuple[Tensor, Tensor | None]],
     ) -> Tensor:
-        """Return the state [b g f e] before these tokens, as `like`; where nothing is taken, 0.
+        """Return the state [b g f e] before these tokens, as `like`; where nothing is received, 0.
 
         own: gives what they add to a state, and with True the transition too, which is of `sizes`, as
         `Ranks.scan` takes them. It is called where that is needed elsewhere."""
         added, transition = torch.zeros_like(like), None
-        if self.gives and self.heard:
-            added, transition = own(self.takes and self.between)
+        if self.sends and self.continues:
+            added, transition = own(self.receives and self.between)
         return self._scan(added, transition, sizes)
 
     @property
     def begins(self) -> bool:
         """Return whether its first sequence begins here, so that nothing comes in."""
-        return not (self.takes and self.chain)
+        return not (self.receives and self.chain)
 
-    def hand_on(self, y: Tensor, added: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """Return y as it is, of tokens that begin here, and give what they add to a state to the next ranks.
+    def send_state(self, y: Tensor, added: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Return y as it is, of tokens that begin here, and send what they add to a state to the next ranks.
 
         Where `state` needs a pass before the outputs are computed, this needs none. `sizes` are those of the
         other ranks' transitions."""
-        if not (self.gives and self.heard):
+        if not (self.sends and self.continues):
             added = torch.zeros_like(added)
         return cast("Tensor", _Tied.apply(y, self._scan(added, None, sizes)))
 
     def _scan(self, added: Tensor, transition: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
-        """The state before these tokens, of what all pieces add; where nothing is taken, 0."""
-        if not self.takes:
-            self.leave([added])
+        """The state before these tokens, of what all shards add; where nothing is received, 0."""
+        if not self.receives:
+            self.stash([added])
             return torch.zeros_like(added)
-        if not self.gives:
-            (added,) = self.left_behind()
+        if not self.sends:
+            (added,) = self.unstash()
         if transition is None and self.between:  # what comes in ends here
             transition = added.new_zeros(sizes)
         return self.ranks.scan(added, transition, sizes)
 
     def gather(self, x: Tensor) -> list[Tensor]:
-        """Return what the earlier pieces of these sequences have of x [b ...], nearest first, without a
+        """Return what the earlier shards of these sequences have of x [b ...], nearest first, without a
         gradient."""
-        if not self.takes:
-            self.leave([x])
+        if not self.receives:
+            self.stash([x])
             return []
-        if not self.gives:
-            (x,) = self.left_behind()
+        if not self.sends:
+            (x,) = self.unstash()
         found = self.ranks.gather(x)
         return [found[p] for p in self.chain]
 
@@ -182,15 +183,15 @@ class Piece:
         """Return the last `count` = m real places before these tokens, [b m ...] of each x [b t ...], and
         which of them there are: the last ones; elsewhere x is 0.
 
-        A message from each rank that any piece needs places of, without waiting for a chain: one, where
-        pieces are as long as the window."""
+        A message from each rank that any shard needs places of, without waiting for a chain: one, where
+        shards are as long as the window."""
         if not count:
             return [x[:, :0] for x in tensors], torch.ones(
                 layout.rows, 0, dtype=torch.bool, device=layout.device
             )
-        places = [_latest(x, layout.mask, count) for x in tensors] if self.gives else self.left_behind()
-        if not self.takes:
-            self.leave(places)
+        places = [_latest(x, layout.mask, count) for x in tensors] if self.sends else self.unstash()
+        if not self.receives:
+            self.stash(places)
             none = torch.zeros(places[0].shape[:2], dtype=torch.bool, device=layout.device)
             return [torch.zeros_like(x) for x in places], none
         hops = max(self._hops(rank, count) for rank in range(self.ranks.size))

@@ -1,4 +1,4 @@
-"""Pieces of longer sequences on several ranks: every rank says what its piece does to a state.
+"""Shards of longer sequences on several ranks: every rank says what its shard does to a state.
 
     kv_out = D_n .. D_1 kv_in + sum_t D_n .. D_{t+1} exp(log_input_t) k_t v_t^T         the sum
     kv_out = M_n .. M_1 kv_in + kv_n from 0,   M_t = (I - beta_t k_t k_t^T) D_t         the delta rule
@@ -21,7 +21,7 @@ from lintra.ops.linear_attention.reference import LinearState
 from lintra.ops.padding import zero_padding
 
 
-def attend_piece(
+def attend_shard(
     attend: Callable[..., tuple[Tensor, LinearState]],
     q: Tensor,
     k: Tensor,
@@ -34,12 +34,12 @@ def attend_piece(
     normalize: bool,
     **given: Any,
 ) -> tuple[Tensor, LinearState]:
-    """Return y [b t h e] of the tokens of `layout.piece`, and the state after them.
+    """Return y [b t h e] of the tokens of `layout.shard`, and the state after them.
 
     attend: `lintra.ops.linear_attention`, whose validated arguments the others are; `state` gives dtypes and
     form alone."""
-    piece = layout.piece
-    assert piece is not None
+    shard = layout.shard
+    assert shard is not None
     log_decay, beta = given["log_decay"], given["beta"]
     g, f, e = max(k.shape[2], v.shape[2]), k.shape[3], v.shape[3]
     dtype = sum_dtype(k.dtype)
@@ -75,10 +75,10 @@ def attend_piece(
 
     behind = layout.after(layout.seen)
     options = {"layout": behind, "normalize": normalize, "eps": eps, "scale": scale}
-    if piece.begins:
+    if shard.begins:
         y, after = attend(q, k, v, **given, **options, state=start(like[..., :e]))
-        return piece.hand_on(y, joined(after), sizes), LinearState(after.kv.to(kept), after.z)
-    before = piece.state(like, sizes, own)
+        return shard.send_state(y, joined(after), sizes), LinearState(after.kv.to(kept), after.z)
+    before = shard.state(like, sizes, own)
     if normalize:
         state = LinearState(before[..., :-1].to(kept).contiguous(), before[..., -1].contiguous())
     else:
