@@ -8,9 +8,9 @@ from torch.nn import functional
 EPS = 1e-6  # added to the square of a length, or to the mean square: a head of zeros stays 0
 
 
-def l2_norm(x: Tensor) -> Tensor:
-    """Return x [... d] divided by its length, which is sqrt(x . x + EPS)."""
-    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
+def l2_norm(x: Tensor, *, eps: float = EPS) -> Tensor:
+    """Return x [... d] divided by its length, which is sqrt(x . x + eps)."""
+    return x * (x.square().sum(-1, keepdim=True) + eps).rsqrt()
 
 
 def gated_norm(
