@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lintra.attention import map_state
 from lintra.generation.sampling import check_recurrent, evaluation
-from lintra.generation.uniforms import sequence_seed
+from lintra.generation.uniforms import sequence_generator
 from lintra.models.forecaster import Forecaster, Prediction
 from lintra.nn.parameters import reference_param
 
@@ -26,9 +26,9 @@ def sample_paths(
     """Sample `samples` continuations of each series, float64 on the CPU.
 
     The memory is that of a state for each path, whatever the horizon, unless the mechanism's state grows.
-    Series i has a generator of its own, from `sequence_seed(seed, i)`: its paths do not depend on how many
-    others there are. Without a seed they are others each time. Raises ValueError for
-    an empty history, no horizon, no samples and a mechanism without a recurrent form.
+    Series i has a generator of its own, `sequence_generator(seed, i)`: its paths do not depend on how many
+    others there are. Without a seed they are others each time. Raises ValueError for an empty history, no
+    horizon, no samples and a mechanism without a recurrent form.
     """
     if history.dim() != 2 or not history.shape[1]:
         raise ValueError(f"history must be at least one value of each series, got {list(history.shape)}")
@@ -37,7 +37,7 @@ def sample_paths(
             raise ValueError(f"{name} must be at least 1, got {value}")
     check_recurrent(model)
     seed = secrets.randbits(64) if seed is None else seed
-    generators = [torch.Generator().manual_seed(sequence_seed(seed, i)) for i in range(len(history))]
+    generators = [sequence_generator(seed, i) for i in range(len(history))]
     with evaluation(model):
         prediction, state = model.extend(history.to(reference_param(model).device))
         state = map_state(lambda x: x.repeat_interleave(samples, 0), state)

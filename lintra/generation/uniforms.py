@@ -34,6 +34,14 @@ def uniforms(steps: int, batch: int, seed: int | None) -> Iterator[Float[Tensor,
         yield from torch.from_numpy((x >> np.uint64(11)).astype(np.float64) * 2.0**-53)
 
 
+def sequence_generator(seed: int, sequence: int) -> torch.Generator:
+    """Return a generator of PyTorch's for one of the sequences of a request, on the CPU.
+
+    It takes 32 bits of a seed, to which those of `sequence_seed` are mixed."""
+    (mixed,) = np.random.SeedSequence(sequence_seed(seed, sequence)).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed))
+
+
 def sequence_seed(seed: int, sequence: int) -> int:
     """Return the seed of one of the sequences of a request, of 64 bits: neighbouring seeds share none."""
     return (seed + (sequence << 32)) % 2**64

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from lintra import checkpoint
 from lintra.attention import gated, linear, softmax
 from lintra.generation.forecasting import quantiles, sample_paths
-from lintra.generation.uniforms import sequence_seed
+from lintra.generation.uniforms import sequence_generator, sequence_seed
 from lintra.models import forecaster
 from lintra.nn import Gaussian, Quantiles, StudentT
 from lintra.nn.scaling import FLATTEST
@@ -126,7 +126,7 @@ def test_paths_are_those_of_the_whole_series_read_again(output):
     """By the definition: each sampled row is appended, and all is read from the beginning."""
     model, values = built(output), series(2, 20)
     found = sample_paths(model, values, horizon=6, samples=3, seed=5)
-    generators = [torch.Generator().manual_seed(sequence_seed(5, i)) for i in range(2)]
+    generators = [sequence_generator(5, i) for i in range(2)]
     grown = values.repeat_interleave(3, 0)
     with torch.no_grad():
         for _ in range(6):
@@ -180,3 +180,13 @@ def test_bad_input_is_refused():
             sample_paths(model, values, **settings)
     with pytest.raises(ValueError, match="history must be at least one value"):
         sample_paths(model, values[:, :0], horizon=1)
+
+
+def test_equal_series_have_paths_of_their_own():
+    model = built()
+    history = torch.randn(1, 12).cumsum(1).expand(3, -1)
+    first, second, third = sample_paths(model, history, horizon=2, samples=3, seed=7)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, third)
+    other = sample_paths(model, history[:1], horizon=2, samples=3, seed=7 + 2**32)
+    assert not torch.equal(first, other[0])
