@@ -81,7 +81,7 @@ class SoftmaxAttention(ScoredAttention):
         if layout.mask is None:
             window = self.config.window
             # What `torch.jit.trace` sees of a short input, it would do to long ones.
-            if window is None or (window >= layout.time and not torch.jit.is_tracing()):
+            if window is None or (window >= layout.time and not torch.jit.is_tracing()):  # pyright: ignore (not exported)
                 return self.attend(q, k, v, None, causal=True)
             return self._band(q, k, v, self.start(layout.n, device=q.device, dtype=q.dtype), layout)
         return super()._forward(q, k, v, layout)

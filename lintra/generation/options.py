@@ -41,7 +41,8 @@ class Sampler:
         if self.temperature <= _ZERO:
             return torch.zeros_like(log_probs).scatter(1, log_probs.argmax(1, keepdim=True), 1.0)
         # Relative to the largest: a tiny temperature must not make all of them -inf.
-        log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / self.temperature
+        temperature = min(self.temperature, torch.finfo(log_probs.dtype).max)
+        log_probs = (log_probs - log_probs.amax(1, keepdim=True)) / temperature
         if self.top_k is not None and self.top_k < log_probs.shape[1]:
             least = log_probs.topk(self.top_k, 1).values[:, -1:]
             log_probs = log_probs.masked_fill(log_probs < least, -torch.inf)

@@ -330,6 +330,7 @@ def test_the_samplers_draw_from_their_distribution():
         (Sampler(top_p=0.71), [4 / 9, 3 / 9, 2 / 9, 0]),
         (Sampler(temperature=0.5), [16 / 30, 9 / 30, 4 / 30, 1 / 30]),
         (Sampler(temperature=0.0), [1, 0, 0, 0]),
+        (Sampler(temperature=1e39, top_k=2), [1 / 2, 1 / 2, 0, 0]),
         (Sampler(top_k=1), [1, 0, 0, 0]),
         (Sampler(top_k=99, top_p=1.0), [0.4, 0.3, 0.2, 0.1]),
     ):
@@ -342,8 +343,9 @@ def test_the_samplers_draw_from_their_distribution():
 def test_a_symbol_of_no_probability_is_never_drawn():
     log_probs = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     for uniform in (0.0, 0.5, 1 - 2**-53):
-        drawn = Sampler().draw(Categorical(3, 3), log_probs, torch.tensor([uniform], dtype=torch.float64))
-        assert drawn.item() == 1
+        for sampler in (Sampler(), Sampler(temperature=1e39)):
+            drawn = sampler.draw(Categorical(3, 3), log_probs, torch.tensor([uniform], dtype=torch.float64))
+            assert drawn.item() == 1
 
 
 @pytest.mark.parametrize(
