@@ -32,7 +32,7 @@ class Options:
     input is a text, or the next row of a series, and the row after it is forecast."""
 
     files: Files = ()  # texts, series (.csv, .jsonl) or audio files
-    model: Path = Path("run")  # the folder of a run or checkpoint
+    model: Path  # the folder of a run or checkpoint
     lines: bool = False  # every line of a file is a text of its own
     text_column: str | None = None  # of CSV or JSON lines; else that of the training
     horizon: int | None = None  # rows that are forecast; else those of the training

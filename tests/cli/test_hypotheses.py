@@ -198,7 +198,7 @@ def test_predictions_of_texts(lintra_says, classifier):
     assert len(found) == accuracy["samples"] > 1
     assert sum(row["label"] == row["reference"] for row in found) / len(found) == accuracy["mean"]
     Path("texts.txt").write_text("\n".join(row["text"] for row in found))
-    _, out, _ = lintra_says("predict", "--lines", "texts.txt")
+    _, out, _ = lintra_says("predict", "--model", "run", "--lines", "texts.txt")
     for row, line in zip(found, out.splitlines(), strict=True):
         said = json.loads(line)
         assert row["label"] == said["label"]

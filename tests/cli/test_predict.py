@@ -30,11 +30,11 @@ def said(out):
 def test_files_and_lines(lintra_says, run):
     (run.parent / "one.txt").write_text("aaaaaaaaaaaaaaaaaaaa")
     (run.parent / "two.txt").write_text("bbb\naa\r\nbbbbbb\n")
-    code, out, err = lintra_says("predict", "one.txt", "two.txt")
+    code, out, err = lintra_says("predict", "--model", "run", "one.txt", "two.txt")
     assert (code, err) == (0, "")
     assert [row["file"] for row in said(out)] == ["one.txt", "two.txt"]
     assert said(out)[0]["label"] == "aaa"
-    code, out, err = lintra_says("predict", "two.txt", "--lines", "--batch", "2")
+    code, out, err = lintra_says("predict", "--model", "run", "two.txt", "--lines", "--batch", "2")
     assert (code, err) == (0, "")
     assert [(row["line"], row["label"]) for row in said(out)] == [(1, "bbb"), (2, "aaa"), (3, "bbb")]
     for row in said(out):
@@ -48,7 +48,7 @@ def test_files_and_lines(lintra_says, run):
 def test_standard_input_and_python_give_the_same(lintra_says, run, monkeypatch):
     stdin = SimpleNamespace(buffer=io.BytesIO(b"ab\nbb\n"), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", stdin)
-    code, out, err = lintra_says("predict")
+    code, out, err = lintra_says("predict", "--model", "run")
     assert (code, err) == (0, "")
     model, task = checkpoint.load(run), train.Run.around(run).task.build()
     expected = task.probabilities(model, [b"ab", b"bb"])
@@ -62,24 +62,27 @@ def test_a_byte_order_mark_is_no_part_of_a_text(lintra_says, run, monkeypatch):
         (folder / name).write_bytes(content)
     found = []
     for flags in (["a.txt"], ["b.txt"], ["a.txt", "--lines"], ["b.txt", "--lines"]):
-        code, out, err = lintra_says("predict", *flags)
+        code, out, err = lintra_says("predict", "--model", "run", *flags)
         assert (code, err) == (0, "")
         found.append([row["scores"] for row in said(out)])
     assert found[0] == found[1]
     assert found[2] == found[3]
     stdin = SimpleNamespace(buffer=io.BytesIO(mark + b"ab\nbb\n"), isatty=lambda: False)
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert [row["scores"] for row in said(lintra_says("predict")[1])] == found[2]
+    assert [row["scores"] for row in said(lintra_says("predict", "--model", "run")[1])] == found[2]
 
 
 def test_what_cannot_be_read_is_named_and_the_others_are_read(lintra_says, run):
     (run.parent / "empty.txt").write_text("")
     (run.parent / "good.txt").write_text("bbb\n\naa")
-    code, out, err = lintra_says("predict", "nowhere.txt", "good.txt", "empty.txt")
+    code, out, err = lintra_says("predict", "--model", "run", "nowhere.txt", "good.txt", "empty.txt")
     assert (code, len(said(out))) == (1, 1)
     assert err == "lintra: nowhere.txt does not exist\nlintra: empty.txt is empty\n"
-    assert lintra_says("predict", ".")[::2] == (1, "lintra: . is a folder: name the files in it\n")
-    code, out, err = lintra_says("predict", "good.txt", "--lines")
+    assert lintra_says("predict", "--model", "run", ".")[::2] == (
+        1,
+        "lintra: . is a folder: name the files in it\n",
+    )
+    code, out, err = lintra_says("predict", "--model", "run", "good.txt", "--lines")
     assert [row["line"] for row in said(out)] == [1, 3]
     assert (code, err) == (1, "lintra: good.txt, line 2: the text is empty\n")
 
@@ -88,34 +91,36 @@ def test_a_table_is_read_by_its_column_of_texts(lintra_says, run):
     """A text is what it is in a line of its own, whatever stands beside it in its row."""
     texts = ["bbb", "a, a", "b", "aa"]
     (run.parent / "lines.txt").write_text("\n".join(texts))
-    expected = [row["scores"] for row in said(lintra_says("predict", "lines.txt", "--lines")[1])]
+    expected = [
+        row["scores"] for row in said(lintra_says("predict", "--model", "run", "lines.txt", "--lines")[1])
+    ]
     rows = [f'{i},"{text}"\r\n' for i, text in enumerate(texts)]
     (run.parent / "new.csv").write_text("\ufeffid,text\r\n" + "".join(rows), encoding="utf-8", newline="")
     (run.parent / "new.csv.gz").write_bytes(gzip.compress((run.parent / "new.csv").read_bytes()))
     (run.parent / "new.jsonl").write_text("".join(json.dumps({"said": x, "id": 1}) + "\n" for x in texts))
     for flags, first in ((["new.csv"], 2), (["new.csv.gz"], 2), (["new.jsonl", "--text-column", "said"], 1)):
-        code, out, err = lintra_says("predict", *flags)
+        code, out, err = lintra_says("predict", "--model", "run", *flags)
         assert (code, err) == (0, "")
         assert [(row["file"], row["line"]) for row in said(out)] == [(flags[0], first + i) for i in range(4)]
         assert [row["scores"] for row in said(out)] == expected
-    code, out, err = lintra_says("predict", "new.jsonl", "new.csv", "--text-column", "id")
+    code, out, err = lintra_says("predict", "--model", "run", "new.jsonl", "new.csv", "--text-column", "id")
     assert (code, len(said(out)), err) == (0, 8, "")
 
 
 def test_tables_without_such_texts_are_named(lintra_says, run):
     (run.parent / "new.csv").write_text("id,review\n1,aa\n2,\n3,b\n4\n")
-    code, out, err = lintra_says("predict", "new.csv")
+    code, out, err = lintra_says("predict", "--model", "run", "new.csv")
     assert (code, out) == (1, "")
     assert "new.csv has no column 'text': its first row names 'id', 'review'" in err
-    code, out, err = lintra_says("predict", "new.csv", "--text-column", "review")
+    code, out, err = lintra_says("predict", "--model", "run", "new.csv", "--text-column", "review")
     assert (code, [row["line"] for row in said(out)]) == (1, [2, 4])
     assert "new.csv, line 3: the text is empty\n" in err
     assert "new.csv, line 5: 1 values in 2 columns\n" in err
     (run.parent / "one.txt").write_text("aa")
-    code, out, err = lintra_says("predict", "one.txt", "--text-column", "review")
+    code, out, err = lintra_says("predict", "--model", "run", "one.txt", "--text-column", "review")
     assert (code, out) == (1, "")
     assert "one.txt: columns have names in files that end in .csv" in err
-    code, out, err = lintra_says("predict", "--text-column", "review")
+    code, out, err = lintra_says("predict", "--model", "run", "--text-column", "review")
     assert (code, out) == (2, "")
     assert "text_column is of the rows of files: name files, without --lines" in err
     code, out, err = lintra_says("predict", "x.wav", "--model", "spoken-digits", "--text-column", "review")
@@ -136,7 +141,7 @@ def test_what_has_nothing_to_say_is_refused(lintra_says, tmp_path, monkeypatch):
     code, _, err = lintra_says("predict", "x.wav", "--model", "spoken-digits", "--horizon", "3")
     assert code == 2
     assert "horizon is for series, which spoken-digits does not read: leave --horizon out" in err
-    code, _, err = lintra_says("predict", "--batch", "0")
+    code, _, err = lintra_says("predict", "--model", "run", "--batch", "0")
     assert (code, err.count("\n")) == (2, 1)
     assert "batch must be at least 1, got 0" in err
     code, _, err = lintra_says("predict", "--model", "spoken-digits")

@@ -98,7 +98,19 @@ def test_a_short_training_beats_the_season_before(lintra_says, tmp_path, monkeyp
 def test_files_are_continued(lintra_says, run):
     """Each series by its own name and time; the numbers are those of Python."""
     write(run.parent / "new.csv", rows=50, first=7)
-    asked = ["predict", "new.csv", "--horizon", "3", "--samples", "20", "--seed", "4", "--paths"]
+    asked = [
+        "predict",
+        "--model",
+        "run",
+        "new.csv",
+        "--horizon",
+        "3",
+        "--samples",
+        "20",
+        "--seed",
+        "4",
+        "--paths",
+    ]
     code, out, err = lintra_says(*asked, "--quantiles", "0.25", "0.9")
     assert (code, err) == (0, "")
     rows = said(out)
@@ -119,14 +131,14 @@ def test_files_are_continued(lintra_says, run):
         }
     again = lintra_says(*asked, "--batch", "2", "--columns", "a")[1]
     assert [row["step"] for row in said(again)] == [1, 2, 3]
-    assert len(said(lintra_says("predict", "new.csv")[1])) == 18
+    assert len(said(lintra_says("predict", "--model", "run", "new.csv")[1])) == 18
 
 
 def test_columns_of_another_file(lintra_says, run):
     rows = [{"who": "xy"[i % 2], "t": i // 2, "v": float(i)} for i in range(60)]
     (run.parent / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     named = ["--id-column", "who", "--time-column", "t", "--columns", "v"]
-    code, out, err = lintra_says("predict", "long.jsonl", *named, "--horizon", "1")
+    code, out, err = lintra_says("predict", "--model", "run", "long.jsonl", *named, "--horizon", "1")
     assert (code, err) == (0, "")
     assert [(row["series"], row["time"]) for row in said(out)] == [("x", 30), ("y", 30)]
 
@@ -139,7 +151,7 @@ def test_a_stream_is_forecast_row_by_row(lintra_says, run, monkeypatch):
     """As the whole series would be at once, though each line is read alone."""
     values = seasonal_series(40, 12, 5)
     stream(monkeypatch, "".join(f"{x}\n" for x in values).encode())
-    code, out, err = lintra_says("predict", "--quantiles", "0.1", "0.9")
+    code, out, err = lintra_says("predict", "--model", "run", "--quantiles", "0.1", "0.9")
     assert (code, err) == (0, "")
     rows = said(out)
     assert [row["value"] for row in rows] == values.tolist()
@@ -157,9 +169,9 @@ def test_a_stream_of_several_series(lintra_says, run, monkeypatch):
     alone = []
     for values in (a, b):
         stream(monkeypatch, "".join(f"{x}\n" for x in values).encode())
-        alone.append(said(lintra_says("predict")[1])[-1])
+        alone.append(said(lintra_says("predict", "--model", "run")[1])[-1])
     stream(monkeypatch, "".join(f"{x}, {y}\n" for x, y in zip(a, b, strict=True)).encode())
-    rows = said(lintra_says("predict")[1])
+    rows = said(lintra_says("predict", "--model", "run")[1])
     assert [row["series"] for row in rows] == [1, 2] * 30
     for both, one in zip(rows[-2:], alone, strict=True):
         assert both["median"] == pytest.approx(one["median"], rel=1e-5)
@@ -169,14 +181,14 @@ def test_a_byte_order_mark_is_no_part_of_a_stream(lintra_says, run, monkeypatch)
     for content in (b"\xef\xbb\xbf1.5\n2\n", b"1.5\n2\n"):
         stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
         monkeypatch.setattr(sys, "stdin", stdin)
-        code, out, err = lintra_says("predict")
+        code, out, err = lintra_says("predict", "--model", "run")
         assert (code, err) == (0, "")
         assert [row["value"] for row in said(out)] == [1.5, 2.0]
 
 
 def test_lines_that_are_no_numbers_are_left_out(lintra_says, run, monkeypatch):
     stream(monkeypatch, b"1\nx\n\n2,3\nnan\n\xff\n2\n")
-    code, out, err = lintra_says("predict")
+    code, out, err = lintra_says("predict", "--model", "run")
     assert code == 1
     assert [(row["line"], row["value"]) for row in said(out)] == [(1, 1.0), (7, 2.0)]
     lines = err.splitlines()
@@ -195,7 +207,7 @@ def test_files_that_cannot_be_continued_are_named(lintra_says, run):
     (folder / "other.csv").write_text("when,x\n2024-01-01,1\n2024-01-02,\n")
     (folder / "gap.csv").write_text("when,x\n2024-01-01,1\n2024-01-02,1\n2024-01-04,1\n2024-01-05,1\n")
     files = ["short.csv", "good.csv", "other.csv", "gap.csv", "nowhere.csv"]
-    code, out, err = lintra_says("predict", *files, "--horizon", "1")
+    code, out, err = lintra_says("predict", "--model", "run", *files, "--horizon", "1")
     assert (code, len(said(out))) == (1, 3)
     assert err.splitlines() == [
         "lintra: short.csv: the series 'a' has 11 rows, and a forecast needs 12, half of the context",
@@ -206,7 +218,7 @@ def test_files_that_cannot_be_continued_are_named(lintra_says, run):
         "rows are to count as equally far apart",
         "lintra: nowhere.csv does not exist",
     ]
-    code, out, err = lintra_says("predict", "good.csv", "--columns", "z")
+    code, out, err = lintra_says("predict", "--model", "run", "good.csv", "--columns", "z")
     assert (code, out) == (1, "")
     assert "good.csv has no column 'z': its first row names 'when', 'a', 'b, c', 'same'" in err
 
@@ -224,7 +236,7 @@ def test_files_that_cannot_be_continued_are_named(lintra_says, run):
     ],
 )
 def test_flags_that_do_not_fit(lintra_says, run, args, message):
-    code, out, err = lintra_says("predict", *args)
+    code, out, err = lintra_says("predict", "--model", "run", *args)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert re.search(re.escape(message).replace(r"\.\*", ".*"), err)
 
@@ -278,7 +290,7 @@ def test_series_that_do_not_vary_are_learned(lintra_says, tmp_path, monkeypatch)
     assert re.search(r"naive +- +- +100.0%", out)
     assert "All values are 0: there is nothing to compare" in out
     assert json.loads((tmp_path / "a.json").read_text())["scores"]["model"]["mase"] is None
-    code, out, err = lintra_says("predict", "data.csv", "--horizon", "2")
+    code, out, err = lintra_says("predict", "--model", "run", "data.csv", "--horizon", "2")
     assert (code, err) == (0, "")
     assert all(math.isfinite(row["median"]) for row in said(out))
 
@@ -327,7 +339,9 @@ def predicting(*files):
 
 
 def test_more_paths_than_there_is_memory_for(lintra_says, run):
-    code, out, err = lintra_says("predict", "data.csv", "--time-column", "when", "--samples", str(10**11))
+    code, out, err = lintra_says(
+        "predict", "--model", "run", "data.csv", "--time-column", "when", "--samples", str(10**11)
+    )
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert re.search(
         r"100,000,000,000 paths of 6 rows for each of 3 series need about .* take fewer --samples", err
@@ -336,7 +350,9 @@ def test_more_paths_than_there_is_memory_for(lintra_says, run):
 
 def test_quantiles_have_the_names_that_were_asked_for(lintra_says, run):
     levels = ["0.1234561", "0.1234562"]
-    code, out, _ = lintra_says("predict", "data.csv", "--time-column", "when", "--quantiles", *levels)
+    code, out, _ = lintra_says(
+        "predict", "--model", "run", "data.csv", "--time-column", "when", "--quantiles", *levels
+    )
     assert code == 0
     assert list(said(out)[0]["quantiles"]) == levels
 
@@ -346,7 +362,7 @@ def test_names_that_are_no_text_are_written_as_escapes(lintra_says, run):
     rows = "".join(json.dumps({"when": i, "\ud800": i % 5}) + "\n" for i in range(30))
     file = run.parent / "\udcff.jsonl"
     file.write_text(rows)
-    program = [sys.executable, "-m", "lintra.cli", "predict", str(file), "--horizon", "1"]
+    program = [sys.executable, "-m", "lintra.cli", "predict", "--model", "run", str(file), "--horizon", "1"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert said(done.stdout)[0] | {"time": 0, "median": 0, "quantiles": 0} == {
