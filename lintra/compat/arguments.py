@@ -60,6 +60,13 @@ def written_in_place(name: str, x: Tensor) -> None:
         torch.autograd.graph.increment_version(x)
 
 
+def no_leaf(name: str, x: Tensor) -> None:
+    """Raise ValueError for a leaf that requires grad where gradients are recorded: as PyTorch has it, it
+    cannot be written over, since nothing would be left that its gradient could be of."""
+    if torch.is_grad_enabled() and x.requires_grad and x.is_leaf:
+        raise ValueError(f"{name} is written to: it cannot be a leaf that requires grad, pass {name}.clone()")
+
+
 def rows_below(name: str, indices: Tensor | None, count: int) -> None:
     """Raise ValueError where an index is not below `count`; where readable."""
     if indices is not None and checks.readable(indices) and indices.numel() and int(indices.max()) >= count:

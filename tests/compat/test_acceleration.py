@@ -1,5 +1,6 @@
 """Models that are built already, on lintra's kernels and back."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import lintra
-from benchmarks.families import FAMILIES, check, fallbacks
+from benchmarks.families import FAMILIES, GRADIENTS, check, fallbacks
 from lintra import native
 from lintra.compat import kernels
 
@@ -26,6 +27,32 @@ def test_a_family_gives_the_same_on_our_kernels(name):
     outcome = check(name)
     assert outcome.passed, outcome
     assert outcome.kernels
+
+
+def weight_gradients(model: nn.Module, tokens: torch.Tensor, *pieces: int) -> torch.Tensor:
+    """Return the gradients of all weights, of a loss of the logits of pieces behind a cache; without pieces,
+    of the whole."""
+    model.zero_grad()
+    name = (
+        "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
+    )
+    cache, logits = None, []
+    for piece in tokens.split(pieces or tokens.shape[1], 1):
+        output = model(piece, use_cache=bool(pieces), **{name: cache})
+        cache = output.get(name)
+        logits.append(output.logits)
+    torch.cat(logits, 1).logsumexp(2).square().sum().backward()
+    return torch.cat([x.grad.flatten() for x in model.parameters() if x.grad is not None])
+
+
+@pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])
+def test_gradients_of_single_tokens_behind_a_cache_are_those_of_the_whole(name):
+    model = FAMILIES[name].build().eval()
+    tokens = torch.randint(64, (2, 6), generator=torch.Generator().manual_seed(0))
+    with lintra.accelerate(model):
+        expected = weight_gradients(model, tokens)
+        found = weight_gradients(model, tokens, *[1] * 6)
+    assert (found - expected).norm() < GRADIENTS * expected.norm()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

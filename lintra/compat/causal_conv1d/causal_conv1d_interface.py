@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.arguments import integers, refuse, rows_below, tensors, written_in_place
+from lintra.compat.arguments import integers, no_leaf, refuse, rows_below, tensors, written_in_place
 from lintra.compat.seq_idx import Packing, flat
 from lintra.native import conv1d as kernel
 from lintra.ops import Layout, causal_conv1d, checks
@@ -74,9 +74,10 @@ def causal_conv1d_update(
     1 inputs in conv_state come before x, which moves in from behind. With `cache_seqlens` [b] of integers
     conv_state is used in a circle instead: the first token goes to place cache_seqlens % l. With
     `conv_state_indices` [b] conv_state is [r d l] and says whose row is whose; below 0 is nobody's, and y is
-    0. No row may be given twice. Differentiable by x, weight and bias as long as conv_state needs no
-    gradient. Raises NotImplementedError for an activation other than None, "silu" or "swish" and ValueError
-    or TypeError for arguments that disagree.
+    0. No row may be given twice. Gradients go through x, weight and bias, and through what is written into
+    conv_state to the tokens before. Raises NotImplementedError for an activation other than None, "silu" or
+    "swish" and ValueError or TypeError for arguments that disagree; ValueError for a conv_state that is a
+    leaf and requires grad, where gradients are recorded.
     """
     silu = _activation(activation) is not None
     one = isinstance(x, Tensor) and x.dim() == 2
@@ -89,6 +90,7 @@ def causal_conv1d_update(
     integers("cache_seqlens", cache_seqlens, "b", sizes, x, "x")
     integers("conv_state_indices", conv_state_indices, "b", sizes, x, "x")
     rows_below("conv_state_indices", conv_state_indices, conv_state.shape[0])
+    no_leaf("conv_state", conv_state)
     tokens = tokens.mT
     if can_call_kernels(tokens, conv_state, weight, bias):
         total = checks.sum_dtype(x.dtype)
@@ -121,17 +123,18 @@ def _update(
         after = inputs[..., inputs.shape[2] - length :]
         inputs = inputs[..., length - (width - 1) :]
     else:
+        state = state.clone() if torch.is_grad_enabled() and state is conv_state else state  # gather keeps it
         start = cache_seqlens.long()[:, None]
         places = (start - (width - 1) + torch.arange(width - 1, device=x.device)) % length
         inputs = torch.cat((state.gather(2, places[:, None].expand(-1, d, -1)), x), 2)
         kept = min(t, length)  # of more tokens than there are places, the last
         places = (start + t - kept + torch.arange(kept, device=x.device)) % length
-        after = state.detach().scatter(2, places[:, None].expand(-1, d, -1), x.detach()[..., t - kept :])
-    with torch.no_grad():
-        if conv_state_indices is None or real is None:
-            conv_state.copy_(after)
-        else:
-            conv_state.index_copy_(0, conv_state_indices[real].long(), after[real])
+        after = state.scatter(2, places[:, None].expand(-1, d, -1), x[..., t - kept :])
+    # What is written keeps its graph, for the gradients of earlier tokens; `inputs` has memory of its own.
+    if conv_state_indices is None or real is None:
+        conv_state.copy_(after)
+    else:
+        conv_state.index_copy_(0, conv_state_indices[real].long(), after[real])
     total = checks.sum_dtype(x.dtype)
     weight, bias = weight.to(total), None if bias is None else bias.to(total)
     inputs = inputs if t else functional.pad(inputs, (0, 1))  # conv1d asks for as many as there are weights

@@ -125,6 +125,38 @@ def test_gradients():
     assert_close([y, *gradients(y, inputs)], [expected, *gradients(expected, inputs)], **EXACT)
 
 
+@pytest.mark.parametrize("pool", [False, True])
+@pytest.mark.parametrize("circle", [False, True])
+def test_gradients_of_steps_reach_earlier_tokens(circle, pool):
+    """Through the buffer, which each call writes over."""
+    x, first, weight, bias = (y.requires_grad_() for y in draw(t=7, d=5))
+    line = torch.cat((first, x), 2)
+    expected = convolution(line, weight, bias)[..., 3:]
+    indices = torch.tensor([4, 0, 2]) if pool else None
+    buffer, ys, start = first.clone(), [], 0
+    if pool:
+        buffer = torch.zeros(5, 5, 3, dtype=first.dtype).index_copy(0, indices, first)
+    for n in (1, 1, 2, 3):
+        options = {"conv_state_indices": indices}
+        options |= {"cache_seqlens": torch.full((3,), 3 + start)} if circle else {}
+        ys.append(causal_conv1d_update(x[..., start : start + n], buffer, weight, bias, "silu", **options))
+        start += n
+    y, inputs = torch.cat(ys, 2), [x, first, weight, bias]
+    assert_close([y, *gradients(y, inputs)], [expected, *gradients(expected, inputs)], **EXACT)
+    last = buffer[indices] if pool else buffer
+    last = last.roll(-((3 + start) % 3), 2) if circle else last
+    after = line[..., -3:]
+    assert_close([last, *gradients(last, inputs)], [after, *gradients(after, inputs)], **EXACT)
+
+
+def test_a_leaf_that_requires_grad_is_not_written_over():
+    x, buffer, weight, bias = draw()
+    buffer.requires_grad_()
+    raises(ValueError, "conv_state is written to.*clone", causal_conv1d_update, x, buffer, weight, bias)
+    with torch.no_grad():
+        causal_conv1d_update(x, buffer, weight, bias)
+
+
 @sets
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_rounded_once(dtype, name):

@@ -83,6 +83,69 @@ def test_gradients(form):
     assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 
 
+@pytest.mark.parametrize("pool", [False, True])
+@forms
+def test_gradients_of_steps_reach_earlier_tokens(form, pool):
+    """Through the state, which each step writes over."""
+    steps = [draw(**form) for _ in range(3)]
+    for i, step in enumerate(steps):
+        for name in ("x", "dt", "B", "C", "z"):
+            step[name] = (step[name] + i).requires_grad_()
+    weights = {name: steps[0][name].requires_grad_() for name in ("A", "D", "dt_bias")}
+    steps = [step | weights for step in steps]
+    first = steps[0]["state"].requires_grad_()
+    inputs = [
+        first,
+        *weights.values(),
+        *(step[name] for step in steps for name in ("x", "dt", "B", "C", "z")),
+    ]
+
+    state, expected = first, []
+    for step in steps:
+        y, state = by_loop(**{**step, "state": state})
+        expected.append(y.view(step["x"].shape))
+        state = state.view(first.shape)
+    options = {}
+    held, found = first.clone(), []
+    if pool:
+        options["state_batch_indices"] = torch.tensor([4, 0, 2])
+        held = torch.zeros(5, *first.shape[1:], dtype=first.dtype).index_copy(
+            0, torch.tensor([4, 0, 2]), first
+        )
+    place = held.data_ptr()
+    for step in steps:
+        found.append(update({**step, "state": held}, **options))
+    assert held.data_ptr() == place
+    last = held[[4, 0, 2]] if pool else held
+    found, expected = torch.stack(found), torch.stack(expected)
+    assert_close([found, last], [expected, state], **EXACT)
+    assert_close(gradients(found, inputs), gradients(expected, inputs), **EXACT)
+    assert_close(gradients(last, inputs), gradients(state, inputs), **EXACT)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # PyTorch's, of a state with a graph
+def test_gradients_reach_earlier_tokens_in_a_compiled_step():
+    x = torch.ones(3, 1, 2, dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, 4, dtype=torch.float64)
+    state, ys = torch.zeros(1, 2, 4, dtype=torch.float64), []
+    torch.compiler.reset()
+    step = torch.compile(selective_state_update, backend="aot_eager")
+    for token in x:
+        ys.append(step(state, token, torch.ones_like(token), -one.expand(2, 4), one, one))
+    torch.stack(ys).sum().backward()
+    decay = torch.tensor(-1.0, dtype=torch.float64).exp()
+    expected = 4 * torch.stack((1 + decay + decay**2, 1 + decay, torch.ones_like(decay)))
+    assert_close(x.grad, expected[:, None, None].expand(3, 1, 2), **EXACT)
+
+
+def test_a_leaf_that_requires_grad_is_not_written_over():
+    given = draw()
+    given["state"].requires_grad_()
+    raises(ValueError, "state is written to.*clone", update, given)
+    with torch.no_grad():
+        update(given)
+
+
 @pytest.mark.parametrize("name", ["mamba", "mamba2"])
 def test_equals_the_fallback(fallback_module, name):
     module = fallback_module(name)

@@ -6,7 +6,7 @@ that share B and C, n states of a channel, r rows of states.
 
 from torch import Tensor
 
-from lintra.compat.arguments import integers, rows_below, same_dtype, tensors, written_in_place
+from lintra.compat.arguments import integers, no_leaf, rows_below, same_dtype, tensors, written_in_place
 from lintra.native import scan
 from lintra.ops import Layout, checks, selective_scan
 from lintra.ops.dispatch import can_call_kernels
@@ -32,8 +32,10 @@ def selective_state_update(
     head expanded (strides of 0), there is one decay for the head. The state is read and written once where it
     is contiguous and in the dtype of sums; in any other it is rounded after each token. With
     `state_batch_indices` [b] of integers the first axis of state is r and they say whose row is whose; below
-    0 is nobody's, and y is 0. No row may be given twice. Differentiable as long as state needs no gradient.
-    Raises NotImplementedError for complex A and ValueError or TypeError for arguments that disagree.
+    0 is nobody's, and y is 0. No row may be given twice. Gradients go through all arguments, and through what
+    is written into state to the tokens before. Raises NotImplementedError for complex A and ValueError or
+    TypeError for arguments that disagree; ValueError for a state that is a leaf and requires grad, where
+    gradients are recorded.
     """
     heads = isinstance(state, Tensor) and state.dim() == 4
     h, r = "h " if heads else "", "b" if state_batch_indices is None else "r"
@@ -60,6 +62,7 @@ def selective_state_update(
         )
     integers("state_batch_indices", state_batch_indices, "b", sizes, x, "x")
     rows_below("state_batch_indices", state_batch_indices, state.shape[0])
+    no_leaf("state", state)
 
     mask, before = None, state
     if state_batch_indices is not None:
@@ -89,12 +92,12 @@ def selective_state_update(
         before = before.clone()  # the backward reads what is written over here
         layout = Layout(b, 1, x.device, mask=mask)
         y, after = selective_scan(u, delta, rates, *inputs, bool(dt_softplus), state=before, layout=layout)
-    after = after.detach().view(-1, *state.shape[1:])
+    after = after.view(-1, *state.shape[1:])  # with its graph, for the gradients of earlier tokens
     if mask is not None and state_batch_indices is not None:
         real = mask[:, 0]
-        state.detach().index_copy_(0, state_batch_indices[real].long(), after[real].to(state.dtype))
-    elif after.data_ptr() != state.data_ptr():  # not written in place already
-        state.detach().copy_(after)
+        state.index_copy_(0, state_batch_indices[real].long(), after[real].to(state.dtype))
+    else:
+        state.copy_(after)
     return y.view(x.shape).to(x.dtype)
 
 
