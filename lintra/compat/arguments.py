@@ -60,6 +60,13 @@ def written_in_place(name: str, x: Tensor) -> None:
         torch.autograd.graph.increment_version(x)
 
 
+def state_before(state: Tensor, dtype: torch.dtype, *inputs: Tensor | None) -> Tensor:
+    """Return a state in a dtype; where gradients of it or of the inputs are recorded, a copy for the
+    backward: callers such as transformers' caches write the next state over theirs."""
+    recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (state, *inputs))
+    return state.to(dtype, copy=recorded)
+
+
 def no_leaf(name: str, x: Tensor) -> None:
     """Raise ValueError for a leaf that requires grad where gradients are recorded: as PyTorch has it, it
     cannot be written over, since nothing would be left that its gradient could be of."""

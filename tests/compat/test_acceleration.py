@@ -33,25 +33,30 @@ def weight_gradients(model: nn.Module, tokens: torch.Tensor, *pieces: int) -> to
     """Return the gradients of all weights, of a loss of the logits of pieces behind a cache; without pieces,
     of the whole."""
     model.zero_grad()
-    name = (
-        "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
-    )
+    takes = inspect.signature(model.forward).parameters
+    name = "cache_params" if "cache_params" in takes else "past_key_values"
     cache, logits = None, []
-    for piece in tokens.split(pieces or tokens.shape[1], 1):
-        output = model(piece, use_cache=bool(pieces), **{name: cache})
+    places = torch.arange(tokens.shape[1])[None]
+    for piece, place in zip(*(x.split(pieces or x.shape[1], 1) for x in (tokens, places)), strict=True):
+        given = {name: cache} | ({"position_ids": place} if "position_ids" in takes else {})
+        output = model(piece, use_cache=bool(pieces), **given)
         cache = output.get(name)
         logits.append(output.logits)
     torch.cat(logits, 1).logsumexp(2).square().sum().backward()
     return torch.cat([x.grad.flatten() for x in model.parameters() if x.grad is not None])
 
 
-@pytest.mark.parametrize("name", ["mamba", "mamba2", "lfm2"])
-def test_gradients_of_single_tokens_behind_a_cache_are_those_of_the_whole(name):
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [(name, [1] * 6) for name in ("mamba", "mamba2", "bamba", "lfm2", "kimi_linear", "qwen3_5")]
+    + [(name, [3, 3]) for name in ("mamba2", "bamba", "kimi_linear", "qwen3_5")],
+)
+def test_gradients_of_pieces_behind_a_cache_are_those_of_the_whole(name, pieces):
     model = FAMILIES[name].build().eval()
     tokens = torch.randint(64, (2, 6), generator=torch.Generator().manual_seed(0))
     with lintra.accelerate(model):
         expected = weight_gradients(model, tokens)
-        found = weight_gradients(model, tokens, *[1] * 6)
+        found = weight_gradients(model, tokens, *pieces)
     assert (found - expected).norm() < GRADIENTS * expected.norm()
 
 

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.arguments import integers, no_leaf, refuse, rows_below, tensors, written_in_place
+from lintra.compat.arguments import (
+    integers,
+    no_leaf,
+    refuse,
+    rows_below,
+    state_before,
+    tensors,
+    written_in_place,
+)
 from lintra.compat.seq_idx import Packing, flat
 from lintra.native import conv1d as kernel
 from lintra.ops import Layout, causal_conv1d, checks
@@ -50,7 +58,9 @@ def causal_conv1d_fn(
         y = y.reshape(tokens.shape)
         padding = seq_idx < 0
         return y.masked_fill(padding[..., None], 0).mT
-    state = None if initial_states is None else initial_states.mT.to(checks.sum_dtype(x.dtype))
+    state = initial_states
+    if state is not None:
+        state = state_before(state.mT, checks.sum_dtype(x.dtype), x, weight, bias)
     layout = Layout(sizes["b"], sizes["t"], x.device)
     y, after = causal_conv1d(tokens, weight, bias, activation=silu, state=state, layout=layout)
     if not return_final_states:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lintra.compat.arguments import Dropped
+from lintra.compat.arguments import Dropped, state_before
 from lintra.compat.fla.modules.norm.l2norm import l2norm
 from lintra.ops import LinearState, checks, linear_attention
 from lintra.ops.autocast import no_autocast
@@ -51,7 +51,8 @@ def attend(
         if use_qk_l2norm_in_kernel:
             q, k = l2norm(q), l2norm(k)
         recurs = beta is not None or (g is not None and g.dim() == 4)
-        state = _state_before(initial_state, q, sizes, state_v_first, normalize, recurs)
+        inputs = [x for x in (q, k, v, g, beta) if x is not None]
+        state = _state_before(initial_state, inputs, sizes, state_v_first, normalize, recurs)
         if reverse:
             q, k, v = (x.flip(1) for x in (q, k, v))
             g, beta = (x if x is None else x.flip(1) for x in (g, beta))
@@ -122,20 +123,27 @@ def _sizes(
 
 
 def _state_before(
-    given: State, q: Tensor, sizes: dict[str, int], transposed: bool, normalize: bool, recurs: bool
+    given: State,
+    inputs: list[Tensor],
+    sizes: dict[str, int],
+    transposed: bool,
+    normalize: bool,
+    recurs: bool,
 ) -> LinearState | None:
-    """Return the given state in the dtype of sums, keys first, zeros in place of what is missing; or None."""
+    """Return the given state in the dtype of sums, keys first, zeros in place of what is missing; or None.
+
+    inputs: q and the others, whose gradients may need the state."""
     if given is None:
         return None
     if isinstance(given, tuple) and not normalize:
         raise TypeError("initial_state must be one tensor without normalize=True, got a tuple")
     kv, z = given if isinstance(given, tuple) else (given, None)
-    dtype = checks.sum_dtype(q.dtype)
+    dtype = checks.sum_dtype(inputs[0].dtype)
     checks.shape("initial_state", kv, "n o e d" if transposed else "n o d e", sizes)
-    kv = (kv.mT if transposed else kv).to(dtype)
+    kv = state_before(kv.mT if transposed else kv, dtype, *inputs)
     if z is not None:
         checks.shape("initial_state[1]", z, "n 1 o d", sizes | {"1": 1})
-        return LinearState(kv, z[:, 0].to(dtype))
+        return LinearState(kv, state_before(z[:, 0], dtype, kv, *inputs))
     return LinearState.of(kv) if recurs else LinearState(kv, kv.new_zeros([sizes[x] for x in "nod"]))
 
 

@@ -34,6 +34,17 @@ def test_from_states_to_states(t, w, activation):
     assert_close(everything(y, inputs), everything(expected, inputs), **EXACT)
 
 
+def test_states_may_be_written_over_before_the_backward():
+    """By those that come out: `final_states_out` may be `initial_states`."""
+    inputs = draw()
+    x, weight, bias, state = inputs
+    expected = causal_conv1d_fn(x, weight, bias, initial_states=state, return_final_states=True)
+    held = state.clone()
+    y = causal_conv1d_fn(x, weight, bias, None, held, return_final_states=True, final_states_out=held)
+    assert y[1] is held
+    assert_close(everything(y, inputs), everything(expected, inputs), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_what_may_be_missing(contiguous):
     x, weight, bias, _ = draw()

@@ -161,6 +161,16 @@ def test_the_convolution(t):
     assert causal_conv1d(x, weight)[1] is None
 
 
+def test_a_state_may_be_written_over_before_the_backward():
+    inputs = draw((2, 5, 6), (6, 4), (6,), (2, 6, 4))
+    x, weight, bias, before = inputs
+    expected = gradients(torch.cat([z.flatten() for z in convolved(x, weight, bias, before)]), inputs)
+    held = before.clone()
+    y, state = causal_conv1d(x, weight, bias, None, held, True, "silu")
+    held.copy_(state)
+    assert_close(gradients(torch.cat((y.flatten(), held.flatten())), inputs), expected)
+
+
 def test_packed_convolutions_are_as_alone():
     inputs = draw((1, 20, 6), (6, 4), (6,), (4, 6, 4))
     x, weight, bias, before = inputs

@@ -58,6 +58,18 @@ def test_values_and_gradients(case, dtype):
     agree(case(*inputs), case.oracle(*others), inputs, others)
 
 
+@pytest.mark.parametrize("t", [1, 50])
+@every_case
+def test_a_state_may_be_written_over_before_the_backward(case, t):
+    """As caches of transformers do it with the state that comes out."""
+    inputs = case.draw(t=t)
+    expected = gradients(torch.cat([x.flatten() for x in case(*inputs)]), inputs)
+    held = inputs[-1].clone()
+    found = case(*inputs[:-1], held)
+    held.copy_(found[1])
+    assert_close(gradients(torch.cat([found[0].flatten(), held.flatten()]), inputs), expected)
+
+
 @pytest.mark.parametrize("case", [x for x in CASES if x.grouped], ids=lambda x: x.path)
 def test_more_heads_of_values_than_of_keys(case):
     inputs, others = (case.draw(values=2 * HEADS) for _ in range(2))

@@ -44,6 +44,16 @@ def test_equals_the_loop_with_all_gradients(options):
     assert_close(everything(ours(*inputs), inputs), everything(loops.ssd(*inputs), inputs), **EXACT)
 
 
+@pytest.mark.parametrize("t", [1, 37])
+def test_initial_states_may_be_written_over_before_the_backward(t):
+    """As caches of transformers do it with the states that come out."""
+    inputs = draw(t=t)
+    held = inputs[-1].clone()
+    y, states = ours(*inputs[:-1], held)
+    held.copy_(states)
+    assert_close(everything((y, held), inputs), everything(ours(*inputs), inputs), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("softplus", "limit"), [(True, (0.2, 0.9)), (False, (0.0, 1.0)), (False, None)])
 def test_step_sizes_have_bounds(softplus, limit):
     inputs = draw()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lintra.compat.arguments import state_before
 from lintra.compat.fla._arguments import known, refuse
 from lintra.ops import causal_conv1d as convolve
 from lintra.ops import checks
@@ -46,6 +47,7 @@ def causal_conv1d(
     if initial_state is not None:
         n = x.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
         _check_state("initial_state", initial_state, n, weight)
+        initial_state = state_before(initial_state, initial_state.dtype, x, weight, bias)
     dtype = checks.sum_dtype(x.dtype)
     before = None if initial_state is None else initial_state[..., 1:].mT.to(dtype)
     options = {"activation": "silu" if activation else None, "state": before, "cu_seqlens": cu_seqlens}

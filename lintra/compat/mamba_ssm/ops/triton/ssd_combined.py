@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lintra.compat.arguments import refuse, tensors
+from lintra.compat.arguments import refuse, state_before, tensors
 from lintra.compat.mamba_ssm.ops.triton.layernorm_gated import rmsnorm_fn
 from lintra.compat.seq_idx import Packing, flat
 from lintra.ops import Layout, LinearState, causal_conv1d, checks, linear_attention
@@ -83,7 +83,9 @@ def mamba_chunk_scan_combined(
         dt, A = _step_sizes(dt.to(total), dt_bias, dt_softplus, dt_limit), A.to(total)
         q, k, v, log_decay = C.to(total), B.to(total), x * dt[..., None], dt * A
         _check_decay(log_decay)
-        before = None if initial_states is None else initial_states.to(total).mT
+        before = initial_states
+        if before is not None:
+            before = state_before(before, total, q, k, v, log_decay).mT
         if packing is not None:
             q, k, v, log_decay = (flat(tensor) for tensor in (q, k, v, log_decay))
             before = None if before is None else _firsts(before, packing, seq_idx)
