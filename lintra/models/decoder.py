@@ -132,7 +132,7 @@ class Decoder(TransformerBase):
             here, recent = tokens[:, places], None
             if layout.shard is not None and reach:
                 (before,), real = layout.shard.window([layout.zero(here)], reach, layout)
-                recent = torch.where(real, before, self.nothing_seen(1)[1])
+                recent = torch.where(real, before, self.nothing_seen(1, here.device)[1])
             return self.embed(here, recent, layout)[0]
 
         return self.context_parallel.exchange(layout, own)
@@ -179,14 +179,17 @@ class Decoder(TransformerBase):
         _, position = Layout.of("targets", targets, None, cu_seqlens).locate()
         return before.masked_fill(position == 0, self.start_token)
 
-    def start(self, batch: int) -> DecoderState:
-        """The state before any token."""
-        layers = tuple(block.start(batch) for block in self.blocks)
-        return DecoderState(*self.nothing_seen(batch), layers)
+    def start(self, batch: int, *, device: torch.device | str | None = None) -> DecoderState:
+        """Return the state before any token, on a device (None: that of the weights)."""
+        layers = tuple(block.start(batch, device=device) for block in self.blocks)
+        return DecoderState(*self.nothing_seen(batch, device), layers)
 
-    def nothing_seen(self, batch: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
+    def nothing_seen(
+        self, batch: int, device: torch.device | str | None = None
+    ) -> tuple[Int[Tensor, "b"], Int[Tensor, "b r"]]:
         """Return `seen` and `recent` of a state before any token, as if start symbols stood there."""
-        device, reach = reference_param(self).device, self.config.look_back
+        reach = self.config.look_back
+        device = reference_param(self).device if device is None else device
         return (
             torch.zeros(batch, dtype=torch.int64, device=device),
             torch.full((batch, reach), self.config.vocabulary, dtype=torch.int64, device=device),
@@ -205,7 +208,7 @@ class Decoder(TransformerBase):
         Raises ValueError for a state of another model or batch.
         """
         layout = self.input_layout(tokens, mask, cu_seqlens)
-        state = self.start(layout.n) if state is None else state
+        state = self.start(layout.n, device=layout.device) if state is None else state
         self.check_state(state, DecoderState, layout.n, "tokens")
         layout = layout.after(state.seen)
 
@@ -233,7 +236,7 @@ class Decoder(TransformerBase):
         recent: that of the state before (None: before any token). Raises ValueError for unknown tokens."""
         tokens = layout.zero(tokens)
         self.check_symbols(tokens)
-        recent = self.nothing_seen(layout.n)[1] if recent is None else recent
+        recent = self.nothing_seen(layout.n, layout.device)[1] if recent is None else recent
         if self.config.context:
             before, recent = look_back(tokens, recent, self.config.context, layout)
             x = self.embedding(tokens, before)

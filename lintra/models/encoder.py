@@ -155,8 +155,10 @@ class Encoder(TransformerBase):
             raise TypeError("token_types needs an encoder of a configuration that says how many there are")
         return layout.zero(self.embedding_norm(x))
 
-    def start(self, batch: int) -> EncoderState:
-        """The state before any token. Raises ValueError unless the encoder is causal and has no pool."""
+    def start(self, batch: int, *, device: torch.device | str | None = None) -> EncoderState:
+        """Return the state before any token, on a device (None: that of the weights).
+
+        Raises ValueError unless the encoder is causal and has no pool."""
         if not self.causal:
             raise ValueError(
                 f"extend needs an encoder that sees no future: build it with {self.config.causal_arguments()}"
@@ -165,8 +167,9 @@ class Encoder(TransformerBase):
             raise ValueError(
                 f"extend predicts for each token, so pool must be None, got {self.config.pool!r}"
             )
-        seen = torch.zeros(batch, dtype=torch.int64, device=reference_param(self).device)
-        return EncoderState(seen, tuple(block.start(batch) for block in self.blocks))
+        device = reference_param(self).device if device is None else device
+        seen = torch.zeros(batch, dtype=torch.int64, device=device)
+        return EncoderState(seen, tuple(block.start(batch, device=device) for block in self.blocks))
 
     def extend(
         self,
@@ -184,7 +187,7 @@ class Encoder(TransformerBase):
         where later tokens decide which earlier ones are seen, the two differ.
         """
         layout = _io.input_layout(self.config, x, mask, cu_seqlens)
-        state = self.start(layout.n) if state is None else state
+        state = self.start(layout.n, device=layout.device) if state is None else state
         self.check_state(state, EncoderState, layout.n, "x")
         layout = layout.after(state.seen)
         x = self._embed(x, layout, extra.pop("token_types", None))

@@ -179,15 +179,18 @@ class AttentionLayer(nn.Module):
             return context.relay.run(self.start, layout, behind)[0]
         return context.exchange(layout, own)
 
-    def start(self, batch: int) -> AttentionLayerState:
-        """Return the state before any token. ValueError for a bidirectional mechanism, which has none."""
+    def start(self, batch: int, *, device: torch.device | str | None = None) -> AttentionLayerState:
+        """Return the state before any token, on a device (None: that of the weights).
+
+        ValueError for a bidirectional mechanism, which has none."""
         self.attention.check_causal()
         like = reference_param(self.qkv_proj)
+        device = like.device if device is None else device
         inputs = () if self.conv is None else ((batch, self.conv - 1, sum(self.widths)),)
         return AttentionLayerState(
-            torch.zeros(batch, dtype=torch.int64, device=like.device),
-            self.attention.start(batch, device=like.device, dtype=like.dtype),
-            tuple(torch.zeros(x, device=like.device, dtype=checks.sum_dtype(like.dtype)) for x in inputs),
+            torch.zeros(batch, dtype=torch.int64, device=device),
+            self.attention.start(batch, device=device, dtype=like.dtype),
+            tuple(torch.zeros(x, device=device, dtype=checks.sum_dtype(like.dtype)) for x in inputs),
         )
 
     def extend(
@@ -206,11 +209,11 @@ class AttentionLayer(nn.Module):
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
             check_dtype("x", x, self.qkv_proj)
-            state = self.start(layout.n) if state is None else state
+            state = self.start(layout.n, device=layout.device) if state is None else state
             check_layer_state(state, layout.n)
             y, state = self.extend(layout.zero(x), state, layout=layout.after(state.seen), **extra)
             return layout.zero(y), state
-        state = self.start(layout.n) if state is None else state
+        state = self.start(layout.n, device=layout.device) if state is None else state
         check_layer_state(state, layout.n)
         self._check_conv(state.conv, layout.n)
         if self.context_parallel is None or not self.context_parallel.extending:

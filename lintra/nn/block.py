@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, NamedTuple
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -81,9 +82,9 @@ class Block(nn.Module):
         x = self._join(x, self.attn(self._normed(x, self.attn_norm), layout=layout, **extra), self.attn_norm)
         return self._feed_forward(x)
 
-    def start(self, batch: int) -> AttentionLayerState:
-        """Return the state before any token."""
-        return self.attn.start(batch)
+    def start(self, batch: int, *, device: torch.device | str | None = None) -> AttentionLayerState:
+        """Return the state before any token, on a device (None: that of the weights)."""
+        return self.attn.start(batch, device=device)
 
     def extend(
         self,
@@ -98,7 +99,7 @@ class Block(nn.Module):
         """Return x after any number of tokens behind `state` (None: before any token), and the next state."""
         if layout is None:
             layout = enter(x, self.width, mask, cu_seqlens)
-            state = self.start(layout.n) if state is None else state
+            state = self.start(layout.n, device=layout.device) if state is None else state
             check_layer_state(state, layout.n)
             x, state = self.extend(layout.zero(x), state, layout=layout.after(state.seen), **extra)
             return layout.zero(x), state

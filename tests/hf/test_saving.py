@@ -129,6 +129,39 @@ def test_a_large_model_is_saved_in_parts(tmp_path):
     assert same_weights(hf.from_hf(tmp_path), hf.from_hf(model))
 
 
+@pytest.mark.parametrize("all_of_it", [False, True])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in names(causal=True)),
+        ("gated", {"conv": 3, "output_gate": True, "qk_norm": "l2", "position": "rotary"}),
+        ("linear", {"start": True, "context": (1, 2)}),
+        ("linear", {"tie_word_embeddings": True}),
+    ],
+    ids=str,
+)
+def test_a_decoder_whose_weights_lie_on_disk_generates(name, changes, all_of_it, tmp_path):
+    """accelerate brings weights for a call of a module, which `extend` is not."""
+    pytest.importorskip("accelerate")
+    model = build(name, dtype=torch.float32, **changes)
+    model.save_pretrained(tmp_path)
+    where: dict[str, str] = {"": "disk"}
+    if not all_of_it:
+        others = {x for x, _ in model.model.named_children()} - {"blocks"} | {"blocks.1"}
+        where = {"lm_head": "cpu", "model.blocks.0": "disk"} | {f"model.{x}": "cpu" for x in others}
+    loaded = hf.LintraForCausalLM.from_pretrained(
+        tmp_path, device_map=where, offload_folder=tmp_path / "weights"
+    )
+    weight = loaded.model.blocks[0].attn.qkv_proj.weight
+    assert weight.is_meta
+    for use_cache in (False, True):
+        assert_close(loaded(IDS, use_cache=use_cache).logits, model(IDS).logits)
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(loaded.generate(IDS, **options), model.generate(IDS, **options))
+    assert weight.is_meta
+    assert all(x.is_meta for x in loaded.model.blocks[0].parameters())
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_models_load_and_are_built_in_half_precision(name, tmp_path):
     kind = hf.LintraForCausalLM if name in names(causal=True) else hf.LintraForMaskedLM
