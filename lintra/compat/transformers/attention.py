@@ -75,8 +75,9 @@ def cache_for(model: nn.Module) -> StateCache:
     """Return an empty cache for `model.generate(..., past_key_values=cache_for(model))`.
 
     Raises ValueError unless the model was built with attention of lintra that has a recurrent form, and for
-    models in which a state cannot stand for the keys and values: encoder-decoders, attention to chunks, and
-    layers that share keys and values."""
+    models in which a state cannot stand for the keys and values: encoder-decoders, attention to chunks,
+    layers that share keys and values, and latent attention (DeepSeek, Kimi Linear), whose cache holds what
+    keys and values are made of."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None)
     config = configured(name)
     if config is None:
@@ -99,6 +100,8 @@ def _layers(config: Any) -> list[Any] | None:
         "attends to chunks": getattr(text, "attention_chunk_size", None),
         "shares keys and values between layers": getattr(text, "num_kv_shared_layers", None),
     }
+    latent = getattr(text, "kv_lora_rank", None) is not None
+    reasons["has multi-head latent attention, which caches no keys and values"] = latent
     layers = DynamicCache(config=config).layers
     attends = [isinstance(layer, CacheLayerMixin) for layer in layers]
     plain = [type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers]

@@ -77,8 +77,8 @@ class StateLayer(StateHolder, CacheLayerMixin):
         """
         if self.waiting:
             raise RuntimeError(
-                "a StateCache needs attn_implementation='lintra' or 'lintra-...' and a model that hands keys "
-                "from its cache to attention as they are; the tokens of the call before were not taken"
+                "a StateCache needs a model that hands keys from its cache to lintra's attention, as they "
+                "are; the tokens of the call before were not taken"
             )
         self.lazy_initialization(key_states, value_states)
         self.waiting = True

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 import lintra.hf  # noqa: E402
+from benchmarks.families import FAMILIES  # noqa: E402
 from lintra import attention  # noqa: E402
 from lintra.attention import linear, performer, retention, softmax  # noqa: E402
 from lintra.compat.transformers.attention import REGISTERED, attend, configured  # noqa: E402
@@ -426,6 +427,14 @@ def test_a_hybrid_keeps_states_beside_those_of_its_recurrences(implementation):
     assert cache.nbytes > sum(layer.nbytes for layer in cache.layers[1:])
 
 
+@pytest.mark.parametrize("name", ["kimi_linear", "bailing_hybrid", "glm5_next"])
+def test_families_with_latent_attention_are_refused(name):
+    model = FAMILIES[name].build()
+    model.set_attn_implementation("lintra")
+    with pytest.raises(ValueError, match="Config, which has multi-head latent attention"):
+        lintra.hf.cache_for(model)
+
+
 def test_models_that_a_state_cannot_serve_are_refused():
     bart = transformers.BartForConditionalGeneration._from_config(
         transformers.BartConfig(vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=1),
@@ -436,6 +445,10 @@ def test_models_that_a_state_cannot_serve_are_refused():
     model = build("Llama", "lintra")
     model.config.attention_chunk_size = 4
     with pytest.raises(ValueError, match="which attends to chunks"):
+        lintra.hf.cache_for(model)
+    model.config.attention_chunk_size = None
+    model.config.kv_lora_rank = 8
+    with pytest.raises(ValueError, match="which has multi-head latent attention"):
         lintra.hf.cache_for(model)
     layer = StateLayer()
     x = torch.zeros(1, 2, 3, 4)
