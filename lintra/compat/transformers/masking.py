@@ -31,6 +31,13 @@ class Visible(NamedTuple):
     def __getitem__(self, index: Any) -> Any:  # pyright: ignore (a model may slice it as the tensor it is)
         return self.contiguous()[index] if isinstance(index, tuple) else tuple.__getitem__(self, index)
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError that says why a model finds no tensor."""
+        raise AttributeError(
+            f"this model reads the attention mask (its {name}), as those with an indexer of keys do: "
+            "lintra's attention cannot serve it, choose another attn_implementation, such as 'sdpa'"
+        )
+
     def contiguous(self) -> Tensor:
         """Return the mask [b or 1, 1, t, s]: who asks, `generate` for a static cache, takes tensors alone."""
         assert self.size is not None, "only what a mask function makes has a size"

@@ -363,6 +363,8 @@ def test_calls_that_cannot_be_served_are_refused():
     ):
         with pytest.raises(NotImplementedError, match=f"does not serve {next(iter(option))}"):
             attend("lintra", model, x, x, x, Visible(True), **option)
+    with pytest.raises(AttributeError, match=r"reads the attention mask \(its dtype\)"):
+        _ = Visible(True).dtype
     exact = build("Llama", "lintra")
     given = {"attention_mask": torch.ones(2, 1, 20, 20, dtype=torch.bool)}
     with pytest.raises(NotImplementedError, match="a StateCache does not serve a mask"):
