@@ -19,6 +19,24 @@ def test_the_folder_that_a_program_runs_in_is_not_exchanged(tmp_path, monkeypatc
     assert os.listdir(".") == []
 
 
+def test_what_is_written_is_flushed_before_it_appears(tmp_path, monkeypatch):
+    """And its place after that: what a power cut leaves is whole."""
+    path, flushed, fsync = tmp_path / "model", [], os.fsync
+
+    def write(folder):
+        folder.mkdir()
+        (folder / "part").touch()
+
+    def noted(handle):
+        flushed.append((os.fstat(handle).st_ino, path.exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(files.os, "fsync", noted)
+    files.write_atomically(path, write)
+    assert {(path.stat().st_ino, False), ((path / "part").stat().st_ino, False)} <= set(flushed)
+    assert flushed[-1] == (tmp_path.stat().st_ino, True)
+
+
 def test_what_killed_programs_left_is_removed_after_a_day(tmp_path):
     old, new, other = (tmp_path / f".{name}.x1" for name in ("a.npy", "b.npy", "c.txt"))
     for work in (old, new, other):

@@ -41,6 +41,12 @@ def test_what_is_written_is_read(sizes, tmp_path_factory):
         assert len(held) <= 1 or sum(x.nbytes for x in held) <= 80
 
 
+def test_a_transposed_tensor_is_written_in_order(tmp_path):
+    x = torch.arange(6).view(2, 3).T
+    write_tensors({"x": x}, tmp_path / "model.safetensors")
+    assert torch.equal(read_tensors(tmp_path / "model.safetensors")["x"], x)
+
+
 def test_names_and_index(in_parts):
     assert sorted(x.name for x in in_parts.parent.iterdir()) == [FIRST, SECOND, INDEX]
     index = json.loads(in_parts.with_name(INDEX).read_text())
