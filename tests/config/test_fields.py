@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -28,6 +29,7 @@ class Some:
     heat: float | None = None
     pairs: tuple[tuple[str, tuple[int, ...]], ...] = ()
     places: int | tuple[int, ...] = 0
+    order: Literal[1, 2] = 1
 
     def __post_init__(self):
         fields.check(self)
@@ -49,12 +51,15 @@ class Some:
         ({"weight": math.inf}, ValueError, "weight must be at least 0 and finite, got inf"),
         ({"weight": math.nan}, ValueError, "weight must be at least 0 and finite, got nan"),
         ({"heat": 0.0}, ValueError, r"heat must be above 0 and finite, got 0\.0"),
+        ({"heat": math.inf}, ValueError, "heat must be above 0 and finite, got inf"),
         ({"heat": math.nan}, ValueError, "heat must be above 0 and finite, got nan"),
         ({"pairs": (("a", 1),)}, TypeError, r"pairs must be several \(str, several int\), got"),
         ({"pairs": (("a",),)}, TypeError, "pairs must be several"),
         ({"pairs": (("a", (1,), (2,)),)}, TypeError, "pairs must be several"),
         ({"pairs": [("a", (1,))]}, TypeError, "pairs must be several"),
         ({"places": (1, 2.0)}, TypeError, r"places must be int or several, got \(1, 2\.0\)"),
+        ({"order": True}, TypeError, "order must be 1 or 2, got True"),
+        ({"order": 1.0}, TypeError, r"order must be 1 or 2, got 1\.0"),
         ({"share": 1.0}, ValueError, r"share must be in \[0, 1\), got 1\.0"),
         ({"share": math.nan}, ValueError, r"share must be in \[0, 1\), got nan"),
     ],
