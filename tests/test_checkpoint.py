@@ -139,6 +139,8 @@ def test_a_state_resumes_elsewhere(tmp_path):
             checkpoint.load_state(model.start(3), tmp_path / "state.safetensors")
         with pytest.raises(checkpoint.Error, match="tensors, a state of this model"):
             checkpoint.load_state(build(layers=1).start(2), tmp_path / "state.safetensors")
+        with pytest.raises(checkpoint.Error, match=r"of torch\.float32 where .* of torch\.float64"):
+            checkpoint.load_state(model.double().start(2), tmp_path / "state.safetensors")
 
 
 def test_a_state_whose_tensors_share_memory(tmp_path):
@@ -405,7 +407,8 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
 def test_a_part_of_a_model_is_not_written_over(tmp_path):
     """Nor is a file of such a name refused elsewhere, or another one in the same folder."""
     checkpoint.save(build(), tmp_path / "run")
-    for name in ("config.json", "model.safetensors", "run.json", "shards.json"):
+    others = ("run.json", "shards.json", "tokenizer.json", "training.json")
+    for name in ("config.json", "model.safetensors", *others):
         with pytest.raises(
             ValueError, match=r"json must be a file of its own, got .* a part of a model's folder"
         ):
@@ -440,11 +443,12 @@ def test_whoever_may_read_a_new_file_may_read_a_model(tmp_path):
 
 
 def test_the_newest_checkpoint_of_a_run(tmp_path):
-    for step in (20, 100):
-        checkpoint.save(build(layers=step // 20), tmp_path / f"step-{step:08d}")
-    (tmp_path / "step-00000999").mkdir()  # incomplete: no configuration in it
-    (tmp_path / "step-by-step").mkdir()
-    assert len(checkpoint.load(tmp_path).blocks) == 5
+    """By its number, which may grow by a digit; what has none is another model."""
+    for layers, step in enumerate((20, 99_999_999, 100_000_000), 1):
+        checkpoint.save(build(layers=layers), tmp_path / f"step-{step:08d}")
+    (tmp_path / "step-100000001").mkdir()  # incomplete: no configuration in it
+    checkpoint.save(build(), tmp_path / "step-by-step")
+    assert len(checkpoint.load(tmp_path).blocks) == 3
 
 
 def test_what_was_there_survives_a_failing_write(tmp_path, monkeypatch):
@@ -532,6 +536,7 @@ def test_an_unwritable_place(tmp_path):
 
 def test_half_the_bytes_on_disk_and_float32_again(tmp_path):
     model = build()
+    model.head.bias.data[0] = torch.inf  # as a symbol is struck out, and no number that is too large
     checkpoint.save(model, tmp_path / "whole")
     checkpoint.save(model, tmp_path / "half", stored=torch.float16)
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half")]
