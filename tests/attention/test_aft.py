@@ -68,6 +68,14 @@ def same(y: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
     assert_close(gradients(y, inputs), gradients(expected, inputs), **EXACT)
 
 
+@pytest.mark.parametrize("rank", [None, 1, 16])
+def test_weights_of_places_begin_as_small_whatever_their_rank(rank):
+    torch.manual_seed(0)
+    attention = aft.Config(window=4, max_length=1_000, rank=rank).build(heads=1, dim=4, causal=True)
+    table = attention.bias if rank is None else attention.query_bias @ attention.key_bias.T
+    assert table.std().item() == pytest.approx(0.01, rel=0.1)  # that of 4,000 numbers, or of two times 1,000
+
+
 @pytest.mark.parametrize(("config", "causal"), MODES[2:])
 @pytest.mark.parametrize("time", [1, 2, 7, 8, 9, 40])
 def test_large_weights_of_places(config, causal, time):

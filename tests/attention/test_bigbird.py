@@ -21,6 +21,7 @@ VARIANTS = [
 OTHERS = [
     bigbird.Config(block=2, random_blocks=0, window_blocks=5, left_blocks=0, right_blocks=0),
     bigbird.Config(block=1, random_blocks=1, window_blocks=1, left_blocks=3),
+    bigbird.Config(block=2, random_blocks=3, random_limit=2),  # whose random blocks are never all
 ]
 ONE_SIDED = [bigbird.Config(block=2, random_blocks=1, left_blocks=0, right_blocks=2, seed=5)]
 

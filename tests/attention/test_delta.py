@@ -273,6 +273,8 @@ def test_what_it_reads_is_checked():
         attention(q, k, v, gate=gate)
     with pytest.raises(TypeError, match=r"'delta' takes no decay with .*Config"):
         attention(q, k, v, beta=beta, decay=beta, gate=gate)
+    with pytest.raises(TypeError, match=r"beta must be float16, .* got torch\.int64"):
+        attention(q, k, v, beta=beta.long(), gate=gate)
 
 
 @pytest.mark.parametrize(
