@@ -42,6 +42,10 @@ def test_row_by_row_is_the_whole_series(output, attention, cuts):
         assert_close(torch.cat(pieces, 1), whole, **EXACT)
 
 
+def test_the_shortcut_begins_with_nothing():
+    assert not forecaster.Config(**SMALL).build().shortcut.weight.any()
+
+
 @pytest.mark.parametrize("position", ["none", "sinusoidal", "rotary"])
 def test_the_future_changes_no_earlier_prediction(position):
     """Neither through attention, nor through what values are divided by."""

@@ -145,6 +145,13 @@ def test_unit_length_in_half_precision():
     assert_close(layer._normed(x), torch.full_like(x, 0.125))
 
 
+def test_a_convolution_keeps_its_inputs_in_float32():
+    layer = AttentionLayer(8, linear.Config(), heads=2, conv=3).bfloat16()
+    before = layer.start(1)
+    _, after = layer.extend(torch.randn(1, 2, 8).bfloat16(), before)
+    assert before.conv[0].dtype == after.conv[0].dtype == torch.float32
+
+
 def test_one_native_call_a_token_is_not_for_them():
     base = {"vocabulary": 11, "layers": 1, "heads": 2, "width": 16}
     assert why_not(decoder.Config(**base).build().eval()) is None

@@ -19,6 +19,7 @@ from lintra.nn import (
     Sinusoidal,
     lengths_to_mask,
 )
+from lintra.nn.block import build_norm
 from lintra.nn.mask import padded
 from lintra.nn.position import Grid
 from lintra.ops.layout import Layout
@@ -222,6 +223,14 @@ def test_what_stands_in_place_of_a_projection_serves_every_verb(how, mechanism):
         else:
             found = heads.cross_attend(x, heads.encode_memory(source))
             assert_close(found, expected.cross_attend(x, expected.encode_memory(source)), **EXACT)
+
+
+@pytest.mark.parametrize(("kind", "eps"), [("layer", 1e-5), ("rms", 1e-6)])
+def test_norms_of_small_numbers(kind, eps):
+    x = 1e-3 * torch.randn(3, 16, dtype=torch.float64)
+    centred = x - x.mean(-1, keepdim=True) if kind == "layer" else x
+    expected = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+    assert_close(build_norm(kind, 16).double()(x), expected, **EXACT)
 
 
 def test_one_head_of_the_full_width_is_the_mechanism_itself():

@@ -123,6 +123,14 @@ def test_samples_fall_below_a_quantile_as_often_as_it_says(kind):
     assert_close(kind.median(params[:, 0]), kind.quantile(params[:, 0], torch.full((3,), 0.5).double()))
 
 
+@pytest.mark.parametrize("number", [0.0, 1 - 2.0**-53])
+def test_samples_are_finite_whatever_number_is_drawn(number, monkeypatch):
+    """The least and the greatest of float64, which in float32 would be 1."""
+    monkeypatch.setattr(torch, "rand", lambda size, **_: torch.full(size, number, dtype=torch.float64))
+    for kind in KINDS:
+        assert kind.sample(params_of(kind, 5).float()).isfinite().all()
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{type(kind).__name__}-{kind.size}")
 def test_targets_are_checked(kind):
     params = params_of(kind, 2)

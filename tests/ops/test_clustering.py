@@ -35,6 +35,13 @@ def test_separate_groups_are_found():
     assert torch.equal(found, (torch.arange(30) // 10).expand(2, 3, 30))
 
 
+def test_a_centroid_of_as_many_1_as_minus_1_is_1():
+    """The last two make (1, -1), which the second is nearest to; (-1, -1) would leave it to the first."""
+    given = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])[None, None]
+    found = cluster(given, torch.zeros(1, 2, dtype=torch.int64), iterations=1)
+    assert found.tolist() == [[[0, 1, 1]]]
+
+
 @pytest.mark.parametrize("clusters", [1, 4, 9, 50])
 def test_each_member_is_nearest_to_its_own_first_centroid(clusters):
     x = codes(20, bits=30)
