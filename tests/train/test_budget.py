@@ -109,6 +109,11 @@ def test_more_time_after_the_last_step_is_used(new_run, clock, capsys):
     assert "116 steps fit into 2 minutes, up to step 232, of 5,000" in capsys.readouterr().out
 
 
+def test_more_time_before_the_last_step_changes_no_schedule(new_run):
+    run = new_run(**ASKED).changed(fitted_steps=116)
+    assert run.changed(max_minutes=4.0).fitted_steps == 116
+
+
 def test_the_time_of_validations_counts(new_run, clock, capsys):
     """Known after the first one: eight validations of five seconds leave time for 76 steps."""
     clock.validation = 5.0

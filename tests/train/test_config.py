@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,6 +98,15 @@ def test_a_plateau_halves_the_learning_rate():
         rate.update(loss)
         factors.append(rate.factor)
     assert factors == [1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_a_validation_counts_once():
+    """Also where it is made twice at a step."""
+    rate = LearningRateSchedule(Config(schedule="plateau", patience=2, validate_every=5))
+    for step in (5, 10, 10):
+        trainer = SimpleNamespace(global_step=step, callback_metrics={"validate_loss": 1.0})
+        rate.on_validation_end(trainer, None)
+    assert (rate.factor, rate.waited) == (1, 1)
 
 
 def test_a_run_remembers_everything(new_run):

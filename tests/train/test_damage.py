@@ -124,6 +124,8 @@ def test_other_data_are_refused(new_run, tmp_path):
 def test_a_fingerprint_is_of_the_data_alone(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(40)))
     (tmp_path / "b.tsv").write_text("".join(f"{i % 2}\tline {i}\n" for i in range(39)) + "1\tline 40\n")
+    for last in "bc":  # other validation alone
+        (tmp_path / f"{last}.txt").write_text("a" * 900 + last * 100)
     lines = partial(text_classification.Config, length=16)
     of = [
         data_checks.fingerprint(config.build())
@@ -135,10 +137,12 @@ def test_a_fingerprint_is_of_the_data_alone(tmp_path):
             copy.Config(length=8, data_seed=1),
             lines(data=str(tmp_path / "a.tsv")),
             lines(data=str(tmp_path / "b.tsv")),
+            text.Config(data=str(tmp_path / "b.txt"), length=16),
+            text.Config(data=str(tmp_path / "c.txt"), length=16),
         )
     ]
     assert of[0] == of[1]
-    assert len({x["digest"] for x in of}) == 6
+    assert len({x["digest"] for x in of}) == 8
     assert of[2]["length"] == 8
 
 

@@ -34,6 +34,19 @@ def test_what_a_mechanism_wants_left_alone_does_not_decay():
     assert everything == (set(names.values()), 0.1)
 
 
+@pytest.mark.parametrize("optimizer", ["radam", "adamw"])
+def test_decay_is_no_part_of_the_gradient(optimizer):
+    """Without a gradient a weight shrinks by lr * weight_decay in each step, and no moment grows."""
+    layer = torch.nn.Linear(3, 2).double()
+    expected = [(1 - 0.1 * 0.01) ** 10 * x.detach() for x in layer.parameters()]
+    made = make(layer, train.Config(optimizer=optimizer, lr=0.1, weight_decay=0.01))
+    for _ in range(10):
+        for x in layer.parameters():
+            x.grad = torch.zeros_like(x)
+        made.step()
+    torch.testing.assert_close(list(layer.parameters()), expected)
+
+
 def test_the_loss_that_is_shown_is_that_of_all_processes(monkeypatch):
     """Here of two, whose batches weigh 100 and 300: each has its share, and all see the mean."""
     learner = Learner(torch.nn.Linear(1, 1), SimpleNamespace(weight=None, loss=None), train.Config())
@@ -88,6 +101,7 @@ def test_muon_s_step_is_orthogonal(new_run):
     assert values[:-1].min() > 0.5 * values.max()
     assert 0.1e-2 < change.square().mean().sqrt() < 0.3e-2  # 0.2 lr
     assert not torch.equal(model.head.weight, table)
+    assert optimizer.param_groups[-1]["betas"] == (0.9, 0.95)  # of AdamW beside it
 
 
 def test_muon_is_resumed_exactly(new_run):

@@ -8,7 +8,10 @@ import torch
 
 from lintra import checkpoint, train
 from lintra.attention import softmax
+from lintra.audio import features
+from lintra.audio.symbols import Symbols
 from lintra.cli import main
+from lintra.models import ctc, encoder
 from lintra.tasks import text
 from lintra.train.run import first_model
 from tests.train.conftest import weights
@@ -63,6 +66,19 @@ def test_another_mechanism_may_take_the_weights_over(new_run, trained):
     model = first_model(run.model, run.train)
     assert model.config.attention == softmax.Config()
     assert torch.equal(model.head.weight, checkpoint.load(trained.folder).head.weight)
+
+
+def test_a_model_of_other_features_is_refused(tmp_path):
+    """Which have as many numbers a frame, so that its weights would fit."""
+    model = ctc.Config(
+        symbols=Symbols("character", ("A", "B")),
+        features=features.Config(bins=20),
+        encoder=encoder.Config(inputs=16, layers=1, heads=2, width=16, causal=True),
+    )
+    checkpoint.save(model.build(), tmp_path / "trained")
+    other = dataclasses.replace(model, features=features.Config(bins=20, shift_ms=12.5))
+    with pytest.raises(checkpoint.Error, match="trained has other features than the model to be trained"):
+        first_model(other, train.Config(start_from=str(tmp_path / "trained")))
 
 
 def test_other_shapes_and_missing_models_are_refused(new_run, trained, tmp_path, capsys):
