@@ -3,6 +3,7 @@
 import random
 import sys
 
+import numpy as np
 import pytest
 
 from lintra.io.files import Error
@@ -81,6 +82,13 @@ def test_what_a_file_would_cut_or_pad_is_not():
     assert read.vocabulary == 6  # numbers 0 .. 5, though there are two words
 
 
+@pytest.mark.parametrize(("token", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
+def test_the_smallest_type_holds_the_last_token(token, dtype):
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": token}, unk_token="a"))
+    (found,) = Tokenizer(made.to_str().encode()).encode_all(["a"])
+    assert (found.dtype, found.tolist()) == (dtype, [token])
+
+
 @pytest.mark.parametrize("size", [200, 1_000, 2**16])
 def test_pieces_are_encoded_as_the_whole(learned, size):
     parts = list(pieces(LINES.encode(), size))
@@ -134,6 +142,11 @@ def test_stop_texts_whatever_tokens_they_are_in(learned, stop):
     found = "".join(map(stream.push, tokens)) + stream.finish()
     assert found == LINES[: min(LINES.find(each) + len(each) for each in stop if each in LINES)]
     assert stream.ended
+
+
+def test_of_stop_texts_in_one_token_the_first_to_end_counts():
+    stream = TextStream(lambda tokens: "abcd" * len(tokens), stop=("cd", "b"))
+    assert (stream.push(0), stream.ended) == ("ab", True)
 
 
 def test_the_prompt_does_not_stop_and_the_end_is_not_said(learned):
