@@ -26,7 +26,7 @@ def test_scores_are_those_of_a_loop(task, one_thread):
     torch.manual_seed(0)
     model = task.model(linear.Config()).build().eval()
     places = range(len(task.test))
-    found = forecast_scores(model, task, places, batch=100, seed=3)
+    found = forecast_scores(model, task, places, batch=3, seed=3)
     batch = task.test.__getitems__(places)
     values = batch["values"]
     paths = sample_paths(model, values[:, :20], horizon=5, samples=100, seed=3)

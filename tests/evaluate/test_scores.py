@@ -119,5 +119,15 @@ def test_probabilities_that_do_not_sum_to_one_are_seen(output, monkeypatch):
     assert evaluate.normalisation(model, images) > 1e-3
 
 
+def test_a_seed_chooses_the_predictions_that_are_summed(monkeypatch):
+    model, found = small(), []
+    exact = model.output.log_probs
+    monkeypatch.setattr(model.output, "log_probs", lambda params: found.append(params) or exact(params))
+    for seed in (0, 0, 1):
+        evaluate.normalisation(model, TASK.test.values[:40], seed=seed)
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
 def test_where_nothing_is_predicted_nothing_is_wrong():
     assert evaluate.normalisation(small(start=False), torch.zeros(3, 1, dtype=torch.int64)) == 0.0

@@ -8,7 +8,8 @@ ONCE = [ScoredUtterance(id=str(i), reference="ABCD", hypothesis="ABCD"[: i % 5])
 
 
 def test_hearing_the_same_again_narrows_no_interval():
-    once, thrice = error_rates(ONCE, "character"), error_rates(3 * ONCE, "character")
+    others = [dataclasses.replace(each) for each in 2 * ONCE]
+    once, thrice = error_rates(ONCE, "character"), error_rates(ONCE + others, "character")
     assert thrice.keys() == once.keys()
     for kind, rate in once.items():
         again = dataclasses.asdict(thrice[kind])
