@@ -141,6 +141,8 @@ def test_info(lintra_says):
             ["train", "digits", "--attention-options", "eps"],
             "attention-options must be FIELD=VALUE ..., got 'eps'",
         ),
+        (["train", "digits", "--drop-at", "2"], "drop_at is for --schedule step, got cosine"),
+        (["train", "digits", "--patience", "2"], "patience is for --schedule plateau, got cosine"),
         (["train", "digits", "--head-dim", "0"], "head_dim must be at least 1, got 0"),
         (
             ["train", "digits", "--tie-embeddings"],
@@ -307,6 +309,7 @@ def test_train_then_generate(lintra_says, tmp_path, monkeypatch):
     code, out, _ = lintra_says("train", "--resume", "run", "--steps", "4")
     assert code == 0
     assert "step 4/4" in out
+    assert lintra_says("train", "--resume", "run", "--steps", "4")[0] == 0  # those it has
     assert lintra_says("train", "--resume", "run", "--steps", "10", "--lr", "7e-3")[0] == 0
     run = train.Run.read("run")
     assert run.train.lr == 7e-3

@@ -213,11 +213,13 @@ def test_text_elsewhere(lintra_says, folder, tmp_path):
 def test_pictures_of_images_only(lintra_says, folder, tmp_path, monkeypatch):
     def draw(model, task, images, nats, path, **options):
         assert (len(images), nats.shape) == (3, (3, 64))
+        assert (options["batch"], options["seed"]) == (2, 5)
         return [path / "a.png"]
 
     monkeypatch.setattr(evaluate, "draw", draw)
     folder("run", digits.Config())
-    code, out, err = lintra_says("evaluate", "--model", "run", "--limit", "3", "--pictures", "p")
+    args = ["--limit", "3", "--pictures", "p", "--batch", "2", "--seed", "5"]
+    code, out, err = lintra_says("evaluate", "--model", "run", *args)
     assert (code, err) == (0, "")
     assert out.endswith("saved in p/a.png\n")
     folder("copy", copy.Config(length=16))

@@ -51,6 +51,16 @@ def test_hypotheses_are_what_was_scored(lintra_says, data):
     assert rows("b.jsonl") == found
 
 
+def test_a_seed_draws_the_utterances_of_a_limit(lintra_says, data):
+    write_manifest(Path("test"), ["A"] * 6, "test.jsonl")
+    args = ["evaluate", "--model", "run", "--data", str(data), "--limit", "3", "--hypotheses", "a.jsonl"]
+    found = []
+    for seed in "001":
+        assert lintra_says(*args, "--seed", seed)[0] == 0
+        found.append([row["id"] for row in rows("a.jsonl")])
+    assert found[0] == found[1] != found[2]
+
+
 def test_files_for_other_tools(lintra_says, data):
     """trn and CTM, and their references; what they say is that of the JSON lines."""
     made = ["a.jsonl", "a.trn", "a.ctm"]

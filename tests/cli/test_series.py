@@ -111,7 +111,7 @@ def test_files_are_continued(lintra_says, run):
         "4",
         "--paths",
     ]
-    code, out, err = lintra_says(*asked, "--quantiles", "0.25", "0.9")
+    code, out, err = lintra_says(*asked, "--quantiles", "0.25", "0.9", "--batch", "2")
     assert (code, err) == (0, "")
     rows = said(out)
     assert [row["series"] for row in rows] == ["a"] * 3 + ["b, c"] * 3 + ["same"] * 3
@@ -129,7 +129,7 @@ def test_files_are_continued(lintra_says, run):
             "0.25": pytest.approx(np.quantile(path, 0.25), rel=1e-5),
             "0.9": pytest.approx(np.quantile(path, 0.9), rel=1e-5),
         }
-    again = lintra_says(*asked, "--batch", "2", "--columns", "a")[1]
+    again = lintra_says(*asked, "--columns", "a")[1]
     assert [row["step"] for row in said(again)] == [1, 2, 3]
     assert len(said(lintra_says("predict", "--model", "run", "new.csv")[1])) == 18
 

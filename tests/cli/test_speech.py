@@ -156,13 +156,14 @@ def test_a_beam_with_a_language_model(lintra_says, recogniser):
         assert code == 2
         assert reason in err
     Path("plain.txt").write_text("CAB\nAB C\n")  # presets, and what a report says of them
-    for more, lm, weight in (
-        ([], None, None),
-        (["--lm", "plain.txt"], {"file": "plain.txt", "order": 5}, 0.5),
+    for more, lm, weight, bonus in (
+        (["--bonus", "1.5"], None, None, 1.5),
+        (["--lm", "plain.txt"], {"file": "plain.txt", "order": 5}, 0.5, 0.0),
+        (["--lm", "plain.txt", "--lm-order", "2"], {"file": "plain.txt", "order": 2}, 0.5, 0.0),
     ):
         assert lintra_says("evaluate", "--model", "run", "--beam", "4", *more, "--json", "a.json")[0] == 0
         found = json.loads(Path("a.json").read_text())["search"]
-        assert found == {"beam": 4, "lm": lm, "lm_weight": weight, "bonus": 0.0}
+        assert found == {"beam": 4, "lm": lm, "lm_weight": weight, "bonus": bonus}
 
 
 def test_a_model_of_given_features_hears_arrays(lintra_says, tmp_path, monkeypatch, one_thread):
