@@ -255,7 +255,9 @@ def test_what_stands_in_padding_changes_nothing():
 
 
 def test_training_with_dropout_and_recomputed_blocks():
-    model = build("Llama", "lintra", attention_dropout=0.5).train()
+    model = build("Llama", "lintra", attention_dropout=0.5)
+    model(tokens(), use_cache=False)  # evaluated before it is trained
+    model.train()
     torch.manual_seed(0)
     a = model(tokens(), use_cache=False).logits
     assert (a - model(tokens(), use_cache=False).logits).abs().max() > 0.01
@@ -387,6 +389,9 @@ def test_masks_of_any_form_are_served_exactly():
     assert_close(build("Llama", "lintra")(tokens(), attention_mask=added).logits, b, **SAME)
     with pytest.raises(NotImplementedError, match="0 and the least number"):
         build("Llama", "lintra")(tokens(), attention_mask=added.clamp(min=-1))
+    dropping = build("Llama", "lintra", attention_dropout=0.5).train()
+    a, b = (dropping(tokens(), attention_mask=mask).logits for _ in range(2))
+    assert (a - b).abs().max() > 0.01
 
 
 def test_softmax_by_name_is_lintra():
