@@ -112,6 +112,7 @@ def check_decoder(model, content, lengths, batch=2, then=None):
 def test_a_decoder_gives_the_same(name, form):
     model = build(attention=MECHANISMS[name], layers=1)
     content = export.to_bytes(model, form)
+    assert all(x.requires_grad for x in model.parameters())  # the model is as it was
     check_decoder(model, content, [1] * 12 if form == "step" else LENGTHS)
     check_decoder(model, content, [1], batch=1)
 
@@ -191,9 +192,9 @@ def test_what_a_file_says_of_itself(tmp_path):
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
-def has_hooks():
+def has_hooks(kind):
     model = build()
-    model.head.register_forward_hook(print)
+    getattr(model.head, f"register_forward_{kind}")(print)
     return model
 
 
@@ -226,7 +227,8 @@ def has_hooks():
             "parallel",
             "a chunk of 64 tokens must be shorter than max_length=64",
         ),
-        (has_hooks(), "step", "a graph would keep what the hooks of Linear did once"),
+        (has_hooks("hook"), "step", "a graph would keep what the hooks of Linear did once"),
+        (has_hooks("pre_hook"), "step", "a graph would keep what the hooks of Linear did once"),
         (build().double(), "step", "must be float32, .* is torch.float64: call model.float"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
